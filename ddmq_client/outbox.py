@@ -188,7 +188,7 @@ def hurry_at(now: float, timeout_s: float) -> float:
 def oneway_frame(encoded: bytes, sequence_id: int) -> bytes:
     """Encode a oneway request, which has no answer."""
     head = frames.call_head(SEND_ONEWAY, sequence_id, frames.ONEWAY)
-    return frames.framed((head, *frames.one_message_args(encoded, None)))
+    return frames.build_frame((head, *frames.one_message_args(encoded, None)))
 
 
 def _producer() -> bytes:

@@ -92,19 +92,19 @@ class AsyncBroadcastPuller:
         except FAILURES as error:
             self._coordinator.pull_failed(self._source, None, error)
             name = "" if self._connection is None else self._connection.name
-            if not (self._pace.failing or self._coordinator.pulling_stopped or self._source.ended):
+            if not (self._pace.is_failing or self._coordinator.pulling_stopped or self._source.ended):
                 self._coordinator.teller.failed(name, error)
             if isinstance(error, PullError):
                 error.proxy = name
             else:
                 self._turn += 1
                 self._drop_connection()
-            return self._pace.failed()
+            return self._pace.pause_after_failure()
         except BaseException as error:
             self._coordinator.pull_failed(self._source, None, error)
             raise
         count = self._coordinator.fetched(self._source, self._settings.group, queues)
-        return self._pace.answered(count, self._clock() - started, linger_ms / 1000)
+        return self._pace.pause_after_answer(count, self._clock() - started, linger_ms / 1000)
 
     async def _call(self, batch: int, linger_ms: int) -> list[FetchedQueue]:
         offsets = self._coordinator.fetch_from()

@@ -74,7 +74,7 @@ class AsyncCoordinator:
     def proxy(self, name: str) -> ProxyConnection:
         """The state of this proxy."""
         with self._lock:
-            proxy = self._buffer.proxy(name)
+            proxy = self._buffer.get_proxy(name)
             self._due.add(proxy)
             return proxy
 
@@ -97,12 +97,12 @@ class AsyncCoordinator:
         """(batch, linger in ms, results to carry) of the next pull; None when the source shall end."""
         with self._lock:
             while not (self.pulling_stopped or source.ended):
-                if self._buffer.wanted(source, self.settings.max_batch):
+                if self._buffer.count_pullable(source, self.settings.max_batch):
                     await self._let_results_ride(source)
-                    batch = self._buffer.wanted(source, self.settings.max_batch)
+                    batch = self._buffer.count_pullable(source, self.settings.max_batch)
                     if batch and not (self.pulling_stopped or source.ended):
                         self._parked += 1
-                        return batch, self._linger_ms(), self._buffer.pulling(source)
+                        return batch, self._linger_ms(), self._buffer.begin_pull(source)
                 else:
                     await self._room.wait()
             return None
@@ -111,7 +111,7 @@ class AsyncCoordinator:
         """A pull was answered."""
         with self._lock:
             self._count_answer()
-            self._buffer.arrived(source, answer.origin, answer.messages, self, answer.lease_ms)
+            self._buffer.add_pulled(source, answer.origin, answer.messages, self, answer.lease_ms)
             if self.pulling_stopped or self._buffer.paused:
                 self._return_waiting()
             if answer.messages:
@@ -123,7 +123,7 @@ class AsyncCoordinator:
         """A broadcast fetch was answered; how many messages came."""
         with self._lock:
             self._count_answer()
-            count = self._buffer.fetched(source, group, queues, self)
+            count = self._buffer.add_fetched(source, group, queues, self)
             if count:
                 self._arrived.notify(count)
             return count
@@ -131,12 +131,12 @@ class AsyncCoordinator:
     def places_now(self) -> Offsets:
         """Return the offset from which each queue can resume after a restart (broadcasting)."""
         with self._lock:
-            return {} if self.places is None else self.places.safe()
+            return {} if self.places is None else self.places.safe_offsets()
 
     def fetch_from(self) -> Offsets:
         """Return the offsets from which the next broadcast fetch reads."""
         with self._lock:
-            return {} if self.places is None else self.places.ahead()
+            return {} if self.places is None else self.places.next_offsets()
 
     def pull_failed(self, source: Source, acks: AckBatch | None, error: BaseException) -> None:
         """A pull brought no answer."""
@@ -146,7 +146,7 @@ class AsyncCoordinator:
             self.last_error = str(error) or repr(error)
             self.refusal = error if isinstance(error, PullError) else None
             self.first.failed(error)
-            self._due.wake(source.proxy.present())
+            self._due.wake(source.proxy.resolve_failover())
 
     async def pause(self, source: Source, seconds: float) -> None:
         """Wait before the next pull; ends early when the source shall end."""
@@ -169,7 +169,7 @@ class AsyncCoordinator:
                         self._keeping.notify()
                     return messages
                 self._buffer.idle += count
-                if self._buffer.starved():
+                if self._buffer.widen_windows():
                     self._room.notify_all()
                 try:
                     await self._arrived.wait()
@@ -195,7 +195,7 @@ class AsyncCoordinator:
                 await self._keeping.wait(max(0.0, self._keep_at - self._clock()))
             now = self._clock()
             self._return_waiting(now)
-            for message in self._held.due(now):
+            for message in self._held.due_messages(now):
                 self._extend(message)
             self._keep_at = min(self._buffer.next_overdue(), self._held.next_due(now), now + IDLE_WAKE_S)
             return not self._keeping_stopped
@@ -214,13 +214,13 @@ class AsyncCoordinator:
         with self._lock:
             if one:
                 count = self._buffer.loop_batch(count)
-            self._buffer.asking(count)
+            self._buffer.add_demand(count)
             self._demand_until = max(self._demand_until, deadline)
             self._room.notify_all()
             try:
                 return await self._wait_messages(1 if one else count, deadline)
             finally:
-                self._buffer.asked(count)
+                self._buffer.remove_demand(count)
 
     def leave_loop(self) -> None:
         """A caller that took messages one by one takes no more: what waits is for others."""
@@ -236,7 +236,7 @@ class AsyncCoordinator:
             source: Source = message.delivery.source
             if not source.open:
                 self._room.notify_all()
-            self._due.wake(source.proxy.present())
+            self._due.wake(source.proxy.resolve_failover())
             return not self._buffer.is_over(message)
 
     def hand_back(self, message: Message) -> bool:
@@ -245,7 +245,7 @@ class AsyncCoordinator:
             if not self._buffer.hand_back(message):
                 return False
             self._room.notify_all()
-            self._due.wake(message.delivery.source.proxy.present())
+            self._due.wake(message.delivery.source.proxy.resolve_failover())
             return not self._buffer.is_over(message)
 
     def extend(self, message: Message) -> bool:
@@ -273,7 +273,7 @@ class AsyncCoordinator:
                 self._buffer.counts.submit_errors += 1
                 self.last_error = str(error) or repr(error)
                 self._buffer.give_back(proxy, acks)
-                self._due.wake(proxy.present())
+                self._due.wake(proxy.resolve_failover())
 
     async def pause_flusher(self, proxy: ProxyConnection, seconds: float) -> None:
         """Wait before the next submit after a failed one; ends early when flushing stops."""
@@ -309,7 +309,7 @@ class AsyncCoordinator:
         A worker does not wait for what it holds itself; `alone`: it is the only one, nobody handles the rest.
         """
         with self._lock:
-            mine = self._held.of(me())
+            mine = self._held.held_by(me())
             while self._buffer.demand is None and (
                 (len(self._buffer) and not alone) or self._busy > len(mine)
             ):
@@ -331,11 +331,11 @@ class AsyncCoordinator:
     def abandon(self) -> int:
         """Count the results that no proxy has taken."""
         with self._lock:
-            return self._buffer.abandon()
+            return self._buffer.abandon_results()
 
     def _take_messages(self, count: int) -> list[Message]:
         waiting = len(self._buffer)
-        messages = self._buffer.take(count)
+        messages = self._buffer.take_messages(count)
         if len(self._buffer) < waiting:  # also when all of them had lost their lease
             self._room.notify_all()
         return messages
@@ -380,7 +380,7 @@ class AsyncCoordinator:
     def _extend(self, message: Message) -> bool:
         if not self._buffer.extend(message):
             return False
-        self._due.wake(message.delivery.source.proxy.present())
+        self._due.wake(message.delivery.source.proxy.resolve_failover())
         return True
 
     async def _let_results_ride(self, source: Source) -> None:

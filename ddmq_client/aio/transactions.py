@@ -172,7 +172,7 @@ class AsyncTransaction(AsyncSends):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._state.ended:
+        if self._state.has_ended:
             return
         if error is None:
             await self.commit()
@@ -212,7 +212,7 @@ class AsyncTransaction(AsyncSends):
                 self._state.send_failed(error, unsure=_unsure(error))
             raise
         with self._lock:
-            self._state.sent(results)
+            self._state.record_sent(results)
         return results
 
     async def _roll_back(self, action: TransactionAction | None) -> None:
@@ -221,7 +221,7 @@ class AsyncTransaction(AsyncSends):
 
     async def _end(self, action: TransactionAction) -> Sequence[SendResult]:
         state, deadline = self._state, self._deadline(None)
-        messages = None if action is ROLLBACK else state.messages
+        messages = None if action is ROLLBACK else state.message_count
         return await self._calls.end(self.id, action, state.through_offset, deadline, messages=messages)
 
     def _deadline(self, timeout_ms: int | None) -> float:

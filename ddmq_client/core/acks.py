@@ -47,11 +47,11 @@ class OriginResults:
         return len(self.successes) + len(self.fails) + len(self.extends) + len(self.returns)
 
     @property
-    def urgent(self) -> bool:
+    def is_urgent(self) -> bool:
         """Whether it holds results that lose value with time: extensions, and messages that go back."""
         return bool(self.extends or self.returns)
 
-    def absorb(self, earlier: OriginResults) -> None:
+    def prepend_earlier(self, earlier: OriginResults) -> None:
         """Put results that were recorded earlier in front of these."""
         for name in itertools.chain(*_LISTS):
             setattr(self, name, getattr(earlier, name) + getattr(self, name))
@@ -69,7 +69,7 @@ class OriginResults:
         self.extended = [self.extended[at] for at in unsettled]
         return count - len(unsettled)
 
-    def cut(self, count: int) -> OriginResults:
+    def split_off(self, count: int) -> OriginResults:
         """Split off at most `count` results, successes first."""
         part = OriginResults(self.origin)
         part.repeated = self.repeated
@@ -100,20 +100,20 @@ class PendingAcks:
         self._open: dict[Origin, OriginResults] = {}
         self._count = 0
         self.since: float | None = None  # when the oldest result here was recorded (or put back)
-        self.urgent = False  # see Results.urgent
+        self.urgent = False  # see OriginResults.is_urgent
         self.dropped = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def success(self, origin: Origin, offset: int, lease: int | None, now: float) -> None:
+    def add_success(self, origin: Origin, offset: int, lease: int | None, now: float) -> None:
         """Add the success of a message."""
-        results = self._entry(origin)
+        results = self._results_of(origin)
         results.successes.append(offset)
         results.success_leases.append(lease or NO_LEASE)
-        self._added(now)
+        self._count_result(now)
 
-    def failure(
+    def add_failure(
         self,
         origin: Origin,
         offset: int,
@@ -123,32 +123,32 @@ class PendingAcks:
         reason: str = "",
     ) -> None:
         """Add the failure of a message; `delay_ms` None: the group's own interval."""
-        results = self._entry(origin)
+        results = self._results_of(origin)
         results.fails.append(offset)
         results.fail_leases.append(lease or NO_LEASE)
         results.fail_delays.append(NO_DELAY if delay_ms is None else delay_ms)
         results.fail_reasons.append(reason)
-        self._added(now)
+        self._count_result(now)
 
-    def extension(self, message: Message, now: float) -> None:
+    def add_extension(self, message: Message, now: float) -> None:
         """Add the lease extension of a message."""
         assert message.lease_id is not None
-        results = self._entry(message.delivery.origin)
+        results = self._results_of(message.delivery.origin)
         results.extends.append(message.lease_id)
         results.extend_offsets.append(message.offset)
         results.extended.append(message)
         self.urgent = True
-        self._added(now)
+        self._count_result(now)
 
     def hand_back(self, origin: Origin, offset: int, lease: int, now: float) -> None:
         """Add an unhandled message that goes back: others may have it at once."""
-        results = self._entry(origin)
+        results = self._results_of(origin)
         results.returns.append(offset)
         results.return_leases.append(lease)
         self.urgent = True
-        self._added(now)
+        self._count_result(now)
 
-    def take(self) -> AckBatch | None:
+    def take_batch(self) -> AckBatch | None:
         """Take the results of the next call; None when there are none. Give them back if the call fails."""
         if not self._count:
             return None
@@ -158,14 +158,14 @@ class PendingAcks:
             results = self._open[origin]
             self._count -= results.drop_settled_extensions()
             if len(results) > room:
-                acks.append(results.cut(room))
+                acks.append(results.split_off(room))
                 break
             acks.append(self._open.pop(origin))
             room -= len(results)
             if not room:
                 break
         self._count -= sum(map(len, acks))
-        self.urgent = self.urgent and any(results.urgent for results in self._open.values())
+        self.urgent = self.urgent and any(results.is_urgent for results in self._open.values())
         if not self._count:
             self.since = None
         return acks
@@ -178,34 +178,34 @@ class PendingAcks:
             results.repeated = True
             later = self._open.get(results.origin)
             if later is not None:
-                later.absorb(results)
+                later.prepend_earlier(results)
             else:
                 self._open[results.origin] = results
             self._count += len(results)
             self.since = now if self.since is None else self.since
-        self._bound()
+        self._drop_excess()
 
-    def _entry(self, origin: Origin) -> OriginResults:
+    def _results_of(self, origin: Origin) -> OriginResults:
         results = self._open.get(origin)
         if results is None:
             results = self._open[origin] = OriginResults(origin)
         return results
 
-    def _added(self, now: float) -> None:
+    def _count_result(self, now: float) -> None:
         self._count += 1
         if self.since is None:
             self.since = now
         if self._count > self._results_max:
-            self._bound()
+            self._drop_excess()
 
-    def _bound(self) -> None:
+    def _drop_excess(self) -> None:
         while self._count > self._results_max and len(self._open) > 1:
             lost = len(self._open.pop(next(iter(self._open))))
             self._count -= lost
             self.dropped += lost
         if self._count > self._results_max:
             (only,) = self._open.values()
-            lost = len(only.cut(self._count - self._results_max))
+            lost = len(only.split_off(self._count - self._results_max))
             self._count -= lost
             self.dropped += lost
 

@@ -60,7 +60,7 @@ class Round:
         """Return the linger time, in milliseconds, of a call that starts now."""
         return max(1, int((self._until - now) * 1000))
 
-    def take(self, answer: FetchAnswer, now: float) -> None:
+    def take_answer(self, answer: FetchAnswer, now: float) -> None:
         """Take the outcome of a call; one of an earlier round that brought nothing is repeated."""
         proxy, outcome = answer.proxy, answer.outcome
         self._unheard.discard(proxy)
@@ -69,15 +69,15 @@ class Round:
             if answer.started >= self._started:
                 self._refusal, self._silent = outcome, False
         elif isinstance(outcome, Exception):
-            self._assignments.lost(proxy)
+            self._assignments.drop_proxy(proxy)
             self._failure = outcome
         elif answer.max_messages <= self._max_messages and now - answer.ended <= KEEP_S:
             self._silent = False
-            if self._assignments.brings(outcome, answer.asked):
+            if self._assignments.has_messages(outcome, answer.asked):
                 self._found.append(answer)
                 self._open.discard(proxy)
             else:
-                self._assignments.answered(answer, now)
+                self._assignments.apply_answer(answer, now)
         if answer.started >= self._started:
             self._open.discard(proxy)
 
@@ -98,10 +98,10 @@ class Round:
             until = self._until + (GRACE_S if max(since) >= self._started else 0.0)
         return until if now < until else None
 
-    def result(self, now: float) -> list[FetchedQueue]:
+    def collect_result(self, now: float) -> list[FetchedQueue]:
         """Return the application's messages; PullError if a proxy refused, or none answered."""
         if self._found:
-            return [each for answer in self._found for each in self._assignments.answered(answer, now)]
+            return [each for answer in self._found for each in self._assignments.apply_answer(answer, now)]
         if self._refusal is not None:
             raise self._refusal
         if self._silent and self._failure is not None and not self._open:
@@ -118,22 +118,22 @@ class Assignments:
         self._handed: dict[Queue, int] = {}  # next offset after what the application was given
         self._seeks: dict[Queue, int] = {}  # of `seek`, not yet fetched
 
-    def queues(self) -> list[Queue]:
+    def list_queues(self) -> list[Queue]:
         """Return all owned queues, sorted."""
         return sorted({queue for owned in self._held.values() for queue in owned})
 
-    def ask(self, proxy: str) -> Offsets:
+    def next_offsets(self, proxy: str) -> Offsets:
         """Return the offsets from which the next fetch from this proxy reads."""
         offsets = self._seeks | {
             queue: self._seeks.get(queue, offset) for queue, offset in self._held.get(proxy, {}).items()
         }
         return by_topic(offsets)
 
-    def brings(self, queues: Sequence[FetchedQueue], asked: Offsets) -> bool:
+    def has_messages(self, queues: Sequence[FetchedQueue], asked: Offsets) -> bool:
         """Whether there are messages to hand out in this answer."""
-        return any(each.messages and not self._sought(each, asked) for each in queues)
+        return any(each.messages and not self._has_newer_seek(each, asked) for each in queues)
 
-    def answered(self, answer: FetchAnswer, now: float) -> list[FetchedQueue]:
+    def apply_answer(self, answer: FetchAnswer, now: float) -> list[FetchedQueue]:
         """Take the queues of an answer as owned; return those with messages, which are handed out."""
         proxy, queues = answer.proxy, answer.outcome
         assert not isinstance(queues, Exception)
@@ -144,7 +144,7 @@ class Assignments:
             for other, theirs in self._held.items():
                 if other != proxy:
                     theirs.pop(queue, None)
-            if self._sought(each, answer.asked):
+            if self._has_newer_seek(each, answer.asked):
                 owned[queue] = self._seeks[queue]
                 continue
             owned[queue] = each.next_offset
@@ -155,18 +155,18 @@ class Assignments:
                 delivered.append(each)
         lost = self._held.get(proxy, {}).keys() - owned.keys()
         self._held[proxy] = owned
-        self._forget(lost)
+        self._forget_queues(lost)
         return delivered
 
-    def lost(self, proxy: str) -> None:
+    def drop_proxy(self, proxy: str) -> None:
         """Forget the queues of a proxy that does not answer: they go elsewhere."""
-        self._forget(self._held.pop(proxy, {}).keys())
+        self._forget_queues(self._held.pop(proxy, {}).keys())
 
     def seek(self, topic: str, queue: str, offset: int) -> None:
         """Fetch from `offset` next."""
         self._seeks[topic, queue] = offset
 
-    def acks(self, offsets: Mapping[str, Mapping[str, int]] | None) -> dict[str, Offsets]:
+    def acks_by_proxy(self, offsets: Mapping[str, Mapping[str, int]] | None) -> dict[str, Offsets]:
         """Return the offsets to acknowledge, by proxy; without `offsets`, all that were handed out."""
         if offsets is None:
             next_offsets = dict(self._handed)
@@ -181,19 +181,19 @@ class Assignments:
                 acks[proxy] = mine
         return acks
 
-    def acked(self, offsets: Offsets) -> None:
+    def confirm_acks(self, offsets: Offsets) -> None:
         """Forget offsets that are stored."""
         for topic, queues in offsets.items():
             for queue, offset in queues.items():
                 if self._handed.get((topic, queue)) == offset:
                     del self._handed[topic, queue]
 
-    def _sought(self, each: FetchedQueue, asked: Offsets) -> bool:
+    def _has_newer_seek(self, each: FetchedQueue, asked: Offsets) -> bool:
         """Return whether a `seek` came after that fetch had started."""
         sought = self._seeks.get((each.topic, each.queue))
         return sought is not None and sought != asked.get(each.topic, {}).get(each.queue)
 
-    def _forget(self, queues: Iterable[Queue]) -> None:
+    def _forget_queues(self, queues: Iterable[Queue]) -> None:
         for queue in queues:
             self._handed.pop(queue, None)
             self._seeks.pop(queue, None)

@@ -48,7 +48,7 @@ class ReplyHead(NamedTuple):
 _ONE_BYTE = tuple(bytes((value,)) for value in range(0x80))
 
 
-def varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """Encode an unsigned number in groups of seven bits, the lowest first."""
     if value < 0x80:
         return _ONE_BYTE[value]
@@ -64,12 +64,12 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def zigzag(value: int) -> bytes:
+def encode_zigzag(value: int) -> bytes:
     """Encode a signed 64-bit number as the compact protocol does."""
-    return varint((value << 1) ^ (value >> 63))
+    return encode_varint((value << 1) ^ (value >> 63))
 
 
-def framed(parts: Sequence[bytes]) -> bytes:
+def build_frame(parts: Sequence[bytes]) -> bytes:
     """Join the parts of a payload to one frame."""
     body = b"".join(parts)
     return len(body).to_bytes(4, "big") + body
@@ -77,19 +77,25 @@ def framed(parts: Sequence[bytes]) -> bytes:
 
 def call_head(method: bytes, sequence_id: int, kind: int = CALL) -> bytes:
     """Encode the head of a request."""
-    return b"%c%c%b%b%b" % (_PROTOCOL, _VERSION | kind << 5, varint(sequence_id), varint(len(method)), method)
+    return b"%c%c%b%b%b" % (
+        _PROTOCOL,
+        _VERSION | kind << 5,
+        encode_varint(sequence_id),
+        encode_varint(len(method)),
+        method,
+    )
 
 
 def one_message_args(message: bytes, timeout_ms: int | None) -> tuple[bytes, ...]:
     """Argument struct (1 message, 2 timeout); without a timeout where that is None."""
     if timeout_ms is None:
         return _STRUCT_FIELD, message, _STOP
-    return _STRUCT_FIELD, message, _I64_FIELD, zigzag(timeout_ms), _STOP
+    return _STRUCT_FIELD, message, _I64_FIELD, encode_zigzag(timeout_ms), _STOP
 
 
 def many_messages_args(messages: Sequence[bytes], timeout_ms: int | None) -> tuple[bytes, ...]:
     """Argument struct (1 list of messages, 2 timeout)."""
-    tail = (_STOP,) if timeout_ms is None else (_I64_FIELD, zigzag(timeout_ms), _STOP)
+    tail = (_STOP,) if timeout_ms is None else (_I64_FIELD, encode_zigzag(timeout_ms), _STOP)
     return _LIST_FIELD, _list_head(len(messages)), *messages, *tail
 
 
@@ -106,14 +112,14 @@ def reply_args(request: bytes, messages: Sequence[bytes], timeout_ms: int) -> tu
 def _messages_between(
     field: bytes, request: bytes, messages: Sequence[bytes], timeout_ms: int
 ) -> tuple[bytes, ...]:
-    timeout = (_TIMEOUT_BEHIND, zigzag(timeout_ms))
+    timeout = (_TIMEOUT_BEHIND, encode_zigzag(timeout_ms))
     head = (field, _list_head(len(messages)))
     return _STRUCT_FIELD, request[:-1], *head, *messages, *timeout, _STOP, _STOP
 
 
 def end_args(request: bytes, timeout_ms: int) -> tuple[bytes, ...]:
     """Argument struct of an EndTransactionRequest, which was encoded without its timeout."""
-    return _STRUCT_FIELD, request[:-1], _TIMEOUT_FIELD, zigzag(timeout_ms), _STOP, _STOP
+    return _STRUCT_FIELD, request[:-1], _TIMEOUT_FIELD, encode_zigzag(timeout_ms), _STOP, _STOP
 
 
 def request_args(request: bytes) -> tuple[bytes, ...]:
@@ -123,27 +129,27 @@ def request_args(request: bytes) -> tuple[bytes, ...]:
 
 def _list_head(count: int) -> bytes:
     """Encode the head of a list of structs."""
-    return bytes((count << 4 | _STRUCT,)) if count < 15 else bytes((0xF0 | _STRUCT,)) + varint(count)
+    return bytes((count << 4 | _STRUCT,)) if count < 15 else bytes((0xF0 | _STRUCT,)) + encode_varint(count)
 
 
 def producer_field(producer_id: bytes) -> bytes:
     """Field 103 of a Message, and what begins the one behind it."""
-    return b"%b%b%b%b" % (_PRODUCER_ID_FIELD, varint(len(producer_id)), producer_id, _I64_FIELD)
+    return b"%b%b%b%b" % (_PRODUCER_ID_FIELD, encode_varint(len(producer_id)), producer_id, _I64_FIELD)
 
 
 def answered_below(sequence: int) -> bytes:
     """Field 105 behind 104, and the end of the Message."""
-    return _I64_FIELD + varint(sequence << 1) + _STOP
+    return _I64_FIELD + encode_varint(sequence << 1) + _STOP
 
 
 def under_way(below: bytes, ms: int) -> bytes:
     """Add field 106 behind the 105 of `answered_below`."""
-    return b"".join((below[:-1], _I64_FIELD, varint(ms << 1), _STOP))
+    return b"".join((below[:-1], _I64_FIELD, encode_varint(ms << 1), _STOP))
 
 
-def numbered(message: bytes, producer: bytes, sequence: int, below: bytes) -> bytes:
+def with_number(message: bytes, producer: bytes, sequence: int, below: bytes) -> bytes:
     """Add fields 103 to 105 to an encoded message: its number between the outputs of the functions above."""
-    return b"".join((message[:-1], producer, varint(sequence << 1), below))
+    return b"".join((message[:-1], producer, encode_varint(sequence << 1), below))
 
 
 def body_of_reply(payload: bytes, method: bytes, sequence_id: int) -> int | None:

@@ -26,11 +26,11 @@ class HeldMessages:
         for message in messages:
             self._held.pop(id(message), None)
 
-    def of(self, who: object) -> list[Message]:
+    def held_by(self, who: object) -> list[Message]:
         """Return the messages that one thread or task holds."""
         return [message for message, _, holder in self._held.values() if holder == who]
 
-    def due(self, now: float) -> list[Message]:
+    def due_messages(self, now: float) -> list[Message]:
         """Return the messages whose lease needs an extension now."""
         return [message for message in self._extendable(now) if keep_at(message) <= now]
 

@@ -102,7 +102,7 @@ class Node:
         self.recognises: bool | None = None  # what it has stored, when it is sent again; None: not seen yet
 
     @property
-    def well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether it is in rotation without a counted failure: another success changes nothing."""
         return self.retry_at is None and not self.time_outs and not self.failures
 
@@ -139,7 +139,7 @@ class Rotation:
         self._nodes = [by_address.get(address) or Node(address) for address in resolved]
         return removed
 
-    def pick(self, avoid: Collection[Node]) -> Node | None:
+    def pick_node(self, avoid: Collection[Node]) -> Node | None:
         """The next node, if possible not one of `avoid`; None only while no address is known."""
         nodes = self._nodes
         if len(nodes) == 1:
@@ -167,7 +167,7 @@ class Rotation:
                 recognised = True
         return recognised
 
-    def note(self, node: Node, verdict: CallVerdict, now: float) -> None:
+    def record_outcome(self, node: Node, verdict: CallVerdict, now: float) -> None:
         """Count a call's outcome towards the node's health."""
         if verdict is CallVerdict.TIMED_OUT:
             node.time_outs += 1
@@ -216,11 +216,11 @@ class Pace:
         self._failures = 0
 
     @property
-    def failing(self) -> bool:
+    def is_failing(self) -> bool:
         """Whether the last call failed."""
         return self._failures > 0
 
-    def answered(self, messages: int, took_s: float, asked_s: float | None = None) -> float:
+    def pause_after_answer(self, messages: int, took_s: float, asked_s: float | None = None) -> float:
         """Return the seconds to wait after an answer; `asked_s`: the linger time of this call, if another."""
         self._failures = 0
         linger_s = self._linger_s if asked_s is None else max(asked_s, LINGER_MIN_S)
@@ -231,7 +231,7 @@ class Pace:
         self._empties += 1
         return pause
 
-    def failed(self) -> float:
+    def pause_after_failure(self) -> float:
         """Return the seconds to wait after a call without answer, or a refused one."""
         pause = min(FAILED_FIRST_S * 2.0 ** min(self._failures, 10), FAILED_MAX_S)
         self._failures += 1

@@ -20,7 +20,7 @@ class _Place:
         self.open: list[int] = []  # a heap of what came
         self.done: set[int] = set()  # of those, settled ones above the lowest open one
 
-    def safe(self) -> int:
+    def safe_offset(self) -> int:
         while self.open and self.open[0] in self.done:
             self.done.discard(heappop(self.open))
         return self.open[0] if self.open else self.ahead
@@ -42,7 +42,7 @@ class Places:
             for queue, offset in queues.items():
                 self._places[topic, queue] = _Place(offset)
 
-    def arrived(self, topic: str, queue: str, offsets: Iterable[int], next_offset: int) -> None:
+    def record_arrival(self, topic: str, queue: str, offsets: Iterable[int], next_offset: int) -> None:
         """Record the messages of an answer; the next fetch reads at `next_offset`."""
         place = self._places.get((topic, queue))
         if place is None:
@@ -51,20 +51,20 @@ class Places:
         for offset in offsets:
             heappush(place.open, offset)
 
-    def settled(self, topic: str, queue: str, offset: int) -> None:
+    def record_settled(self, topic: str, queue: str, offset: int) -> None:
         """Record that the application is done with a message, in whatever way."""
         place = self._places.get((topic, queue))
         if place is not None:
             place.done.add(offset)
-            place.safe()
+            place.safe_offset()
 
-    def ahead(self) -> Offsets:
+    def next_offsets(self) -> Offsets:
         """Return the offsets of the next fetch."""
         return self._by_topic(lambda place: place.ahead)
 
-    def safe(self) -> Offsets:
+    def safe_offsets(self) -> Offsets:
         """Return the offsets to store."""
-        return self._by_topic(_Place.safe)
+        return self._by_topic(_Place.safe_offset)
 
     def _by_topic(self, offset: Callable[[_Place], int]) -> Offsets:
         topics: Offsets = {}

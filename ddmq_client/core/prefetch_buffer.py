@@ -65,7 +65,7 @@ class ProxyConnection:
         self.settles = True  # the proxy knows the method `settle`
         self.failover: ProxyConnection | None = None  # this proxy is gone; that one forwards its results
 
-    def present(self) -> ProxyConnection:
+    def resolve_failover(self) -> ProxyConnection:
         """Return this proxy, or the one that has taken over."""
         proxy = self
         while proxy.failover is not None:
@@ -114,14 +114,14 @@ class PrefetchBuffer:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def proxy(self, name: str) -> ProxyConnection:
+    def get_proxy(self, name: str) -> ProxyConnection:
         """The connection of the proxy with this name, made when new."""
         connection = self.proxies.get(name)
         if connection is None:
             connection = self.proxies[name] = ProxyConnection(name, self._results_max)
         return connection
 
-    def wanted(self, source: Source, batch_max: int) -> int:
+    def count_pullable(self, source: Source, batch_max: int) -> int:
         """Return how many messages the source may pull now; 0: none yet.
 
         Handlers are fed whole batches as long as they fit beside what waits, and no more may wait than they
@@ -130,7 +130,7 @@ class PrefetchBuffer:
         if self.paused:
             return 0
         if self.demand is None:
-            most = max(self._window(source), self.idle)
+            most = max(self._window_of(source), self.idle)
             batch = min(batch_max, most)
             return batch if most - source.waiting >= batch else 0
         waiting = len(self._waiting)
@@ -141,37 +141,37 @@ class PrefetchBuffer:
         windows = [source.window for source in self._sources if source.window is not None]
         return max(1, min([count, *windows]))
 
-    def starved(self) -> bool:
+    def widen_windows(self) -> bool:
         """Double the reduced windows, once a second, as workers wait and the buffer is empty."""
         now, grown = self._clock(), False
         for source in [source for source in self._sources if now - source.changed_at >= WAIT_S]:
-            window, source.changed_at, grown = max(1, 2 * self._window(source)), now, True
+            window, source.changed_at, grown = max(1, 2 * self._window_of(source)), now, True
             source.window = window if window < self._prefetch else None
             if source.window is None:
                 self._sources.discard(source)
         return grown or bool(self._sources)
 
-    def _window(self, source: Source) -> int:
+    def _window_of(self, source: Source) -> int:
         return self._prefetch if source.window is None else source.window
 
-    def asking(self, count: int) -> None:
+    def add_demand(self, count: int) -> None:
         """Add the demand of a caller for up to `count` messages; one is enough."""
         assert self.demand is not None
         self.demand += count
         self.askers += 1
 
-    def asked(self, count: int) -> None:
+    def remove_demand(self, count: int) -> None:
         """Remove the demand of a caller that got messages, or waits no longer."""
         assert self.demand is not None
         self.demand -= count
         self.askers -= 1
 
-    def pulling(self, source: Source) -> AckBatch | None:
+    def begin_pull(self, source: Source) -> AckBatch | None:
         """Begin a pull; return the results that it carries."""
         source.parked = True
         return self.take_results(source.proxy)
 
-    def arrived(
+    def add_pulled(
         self,
         source: Source,
         origin: Origin,
@@ -192,15 +192,17 @@ class PrefetchBuffer:
         source.open += len(messages)
         self.counts.pulled += len(messages)
 
-    def fetched(self, source: Source, group: str, queues: Sequence[FetchedQueue], settling: Settling) -> int:
+    def add_fetched(
+        self, source: Source, group: str, queues: Sequence[FetchedQueue], settling: Settling
+    ) -> int:
         """Add the messages of a broadcast fetch; return how many came."""
         assert self.places is not None
         source.parked = False
         count = 0
         for each in queues:
             offsets = [message.offset for message in each.messages]
-            self.places.arrived(each.topic, each.queue, offsets, each.next_offset)
-            self.arrived(source, Origin(group, each.topic, each.queue), each.messages, settling)
+            self.places.record_arrival(each.topic, each.queue, offsets, each.next_offset)
+            self.add_pulled(source, Origin(group, each.topic, each.queue), each.messages, settling)
             count += len(offsets)
         return count
 
@@ -211,7 +213,7 @@ class PrefetchBuffer:
         if acks is not None:
             self.give_back(source.proxy, acks)
 
-    def take(self, count: int) -> list[Message]:
+    def take_messages(self, count: int) -> list[Message]:
         """Hand out at most `count` messages that still hold their lease."""
         messages: list[Message] = []
         now = self._clock()
@@ -236,15 +238,15 @@ class PrefetchBuffer:
         late: set[Source] = set()
         for message in self._waiting:
             if message.delivery.told and (now is None or wait_until(message) <= now):
-                source = self._return(message)
+                source = self._return_message(message)
                 source.waiting -= 1
-                proxies.add(source.proxy.present())
+                proxies.add(source.proxy.resolve_failover())
                 late.add(source)
             else:
                 remaining.append(message)
         self._waiting = remaining
         for source in late if now is not None else ():
-            source.window, source.changed_at = self._window(source) // 2, self._clock()
+            source.window, source.changed_at = self._window_of(source) // 2, self._clock()
             self._sources.add(source)
         return list(proxies)
 
@@ -268,15 +270,15 @@ class PrefetchBuffer:
         if message.outcome is not None or message.replying or not message.delivery.told:
             return False
         message.outcome = Outcome.HANDED_BACK
-        self._return(message)
+        self._return_message(message)
         return True
 
-    def _return(self, message: Message) -> Source:
+    def _return_message(self, message: Message) -> Source:
         source: Source = message.delivery.source
         assert message.lease_id is not None
         source.open -= 1
         self.counts.returned += 1
-        pending = source.proxy.present().pending
+        pending = source.proxy.resolve_failover().pending
         pending.hand_back(message.delivery.origin, message.offset, message.lease_id, self._clock())
         return source
 
@@ -299,16 +301,16 @@ class PrefetchBuffer:
             self.counts.skipped += 1
         source.open -= 1
         if self.places is not None:  # nobody is told; a failed message is counted and gone
-            self.places.settled(delivery.origin.topic, delivery.origin.queue, message.offset)
+            self.places.record_settled(delivery.origin.topic, delivery.origin.queue, message.offset)
             return True
-        proxy = source.proxy if source.proxy.failover is None else source.proxy.present()
+        proxy = source.proxy if source.proxy.failover is None else source.proxy.resolve_failover()
         pending = proxy.pending
         dropped = pending.dropped
         now = self._clock() if pending.since is None else pending.since
         if outcome is Outcome.FAILED:
-            pending.failure(delivery.origin, message.offset, message.lease_id, delay_ms, now, reason)
+            pending.add_failure(delivery.origin, message.offset, message.lease_id, delay_ms, now, reason)
         else:
-            pending.success(delivery.origin, message.offset, message.lease_id, now)
+            pending.add_success(delivery.origin, message.offset, message.lease_id, now)
         self.counts.results_dropped += pending.dropped - dropped
         if source.parked and not source.open:
             proxy.prompt = True
@@ -323,10 +325,10 @@ class PrefetchBuffer:
         if message.outcome is not None or message.lease_id is None:
             return False
         delivery = message.delivery
-        pending = delivery.source.proxy.present().pending
+        pending = delivery.source.proxy.resolve_failover().pending
         dropped = pending.dropped
         message.extended_at = self._clock()
-        pending.extension(message, message.extended_at)
+        pending.add_extension(message, message.extended_at)
         self.counts.results_dropped += pending.dropped - dropped
         self.counts.extended += 1
         return True
@@ -343,16 +345,16 @@ class PrefetchBuffer:
     def take_results(self, proxy: ProxyConnection) -> AckBatch | None:
         """Results for one call; give them back if it fails."""
         proxy.prompt = False
-        return proxy.pending.take()
+        return proxy.pending.take_batch()
 
     def give_back(self, proxy: ProxyConnection, acks: AckBatch) -> None:
         """The call that carried them failed; they go with the next one."""
-        proxy = proxy.present()
+        proxy = proxy.resolve_failover()
         dropped = proxy.pending.dropped
         proxy.pending.give_back(acks, self._clock())
         self.counts.results_dropped += proxy.pending.dropped - dropped
 
-    def abandon(self) -> int:
+    def abandon_results(self) -> int:
         """Count the results that no proxy has taken as dropped; return how many."""
         count = sum(len(proxy.pending) for proxy in self.proxies.values())
         self.counts.results_dropped += count
@@ -363,7 +365,7 @@ class PrefetchBuffer:
         gone.failover = failover
         if self.proxies.get(gone.name) is gone:
             del self.proxies[gone.name]
-        while (acks := gone.pending.take()) is not None:
+        while (acks := gone.pending.take_batch()) is not None:
             self.give_back(gone, acks)
 
 

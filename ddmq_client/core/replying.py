@@ -84,7 +84,7 @@ class ReplyJob:
         left_ms = max(0.0, self.attempt_deadline(now) - now) * 1000
         timeout_ms = max(1, int(left_ms - min(50.0, left_ms / 10)))
         args = frames.reply_args(self._request, self._messages, timeout_ms)
-        return frames.framed((frames.call_head(REPLY, sequence_id), *args))
+        return frames.build_frame((frames.call_head(REPLY, sequence_id), *args))
 
     def answered(self, answer: ReplyAnswer, proxy: str) -> None:
         """Take the answer of a proxy."""
@@ -112,7 +112,7 @@ class ReplyJob:
         self._tries += 1
         self._try_again(verdicts.RULES[verdict].error(text, None, proxy))
 
-    def impossible(self, text: str) -> None:
+    def on_unsupported(self, text: str) -> None:
         """End the job: no proxy can do it."""
         self._end(ClientError(text))
 

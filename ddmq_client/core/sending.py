@@ -113,8 +113,8 @@ class SendJob:
         self.tried.add(node)
         self._recognised = recognised
         if self._sequences is not None and self._attempts == 1:
-            self._numbers = self._sequences.take(len(self._messages))
-        self._divides = self._attempts < self._policy.attempts_max and self._any_once()
+            self._numbers = self._sequences.take_numbers(len(self._messages))
+        self._divides = self._attempts < self._policy.attempts_max and self._any_resend_safe()
         if self._again is not None and self._attempts > 1:
             self._messages, self._again = (self._again(),), None
 
@@ -128,9 +128,9 @@ class SendJob:
             self._first_at = now
         left_ms = max(0.0, self.attempt_deadline(now) - now) * 1000
         timeout_ms = max(1, int(left_ms - min(50.0, left_ms / 10)))
-        pending = self._numbered() if self._numbers else [self._messages[at] for at in self._pending]
+        pending = self._numbered_messages() if self._numbers else [self._messages[at] for at in self._pending]
         head = frames.call_head(self.method, sequence_id)
-        return frames.framed((head, *self._args(pending, timeout_ms)))
+        return frames.build_frame((head, *self._args(pending, timeout_ms)))
 
     def answered(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
         """Take the proxy's results for what was pending; returns the worst verdict for the node's health.
@@ -159,14 +159,14 @@ class SendJob:
         self._pending = [
             at
             for at, verdict, result in refused
-            if self._refused(at, verdict, in_arguments(result.text), result.code, node.name, elsewhere)
+            if self._record_refusal(at, verdict, in_arguments(result.text), result.code, node.name, elsewhere)
         ]
         return worst
 
     def failed(self, node: Node, verdict: CallVerdict, text: str, elsewhere: bool) -> CallVerdict:
         """The attempt ended without results: the verdict holds for everything pending."""
         self._pending = [
-            at for at in self._pending if self._refused(at, verdict, text, None, node.name, elsewhere)
+            at for at in self._pending if self._record_refusal(at, verdict, text, None, node.name, elsewhere)
         ]
         return verdict
 
@@ -181,7 +181,7 @@ class SendJob:
         """Seconds until the next attempt; None when the job is done."""
         if not self._pending:
             return None
-        wait = 0.0 if elsewhere else self._backoff()
+        wait = 0.0 if elsewhere else self._next_backoff()
         if self._attempts >= self._policy.attempts_max or now + wait >= self.deadline:
             self._pending = ()
             return None
@@ -198,22 +198,22 @@ class SendJob:
             return frames.many_messages_args(pending, timeout_ms)
         return frames.one_message_args(pending[0], timeout_ms)
 
-    def _numbered(self) -> list[bytes]:
+    def _numbered_messages(self) -> list[bytes]:
         assert self._sequences is not None
         assert self._numbers is not None
         first, keyed, messages = self._numbers.start, self._keyed, self._messages
         producer, below = self._sequences.producer, frames.answered_below(self._sequences.lowest)
-        numbered, maybe_stored = frames.numbered, self._maybe_stored
+        with_number, maybe_stored = frames.with_number, self._maybe_stored
         if not maybe_stored:
             return [
-                messages[at] if at in keyed else numbered(messages[at], producer, first + at, below)
+                messages[at] if at in keyed else with_number(messages[at], producer, first + at, below)
                 for at in self._pending
             ]
         again = frames.under_way(below, self._under_way_ms())
         return [
             messages[at]
             if at in keyed
-            else numbered(messages[at], producer, first + at, again if at in maybe_stored else below)
+            else with_number(messages[at], producer, first + at, again if at in maybe_stored else below)
             for at in self._pending
         ]
 
@@ -222,7 +222,7 @@ class SendJob:
         assert self._first_at is not None
         return max(0, ceil((self.deadline - self._first_at) * 1000))
 
-    def _once(self, at: int) -> bool:
+    def _is_resend_safe(self, at: int) -> bool:
         """Return whether sending this message again makes no unwanted duplicate."""
         if self._policy.retry_unknown:
             return True
@@ -230,21 +230,21 @@ class SendJob:
             return self._recognised is not False
         return self._recognised is True and self._numbers is not None
 
-    def _any_once(self) -> bool:
+    def _any_resend_safe(self) -> bool:
         if self._policy.retry_unknown or (self._numbers is not None and self._recognised):
             return True
-        return bool(self._keyed) and any(map(self._once, self._pending))
+        return bool(self._keyed) and any(map(self._is_resend_safe, self._pending))
 
     def _shows_not(self, at: int, result: SendResult) -> bool:
         """Whether a proxy stored this message and would not recognise it; what is delayed shows nothing."""
         return (self._numbers is not None or at in self._keyed) and not result.delayed
 
-    def _backoff(self) -> float:
+    def _next_backoff(self) -> float:
         return min(
             self._policy.backoff_first_s * 2.0 ** min(self._attempts - 1, 16), self._policy.backoff_max_s
         )
 
-    def _refused(
+    def _record_refusal(
         self, at: int, verdict: CallVerdict, text: str, code: int | None, proxy: str, elsewhere: bool
     ) -> bool:
         """Set the result that holds if nothing better comes; True while it may be sent again."""
@@ -253,7 +253,7 @@ class SendJob:
             self._maybe_stored.add(at)
         kind = UnknownOutcomeError if at in self._maybe_stored else rule.error
         self.results[at] = result_of(kind(text, code, proxy))
-        if at in self._maybe_stored and not self._once(at):
+        if at in self._maybe_stored and not self._is_resend_safe(at):
             return False
         return rule.again is not Again.NEVER and (rule.again is not Again.ELSEWHERE or elsewhere)
 

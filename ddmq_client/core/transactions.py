@@ -173,7 +173,7 @@ class TransactionState:
             raise self.rolled_back()
         self._under_way += 1
 
-    def sent(self, results: Sequence[SendResult]) -> None:
+    def record_sent(self, results: Sequence[SendResult]) -> None:
         """Record a send whose messages are durable."""
         self._under_way -= 1
         for result in results:
@@ -200,13 +200,13 @@ class TransactionState:
         if self._under_way:
             self.fail(f"{self._under_way} sends of it were under way when it was to be committed")
         self._ended = "committed" if self._failure is None else "rolled back"
-        return self._asked(COMMIT if self._failure is None else ROLLBACK)
+        return self._action_if_sent(COMMIT if self._failure is None else ROLLBACK)
 
     def roll_back(self) -> TransactionAction | None:
         """Roll back; return the action to request, or None if nothing was sent."""
         self._check_open()
         self._ended = "rolled back"
-        return self._asked(ROLLBACK)
+        return self._action_if_sent(ROLLBACK)
 
     def leave(self) -> None:
         """Leave the decision to the check."""
@@ -214,12 +214,12 @@ class TransactionState:
         self._ended = "left to its check"
 
     @property
-    def messages(self) -> int:
+    def message_count(self) -> int:
         """The number of messages; those sent twice under one key count once."""
         return len(self._prepared)
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the application has ended it."""
         return self._ended is not None
 
@@ -232,7 +232,7 @@ class TransactionState:
         """Return the error which reports that it could not be committed."""
         return NotCommittedError(f"transaction {self.id} is rolled back: {self._failure}", self.id)
 
-    def _asked(self, action: TransactionAction) -> TransactionAction | None:
+    def _action_if_sent(self, action: TransactionAction) -> TransactionAction | None:
         return action if self._prepared or self._under_way or self._unsure else None
 
     def _check_open(self) -> None:

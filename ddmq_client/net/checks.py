@@ -114,11 +114,11 @@ class Checks:
             except ClosedError:
                 return
             if transactions is None:
-                pause = pace.failed()
+                pause = pace.pause_after_failure()
             else:
                 for transaction in transactions:
                     self._settle(transaction)
-                pause = pace.answered(len(transactions), now() - started)
+                pause = pace.pause_after_answer(len(transactions), now() - started)
             until = now() + pause
             with self._lock:
                 while not self._closed and now() < until:

@@ -73,7 +73,7 @@ class Coordinator:
     def proxy(self, name: str) -> ProxyConnection:
         """The state of this proxy."""
         with self._lock:
-            proxy = self._buffer.proxy(name)
+            proxy = self._buffer.get_proxy(name)
             self._due.add(proxy)
             return proxy
 
@@ -96,12 +96,12 @@ class Coordinator:
         """(batch, linger in ms, results to carry) of the next pull; None when the source shall end."""
         with self._lock:
             while not (self.pulling_stopped or source.ended):
-                if self._buffer.wanted(source, self.settings.max_batch):
+                if self._buffer.count_pullable(source, self.settings.max_batch):
                     self._let_results_ride(source)
-                    batch = self._buffer.wanted(source, self.settings.max_batch)
+                    batch = self._buffer.count_pullable(source, self.settings.max_batch)
                     if batch and not (self.pulling_stopped or source.ended):
                         self._parked += 1
-                        return batch, self._linger_ms(), self._buffer.pulling(source)
+                        return batch, self._linger_ms(), self._buffer.begin_pull(source)
                 else:
                     self._room.wait()
             return None
@@ -110,7 +110,7 @@ class Coordinator:
         """A pull was answered."""
         with self._lock:
             self._count_answer()
-            self._buffer.arrived(source, answer.origin, answer.messages, self, answer.lease_ms)
+            self._buffer.add_pulled(source, answer.origin, answer.messages, self, answer.lease_ms)
             if self.pulling_stopped or self._buffer.paused:
                 self._return_waiting()
             if answer.messages:
@@ -122,7 +122,7 @@ class Coordinator:
         """A broadcast fetch was answered; how many messages came."""
         with self._lock:
             self._count_answer()
-            count = self._buffer.fetched(source, group, queues, self)
+            count = self._buffer.add_fetched(source, group, queues, self)
             if count:
                 self._arrived.notify(count)
             return count
@@ -130,12 +130,12 @@ class Coordinator:
     def places_now(self) -> Offsets:
         """Return the offset from which each queue can resume after a restart (broadcasting)."""
         with self._lock:
-            return {} if self.places is None else self.places.safe()
+            return {} if self.places is None else self.places.safe_offsets()
 
     def fetch_from(self) -> Offsets:
         """Return the offsets from which the next broadcast fetch reads."""
         with self._lock:
-            return {} if self.places is None else self.places.ahead()
+            return {} if self.places is None else self.places.next_offsets()
 
     def pull_failed(self, source: Source, acks: AckBatch | None, error: BaseException) -> None:
         """A pull brought no answer."""
@@ -145,7 +145,7 @@ class Coordinator:
             self.last_error = str(error) or repr(error)
             self.refusal = error if isinstance(error, PullError) else None
             self.first.failed(error)
-            self._due.wake(source.proxy.present())
+            self._due.wake(source.proxy.resolve_failover())
 
     def pause(self, source: Source, seconds: float) -> None:
         """Wait before the next pull; ends early when the source shall end."""
@@ -168,7 +168,7 @@ class Coordinator:
                         self._keeping.notify()
                     return messages
                 self._buffer.idle += count
-                if self._buffer.starved():
+                if self._buffer.widen_windows():
                     self._room.notify_all()
                 try:
                     self._arrived.wait()
@@ -194,7 +194,7 @@ class Coordinator:
                 self._keeping.wait(max(0.0, self._keep_at - self._clock()))
             now = self._clock()
             self._return_waiting(now)
-            for message in self._held.due(now):
+            for message in self._held.due_messages(now):
                 self._extend(message)
             self._keep_at = min(self._buffer.next_overdue(), self._held.next_due(now), now + IDLE_WAKE_S)
             return not self._keeping_stopped
@@ -213,13 +213,13 @@ class Coordinator:
         with self._lock:
             if one:
                 count = self._buffer.loop_batch(count)
-            self._buffer.asking(count)
+            self._buffer.add_demand(count)
             self._demand_until = max(self._demand_until, deadline)
             self._room.notify_all()
             try:
                 return self._wait_messages(1 if one else count, deadline)
             finally:
-                self._buffer.asked(count)
+                self._buffer.remove_demand(count)
 
     def leave_loop(self) -> None:
         """A caller that took messages one by one takes no more: what waits is for others."""
@@ -235,7 +235,7 @@ class Coordinator:
             source: Source = message.delivery.source
             if not source.open:
                 self._room.notify_all()
-            self._due.wake(source.proxy.present())
+            self._due.wake(source.proxy.resolve_failover())
             return not self._buffer.is_over(message)
 
     def hand_back(self, message: Message) -> bool:
@@ -244,7 +244,7 @@ class Coordinator:
             if not self._buffer.hand_back(message):
                 return False
             self._room.notify_all()
-            self._due.wake(message.delivery.source.proxy.present())
+            self._due.wake(message.delivery.source.proxy.resolve_failover())
             return not self._buffer.is_over(message)
 
     def extend(self, message: Message) -> bool:
@@ -272,7 +272,7 @@ class Coordinator:
                 self._buffer.counts.submit_errors += 1
                 self.last_error = str(error) or repr(error)
                 self._buffer.give_back(proxy, acks)
-                self._due.wake(proxy.present())
+                self._due.wake(proxy.resolve_failover())
 
     def pause_flusher(self, proxy: ProxyConnection, seconds: float) -> None:
         """Wait before the next submit after a failed one; ends early when flushing stops."""
@@ -308,7 +308,7 @@ class Coordinator:
         A worker does not wait for what it holds itself; `alone`: it is the only one, nobody handles the rest.
         """
         with self._lock:
-            mine = self._held.of(me())
+            mine = self._held.held_by(me())
             while self._buffer.demand is None and (
                 (len(self._buffer) and not alone) or self._busy > len(mine)
             ):
@@ -330,11 +330,11 @@ class Coordinator:
     def abandon(self) -> int:
         """Count the results that no proxy has taken."""
         with self._lock:
-            return self._buffer.abandon()
+            return self._buffer.abandon_results()
 
     def _take_messages(self, count: int) -> list[Message]:
         waiting = len(self._buffer)
-        messages = self._buffer.take(count)
+        messages = self._buffer.take_messages(count)
         if len(self._buffer) < waiting:  # also when all of them had lost their lease
             self._room.notify_all()
         return messages
@@ -379,7 +379,7 @@ class Coordinator:
     def _extend(self, message: Message) -> bool:
         if not self._buffer.extend(message):
             return False
-        self._due.wake(message.delivery.source.proxy.present())
+        self._due.wake(message.delivery.source.proxy.resolve_failover())
         return True
 
     def _let_results_ride(self, source: Source) -> None:

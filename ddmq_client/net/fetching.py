@@ -97,7 +97,7 @@ class FetchConsumer:
     @property
     def assignments(self) -> list[Queue]:
         """(topic, queue) of what the proxies gave to this consumer, as of the last fetch."""
-        return self._assignments.queues()
+        return self._assignments.list_queues()
 
     def seek(self, topic: str, queue: str, offset: int) -> None:
         """Fetch this queue from `offset` next; what is out of range moves to the nearest there is."""
@@ -125,11 +125,11 @@ class FetchConsumer:
             if not self._ended:
                 until = fetch.wait_until(now(), self._since)
                 if until is None:
-                    return fetch.result(time)
+                    return fetch.collect_result(time)
                 self._wait(until)
             time = now()
             for answer in self._take_answers():
-                fetch.take(answer, time)
+                fetch.take_answer(answer, time)
 
     def ack(self, offsets: Mapping[str, Mapping[str, int]] | None = None) -> bool:
         """Store where the group is: topic → queue → next offset; without, after all that was fetched.
@@ -139,11 +139,11 @@ class FetchConsumer:
         """
         self._home.enter()
         stored = True
-        for name, mine in self._assignments.acks(offsets).items():
+        for name, mine in self._assignments.acks_by_proxy(offsets).items():
             deadline = now() + self._timeout_s
             for _ in range(ACK_TRIES):
                 if self._ack_at(name, mine, deadline):
-                    self._assignments.acked(mine)
+                    self._assignments.confirm_acks(mine)
                     break
             else:
                 stored = False
@@ -180,7 +180,7 @@ class FetchConsumer:
             self._resolve_at = now() + (RESOLVE_EVERY_S if addresses else UNRESOLVED_RETRY_S)
             for name in self._addresses.keys() - addresses.keys():
                 self._drop_call(name)
-                self._assignments.lost(name)
+                self._assignments.drop_proxy(name)
             self._addresses = addresses
         if not self._addresses:
             raise PullError("no proxy address is known: no name resolves")
@@ -188,7 +188,7 @@ class FetchConsumer:
     def _start_call(self, name: str, max_messages: int, linger_ms: int) -> None:
         """Ask this proxy, by an activity of its own: it may outlast the fetch that started it."""
         connection = self._connections.setdefault(name, FramedConnection(self._addresses[name]))
-        offsets, started = self._assignments.ask(name), now()
+        offsets, started = self._assignments.next_offsets(name), now()
         call = partial(self._call, name, connection, offsets, max_messages, linger_ms, started)
         self._since[name] = started
         if INLINE and len(self._addresses) == 1:

@@ -76,7 +76,7 @@ class ReplyCalls:
         to = ReplyTo(origin.group, origin.topic, origin.queue, message.offset, message.lease_id or 0)
         timeout_s = (settings.timeout_ms if timeout_ms is None else timeout_ms) / 1000
         job = ReplyJob(reply_request(to, settings.client_id), messages, now() + timeout_s)
-        self._run(job, message.delivery.source.proxy.present().name)
+        self._run(job, message.delivery.source.proxy.resolve_failover().name)
         if job.error is not None:
             message.lost = message.lost or isinstance(job.error, LeaseOverError)
             raise job.error
@@ -108,7 +108,7 @@ class ReplyCalls:
             job.failed(CallVerdict.LOST, f"{error} (from {name})", name)
         except ProxyFault as fault:
             if fault.kind == UNKNOWN_METHOD:
-                job.impossible(f"the proxy at {name} is too old for acknowledgements that carry messages")
+                job.on_unsupported(f"the proxy at {name} is too old for acknowledgements that carry messages")
             else:
                 job.failed(of_fault(fault.kind), str(fault), name)
         finally:

@@ -53,13 +53,13 @@ class ProxyRouter:
                 self._wait_resolved(deadline)
             if self._closed:
                 raise ClosedError("the producer has been closed")
-            return self._rotation.pick(avoid)
+            return self._rotation.pick_node(avoid)
 
     def note(self, node: Node, verdict: CallVerdict, tried: Collection[Node]) -> bool:
         """Count an outcome towards the node's health; True where a node in rotation is still untried."""
         with self._lock:
             was_up = node.up
-            self._rotation.note(node, verdict, now())
+            self._rotation.record_outcome(node, verdict, now())
             if was_up and not node.up:
                 self._drop_idle(node)
                 self._upkeep_due.notify()
@@ -205,7 +205,7 @@ class ProxyRouter:
         finally:
             connection.close()
         with self._lock:
-            self._rotation.note(node, verdict, now())
+            self._rotation.record_outcome(node, verdict, now())
 
     def _probe_frame(self, at: float, sequence_id: int) -> bytes:
         return heartbeat_frame(self._heartbeat, sequence_id)
@@ -214,4 +214,4 @@ class ProxyRouter:
 def heartbeat_frame(heartbeat: bytes, sequence_id: int) -> bytes:
     """Encode the request of a heartbeat."""
     args = frames.one_message_args(heartbeat, int(PROBE_TIMEOUT_S * 1000))
-    return frames.framed((frames.call_head(SEND_ONE, sequence_id), *args))
+    return frames.build_frame((frames.call_head(SEND_ONE, sequence_id), *args))

@@ -89,7 +89,7 @@ class JobSender:
         stored = all(result.code == 0 for result in results)
         elsewhere = not stored and self._router.has_fresh(job.tried)
         verdict = job.answered(node, results, elsewhere)
-        if verdict is CallVerdict.STORED and node.well:
+        if verdict is CallVerdict.STORED and node.is_healthy:
             return False
         return self._router.note(node, verdict, job.tried)
 

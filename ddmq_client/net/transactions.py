@@ -173,7 +173,7 @@ class Transaction(Sends):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._state.ended:
+        if self._state.has_ended:
             return
         if error is None:
             self.commit()
@@ -213,7 +213,7 @@ class Transaction(Sends):
                 self._state.send_failed(error, unsure=_unsure(error))
             raise
         with self._lock:
-            self._state.sent(results)
+            self._state.record_sent(results)
         return results
 
     def _roll_back(self, action: TransactionAction | None) -> None:
@@ -222,7 +222,7 @@ class Transaction(Sends):
 
     def _end(self, action: TransactionAction) -> Sequence[SendResult]:
         state, deadline = self._state, self._deadline(None)
-        messages = None if action is ROLLBACK else state.messages
+        messages = None if action is ROLLBACK else state.message_count
         return self._calls.end(self.id, action, state.through_offset, deadline, messages=messages)
 
     def _deadline(self, timeout_ms: int | None) -> float:

@@ -233,14 +233,14 @@ class Puller:
                 self._connection.close()
             self._coordinator.pull_failed(self._source, acks, error)
             self._log_failure(error)
-            return self._pace.failed()
+            return self._pace.pause_after_failure()
         except BaseException as error:
             self._coordinator.pull_failed(self._source, acks, error)
             raise
         self._coordinator.pulled(self._source, answer)
         self._coordinator.told(acks, answer.told)
         self._coordinator.teller.notice(self._source.proxy.name, answer.notice)
-        return self._pace.answered(len(answer.messages), self._clock() - started, linger_ms / 1000)
+        return self._pace.pause_after_answer(len(answer.messages), self._clock() - started, linger_ms / 1000)
 
     def _call(self, batch: int, linger_ms: int, acks: AckBatch | None) -> Pulled:
         pulls = self._pulls._replace(linger_ms=linger_ms)
@@ -255,7 +255,7 @@ class Puller:
     def _log_failure(self, error: Exception) -> None:
         if self._coordinator.pulling_stopped or self._source.ended:
             return
-        if self._pace.failing:
+        if self._pace.is_failing:
             _log.debug("pull from %s failed: %s", self._source.proxy.name, error)
         else:
             self._coordinator.teller.failed(self._source.proxy.name, error)
@@ -293,10 +293,10 @@ class Flusher:
             while (acks := coordinator.wait_due(proxy)) is not None:
                 error = self._deliver(acks, self._clock() + coordinator.settings.timeout_ms / 1000)
                 if error is None:
-                    self._pace.answered(1, 0.0)
+                    self._pace.pause_after_answer(1, 0.0)
                 else:
                     self._log_failure(error)
-                    coordinator.pause_flusher(proxy, self._pace.failed())
+                    coordinator.pause_flusher(proxy, self._pace.pause_after_failure())
             self._deliver_rest()
         finally:
             self._connection.close()
@@ -352,5 +352,5 @@ class Flusher:
         return self.proxy.settles or not acks
 
     def _log_failure(self, error: Exception) -> None:
-        level = logging.DEBUG if self._pace.failing else logging.WARNING
+        level = logging.DEBUG if self._pace.is_failing else logging.WARNING
         _log.log(level, "submit to %s failed: %s", self.proxy.name, error)

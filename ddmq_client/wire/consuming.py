@@ -52,7 +52,7 @@ class _Method:
     def frame(self, argument: Any, sequence_id: int) -> bytes:
         args = self._args[0]()
         setattr(args, self._argument, argument)
-        return frames.framed((frames.call_head(self._name, sequence_id), encode(args, self._args)))
+        return frames.build_frame((frames.call_head(self._name, sequence_id), encode(args, self._args)))
 
     def answer(self, payload: bytes, sequence_id: int) -> Any:
         """Decode the value that the call returned; PullError, ProxyFault or FrameError."""

@@ -69,7 +69,7 @@ _WireDelay: Any = _DELAY_MESSAGE[0]
 def encode_message(
     message: OutgoingMessage, placement: Placement, client_id: str, producer_group: str | None
 ) -> bytes:
-    """The wire struct's bytes, without a sequence (frames.numbered); InvalidMessageError for what no proxy
+    """The wire struct's bytes, without a sequence (frames.with_number); InvalidMessageError for what no proxy
     would take or the wire cannot carry."""
     wire = _WireMessage()
     wire.producerGroup = producer_group

@@ -85,7 +85,9 @@ def poll_frame(group: str, client_id: str, count_max: int, timeout_ms: int, sequ
     """The request for checks."""
     wire: Any = _POLL[0]()
     wire.producerGroup, wire.clientId, wire.countMax, wire.timeout = group, client_id, count_max, timeout_ms
-    return frames.framed((frames.call_head(POLL, sequence_id), *frames.request_args(encode(wire, _POLL))))
+    return frames.build_frame(
+        (frames.call_head(POLL, sequence_id), *frames.request_args(encode(wire, _POLL)))
+    )
 
 
 def read_prepared(payload: bytes, sequence_id: int, method: bytes) -> list[SendResult]:
