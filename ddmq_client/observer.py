@@ -93,7 +93,7 @@ def check_observer(observer: object) -> None:
 
 
 @contextmanager
-def told(send: ObservedSend) -> Iterator[ObservedSend]:
+def observe_send(send: ObservedSend) -> Iterator[ObservedSend]:
     """Wrap a block that sends `send.messages` and calls `ended`; report an error of it to `send`."""
     _check_observed("sending", send, "ended", "failed")
     try:

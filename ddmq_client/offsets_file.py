@@ -32,7 +32,7 @@ class OffsetsFile:
         self._lock: IO[bytes] | None = None
         self._ours = False
 
-    def take(self) -> Offsets:
+    def lock_and_load(self) -> Offsets:
         """Lock the file until `leave`, and load it. OptionError if another consumer has it."""
         import fcntl  # not everywhere, but where files are shared
 

@@ -31,11 +31,11 @@ class Home:
         self._process: int | None = None
 
     @property
-    def left(self) -> bool:
+    def is_forked(self) -> bool:
         """Whether this process is a fork of that one."""
         return self._process is not None and self._process != os.getpid()
 
-    def enter(self) -> None:
+    def check_process(self) -> None:
         """Record a use in this process; ClientError in a fork of the one that used it before."""
         if self._process is None:
             self._process = os.getpid()

@@ -107,10 +107,10 @@ class RangeReader:
         check("offset", offset, 0, 2**63 - 1)
         check("max_messages", max_messages, 1, 1_000_000)
         check("linger_ms", linger_ms, 1, LINGER_MS_MAX)
-        for found in self._fetch({topic: {queue: offset}}, max_messages, linger_ms):
-            if (found.topic, found.queue) == (topic, queue):
-                fetched_here(found, self._settings.group, time.monotonic())
-                return found
+        for batch in self._fetch({topic: {queue: offset}}, max_messages, linger_ms):
+            if (batch.topic, batch.queue) == (topic, queue):
+                fetched_here(batch, self._settings.group, time.monotonic())
+                return batch
         raise PullError(f"queue {queue} of topic {topic} cannot be read: there is no such queue (any more)")
 
     def offset_at(self, bounds: QueueBounds, stored_ms: int) -> int:
@@ -142,7 +142,7 @@ class RangeReader:
     def close(self) -> None:
         """Close the connection. May be called twice."""
         self._closed = True
-        if not self._home.left:
+        if not self._home.is_forked:
             self._drop()
 
     def __enter__(self) -> RangeReader:
@@ -158,7 +158,7 @@ class RangeReader:
     ) -> list[FetchedQueue]:
         if self._closed:
             raise ClosedError("the reader has been closed")
-        self._home.enter()
+        self._home.check_process()
         linger_s = linger_ms / 1000
         deadline = time.monotonic() + linger_s + self._timeout_s
         pause = PAUSE_S[0]

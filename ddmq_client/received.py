@@ -96,10 +96,10 @@ class NothingToSettle:
 class DeliveryContext:
     """The context that the messages of one answer share: their origin, and the receiver of their results.
 
-    `lease_s`: how long the lease lasts, and each extension; `told`: the proxy has said so.
+    `lease_s`: how long the lease lasts, and each extension; `lease_stated`: the proxy has said so.
     """
 
-    __slots__ = ("arrived_at", "lease_s", "origin", "settling", "source", "told")
+    __slots__ = ("arrived_at", "lease_s", "lease_stated", "origin", "settling", "source")
 
     def __init__(
         self,
@@ -108,10 +108,10 @@ class DeliveryContext:
         source: Any,
         settling: Settling,
         lease_s: float = math.inf,
-        told: bool = False,
+        lease_stated: bool = False,
     ) -> None:
         self.lease_s = lease_s
-        self.told = told
+        self.lease_stated = lease_stated
         self.origin = origin
         self.arrived_at = arrived_at  # monotonic seconds
         self.source = source  # what brought it

@@ -29,7 +29,7 @@ class Teller:
         self._on_error = on_error
         self._noticed: set[str] = set()
 
-    def late(self, late: Sequence[UnappliedResult], lost: Sequence[UnappliedResult]) -> None:
+    def report_late(self, late: Sequence[UnappliedResult], lost: Sequence[UnappliedResult]) -> None:
         """Report results that did not count, and leases that ended while handlers had their messages."""
         for each in (*late[:1], *lost[:1]):
             what = "a result came too late" if each in late else "a lease ended while its message was handled"
@@ -42,12 +42,12 @@ class Teller:
         for each in late if self._on_late is not None else ():
             self._call("on_late", self._on_late, LateResult(*each.origin, each.offset, each.finished))
 
-    def failed(self, proxy: str, error: Exception) -> None:
+    def report_pull_error(self, proxy: str, error: Exception) -> None:
         """Report the first pull that failed after others that did not."""
         _log.warning("pull from %s failed: %s", proxy, error)
         self._call("on_error", self._on_error, error)
 
-    def notice(self, proxy: str, text: str) -> None:
+    def log_notice(self, proxy: str, text: str) -> None:
         """Log a proxy's warning, each text once."""
         text = printable(text)
         if text and text not in self._noticed and len(self._noticed) < 1_000:

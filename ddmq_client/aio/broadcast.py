@@ -42,7 +42,7 @@ class AsyncBroadcastPuller:
         self._clock = clock()
         self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
         self._turn = 0
-        self._source = Source(coordinator.proxy("broadcast"), None)
+        self._source = Source(coordinator.get_proxy("broadcast"), None)
         self._connection: AsyncFramedConnection | None = None
         self._pace = Pace(coordinator.settings.linger_ms / 1000, random.random)
         self._saved_at = 0.0
@@ -80,7 +80,7 @@ class AsyncBroadcastPuller:
                 if self._clock() - self._saved_at >= SAVE_EVERY_S:
                     await self.save()
                 if pause:
-                    await self._coordinator.pause(self._source, pause)
+                    await self._coordinator.pause_puller(self._source, pause)
         finally:
             self._drop_connection()
 
@@ -93,7 +93,7 @@ class AsyncBroadcastPuller:
             self._coordinator.pull_failed(self._source, None, error)
             name = "" if self._connection is None else self._connection.name
             if not (self._pace.is_failing or self._coordinator.pulling_stopped or self._source.ended):
-                self._coordinator.teller.failed(name, error)
+                self._coordinator.teller.report_pull_error(name, error)
             if isinstance(error, PullError):
                 error.proxy = name
             else:
@@ -103,7 +103,7 @@ class AsyncBroadcastPuller:
         except BaseException as error:
             self._coordinator.pull_failed(self._source, None, error)
             raise
-        count = self._coordinator.fetched(self._source, self._settings.group, queues)
+        count = self._coordinator.add_fetched(self._source, self._settings.group, queues)
         return self._pace.pause_after_answer(count, self._clock() - started, linger_ms / 1000)
 
     async def _call(self, batch: int, linger_ms: int) -> list[FetchedQueue]:
@@ -113,12 +113,12 @@ class AsyncBroadcastPuller:
         def frame(now: float, sequence_id: int) -> bytes:
             return fetch_frame(self._settings, offsets, each, linger_ms, sequence_id)
 
-        connection = await self._connected()
+        connection = await self._get_connection()
         timeout_s = (linger_ms + self._coordinator.settings.timeout_ms) / 1000
         payload, sequence_id = await connection.call(frame, self._clock() + timeout_s)
         return read_fetched(payload, sequence_id)
 
-    async def _connected(self) -> AsyncFramedConnection:
+    async def _get_connection(self) -> AsyncFramedConnection:
         if self._connection is None:
             addresses = await resolve(self._proxies, self._known)
             if not addresses:
@@ -150,7 +150,7 @@ class AsyncBroadcastPool(AsyncWorkerPool):
     async def start(self, workers: int, batch: int, handle: Handle | None) -> None:
         """Start from the stored offsets. OptionError if another consumer has the offsets file."""
         if self._file is not None and self._coordinator.places is not None:
-            self._coordinator.places.start(self._file.take())
+            self._coordinator.places.start(self._file.lock_and_load())
         await super().start(workers, batch, handle)
 
     async def stop(self, deadline: float, flush_deadline: float) -> bool:
@@ -163,7 +163,7 @@ class AsyncBroadcastPool(AsyncWorkerPool):
             if self._file is not None:
                 self._file.leave()
 
-    async def _refresh(self) -> None:
+    async def _refresh_proxies(self) -> None:
         if not self._pullers:
             self._pullers[self._proxies[0]] = [self._puller]
             self._puller.activity.start()

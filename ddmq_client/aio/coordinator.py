@@ -71,7 +71,7 @@ class AsyncCoordinator:
         self.refusal: PullError | None = None
         self.last_error: str | None = None
 
-    def proxy(self, name: str) -> ProxyConnection:
+    def get_proxy(self, name: str) -> ProxyConnection:
         """The state of this proxy."""
         with self._lock:
             proxy = self._buffer.get_proxy(name)
@@ -83,7 +83,7 @@ class AsyncCoordinator:
         with self._lock:
             return self._buffer.counts.copy()
 
-    def hold(self, paused: bool) -> None:
+    def set_paused(self, paused: bool) -> None:
         """Pull nothing more, and return what waits here; or go on."""
         with self._lock:
             self._buffer.paused = paused
@@ -107,7 +107,7 @@ class AsyncCoordinator:
                     await self._room.wait()
             return None
 
-    def pulled(self, source: Source, answer: Pulled) -> None:
+    def add_pulled(self, source: Source, answer: Pulled) -> None:
         """A pull was answered."""
         with self._lock:
             self._count_answer()
@@ -119,7 +119,7 @@ class AsyncCoordinator:
                 if wait_until(answer.messages[0]) < self._keep_at:
                     self._keeping.notify()
 
-    def fetched(self, source: Source, group: str, queues: Sequence[FetchedQueue]) -> int:
+    def add_fetched(self, source: Source, group: str, queues: Sequence[FetchedQueue]) -> int:
         """A broadcast fetch was answered; how many messages came."""
         with self._lock:
             self._count_answer()
@@ -146,9 +146,9 @@ class AsyncCoordinator:
             self.last_error = str(error) or repr(error)
             self.refusal = error if isinstance(error, PullError) else None
             self.first.failed(error)
-            self._due.wake(source.proxy.resolve_failover())
+            self._due.wake_flusher(source.proxy.resolve_failover())
 
-    async def pause(self, source: Source, seconds: float) -> None:
+    async def pause_puller(self, source: Source, seconds: float) -> None:
         """Wait before the next pull; ends early when the source shall end."""
         until = self._clock() + seconds
         with self._lock:
@@ -157,7 +157,7 @@ class AsyncCoordinator:
 
     # Workers and callers of pull.
 
-    async def next(self, count: int) -> list[Message]:
+    async def next_messages(self, count: int) -> list[Message]:
         """Messages for a worker; empty when it shall end. Report `handled` afterwards."""
         with self._lock:
             while True:
@@ -176,7 +176,7 @@ class AsyncCoordinator:
                 finally:
                     self._buffer.idle -= count
 
-    def handled(self, messages: Sequence[Message], errors: int = 0) -> None:
+    def finish_messages(self, messages: Sequence[Message], errors: int = 0) -> None:
         """A worker has finished with messages."""
         with self._lock:
             self._busy -= len(messages)
@@ -185,7 +185,7 @@ class AsyncCoordinator:
             if self._handing_stopped or self.pulling_stopped:
                 self._arrived.notify_all()
 
-    async def keep(self) -> bool:
+    async def keep_leases(self) -> bool:
         """Wait for leases to look after, then do it once; False when that has been stopped.
 
         What waits here for too long goes back; what handlers hold is extended, up to `extend_for_ms` in all.
@@ -206,7 +206,7 @@ class AsyncCoordinator:
             self._keeping_stopped = True
             self._keeping.notify_all()
 
-    async def ask(self, count: int, deadline: float, one: bool = False) -> list[Message]:
+    async def request_messages(self, count: int, deadline: float, one: bool = False) -> list[Message]:
         """Messages for a caller that waits until the deadline (monotonic seconds).
 
         `one`: it takes one at a time; what else comes waits here, for a while.
@@ -236,7 +236,7 @@ class AsyncCoordinator:
             source: Source = message.delivery.source
             if not source.open:
                 self._room.notify_all()
-            self._due.wake(source.proxy.resolve_failover())
+            self._due.wake_flusher(source.proxy.resolve_failover())
             return not self._buffer.is_over(message)
 
     def hand_back(self, message: Message) -> bool:
@@ -245,7 +245,7 @@ class AsyncCoordinator:
             if not self._buffer.hand_back(message):
                 return False
             self._room.notify_all()
-            self._due.wake(message.delivery.source.proxy.resolve_failover())
+            self._due.wake_flusher(message.delivery.source.proxy.resolve_failover())
             return not self._buffer.is_over(message)
 
     def extend(self, message: Message) -> bool:
@@ -265,7 +265,7 @@ class AsyncCoordinator:
         with self._lock:
             return self._buffer.take_results(proxy)
 
-    def submitted(self, proxy: ProxyConnection, acks: AckBatch, error: BaseException | None) -> None:
+    def on_submitted(self, proxy: ProxyConnection, acks: AckBatch, error: BaseException | None) -> None:
         """A submit was answered, or failed: then its results are pending again."""
         with self._lock:
             self._buffer.counts.submits += 1
@@ -273,19 +273,19 @@ class AsyncCoordinator:
                 self._buffer.counts.submit_errors += 1
                 self.last_error = str(error) or repr(error)
                 self._buffer.give_back(proxy, acks)
-                self._due.wake(proxy.resolve_failover())
+                self._due.wake_flusher(proxy.resolve_failover())
 
     async def pause_flusher(self, proxy: ProxyConnection, seconds: float) -> None:
         """Wait before the next submit after a failed one; ends early when flushing stops."""
         with self._lock:
-            await self._due.pause(proxy, seconds)
+            await self._due.pause_flusher(proxy, seconds)
 
     def fail_over(self, gone: ProxyConnection, failover: ProxyConnection) -> None:
         """A proxy is gone for good: another one takes and forwards its results. Its flusher ends."""
         with self._lock:
             self._buffer.fail_over(gone, failover)
             self._due.remove(gone)
-            self._due.wake(failover)
+            self._due.wake_flusher(failover)
 
     # Stopping, in this order.
 
@@ -328,7 +328,7 @@ class AsyncCoordinator:
         with self._lock:
             self._due.stop()
 
-    def abandon(self) -> int:
+    def abandon_results(self) -> int:
         """Count the results that no proxy has taken."""
         with self._lock:
             return self._buffer.abandon_results()
@@ -363,24 +363,24 @@ class AsyncCoordinator:
     def _return_waiting(self, now: float | None = None) -> None:
         proxies = self._buffer.return_waiting(now)
         for proxy in proxies:
-            self._due.wake(proxy)
+            self._due.wake_flusher(proxy)
         if proxies:
             self._arrived.notify_all()
             self._room.notify_all()
 
-    def told(self, acks: AckBatch | None, told: Sequence[UnappliedResult]) -> None:
+    def report_unapplied(self, acks: AckBatch | None, unapplied: Sequence[UnappliedResult]) -> None:
         """A proxy tells which results of a call changed nothing."""
-        if not told or acks is None:
+        if not unapplied or acks is None:
             return
         with self._lock:
-            late, lost = late_results(acks, told)
+            late, lost = late_results(acks, unapplied)
             self._buffer.counts.late += len(late)
-        self.teller.late(late, lost)
+        self.teller.report_late(late, lost)
 
     def _extend(self, message: Message) -> bool:
         if not self._buffer.extend(message):
             return False
-        self._due.wake(message.delivery.source.proxy.resolve_failover())
+        self._due.wake_flusher(message.delivery.source.proxy.resolve_failover())
         return True
 
     async def _let_results_ride(self, source: Source) -> None:

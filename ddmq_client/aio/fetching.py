@@ -136,7 +136,7 @@ class AsyncFetchConsumer:
         True once it is durable. False when a proxy could not store it in three tries: the messages may come
         again. Queues that are not assigned to this consumer any more are passed over.
         """
-        self._home.enter()
+        self._home.check_process()
         stored = True
         for name, mine in self._assignments.acks_by_proxy(offsets).items():
             deadline = now() + self._timeout_s
@@ -151,7 +151,7 @@ class AsyncFetchConsumer:
     async def aclose(self) -> None:
         """Leave, so that the queues go to the others at once, and close. May be called twice."""
         was_closed, self._closed = self._closed, True
-        if self._home.left:
+        if self._home.is_forked:
             return
         proxies = list(self._connections)
         self._break_off()
@@ -175,7 +175,7 @@ class AsyncFetchConsumer:
     async def _find_proxies(self) -> None:
         if self._closed:
             raise ClosedError("the consumer has been closed")
-        self._home.enter()
+        self._home.check_process()
         if now() >= self._resolve_at or not self._addresses:
             wait_s = AGAIN_S if self._addresses else self._timeout_s
             resolved = await resolve_in_time(self._proxies, self._known, wait_s)

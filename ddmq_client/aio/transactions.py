@@ -37,7 +37,7 @@ from ddmq_client.errors import (
     UnknownEndError,
 )
 from ddmq_client.idl.codes import TransactionAction
-from ddmq_client.observer import ClientObserver, SendCall, told
+from ddmq_client.observer import ClientObserver, SendCall, observe_send
 from ddmq_client.outbox import Outbox
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.process import Home
@@ -64,7 +64,7 @@ class AsyncTransactionCalls:
         check_after_ms: int | None,
     ) -> list[SendResult]:
         """Make messages durable as a part of it, all or none."""
-        self._home.enter()
+        self._home.check_process()
         job = self.outbox.prepared(transaction_id, messages, deadline, check_after_ms, when)
         return await self._sender.run(job, read_prepared)
 
@@ -79,7 +79,7 @@ class AsyncTransactionCalls:
     ) -> Sequence[SendResult]:
         """Say how it ended, until somebody knows; where its messages landed, if this call has committed it.
         TransactionError where it did not end so, or nobody has confirmed it."""
-        self._home.enter()
+        self._home.check_process()
         job = self.outbox.end(transaction_id, action, through_offset, deadline, check, messages)
         (result,) = await self._sender.run(job, read_ended)
         error = end_error(action, transaction_id, result)
@@ -136,7 +136,7 @@ class AsyncTransaction(AsyncSends):
         if self._observer is None:
             return await self._send_all(outgoing, None, timeout_ms)
         call = replace(self._single, batch=True)
-        with told(self._observer.sending(outgoing, call)) as send:
+        with observe_send(self._observer.sending(outgoing, call)) as send:
             results = await self._send_all(send.messages, None, timeout_ms)
             send.ended(results)
             return results
@@ -188,7 +188,7 @@ class AsyncTransaction(AsyncSends):
         """Whether it says that the local commit may have been, as DecisionTable does."""
         return isinstance(error, UnknownEndError) and error.transaction_id == self.id
 
-    def _refused(self, error: OptionError) -> OptionError:
+    def _argument_error(self, error: OptionError) -> OptionError:
         with self._lock:
             self._state.fail(f"a send of it was wrong: {error}")
         return error

@@ -28,7 +28,7 @@ class FetchAnswer(NamedTuple):
     """The outcome of one call to one proxy."""
 
     proxy: str
-    asked: Offsets
+    requested: Offsets
     max_messages: int
     started: float  # monotonic seconds, as `ended`
     ended: float
@@ -73,7 +73,7 @@ class Round:
             self._failure = outcome
         elif answer.max_messages <= self._max_messages and now - answer.ended <= KEEP_S:
             self._silent = False
-            if self._assignments.has_messages(outcome, answer.asked):
+            if self._assignments.has_messages(outcome, answer.requested):
                 self._found.append(answer)
                 self._open.discard(proxy)
             else:
@@ -129,9 +129,9 @@ class Assignments:
         }
         return by_topic(offsets)
 
-    def has_messages(self, queues: Sequence[FetchedQueue], asked: Offsets) -> bool:
+    def has_messages(self, queues: Sequence[FetchedQueue], requested: Offsets) -> bool:
         """Whether there are messages to hand out in this answer."""
-        return any(each.messages and not self._has_newer_seek(each, asked) for each in queues)
+        return any(each.messages and not self._has_newer_seek(each, requested) for each in queues)
 
     def apply_answer(self, answer: FetchAnswer, now: float) -> list[FetchedQueue]:
         """Take the queues of an answer as owned; return those with messages, which are handed out."""
@@ -144,7 +144,7 @@ class Assignments:
             for other, theirs in self._held.items():
                 if other != proxy:
                     theirs.pop(queue, None)
-            if self._has_newer_seek(each, answer.asked):
+            if self._has_newer_seek(each, answer.requested):
                 owned[queue] = self._seeks[queue]
                 continue
             owned[queue] = each.next_offset
@@ -188,10 +188,10 @@ class Assignments:
                 if self._handed.get((topic, queue)) == offset:
                     del self._handed[topic, queue]
 
-    def _has_newer_seek(self, each: FetchedQueue, asked: Offsets) -> bool:
+    def _has_newer_seek(self, each: FetchedQueue, requested: Offsets) -> bool:
         """Return whether a `seek` came after that fetch had started."""
         sought = self._seeks.get((each.topic, each.queue))
-        return sought is not None and sought != asked.get(each.topic, {}).get(each.queue)
+        return sought is not None and sought != requested.get(each.topic, {}).get(each.queue)
 
     def _forget_queues(self, queues: Iterable[Queue]) -> None:
         for queue in queues:

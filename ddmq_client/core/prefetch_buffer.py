@@ -237,7 +237,7 @@ class PrefetchBuffer:
         proxies: set[ProxyConnection] = set()
         late: set[Source] = set()
         for message in self._waiting:
-            if message.delivery.told and (now is None or wait_until(message) <= now):
+            if message.delivery.lease_stated and (now is None or wait_until(message) <= now):
                 source = self._return_message(message)
                 source.waiting -= 1
                 proxies.add(source.proxy.resolve_failover())
@@ -267,7 +267,7 @@ class PrefetchBuffer:
 
     def hand_back(self, message: Message) -> bool:
         """Return one that was handed out; False where it is settled, or cannot go back."""
-        if message.outcome is not None or message.replying or not message.delivery.told:
+        if message.outcome is not None or message.replying or not message.delivery.lease_stated:
             return False
         message.outcome = Outcome.HANDED_BACK
         self._return_message(message)
@@ -284,7 +284,9 @@ class PrefetchBuffer:
 
     def next_overdue(self) -> float:
         """Return when `return_waiting` is next due, if no worker takes the message before."""
-        return min((wait_until(message) for message in self._waiting if message.delivery.told), default=inf)
+        return min(
+            (wait_until(message) for message in self._waiting if message.delivery.lease_stated), default=inf
+        )
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str = "") -> bool:
         """Record the outcome of a message; False if it has one already."""
@@ -318,7 +320,7 @@ class PrefetchBuffer:
 
     def is_over(self, message: Message) -> bool:
         """Whether the message's lease is over, as far as is known here."""
-        return message.lost or (message.delivery.told and message.expires_at < self._clock())
+        return message.lost or (message.delivery.lease_stated and message.expires_at < self._clock())
 
     def extend(self, message: Message) -> bool:
         """Ask for more time; False where settled or without a lease."""

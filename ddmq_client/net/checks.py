@@ -59,7 +59,7 @@ class Checks:
         self._closed = False
 
     @property
-    def present(self) -> bool:
+    def has_check(self) -> bool:
         """Whether a check is registered."""
         return self._check is not None
 
@@ -109,22 +109,22 @@ class Checks:
         while not self._closed:
             started = now()
             try:
-                node = self._router.pick(tried, started + ANSWER_S)
-                transactions = self._ask(node, tried)
+                node = self._router.pick_node(tried, started + ANSWER_S)
+                transactions = self._poll_proxy(node, tried)
             except ClosedError:
                 return
             if transactions is None:
                 pause = pace.pause_after_failure()
             else:
                 for transaction in transactions:
-                    self._settle(transaction)
+                    self._settle_transaction(transaction)
                 pause = pace.pause_after_answer(len(transactions), now() - started)
             until = now() + pause
             with self._lock:
                 while not self._closed and now() < until:
                     self._ending.wait(until - now())
 
-    def _ask(self, node: Node | None, tried: set[Node]) -> Sequence[UndecidedTransaction] | None:
+    def _poll_proxy(self, node: Node | None, tried: set[Node]) -> Sequence[UndecidedTransaction] | None:
         """Poll one proxy; return the undecided transactions, or None if it did not answer."""
         if node is None:
             self._record_failure(UNRESOLVED)
@@ -132,7 +132,7 @@ class Checks:
         tried.add(node)
         verdict, transactions = CallVerdict.STORED, None
         try:
-            transactions = self._answer(node)
+            transactions = self._read_answer(node)
         except CallFailed as error:
             verdict = error.verdict
             self._record_failure(f"{node.name}: {error}")
@@ -142,14 +142,14 @@ class Checks:
         except ProxyFault as fault:
             verdict = verdicts.of_fault(fault.kind)
             self._record_failure(f"{node.name}: {fault}")
-        if not self._closed and not self._router.note(node, verdict, tried):
+        if not self._closed and not self._router.record_outcome(node, verdict, tried):
             tried.clear()
         return transactions
 
-    def _answer(self, node: Node) -> Sequence[UndecidedTransaction]:
+    def _read_answer(self, node: Node) -> Sequence[UndecidedTransaction]:
         self._connection = connection = FramedConnection(node.address)
         try:
-            payload, number = connection.call(self._frame, now() + POLL_MS / 1000 + ANSWER_S)
+            payload, number = connection.call(self._encode_frame, now() + POLL_MS / 1000 + ANSWER_S)
         finally:
             connection.close()
         code, text, transactions = read_checks(payload, number)
@@ -158,7 +158,7 @@ class Checks:
         self._failing = False
         return transactions
 
-    def _frame(self, at: float, sequence_id: int) -> bytes:
+    def _encode_frame(self, at: float, sequence_id: int) -> bytes:
         if self._closed:  # while it was being connected, so `close` could not end the wait
             raise ClosedError("the producer has been closed")
         group = self._settings.producer_group or ""
@@ -176,11 +176,11 @@ class Checks:
             )
         self._failing = True
 
-    def _settle(self, transaction: UndecidedTransaction) -> None:
+    def _settle_transaction(self, transaction: UndecidedTransaction) -> None:
         """Ask the application, tell the proxies."""
         if self._closed:
             return  # some other member is asked
-        decision = self._decide(transaction)
+        decision = self._decide_transaction(transaction)
         deadline = now() + DECISION_S
         try:
             self._calls.end(
@@ -191,7 +191,7 @@ class Checks:
             with self._lock:
                 self._counts.unanswered += 1
 
-    def _decide(self, transaction: UndecidedTransaction) -> Decision:
+    def _decide_transaction(self, transaction: UndecidedTransaction) -> Decision:
         assert self._check is not None
         try:
             decision = answered(self._check(transaction))

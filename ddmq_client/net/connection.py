@@ -172,10 +172,10 @@ def resolve_in_time(
     """
     if all(map(is_literal, addresses)):
         return resolve(addresses, known)
-    made: list[list[ProxyAddress]] = []
+    connection: list[list[ProxyAddress]] = []
     thread = threading.Thread(
-        target=lambda: made.append(resolve(addresses, known)), name="ddmq-resolve", daemon=True
+        target=lambda: connection.append(resolve(addresses, known)), name="ddmq-resolve", daemon=True
     )
     thread.start()
     thread.join(max(0.0, timeout_s))
-    return made[0] if made else None
+    return connection[0] if connection else None

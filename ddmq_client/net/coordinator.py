@@ -70,7 +70,7 @@ class Coordinator:
         self.refusal: PullError | None = None
         self.last_error: str | None = None
 
-    def proxy(self, name: str) -> ProxyConnection:
+    def get_proxy(self, name: str) -> ProxyConnection:
         """The state of this proxy."""
         with self._lock:
             proxy = self._buffer.get_proxy(name)
@@ -82,7 +82,7 @@ class Coordinator:
         with self._lock:
             return self._buffer.counts.copy()
 
-    def hold(self, paused: bool) -> None:
+    def set_paused(self, paused: bool) -> None:
         """Pull nothing more, and return what waits here; or go on."""
         with self._lock:
             self._buffer.paused = paused
@@ -106,7 +106,7 @@ class Coordinator:
                     self._room.wait()
             return None
 
-    def pulled(self, source: Source, answer: Pulled) -> None:
+    def add_pulled(self, source: Source, answer: Pulled) -> None:
         """A pull was answered."""
         with self._lock:
             self._count_answer()
@@ -118,7 +118,7 @@ class Coordinator:
                 if wait_until(answer.messages[0]) < self._keep_at:
                     self._keeping.notify()
 
-    def fetched(self, source: Source, group: str, queues: Sequence[FetchedQueue]) -> int:
+    def add_fetched(self, source: Source, group: str, queues: Sequence[FetchedQueue]) -> int:
         """A broadcast fetch was answered; how many messages came."""
         with self._lock:
             self._count_answer()
@@ -145,9 +145,9 @@ class Coordinator:
             self.last_error = str(error) or repr(error)
             self.refusal = error if isinstance(error, PullError) else None
             self.first.failed(error)
-            self._due.wake(source.proxy.resolve_failover())
+            self._due.wake_flusher(source.proxy.resolve_failover())
 
-    def pause(self, source: Source, seconds: float) -> None:
+    def pause_puller(self, source: Source, seconds: float) -> None:
         """Wait before the next pull; ends early when the source shall end."""
         until = self._clock() + seconds
         with self._lock:
@@ -156,7 +156,7 @@ class Coordinator:
 
     # Workers and callers of pull.
 
-    def next(self, count: int) -> list[Message]:
+    def next_messages(self, count: int) -> list[Message]:
         """Messages for a worker; empty when it shall end. Report `handled` afterwards."""
         with self._lock:
             while True:
@@ -175,7 +175,7 @@ class Coordinator:
                 finally:
                     self._buffer.idle -= count
 
-    def handled(self, messages: Sequence[Message], errors: int = 0) -> None:
+    def finish_messages(self, messages: Sequence[Message], errors: int = 0) -> None:
         """A worker has finished with messages."""
         with self._lock:
             self._busy -= len(messages)
@@ -184,7 +184,7 @@ class Coordinator:
             if self._handing_stopped or self.pulling_stopped:
                 self._arrived.notify_all()
 
-    def keep(self) -> bool:
+    def keep_leases(self) -> bool:
         """Wait for leases to look after, then do it once; False when that has been stopped.
 
         What waits here for too long goes back; what handlers hold is extended, up to `extend_for_ms` in all.
@@ -205,7 +205,7 @@ class Coordinator:
             self._keeping_stopped = True
             self._keeping.notify_all()
 
-    def ask(self, count: int, deadline: float, one: bool = False) -> list[Message]:
+    def request_messages(self, count: int, deadline: float, one: bool = False) -> list[Message]:
         """Messages for a caller that waits until the deadline (monotonic seconds).
 
         `one`: it takes one at a time; what else comes waits here, for a while.
@@ -235,7 +235,7 @@ class Coordinator:
             source: Source = message.delivery.source
             if not source.open:
                 self._room.notify_all()
-            self._due.wake(source.proxy.resolve_failover())
+            self._due.wake_flusher(source.proxy.resolve_failover())
             return not self._buffer.is_over(message)
 
     def hand_back(self, message: Message) -> bool:
@@ -244,7 +244,7 @@ class Coordinator:
             if not self._buffer.hand_back(message):
                 return False
             self._room.notify_all()
-            self._due.wake(message.delivery.source.proxy.resolve_failover())
+            self._due.wake_flusher(message.delivery.source.proxy.resolve_failover())
             return not self._buffer.is_over(message)
 
     def extend(self, message: Message) -> bool:
@@ -264,7 +264,7 @@ class Coordinator:
         with self._lock:
             return self._buffer.take_results(proxy)
 
-    def submitted(self, proxy: ProxyConnection, acks: AckBatch, error: BaseException | None) -> None:
+    def on_submitted(self, proxy: ProxyConnection, acks: AckBatch, error: BaseException | None) -> None:
         """A submit was answered, or failed: then its results are pending again."""
         with self._lock:
             self._buffer.counts.submits += 1
@@ -272,19 +272,19 @@ class Coordinator:
                 self._buffer.counts.submit_errors += 1
                 self.last_error = str(error) or repr(error)
                 self._buffer.give_back(proxy, acks)
-                self._due.wake(proxy.resolve_failover())
+                self._due.wake_flusher(proxy.resolve_failover())
 
     def pause_flusher(self, proxy: ProxyConnection, seconds: float) -> None:
         """Wait before the next submit after a failed one; ends early when flushing stops."""
         with self._lock:
-            self._due.pause(proxy, seconds)
+            self._due.pause_flusher(proxy, seconds)
 
     def fail_over(self, gone: ProxyConnection, failover: ProxyConnection) -> None:
         """A proxy is gone for good: another one takes and forwards its results. Its flusher ends."""
         with self._lock:
             self._buffer.fail_over(gone, failover)
             self._due.remove(gone)
-            self._due.wake(failover)
+            self._due.wake_flusher(failover)
 
     # Stopping, in this order.
 
@@ -327,7 +327,7 @@ class Coordinator:
         with self._lock:
             self._due.stop()
 
-    def abandon(self) -> int:
+    def abandon_results(self) -> int:
         """Count the results that no proxy has taken."""
         with self._lock:
             return self._buffer.abandon_results()
@@ -362,24 +362,24 @@ class Coordinator:
     def _return_waiting(self, now: float | None = None) -> None:
         proxies = self._buffer.return_waiting(now)
         for proxy in proxies:
-            self._due.wake(proxy)
+            self._due.wake_flusher(proxy)
         if proxies:
             self._arrived.notify_all()
             self._room.notify_all()
 
-    def told(self, acks: AckBatch | None, told: Sequence[UnappliedResult]) -> None:
+    def report_unapplied(self, acks: AckBatch | None, unapplied: Sequence[UnappliedResult]) -> None:
         """A proxy tells which results of a call changed nothing."""
-        if not told or acks is None:
+        if not unapplied or acks is None:
             return
         with self._lock:
-            late, lost = late_results(acks, told)
+            late, lost = late_results(acks, unapplied)
             self._buffer.counts.late += len(late)
-        self.teller.late(late, lost)
+        self.teller.report_late(late, lost)
 
     def _extend(self, message: Message) -> bool:
         if not self._buffer.extend(message):
             return False
-        self._due.wake(message.delivery.source.proxy.resolve_failover())
+        self._due.wake_flusher(message.delivery.source.proxy.resolve_failover())
         return True
 
     def _let_results_ride(self, source: Source) -> None:

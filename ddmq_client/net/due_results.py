@@ -36,7 +36,7 @@ class DueResults:
         """The flusher of this proxy ends."""
         self._due.pop(gone).notify_all()
 
-    def wake(self, proxy: ProxyConnection) -> None:
+    def wake_flusher(self, proxy: ProxyConnection) -> None:
         """More is pending for this proxy than before: its flusher looks, where that cannot wait."""
         if proxy.idle or proxy.prompt or proxy.pending.urgent:
             proxy.idle = False
@@ -67,7 +67,7 @@ class DueResults:
             due.wait(LEAVE_AGAIN_S if self._leaving() else wait or IDLE_WAKE_S)
         return None
 
-    def pause(self, proxy: ProxyConnection, seconds: float) -> None:
+    def pause_flusher(self, proxy: ProxyConnection, seconds: float) -> None:
         """Wait after a failed submit; ends early when that has been stopped, or the proxy is gone."""
         until = self._clock() + seconds
         while not self._has_ended(proxy) and self._clock() < until:

@@ -44,7 +44,7 @@ class ReplyCalls:
         self._in_use: set[FramedConnection] = set()
         self._closed = False
 
-    def use(self, addresses: Sequence[ProxyAddress]) -> None:
+    def set_proxies(self, addresses: Sequence[ProxyAddress]) -> None:
         """Set the proxies, and close the idle connections to others."""
         with self._lock:
             self._addresses = list(addresses)

@@ -38,7 +38,7 @@ from ddmq_client.errors import (
 from ddmq_client.idl.codes import TransactionAction
 from ddmq_client.net.sender import JobSender, Sends
 from ddmq_client.net.sync import Lock, now
-from ddmq_client.observer import ClientObserver, SendCall, told
+from ddmq_client.observer import ClientObserver, SendCall, observe_send
 from ddmq_client.outbox import Outbox
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.process import Home
@@ -65,7 +65,7 @@ class TransactionCalls:
         check_after_ms: int | None,
     ) -> list[SendResult]:
         """Make messages durable as a part of it, all or none."""
-        self._home.enter()
+        self._home.check_process()
         job = self.outbox.prepared(transaction_id, messages, deadline, check_after_ms, when)
         return self._sender.run(job, read_prepared)
 
@@ -80,7 +80,7 @@ class TransactionCalls:
     ) -> Sequence[SendResult]:
         """Say how it ended, until somebody knows; where its messages landed, if this call has committed it.
         TransactionError where it did not end so, or nobody has confirmed it."""
-        self._home.enter()
+        self._home.check_process()
         job = self.outbox.end(transaction_id, action, through_offset, deadline, check, messages)
         (result,) = self._sender.run(job, read_ended)
         error = end_error(action, transaction_id, result)
@@ -137,7 +137,7 @@ class Transaction(Sends):
         if self._observer is None:
             return self._send_all(outgoing, None, timeout_ms)
         call = replace(self._single, batch=True)
-        with told(self._observer.sending(outgoing, call)) as send:
+        with observe_send(self._observer.sending(outgoing, call)) as send:
             results = self._send_all(send.messages, None, timeout_ms)
             send.ended(results)
             return results
@@ -189,7 +189,7 @@ class Transaction(Sends):
         """Whether it says that the local commit may have been, as DecisionTable does."""
         return isinstance(error, UnknownEndError) and error.transaction_id == self.id
 
-    def _refused(self, error: OptionError) -> OptionError:
+    def _argument_error(self, error: OptionError) -> OptionError:
         with self._lock:
             self._state.fail(f"a send of it was wrong: {error}")
         return error

@@ -52,13 +52,13 @@ class ContextCarrier:
         self._lock = Lock()
         self.not_carried = 0
 
-    def given(self, properties: Mapping[str, str] | None) -> SpanContext | None:
+    def own_context(self, properties: Mapping[str, str] | None) -> SpanContext | None:
         """The context that the application itself has put there; None where there is no readable one."""
         if not properties or self._fields.isdisjoint(properties):
             return None
         return self._read(properties, Context())[1]
 
-    def found(
+    def received_context(
         self, properties: Mapping[str, str], around: Context | None = None
     ) -> tuple[Context | None, SpanContext | None]:
         """Return a message's context to continue in, which is `around` if it has none, and the span that it

@@ -104,15 +104,16 @@ class OpenTelemetryObserver:
             return _Handling(None, None, messages)
 
     def _start_sending(self, messages: Sequence[OutgoingMessage], call: SendCall) -> ObservedSend:
-        given = [self._carrier.given(message.properties) for message in messages]
+        presets = [self._carrier.own_context(message.properties) for message in messages]
         own: list[Span | None] = [None] * len(messages)
         if call.batch and self._create_spans:
             own = [
-                self._create_span(message, call) if found is None else None
-                for message, found in zip(messages, given, strict=True)
+                self._create_span(message, call) if preset is None else None
+                for message, preset in zip(messages, presets, strict=True)
             ]
         creations = [
-            found if span is None else span.get_span_context() for found, span in zip(given, own, strict=True)
+            preset if span is None else span.get_span_context()
+            for preset, span in zip(presets, own, strict=True)
         ]
         attributes = sent_attributes(messages, call, "send", "send")
         span = self._tracer.start_span(
@@ -123,9 +124,9 @@ class OpenTelemetryObserver:
         )
         fit = call.transaction is None or self._carrier.fit_together(messages)
         carried = []
-        for message, found, create in zip(messages, given, own, strict=True):
-            context = None if found is not None else trace.set_span_in_context(create or span)
-            message, fits = self._carrier.with_context(message, context, found, fit)
+        for message, preset, create in zip(messages, presets, own, strict=True):
+            context = None if preset is not None else trace.set_span_in_context(create or span)
+            message, fits = self._carrier.with_context(message, context, preset, fit)
             carried.append(message)
             if not fits:
                 (create or span).set_attribute("messaging.ddmq.context_left_out", True)
@@ -148,7 +149,9 @@ class OpenTelemetryObserver:
             span_name("receive", attributes),
             kind=SpanKind.CLIENT,
             attributes=attributes,
-            links=_links_to(messages, [self._carrier.found(each.properties)[1] for each in messages], now_ns),
+            links=_links_to(
+                messages, [self._carrier.received_context(each.properties)[1] for each in messages], now_ns
+            ),
             start_time=asked_ns,
         ).end(now_ns)
 
@@ -157,7 +160,7 @@ class OpenTelemetryObserver:
         clocks: where they disagree by more than the delivery took, the span has no length."""
         if message.stored_ms is None or _was_held(message):
             return
-        context, creation = self._carrier.found(message.properties)
+        context, creation = self._carrier.received_context(message.properties)
         if context is None or creation is None:
             return
         attributes = got_attributes((message,), client_id, "deliver")
@@ -175,20 +178,20 @@ class OpenTelemetryObserver:
         attributes["messaging.operation.type"] = "process"
         # A worker of a consumer has the context of whoever started that: nothing that a handler is part of.
         parent = contexts.get_current() if call is None else Context()
-        found = [self._carrier.found(message.properties, parent) for message in messages]
+        origins = [self._carrier.received_context(message.properties, parent) for message in messages]
         if batch:
             attributes["messaging.batch.message_count"] = len(messages)
         else:
             attributes |= message_attributes(messages[0], now_ns)
             attributes["messaging.message.body.size"] = len(messages[0].body)
             if self._same_trace and not _was_held(messages[0]) and not _in_span(parent):
-                parent = found[0][0] or parent
+                parent = origins[0][0] or parent
         span = self._tracer.start_span(
             span_name("process", attributes),
             parent,
             kind=SpanKind.CONSUMER,
             attributes=attributes,
-            links=_links_to(messages, [creation for _, creation in found], now_ns if batch else None),
+            links=_links_to(messages, [creation for _, creation in origins], now_ns if batch else None),
             start_time=now_ns,
         )
         return _Handling(span, trace.set_span_in_context(span, parent), messages)

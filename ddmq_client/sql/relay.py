@@ -121,10 +121,10 @@ class OutboxRelay:
                 for row in rows:
                     if row.fault:
                         self._refuse(database, row, row.fault)
-            done = self._send([row for row in rows if not row.fault and row.chain not in put_off])
-            total += done.stored
-            put_off |= done.put_off
-            if not rows or not done.whole:
+            outcome = self._send([row for row in rows if not row.fault and row.chain not in put_off])
+            total += outcome.stored
+            put_off |= outcome.put_off
+            if not rows or not outcome.whole:
                 break
             if put_off:
                 after, reads = max(rows[-1].row, self._left_at), reads + 1

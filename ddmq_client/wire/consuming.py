@@ -94,13 +94,13 @@ def pull_settings(settings: ConsumerSettings) -> PullSettings:
 class Pulled(NamedTuple):
     """An answer: messages of one origin. `lease_ms`: how long their leases last, None from old proxies.
 
-    `told`: results of the pull that changed nothing. `notice`: what is odd, for people.
+    `unapplied`: results of the pull that changed nothing. `notice`: what is odd, for people.
     """
 
     origin: Origin
     messages: Sequence[Message]
     lease_ms: int | None = None
-    told: Sequence[UnappliedResult] = ()
+    unapplied: Sequence[UnappliedResult] = ()
     notice: str = ""
 
 

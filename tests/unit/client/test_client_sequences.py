@@ -357,7 +357,7 @@ class ScriptedRouter:
     def __init__(self, *steps: BaseException | None) -> None:
         self._steps = list(steps)
 
-    def pick(self, tried: object, deadline: float) -> Node | None:
+    def pick_node(self, tried: object, deadline: float) -> Node | None:
         step = self._steps.pop(0)
         if step is not None:
             raise step
