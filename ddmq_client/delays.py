@@ -24,7 +24,7 @@ _FIRST_ALLOWED = "allowed: one of delay, deliver_at, cron, level; or every alone
 
 
 class When(NamedTuple):
-    """When a message is due, as the wire says it; None: not said."""
+    """The due time of a message, as the wire states it; None: not stated."""
 
     due_ms: int | None = None
     delay_ms: int | None = None
@@ -37,7 +37,7 @@ class When(NamedTuple):
 
 
 class DelayStatus(Enum):
-    """What became of a change."""
+    """The outcome of a change to a delayed message."""
 
     CANCELLED = "cancelled"  # it is not delivered any more
     RESCHEDULED = "rescheduled"
@@ -75,13 +75,13 @@ class DelayResult(SendResult):
 
     @property
     def due_at(self) -> datetime | None:
-        """When the message is due (first), in UTC."""
+        """The (first) due time of the message, in UTC."""
         return None if self.due_ms is None else moment(self.due_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class CancelOutcome:
-    """What became of a cancel, a reschedule or a fire_now. `fired_at`, `due_at`: in UTC, where they are
+    """The outcome of a cancel, a reschedule or a fire_now. `fired_at`, `due_at`: in UTC, where they are
     known: with FIRED, and with RESCHEDULED. `text`: what the delay service said beside it, "" for nothing.
     """
 

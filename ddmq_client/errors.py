@@ -39,7 +39,7 @@ class ClosedError(ClientError):
 
 
 class ProxyError(ClientError):
-    """What a proxy refused or did not do; `code`: its code, where it gave one."""
+    """A proxy refused a request, or did not carry it out; `code`: its code, if it gave one."""
 
     def __init__(self, text: str, code: int | None = None, proxy: str = "") -> None:
         self.text = printable(text)

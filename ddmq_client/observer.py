@@ -53,31 +53,31 @@ class ObservedSend(Protocol):
     """What is sent: as many as the application gave, in their order, perhaps with more properties."""
 
     def ended(self, results: Sequence[SendResult]) -> None:
-        """There is a result for each message; none at all of what is sent one way."""
+        """Take the results, one per message in order; none at all for a oneway send."""
 
     def failed(self, error: BaseException) -> None:
-        """It raised."""
+        """Take the error that the send raised."""
 
 
 class ObservedHandling(AbstractContextManager[object], Protocol):
     """One call of a handler, which runs in the block; its messages are settled as it ends, if at all."""
 
     def raised(self, error: BaseException) -> None:
-        """The handler did; the block does not."""
+        """Take the error that the handler raised; the block itself does not raise it."""
 
 
 class ClientObserver(Protocol):
-    """What an observer is called for."""
+    """An observer of sends and of handled messages."""
 
     def sending(self, messages: Sequence[OutgoingMessage], call: SendCall) -> ObservedSend:
-        """The application sends."""
+        """Begin to observe a call that sends."""
 
     def handed_out(self, messages: Sequence[Message], client_id: str, asked_ns: int | None) -> None:
         """The application gets messages: those that it asked for by `pull` or a loop (`asked_ns`: since when,
         epoch nanoseconds), or its handler will be called with (None)."""
 
     def handling(self, messages: Sequence[Message], call: HandleCall) -> ObservedHandling:
-        """The application's handler is called."""
+        """Begin to observe a call of the handler."""
 
 
 def check_observer(observer: object) -> None:
@@ -93,8 +93,8 @@ def check_observer(observer: object) -> None:
 
 
 @contextmanager
-def told(send: ObservedSend) -> Iterator[ObservedSend]:
-    """A block that sends `send.messages` and says `ended`; what it raises is told, too."""
+def observe_send(send: ObservedSend) -> Iterator[ObservedSend]:
+    """Wrap a block that sends `send.messages` and calls `ended`; report an error of it to `send`."""
     _check_observed("sending", send, "ended", "failed")
     try:
         yield send

@@ -32,8 +32,8 @@ class OffsetsFile:
         self._lock: IO[bytes] | None = None
         self._ours = False
 
-    def take(self) -> Offsets:
-        """As `load`, and nobody else takes the file until `leave`. OptionError where another one has it."""
+    def lock_and_load(self) -> Offsets:
+        """Lock the file until `leave`, and load it. OptionError if another consumer has it."""
         import fcntl  # not everywhere, but where files are shared
 
         try:
@@ -53,7 +53,7 @@ class OffsetsFile:
             raise
 
     def leave(self) -> None:
-        """Others may take the file; nothing is stored any more."""
+        """Unlock the file: others may take it, and no more offsets are stored here."""
         self._ours = False
         lock, self._lock = self._lock, None
         if lock is not None:
@@ -63,7 +63,7 @@ class OffsetsFile:
             lock.close()
 
     def load(self) -> Offsets:
-        """What is stored; empty when there is no file. OptionError for a file that cannot be used."""
+        """Return the stored offsets; none if there is no file. OptionError for an unusable file."""
         try:
             text = self._path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -95,7 +95,7 @@ class OffsetsFile:
 def broadcast_place(
     settings: ConsumerSettings, instance: str | None, path: str | Path | None
 ) -> tuple[FetchSettings, OffsetsFile | None] | None:
-    """What a broadcasting consumer fetches with, and its file; None for other models. OptionError."""
+    """Return the fetch settings and the file of a broadcasting consumer; None for others. OptionError."""
     if not settings.broadcasting:
         if instance is not None or path is not None:
             raise OptionError("instance and offsets_file are for model='broadcasting' only")
@@ -115,7 +115,7 @@ FORMAT = 1
 
 
 def _to_text(group: str, instance: str, offsets: Offsets) -> str:
-    """What to write."""
+    """Encode offsets as the text of the file."""
     whole = {"format": FORMAT, "group": group, "instance": instance, "offsets": offsets}
     return json.dumps(whole, indent=1, sort_keys=True) + "\n"
 
@@ -125,15 +125,15 @@ def _from_text(text: str, group: str, instance: str, path: str) -> Offsets:
     try:
         whole = json.loads(text)
     except ValueError as error:
-        raise _refused(path, f"is not JSON ({error})") from error
+        raise _file_error(path, f"is not JSON ({error})") from error
     if not isinstance(whole, dict) or whole.get("format") != FORMAT:
-        raise _refused(path, f"has not the format {FORMAT}")
-    for name, wanted in (("group", group), ("instance", instance)):
-        if whole.get(name) != wanted:
-            raise _refused(path, f"belongs to {name} {whole.get(name)!r}, not {wanted!r}")
+        raise _file_error(path, f"has not the format {FORMAT}")
+    for name, required in (("group", group), ("instance", instance)):
+        if whole.get(name) != required:
+            raise _file_error(path, f"belongs to {name} {whole.get(name)!r}, not {required!r}")
     offsets: Any = whole.get("offsets")
     if not _is_offsets(offsets):
-        raise _refused(path, "has no offsets: topic, queue, whole number")
+        raise _file_error(path, "has no offsets: topic, queue, whole number")
     return {topic: dict(queues) for topic, queues in offsets.items()}
 
 
@@ -144,7 +144,7 @@ def _is_offsets(value: Any) -> bool:
     )
 
 
-def _refused(path: str, what: str) -> OptionError:
+def _file_error(path: str, what: str) -> OptionError:
     return OptionError(
         f"offsets_file={path!r} {what}; name another file, or remove this one to start at the newest messages"
     )

@@ -1,4 +1,4 @@
-"""What both producers, the blocking and the asyncio one, do before anything goes to a socket."""
+"""Prepare sends before anything goes to a socket, for both producers, the blocking and the asyncio one."""
 
 from __future__ import annotations
 
@@ -181,14 +181,14 @@ class Outbox:
 
 
 def hurry_at(now: float, timeout_s: float) -> float:
-    """From when on a waiting send goes alone."""
+    """Return the time after which a waiting send goes alone."""
     return now + timeout_s - timeout_s / HURRY_SHARE
 
 
 def oneway_frame(encoded: bytes, sequence_id: int) -> bytes:
-    """A request without answer."""
+    """Encode a oneway request, which has no answer."""
     head = frames.call_head(SEND_ONEWAY, sequence_id, frames.ONEWAY)
-    return frames.framed((head, *frames.one_message_args(encoded, None)))
+    return frames.build_frame((head, *frames.one_message_args(encoded, None)))
 
 
 def _producer() -> bytes:

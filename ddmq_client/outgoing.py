@@ -1,4 +1,4 @@
-"""What goes in and out of a producer: OutgoingMessage and SendResult."""
+"""The input and output of a producer: OutgoingMessage and SendResult."""
 
 from __future__ import annotations
 
@@ -102,27 +102,27 @@ class SendResult:
 
     @property
     def duplicate(self) -> bool:
-        """It was stored before."""
+        """Whether the message was stored before, by an earlier send."""
         return bool(self.duplicate_code)
 
     @property
     def body_differs(self) -> bool:
-        """It was stored before, with another body."""
+        """Whether the message was stored before, with another body."""
         return self.duplicate_code == STORED_DIFFERENTLY
 
     @property
     def delayed(self) -> bool:
-        """It is stored to be delivered later, by a delay level or another delay."""
+        """Whether the message is stored for later delivery, by a delay level or another delay."""
         return self.offset is None and (self.delay_id is not None or self.message_id is not None)
 
     @property
     def due_at(self) -> datetime | None:
-        """When a delayed message is due (first), in UTC; None for others, and for delay levels."""
+        """The (first) due time of a delayed message, in UTC; None for others, and for delay levels."""
         return None
 
     @property
     def stored(self) -> bool:
-        """Confirmed as stored."""
+        """Whether the message is confirmed as stored."""
         return self.error is None and self.code >= 0
 
     def raise_for_error(self) -> SendResult:

@@ -19,24 +19,24 @@ from ddmq_client.errors import ClientError
 
 
 def new_client_id() -> str:
-    """Such as `web-3@4711@9f2c51ab`."""
+    """Return a new client id, such as `web-3@4711@9f2c51ab`."""
     return f"{socket.gethostname()[:64]}@{os.getpid()}@{secrets.token_hex(4)}"
 
 
 class Home:
-    """Where it was used first."""
+    """The process in which an object was used first."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._process: int | None = None
 
     @property
-    def left(self) -> bool:
-        """This is a fork of that process."""
+    def is_forked(self) -> bool:
+        """Whether this process is a fork of that one."""
         return self._process is not None and self._process != os.getpid()
 
-    def enter(self) -> None:
-        """It is used here; ClientError in a fork of where it was used before."""
+    def check_process(self) -> None:
+        """Record a use in this process; ClientError in a fork of the one that used it before."""
         if self._process is None:
             self._process = os.getpid()
         elif self._process != os.getpid():

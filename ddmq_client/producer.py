@@ -21,7 +21,7 @@ from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.net.background import Background
 from ddmq_client.net.producer import ProducerBase
 from ddmq_client.net.sync import now
-from ddmq_client.observer import ClientObserver, ObservedSend, told
+from ddmq_client.observer import ClientObserver, ObservedSend, observe_send
 from ddmq_client.outbox import hurry_at
 from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
 from ddmq_client.process import new_client_id
@@ -109,7 +109,7 @@ class Producer(ProducerBase):
         check_function("on_done", on_done)
         if self._observer is None:
             return self._queue(message, on_done, timeout_ms)
-        with told(self._observer.sending((message,), self._single)) as send:
+        with observe_send(self._observer.sending((message,), self._single)) as send:
             future = self._queue(send.messages[0], on_done, timeout_ms)
         future.add_done_callback(partial(_tell, send))
         return future
@@ -132,12 +132,12 @@ class Producer(ProducerBase):
 
     def flush(self, timeout_ms: int | None = None) -> bool:
         """Wait until no `send_async` is under way; False when the time was up first."""
-        self._home.enter()
+        self._home.check_process()
         return self._background.flush(self._deadline(timeout_ms))
 
     def close(self, timeout_ms: int | None = None) -> None:
         """Send what waits, at most for `timeout_ms`, then close. What is left gets NotStoredError."""
-        if self._closed or self._home.left:
+        if self._closed or self._home.is_forked:
             return
         self._closed = True
         deadline = self._deadline(timeout_ms)
@@ -148,7 +148,7 @@ class Producer(ProducerBase):
 
 
 def _tell(send: ObservedSend, future: Future[SendResult]) -> None:
-    """How a send in the background ended."""
+    """Report the outcome of a background send to its observer."""
     error = CancelledError() if future.cancelled() else future.exception()
     if error is None:
         send.ended((future.result(),))

@@ -86,7 +86,7 @@ class RangeReader:
         self._closed = False
 
     def bounds(self) -> list[QueueBounds]:
-        """What can be read of every queue of the topics; a topic that does not exist has none.
+        """Return the readable range of every queue of the topics; a topic that does not exist has no queues.
 
         PullError when the proxies refuse, or none answers in time.
         """
@@ -107,10 +107,10 @@ class RangeReader:
         check("offset", offset, 0, 2**63 - 1)
         check("max_messages", max_messages, 1, 1_000_000)
         check("linger_ms", linger_ms, 1, LINGER_MS_MAX)
-        for found in self._fetch({topic: {queue: offset}}, max_messages, linger_ms):
-            if (found.topic, found.queue) == (topic, queue):
-                fetched_here(found, self._settings.group, time.monotonic())
-                return found
+        for batch in self._fetch({topic: {queue: offset}}, max_messages, linger_ms):
+            if (batch.topic, batch.queue) == (topic, queue):
+                fetched_here(batch, self._settings.group, time.monotonic())
+                return batch
         raise PullError(f"queue {queue} of topic {topic} cannot be read: there is no such queue (any more)")
 
     def offset_at(self, bounds: QueueBounds, stored_ms: int) -> int:
@@ -131,18 +131,18 @@ class RangeReader:
     def _first_of(self, bounds: QueueBounds, offset: int, end: int) -> Message | None:
         """The first message of `[offset, end)`; None when all of it is gaps."""
         while offset < end:
-            found = self.read(bounds.topic, bounds.queue, offset, 1, 1)
-            if found.messages:
-                return found.messages[0] if found.messages[0].offset < end else None
-            if found.next_offset <= offset:
+            batch = self.read(bounds.topic, bounds.queue, offset, 1, 1)
+            if batch.messages:
+                return batch.messages[0] if batch.messages[0].offset < end else None
+            if batch.next_offset <= offset:
                 return None
-            offset = found.next_offset
+            offset = batch.next_offset
         return None
 
     def close(self) -> None:
         """Close the connection. May be called twice."""
         self._closed = True
-        if not self._home.left:
+        if not self._home.is_forked:
             self._drop()
 
     def __enter__(self) -> RangeReader:
@@ -158,7 +158,7 @@ class RangeReader:
     ) -> list[FetchedQueue]:
         if self._closed:
             raise ClosedError("the reader has been closed")
-        self._home.enter()
+        self._home.check_process()
         linger_s = linger_ms / 1000
         deadline = time.monotonic() + linger_s + self._timeout_s
         pause = PAUSE_S[0]

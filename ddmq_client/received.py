@@ -1,4 +1,4 @@
-"""What a consumer gets: Message, and how the application says what became of it.
+"""The messages that a consumer receives, and the calls by which the application settles them.
 
 Every message is settled once: acked, skipped, failed or handed back; later calls return False and change
 nothing. What is settled travels to the proxy with the next pull, or by itself when no pull comes soon. A
@@ -24,7 +24,7 @@ FAIL_DELAY_MS_MAX = 7 * 24 * 3600 * 1000
 
 
 class Outcome(Enum):
-    """What became of a message."""
+    """The outcome of a message."""
 
     ACKED = "acked"
     SKIPPED = "skipped"
@@ -72,34 +72,34 @@ class Settling(Protocol):
 
 
 class NothingToSettle:
-    """Of messages that were fetched by offset: they have no lease, and are not acknowledged one by one."""
+    """The settling of messages fetched by offset: they have no lease and are not acknowledged singly."""
 
     inline = True
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str) -> bool:
-        """Changes nothing."""
+        """Return False: there is nothing to change."""
         return False
 
     def extend(self, message: Message) -> bool:
-        """Changes nothing."""
+        """Return False: there is nothing to change."""
         return False
 
     def hand_back(self, message: Message) -> bool:
-        """Changes nothing."""
+        """Return False: there is nothing to change."""
         return False
 
     def reply(self, message: Message, messages: Sequence[bytes], timeout_ms: int | None) -> Any:
-        """Raises ClientError."""
+        """Raise ClientError: there is no lease to reply with."""
         raise ClientError("a message that was fetched by offset is not acknowledged, and carries no replies")
 
 
 class DeliveryContext:
-    """What the messages of one answer share: where they came from and where their results go.
+    """The context that the messages of one answer share: their origin, and the receiver of their results.
 
-    `lease_s`: how long the lease lasts, and each extension; `told`: the proxy has said so.
+    `lease_s`: how long the lease lasts, and each extension; `lease_stated`: the proxy has said so.
     """
 
-    __slots__ = ("arrived_at", "lease_s", "origin", "settling", "source", "told")
+    __slots__ = ("arrived_at", "lease_s", "lease_stated", "origin", "settling", "source")
 
     def __init__(
         self,
@@ -108,10 +108,10 @@ class DeliveryContext:
         source: Any,
         settling: Settling,
         lease_s: float = math.inf,
-        told: bool = False,
+        lease_stated: bool = False,
     ) -> None:
         self.lease_s = lease_s
-        self.told = told
+        self.lease_stated = lease_stated
         self.origin = origin
         self.arrived_at = arrived_at  # monotonic seconds
         self.source = source  # what brought it
@@ -169,12 +169,12 @@ class Message:
 
     @property
     def leased_at(self) -> float:
-        """When its lease began, or was extended last: monotonic seconds, as of `time.monotonic`."""
+        """The time its lease began or was last extended: monotonic seconds, as of `time.monotonic`."""
         return self.delivery.arrived_at if self.extended_at is None else self.extended_at
 
     @property
     def expires_at(self) -> float:
-        """When its lease is over unless it is extended (while a handler runs it is): monotonic seconds."""
+        """The time its lease ends unless extended (while a handler runs it is): monotonic seconds."""
         return self.leased_at + self.delivery.lease_s
 
     def text(self) -> str:
@@ -238,10 +238,10 @@ class Message:
 
 
 class FetchedQueue(NamedTuple):
-    """What a low-level fetch brought from one queue; go on at `next_offset`.
+    """The messages of one queue from a low-level fetch; the next fetch reads at `next_offset`.
 
-    A RangeReader also hears the queue's bounds: its oldest readable offset and where the next message will
-    land, as of after the read.
+    A RangeReader also gets the queue's bounds, as of after the read: its oldest readable offset and the
+    offset of the next message.
     """
 
     topic: str
@@ -264,14 +264,14 @@ def reason_text(reason: object) -> str:
     """A reason as one line of at most 200 characters, which UTF-8 can carry; "" for None."""
     if reason is None:
         return ""
-    said = _said(reason)[: 4 * REASON_CHARS_MAX]
+    text = _text_of(reason)[: 4 * REASON_CHARS_MAX]
     if isinstance(reason, BaseException):
-        said = f"{type(reason).__name__}: {said}" if said else type(reason).__name__
-    line = " ".join(said.split())[:REASON_CHARS_MAX]
+        text = f"{type(reason).__name__}: {text}" if text else type(reason).__name__
+    line = " ".join(text.split())[:REASON_CHARS_MAX]
     return line.encode(errors="backslashreplace").decode()[:REASON_CHARS_MAX]
 
 
-def _said(reason: object) -> str:
+def _text_of(reason: object) -> str:
     try:
         return str(reason)
     except Exception:  # the application's own __str__

@@ -1,4 +1,4 @@
-"""What an application is told besides its messages: late results, failing pulls, refusals at the start."""
+"""Notify an application of late results, failing pulls and refusals at the start."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Teller:
         self._on_error = on_error
         self._noticed: set[str] = set()
 
-    def late(self, late: Sequence[UnappliedResult], lost: Sequence[UnappliedResult]) -> None:
-        """These results did not count; these leases are over while their messages are being handled."""
+    def report_late(self, late: Sequence[UnappliedResult], lost: Sequence[UnappliedResult]) -> None:
+        """Report results that did not count, and leases that ended while handlers had their messages."""
         for each in (*late[:1], *lost[:1]):
             what = "a result came too late" if each in late else "a lease ended while its message was handled"
             _log.warning(
@@ -42,13 +42,13 @@ class Teller:
         for each in late if self._on_late is not None else ():
             self._call("on_late", self._on_late, LateResult(*each.origin, each.offset, each.finished))
 
-    def failed(self, proxy: str, error: Exception) -> None:
-        """The first pull that failed after others that did not."""
+    def report_pull_error(self, proxy: str, error: Exception) -> None:
+        """Report the first pull that failed after others that did not."""
         _log.warning("pull from %s failed: %s", proxy, error)
         self._call("on_error", self._on_error, error)
 
-    def notice(self, proxy: str, text: str) -> None:
-        """What a proxy finds odd; said once."""
+    def log_notice(self, proxy: str, text: str) -> None:
+        """Log a proxy's warning, each text once."""
         text = printable(text)
         if text and text not in self._noticed and len(self._noticed) < 1_000:
             self._noticed.add(text)

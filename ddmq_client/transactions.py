@@ -1,4 +1,4 @@
-"""What an application hears of transactions, and says about them.
+"""The data that an application exchanges with the check of its transactions.
 
 A check is a function of the application. It is given an UndecidedTransaction, one whose end no proxy has
 heard, and returns a Decision, by what its own database says. It may be asked about any transaction of its
@@ -22,7 +22,7 @@ REFERENCE_CHARS_MAX = 255
 
 
 class Decision(Enum):
-    """What a check says."""
+    """The decision of a check about a transaction."""
 
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
@@ -49,7 +49,7 @@ class UndecidedTransaction:
 
     @property
     def prepared_at(self) -> datetime:
-        """When its first message was stored, in UTC."""
+        """The time its first message was stored, in UTC."""
         return moment(self.prepared_ms)
 
 
@@ -58,7 +58,7 @@ Check = Callable[[UndecidedTransaction], object]
 
 @dataclass(slots=True)
 class CheckCounts:
-    """What a producer's check has done so far."""
+    """Counters of a producer's check since its start."""
 
     committed: int = 0
     rolled_back: int = 0
@@ -68,7 +68,7 @@ class CheckCounts:
     poll_errors: int = 0
 
     def copy(self) -> CheckCounts:
-        """As they stand now."""
+        """Return an independent copy of the counters."""
         return replace(self)
 
 
@@ -81,7 +81,9 @@ def check_reference(reference: str | None) -> None:
 
 def reference_of(messages: Sequence[OutgoingMessage]) -> str | None:
     """The reference that they were sent with."""
-    return next((found for each in messages if (found := (each.properties or {}).get(REFERENCE))), None)
+    return next(
+        (reference for each in messages if (reference := (each.properties or {}).get(REFERENCE))), None
+    )
 
 
 def with_reference(message: OutgoingMessage, reference: str | None) -> OutgoingMessage:
@@ -95,7 +97,7 @@ def with_due_time(message: OutgoingMessage, when: When | None) -> OutgoingMessag
     """A message whose properties say when it is due: proxies read them of messages of a transaction."""
     if when is None:
         return message
-    said = {
+    delays = {
         "deliver-at": when.due_ms,
         "deliver-after": when.delay_ms,
         "deliver-cron": when.cron,
@@ -105,5 +107,5 @@ def with_due_time(message: OutgoingMessage, when: When | None) -> OutgoingMessag
         "deliver-occurrences": when.occurrences_max,
         "deliver-catch-up": when.catch_up,
     }
-    asked = {name: str(value) for name, value in said.items() if value is not None}
-    return replace(message, properties={**(message.properties or {}), **asked})
+    properties = {name: str(value) for name, value in delays.items() if value is not None}
+    return replace(message, properties={**(message.properties or {}), **properties})

@@ -42,7 +42,7 @@ ACTIONS = {
 
 
 class AsyncChecks:
-    """Of one producer: its check, and what asks for the transactions that it decides."""
+    """The check of one producer, and the poll for the transactions that it decides."""
 
     def __init__(
         self, settings: ProducerSettings, router: AsyncProxyRouter, calls: AsyncTransactionCalls
@@ -60,8 +60,8 @@ class AsyncChecks:
         self._closed = False
 
     @property
-    def present(self) -> bool:
-        """There is a check."""
+    def has_check(self) -> bool:
+        """Whether a check is registered."""
         return self._check is not None
 
     def counts(self) -> CheckCounts:
@@ -108,64 +108,64 @@ class AsyncChecks:
         pace = Pace(POLL_MS / 1000, random.random)
         tried: set[Node] = set()
         while not self._closed:
-            began = now()
+            started = now()
             try:
-                node = await self._router.pick(tried, began + ANSWER_S)
-                found = await self._ask(node, tried)
+                node = await self._router.pick_node(tried, started + ANSWER_S)
+                transactions = await self._poll_proxy(node, tried)
             except ClosedError:
                 return
-            if found is None:
-                pause = pace.failed()
+            if transactions is None:
+                pause = pace.pause_after_failure()
             else:
-                for transaction in found:
-                    await self._settle(transaction)
-                pause = pace.answered(len(found), now() - began)
+                for transaction in transactions:
+                    await self._settle_transaction(transaction)
+                pause = pace.pause_after_answer(len(transactions), now() - started)
             until = now() + pause
             with self._lock:
                 while not self._closed and now() < until:
                     await self._ending.wait(until - now())
 
-    async def _ask(self, node: Node | None, tried: set[Node]) -> Sequence[UndecidedTransaction] | None:
-        """What a poll brought; None where it brought no answer."""
+    async def _poll_proxy(self, node: Node | None, tried: set[Node]) -> Sequence[UndecidedTransaction] | None:
+        """Poll one proxy; return the undecided transactions, or None if it did not answer."""
         if node is None:
-            self._failed(UNRESOLVED)
+            self._record_failure(UNRESOLVED)
             return None
         tried.add(node)
-        verdict, found = CallVerdict.STORED, None
+        verdict, transactions = CallVerdict.STORED, None
         try:
-            found = await self._answer(node)
+            transactions = await self._read_answer(node)
         except CallFailed as error:
             verdict = error.verdict
-            self._failed(f"{node.name}: {error}")
+            self._record_failure(f"{node.name}: {error}")
         except FrameError as error:
             verdict = CallVerdict.LOST
-            self._failed(f"{node.name}: {error}")
+            self._record_failure(f"{node.name}: {error}")
         except ProxyFault as fault:
             verdict = verdicts.of_fault(fault.kind)
-            self._failed(f"{node.name}: {fault}")
-        if not self._closed and not self._router.note(node, verdict, tried):
+            self._record_failure(f"{node.name}: {fault}")
+        if not self._closed and not self._router.record_outcome(node, verdict, tried):
             tried.clear()
-        return found
+        return transactions
 
-    async def _answer(self, node: Node) -> Sequence[UndecidedTransaction]:
+    async def _read_answer(self, node: Node) -> Sequence[UndecidedTransaction]:
         self._connection = connection = AsyncFramedConnection(node.address)
         try:
-            payload, number = await connection.call(self._frame, now() + POLL_MS / 1000 + ANSWER_S)
+            payload, number = await connection.call(self._encode_frame, now() + POLL_MS / 1000 + ANSWER_S)
         finally:
             connection.close()
-        code, text, found = read_checks(payload, number)
+        code, text, transactions = read_checks(payload, number)
         if code != Code.OK:
             raise CallFailed(verdicts.of_code(code), f"{text} (code {code})")
         self._failing = False
-        return found
+        return transactions
 
-    def _frame(self, at: float, sequence_id: int) -> bytes:
+    def _encode_frame(self, at: float, sequence_id: int) -> bytes:
         if self._closed:  # while it was being connected, so `close` could not end the wait
             raise ClosedError("the producer has been closed")
         group = self._settings.producer_group or ""
         return poll_frame(group, self._settings.client_id, CHECKS_MAX, POLL_MS, sequence_id)
 
-    def _failed(self, text: str) -> None:
+    def _record_failure(self, text: str) -> None:
         """A poll brought no answer; the first one after others that did is logged."""
         if self._closed:
             return
@@ -177,11 +177,11 @@ class AsyncChecks:
             )
         self._failing = True
 
-    async def _settle(self, transaction: UndecidedTransaction) -> None:
+    async def _settle_transaction(self, transaction: UndecidedTransaction) -> None:
         """Ask the application, tell the proxies."""
         if self._closed:
             return  # some other member is asked
-        decision = await self._decide(transaction)
+        decision = await self._decide_transaction(transaction)
         deadline = now() + DECISION_S
         try:
             await self._calls.end(
@@ -192,7 +192,7 @@ class AsyncChecks:
             with self._lock:
                 self._counts.unanswered += 1
 
-    async def _decide(self, transaction: UndecidedTransaction) -> Decision:
+    async def _decide_transaction(self, transaction: UndecidedTransaction) -> Decision:
         assert self._check is not None
         try:
             decision = await answered(self._check(transaction))

@@ -67,7 +67,7 @@ class _Frames(asyncio.Protocol):
         return self._answer
 
     async def drained(self) -> None:
-        """Until everything written has left; raises what ended the connection."""
+        """Wait until everything written has left; raise the error that ended the connection."""
         await self._drained.wait()
         if self.ended is not None:
             raise ConnectionResetError(str(self.ended))
@@ -169,18 +169,18 @@ async def resolve(
 ) -> list[ProxyAddress]:
     """Every address behind these; a name that does not resolve now keeps what it had in `known` (updated)."""
     loop = asyncio.get_running_loop()
-    found: dict[ProxyAddress, None] = {}
+    resolved: dict[ProxyAddress, None] = {}
     for address in addresses:
         with suppress(OSError, UnicodeError):
             known[address] = from_info(await loop.getaddrinfo(*address, type=1))
-        found.update(dict.fromkeys(known.get(address, ())))
-    return list(found)[:ADDRESSES_MAX]
+        resolved.update(dict.fromkeys(known.get(address, ())))
+    return list(resolved)[:ADDRESSES_MAX]
 
 
 async def resolve_in_time(
     addresses: Iterable[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]], timeout_s: float
 ) -> list[ProxyAddress] | None:
-    """As `resolve`; None when a name server has not answered after so long."""
+    """Call `resolve`, but return None if a name server has not answered within `timeout_s`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             return await resolve(addresses, known)

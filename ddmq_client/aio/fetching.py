@@ -90,13 +90,13 @@ class AsyncFetchConsumer:
 
     @property
     def consumer_id(self) -> str:
-        """Who this is among the group's consumers."""
+        """The id of this consumer in its group."""
         return self._settings.consumer_id
 
     @property
     def assignments(self) -> list[Queue]:
         """(topic, queue) of what the proxies gave to this consumer, as of the last fetch."""
-        return self._assignments.queues()
+        return self._assignments.list_queues()
 
     def seek(self, topic: str, queue: str, offset: int) -> None:
         """Fetch this queue from `offset` next; what is out of range moves to the nearest there is."""
@@ -104,10 +104,10 @@ class AsyncFetchConsumer:
         with self._lock:
             waiting = self._since.keys() - {answer.proxy for answer in self._ended}
         for name in waiting:  # from where this queue was: they may last for all their linger time
-            self._drop(name)
+            self._drop_call(name)
 
     async def fetch(self, max_messages: int = 32, linger_ms: int = 500) -> list[FetchedQueue]:
-        """What there is, up to `max_messages` of each queue; one entry for each queue with messages.
+        """Fetch up to `max_messages` of each queue; return one entry for each queue with messages.
 
         Waits up to `linger_ms` while there is nothing, and not for proxies that have nothing once there is
         something from others. PullError when a proxy refuses; the last failure when no proxy answers at all.
@@ -120,15 +120,15 @@ class AsyncFetchConsumer:
         fetch = Round(self._assignments, self._addresses, max_messages, time, linger_ms / 1000)
         while True:
             for name in fetch.to_ask(self._since):
-                await self._ask(name, max_messages, fetch.linger_ms(time))
+                await self._start_call(name, max_messages, fetch.linger_ms(time))
             if not self._ended:
                 until = fetch.wait_until(now(), self._since)
                 if until is None:
-                    return fetch.result(time)
+                    return fetch.collect_result(time)
                 await self._wait(until)
             time = now()
-            for answer in self._taken():
-                fetch.take(answer, time)
+            for answer in self._take_answers():
+                fetch.take_answer(answer, time)
 
     async def ack(self, offsets: Mapping[str, Mapping[str, int]] | None = None) -> bool:
         """Store where the group is: topic → queue → next offset; without, after all that was fetched.
@@ -136,13 +136,13 @@ class AsyncFetchConsumer:
         True once it is durable. False when a proxy could not store it in three tries: the messages may come
         again. Queues that are not assigned to this consumer any more are passed over.
         """
-        self._home.enter()
+        self._home.check_process()
         stored = True
-        for name, mine in self._assignments.acks(offsets).items():
+        for name, mine in self._assignments.acks_by_proxy(offsets).items():
             deadline = now() + self._timeout_s
             for _ in range(ACK_TRIES):
                 if await self._ack_at(name, mine, deadline):
-                    self._assignments.acked(mine)
+                    self._assignments.confirm_acks(mine)
                     break
             else:
                 stored = False
@@ -150,12 +150,12 @@ class AsyncFetchConsumer:
 
     async def aclose(self) -> None:
         """Leave, so that the queues go to the others at once, and close. May be called twice."""
-        left, self._closed = self._closed, True
-        if self._home.left:
+        was_closed, self._closed = self._closed, True
+        if self._home.is_forked:
             return
-        asked = list(self._connections)
+        proxies = list(self._connections)
         self._break_off()
-        for name in [] if left else asked:
+        for name in [] if was_closed else proxies:
             await self._leave(name)
 
     # asyncio only
@@ -175,24 +175,26 @@ class AsyncFetchConsumer:
     async def _find_proxies(self) -> None:
         if self._closed:
             raise ClosedError("the consumer has been closed")
-        self._home.enter()
+        self._home.check_process()
         if now() >= self._resolve_at or not self._addresses:
             wait_s = AGAIN_S if self._addresses else self._timeout_s
             resolved = await resolve_in_time(self._proxies, self._known, wait_s)
-            found = self._addresses if resolved is None else {str(address): address for address in resolved}
-            self._resolve_at = now() + (RESOLVE_EVERY_S if found else UNRESOLVED_RETRY_S)
-            for name in self._addresses.keys() - found.keys():
-                self._drop(name)
-                self._assignments.lost(name)
-            self._addresses = found
+            addresses = (
+                self._addresses if resolved is None else {str(address): address for address in resolved}
+            )
+            self._resolve_at = now() + (RESOLVE_EVERY_S if addresses else UNRESOLVED_RETRY_S)
+            for name in self._addresses.keys() - addresses.keys():
+                self._drop_call(name)
+                self._assignments.drop_proxy(name)
+            self._addresses = addresses
         if not self._addresses:
             raise PullError("no proxy address is known: no name resolves")
 
-    async def _ask(self, name: str, max_messages: int, linger_ms: int) -> None:
+    async def _start_call(self, name: str, max_messages: int, linger_ms: int) -> None:
         """Ask this proxy, by an activity of its own: it may outlast the fetch that started it."""
         connection = self._connections.setdefault(name, AsyncFramedConnection(self._addresses[name]))
-        asked, started = self._assignments.ask(name), now()
-        call = partial(self._call, name, connection, asked, max_messages, linger_ms, started)
+        offsets, started = self._assignments.next_offsets(name), now()
+        call = partial(self._call, name, connection, offsets, max_messages, linger_ms, started)
         self._since[name] = started
         if INLINE and len(self._addresses) == 1:
             await call()
@@ -201,20 +203,20 @@ class AsyncFetchConsumer:
         try:
             self._calls[name].start()
         except RuntimeError:  # no thread could be started
-            self._drop(name)
+            self._drop_call(name)
             raise
 
     async def _call(
         self,
         name: str,
         connection: AsyncFramedConnection,
-        asked: Offsets,
+        offsets: Offsets,
         max_messages: int,
         linger_ms: int,
         started: float,
     ) -> None:
         def frame(at: float, sequence_id: int) -> bytes:
-            return fetch_frame(self._settings, asked, max_messages, linger_ms, sequence_id)
+            return fetch_frame(self._settings, offsets, max_messages, linger_ms, sequence_id)
 
         outcome: Sequence[FetchedQueue] | Exception
         try:
@@ -233,26 +235,26 @@ class AsyncFetchConsumer:
             raise
         with self._lock:
             if self._since.get(name) == started:  # else nobody wants it any more
-                self._ended.append(FetchAnswer(name, asked, max_messages, started, now(), outcome))
+                self._ended.append(FetchAnswer(name, offsets, max_messages, started, now(), outcome))
                 self._changed.notify()
 
     async def _wait(self, until: float) -> None:
-        """Until a call has ended, at most until then."""
+        """Wait until a call has ended, but no longer than `until`."""
         with self._lock:
-            left = until - now()
-            if not self._ended and left > 0:
-                await self._changed.wait(min(left, threading.TIMEOUT_MAX))
+            remaining_s = until - now()
+            if not self._ended and remaining_s > 0:
+                await self._changed.wait(min(remaining_s, threading.TIMEOUT_MAX))
 
-    def _taken(self) -> list[FetchAnswer]:
+    def _take_answers(self) -> list[FetchAnswer]:
         """The answers that have come, in their order."""
         with self._lock:
-            taken, self._ended = self._ended, []
-            for answer in taken:
+            answers, self._ended = self._ended, []
+            for answer in answers:
                 del self._since[answer.proxy]
-            return taken
+            return answers
 
-    def _drop(self, name: str) -> None:
-        """Nobody waits for this proxy's answer any more."""
+    def _drop_call(self, name: str) -> None:
+        """Cancel the call to this proxy, and discard its answer."""
         with self._lock:
             self._since.pop(name, None)
             self._ended = [answer for answer in self._ended if answer.proxy != name]
@@ -265,7 +267,7 @@ class AsyncFetchConsumer:
 
     def _break_off(self) -> None:
         for name in list(self._connections):
-            self._drop(name)
+            self._drop_call(name)
         for connection in self._for_acks.values():
             connection.close()
         self._for_acks.clear()

@@ -1,4 +1,4 @@
-"""What a producer does, the blocking one as the one for tasks: send, and change what is delayed."""
+"""The producer, both blocking and for tasks: sends messages, and changes delayed ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.delays import CancelOutcome, When, duration_ms, outcome_of, when_of
 from ddmq_client.errors import ClosedError, OptionError, SendError
 from ddmq_client.idl.codes import PRODUCER_PORT, DelayAction
-from ddmq_client.observer import ClientObserver, SendCall, check_observer, told
+from ddmq_client.observer import ClientObserver, SendCall, check_observer, observe_send
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.process import Home, new_client_id
@@ -104,8 +104,8 @@ class AsyncProducerBase(AsyncSends):
         self._check_open()
         if self._observer is None:
             return await self._send_many(messages, timeout_ms)
-        found = list(messages)
-        with told(self._observer.sending(found, SendCall(self.client_id, batch=True))) as send:
+        outgoing = list(messages)
+        with observe_send(self._observer.sending(outgoing, SendCall(self.client_id, batch=True))) as send:
             results = await self._send_many(send.messages, timeout_ms)
             send.ended(results)
             return results
@@ -127,7 +127,7 @@ class AsyncProducerBase(AsyncSends):
         if self._observer is None:
             await self._write(message, timeout_ms)
             return
-        with told(self._observer.sending((message,), self._single)) as send:
+        with observe_send(self._observer.sending((message,), self._single)) as send:
             await self._write(send.messages[0], timeout_ms)
             send.ended(())
 
@@ -169,23 +169,23 @@ class AsyncProducerBase(AsyncSends):
         self._check_open()
         after_ms = None if check_after is None else duration_ms("check_after", check_after, 1)
         return AsyncTransaction(
-            self._calls, reference, after_ms, timeout_ms, lambda: self._checks.present, self._observer
+            self._calls, reference, after_ms, timeout_ms, lambda: self._checks.has_check, self._observer
         )
 
     def check_counts(self) -> CheckCounts:
-        """What the check has done so far."""
+        """Return a copy of the check's counters."""
         return self._checks.counts()
 
     async def close(self) -> None:
         """Close every connection; sends under way end with an error."""
-        if self._home.left:
+        if self._home.is_forked:
             return
         self._closed = True
         await self._checks.close(now() + CLOSE_S)
         await self._router.close(now() + CLOSE_S)
 
     async def __aenter__(self) -> Self:
-        if self._checks.present:
+        if self._checks.has_check:
             self._check_open()
         return self
 
@@ -213,7 +213,7 @@ class AsyncProducerBase(AsyncSends):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the producer has been closed")
-        self._home.enter()
+        self._home.check_process()
         self._checks.begin()
 
     def _encode(self, message: OutgoingMessage) -> bytes:

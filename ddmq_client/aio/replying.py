@@ -27,7 +27,7 @@ IDLE_MAX = 16  # connections kept for one proxy
 
 
 class AsyncReplyCalls:
-    """Of one consumer. Safe for many threads."""
+    """Acknowledgements with messages of one consumer. Safe for many threads."""
 
     def __init__(
         self, settings: ConsumerSettings, shared: Lock, buffer: PrefetchBuffer, room: Condition
@@ -43,12 +43,12 @@ class AsyncReplyCalls:
         self._in_use: set[AsyncFramedConnection] = set()
         self._closed = False
 
-    def use(self, addresses: Sequence[ProxyAddress]) -> None:
-        """These are the proxies."""
+    def set_proxies(self, addresses: Sequence[ProxyAddress]) -> None:
+        """Set the proxies, and close the idle connections to others."""
         with self._lock:
             self._addresses = list(addresses)
-            gone = [self._idle.pop(address) for address in set(self._idle) - set(addresses)]
-        for connection in (each for idle in gone for each in idle):
+            removed = [self._idle.pop(address) for address in set(self._idle) - set(addresses)]
+        for connection in (each for idle in removed for each in idle):
             connection.close()
 
     async def acknowledge(
@@ -60,7 +60,7 @@ class AsyncReplyCalls:
                 raise ClientError(f"{message!r} is settled, or has no lease; nothing is sent with it")
         stored = False
         try:
-            results = await self._acknowledge(message, messages, timeout_ms)
+            results = await self._run_job(message, messages, timeout_ms)
             stored = True
         finally:
             with self._shared:
@@ -68,21 +68,21 @@ class AsyncReplyCalls:
                 self._room.notify_all()
         return results
 
-    async def _acknowledge(
+    async def _run_job(
         self, message: Message, messages: Sequence[bytes], timeout_ms: int | None
     ) -> Sequence[SendResult]:
         settings, origin = self._settings, message.delivery.origin
         to = ReplyTo(origin.group, origin.topic, origin.queue, message.offset, message.lease_id or 0)
         timeout_s = (settings.timeout_ms if timeout_ms is None else timeout_ms) / 1000
         job = ReplyJob(reply_request(to, settings.client_id), messages, now() + timeout_s)
-        await self._run(job, message.delivery.source.proxy.present().name)
+        await self._run(job, message.delivery.source.proxy.resolve_failover().name)
         if job.error is not None:
             message.lost = message.lost or isinstance(job.error, LeaseOverError)
             raise job.error
         return job.results
 
     async def _run(self, job: ReplyJob, first: str) -> None:
-        """Until it is over, or its time is. `first`: the proxy to ask first, as HOST:PORT."""
+        """Try the job until it ends or its deadline passes. `first`: the proxy to ask first, as HOST:PORT."""
         with self._lock:
             addresses = sorted(self._addresses, key=lambda address: str(address) != first)
         turn = 0
@@ -90,12 +90,12 @@ class AsyncReplyCalls:
         while wait is not None and addresses:
             if wait:
                 await sleep(wait)
-            await self._try(job, addresses[turn % len(addresses)])
+            await self._try_proxy(job, addresses[turn % len(addresses)])
             turn += 1
             wait = job.next_wait(now(), turn < len(addresses))
 
-    async def _try(self, job: ReplyJob, address: ProxyAddress) -> None:
-        connection = self._take(address)
+    async def _try_proxy(self, job: ReplyJob, address: ProxyAddress) -> None:
+        connection = self._take_connection(address)
         name = str(address)
         try:
             payload, sequence_id = await connection.call(job.frame, job.attempt_deadline(now()))
@@ -107,13 +107,13 @@ class AsyncReplyCalls:
             job.failed(CallVerdict.LOST, f"{error} (from {name})", name)
         except ProxyFault as fault:
             if fault.kind == UNKNOWN_METHOD:
-                job.impossible(f"the proxy at {name} is too old for acknowledgements that carry messages")
+                job.on_unsupported(f"the proxy at {name} is too old for acknowledgements that carry messages")
             else:
                 job.failed(of_fault(fault.kind), str(fault), name)
         finally:
             self._give_back(address, connection)
 
-    def _take(self, address: ProxyAddress) -> AsyncFramedConnection:
+    def _take_connection(self, address: ProxyAddress) -> AsyncFramedConnection:
         with self._lock:
             if self._closed:
                 raise ClosedError("the consumer has been stopped")

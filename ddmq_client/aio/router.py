@@ -45,20 +45,20 @@ class AsyncProxyRouter:
         self._upkeep_started = False
         self._closed = False
 
-    async def pick(self, avoid: Collection[Node], deadline: float) -> Node | None:
+    async def pick_node(self, avoid: Collection[Node], deadline: float) -> Node | None:
         """The node for the next attempt; None while no name resolves. The first one waits for names."""
         with self._lock:
             if not self._resolved:
                 await self._wait_resolved(deadline)
             if self._closed:
                 raise ClosedError("the producer has been closed")
-            return self._rotation.pick(avoid)
+            return self._rotation.pick_node(avoid)
 
-    def note(self, node: Node, verdict: CallVerdict, tried: Collection[Node]) -> bool:
+    def record_outcome(self, node: Node, verdict: CallVerdict, tried: Collection[Node]) -> bool:
         """Count an outcome towards the node's health; True where a node in rotation is still untried."""
         with self._lock:
             was_up = node.up
-            self._rotation.note(node, verdict, now())
+            self._rotation.record_outcome(node, verdict, now())
             if was_up and not node.up:
                 self._drop_idle(node)
                 self._upkeep_due.notify()
@@ -108,7 +108,7 @@ class AsyncProxyRouter:
             if not await self._known_first.wait(deadline - now()):
                 return
 
-    async def _resolve(self) -> None:
+    async def _resolve_addresses(self) -> None:
         addresses = await resolve(self._addresses, self._known)
         with self._lock:
             for node in self._rotation.update(addresses):
@@ -118,7 +118,7 @@ class AsyncProxyRouter:
         """A connection to the node, for one caller; waits while all are in use. Give it back."""
         with self._lock:
             while not self._closed:
-                connection = self._connection(node)
+                connection = self._connection_to(node)
                 if connection is not None:
                     self._in_use.add(connection)
                     return connection
@@ -137,7 +137,7 @@ class AsyncProxyRouter:
         if not keep:
             connection.close()
 
-    def _connection(self, node: Node) -> AsyncFramedConnection | None:
+    def _connection_to(self, node: Node) -> AsyncFramedConnection | None:
         idle = self._idle.get(node)
         while idle:
             connection = idle.pop()[1]
@@ -159,7 +159,7 @@ class AsyncProxyRouter:
             connection.close()
 
     async def _keep_up(self) -> None:
-        await self._resolve()
+        await self._resolve_addresses()
         with self._lock:
             self._resolved = True
             self._known_first.notify_all()
@@ -175,9 +175,9 @@ class AsyncProxyRouter:
                     continue
                 self._close_idle(time)
             for node in probes:
-                await self._probe(node)
+                await self._probe_node(node)
             if time >= resolve_at:
-                await self._resolve()
+                await self._resolve_addresses()
                 resolve_at = now() + self._resolve_in()
 
     def _resolve_in(self) -> float:
@@ -194,7 +194,7 @@ class AsyncProxyRouter:
             if not entries:
                 del self._idle[node]
 
-    async def _probe(self, node: Node) -> None:
+    async def _probe_node(self, node: Node) -> None:
         connection = AsyncFramedConnection(node.address)
         try:
             payload, sequence_id = await connection.call(self._probe_frame, now() + PROBE_TIMEOUT_S)
@@ -204,13 +204,13 @@ class AsyncProxyRouter:
         finally:
             connection.close()
         with self._lock:
-            self._rotation.note(node, verdict, now())
+            self._rotation.record_outcome(node, verdict, now())
 
     def _probe_frame(self, at: float, sequence_id: int) -> bytes:
         return heartbeat_frame(self._heartbeat, sequence_id)
 
 
 def heartbeat_frame(heartbeat: bytes, sequence_id: int) -> bytes:
-    """A heartbeat request."""
+    """Encode the request of a heartbeat."""
     args = frames.one_message_args(heartbeat, int(PROBE_TIMEOUT_S * 1000))
-    return frames.framed((frames.call_head(SEND_ONE, sequence_id), *args))
+    return frames.build_frame((frames.call_head(SEND_ONE, sequence_id), *args))

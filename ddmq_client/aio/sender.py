@@ -1,4 +1,4 @@
-"""What sends: AsyncSends, as applications call it; AsyncJobSender, which carries a job to its end over the
+"""Sending: AsyncSends, as applications call it; AsyncJobSender, which carries a job to its end over the
 producer's connections.
 """
 
@@ -17,7 +17,7 @@ from ddmq_client.core.sending import SendJob
 from ddmq_client.core.verdicts import CallFailed, CallVerdict
 from ddmq_client.delays import When, when_of
 from ddmq_client.errors import BusyError, ClosedError, NotStoredError, OptionError, SendError
-from ddmq_client.observer import ClientObserver, SendCall, told
+from ddmq_client.observer import ClientObserver, SendCall, observe_send
 from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
 from ddmq_client.wire.producing import ProxyFault, read_results
 
@@ -38,12 +38,12 @@ class AsyncJobSender:
         router = self._router
         try:
             while True:
-                node = await router.pick(job.tried, job.deadline)
+                node = await router.pick_node(job.tried, job.deadline)
                 if node is None:
                     job.gave_up(NotStoredError(UNRESOLVED))
                     return job.results
                 job.begin(node, router.recognises())
-                elsewhere = await self._attempt(job, node, read)
+                elsewhere = await self._attempt_send(job, node, read)
                 self.last_error = job.error
                 wait = job.next_wait(now(), elsewhere)
                 if wait is None:
@@ -63,7 +63,7 @@ class AsyncJobSender:
         tried: set[Node] = set()
         failure = NotStoredError(UNRESOLVED)
         for _ in range(ONEWAY_ATTEMPTS):
-            node = await self._router.pick(tried, deadline)
+            node = await self._router.pick_node(tried, deadline)
             if node is None or now() >= deadline:
                 break
             tried.add(node)
@@ -72,32 +72,32 @@ class AsyncJobSender:
                 return
             except CallFailed as error:
                 failure = NotStoredError(error.text, None, node.name)
-                self._router.note(node, error.verdict, tried)
+                self._router.record_outcome(node, error.verdict, tried)
         raise failure
 
-    async def _attempt(self, job: SendJob, node: Node, read: Read) -> bool:
+    async def _attempt_send(self, job: SendJob, node: Node, read: Read) -> bool:
         """One attempt; True where a node in rotation is still untried."""
         try:
-            results = await self._exchange(job, node, read)
+            results = await self._exchange_frames(job, node, read)
         except CallFailed as failure:
-            return self._failed(job, node, failure.verdict, failure.text)
+            return self._record_failure(job, node, failure.verdict, failure.text)
         except FrameError as error:
-            return self._failed(job, node, CallVerdict.LOST, f"{error} (from {node.name})")
+            return self._record_failure(job, node, CallVerdict.LOST, f"{error} (from {node.name})")
         except ProxyFault as fault:
-            return self._failed(job, node, verdicts.of_fault(fault.kind), str(fault))
+            return self._record_failure(job, node, verdicts.of_fault(fault.kind), str(fault))
         stored = all(result.code == 0 for result in results)
         elsewhere = not stored and self._router.has_fresh(job.tried)
         verdict = job.answered(node, results, elsewhere)
-        if verdict is CallVerdict.STORED and node.well:
+        if verdict is CallVerdict.STORED and node.is_healthy:
             return False
-        return self._router.note(node, verdict, job.tried)
+        return self._router.record_outcome(node, verdict, job.tried)
 
-    def _failed(self, job: SendJob, node: Node, verdict: CallVerdict, text: str) -> bool:
-        elsewhere = self._router.note(node, verdict, job.tried)
+    def _record_failure(self, job: SendJob, node: Node, verdict: CallVerdict, text: str) -> bool:
+        elsewhere = self._router.record_outcome(node, verdict, job.tried)
         job.failed(node, verdict, text, elsewhere)
         return elsewhere
 
-    async def _exchange(self, job: SendJob, node: Node, read: Read) -> list[SendResult]:
+    async def _exchange_frames(self, job: SendJob, node: Node, read: Read) -> list[SendResult]:
         connection = await self._router.lease(node, job.deadline)
         try:
             deadline = job.attempt_deadline(now())
@@ -163,7 +163,7 @@ class AsyncSends(ABC):
             when = when_of(delay, deliver_at, cron, zone, every, times, catch_up, level)
             properties = with_level(properties, level)
         except OptionError as error:
-            raise self._refused(error) from None
+            raise self._argument_error(error) from None
         message = OutgoingMessage(topic, body, key, tags, properties, shard_key, queue, idempotency_key)
         if self._observer is not None:
             return await self._send_observed(message, when, timeout_ms)
@@ -179,13 +179,13 @@ class AsyncSends(ABC):
         self, message: OutgoingMessage, when: When | None, timeout_ms: int | None
     ) -> SendResult:
         assert self._observer is not None
-        with told(self._observer.sending((message,), self._single)) as send:
+        with observe_send(self._observer.sending((message,), self._single)) as send:
             result = await self._send(send.messages[0], when, timeout_ms)
             send.ended((result,))
             return result
 
-    def _refused(self, error: OptionError) -> OptionError:
-        """What a send with wrong arguments raises; nothing was sent."""
+    def _argument_error(self, error: OptionError) -> OptionError:
+        """Return the error that a send with wrong arguments raises; nothing was sent."""
         return error
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What tasks wait with; `net.sync` has the same names for threads.
+"""The waiting primitives of tasks; `net.sync` has the same names for threads.
 
 The modules that tools/unasync.py translates are written with these, and with `threading.Lock`. A task never
 waits while it has a lock, but for a Condition, which gives the lock away meanwhile. So the loop blocks on one
@@ -24,7 +24,7 @@ Handle = Callable[[list[Message]], Awaitable[int]]  # returns how often the appl
 
 
 def now() -> float:
-    """What the clock says."""
+    """Return the event loop's time in seconds."""
     return asyncio.get_running_loop().time()
 
 
@@ -67,7 +67,7 @@ def ends(error: BaseException) -> bool:
 
 
 class Condition:
-    """As `threading.Condition`, for the tasks of one event loop; any thread may notify them."""
+    """A `threading.Condition` for the tasks of one event loop; any thread may notify them."""
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
@@ -126,23 +126,23 @@ class AsyncActivity:
     """One of the tasks that a client consists of."""
 
     def __init__(self, work: Callable[[], Coroutine[None, None, object]], name: str) -> None:
-        """It does `work` once it is started."""
+        """Store `work`, which runs once the activity is started."""
         self._work = work
         self._name = name
         self._task: asyncio.Task[object] | None = None
 
     @property
     def alive(self) -> bool:
-        """It has been started and has not ended."""
+        """Whether the activity has been started and has not ended."""
         return self._task is not None and not self._task.done()
 
     @property
     def current(self) -> bool:
-        """It is the one that asks."""
+        """Whether the caller runs in this activity."""
         return self._task is not None and self._task is asyncio.current_task(self._task.get_loop())
 
     def start(self) -> None:
-        """Begin."""
+        """Start the work in a task of its own."""
         self._task = asyncio.create_task(self._work(), name=self._name)
 
     def cancel(self) -> None:
@@ -151,7 +151,7 @@ class AsyncActivity:
             self._task.cancel()
 
     def ended(self) -> asyncio.Future[object] | None:
-        """What to wait for; None where there is nothing."""
+        """Return the future that ends with the task; None if it is not running, or is the caller's own."""
         return self._task if self.alive and not self.current else None
 
 

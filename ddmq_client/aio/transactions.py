@@ -37,7 +37,7 @@ from ddmq_client.errors import (
     UnknownEndError,
 )
 from ddmq_client.idl.codes import TransactionAction
-from ddmq_client.observer import ClientObserver, SendCall, told
+from ddmq_client.observer import ClientObserver, SendCall, observe_send
 from ddmq_client.outbox import Outbox
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.process import Home
@@ -48,7 +48,7 @@ _log = logging.getLogger("ddmq_client.producer")
 
 
 class AsyncTransactionCalls:
-    """What the transactions of one producer share: the way to the proxies."""
+    """The calls to the proxies that all transactions of one producer share."""
 
     def __init__(self, outbox: Outbox, sender: AsyncJobSender, home: Home) -> None:
         self.outbox = outbox
@@ -64,7 +64,7 @@ class AsyncTransactionCalls:
         check_after_ms: int | None,
     ) -> list[SendResult]:
         """Make messages durable as a part of it, all or none."""
-        self._home.enter()
+        self._home.check_process()
         job = self.outbox.prepared(transaction_id, messages, deadline, check_after_ms, when)
         return await self._sender.run(job, read_prepared)
 
@@ -79,7 +79,7 @@ class AsyncTransactionCalls:
     ) -> Sequence[SendResult]:
         """Say how it ended, until somebody knows; where its messages landed, if this call has committed it.
         TransactionError where it did not end so, or nobody has confirmed it."""
-        self._home.enter()
+        self._home.check_process()
         job = self.outbox.end(transaction_id, action, through_offset, deadline, check, messages)
         (result,) = await self._sender.run(job, read_ended)
         error = end_error(action, transaction_id, result)
@@ -122,7 +122,7 @@ class AsyncTransaction(AsyncSends):
 
     @property
     def id(self) -> str:
-        """See the class."""
+        """The id of the transaction, 32 hexadecimal digits."""
         return self._state.id
 
     async def send_batch(
@@ -130,13 +130,13 @@ class AsyncTransaction(AsyncSends):
     ) -> list[SendResult]:
         """Send many in one request, which is one write of the proxy: all are durable, or none is and an error
         says why. A request has 5,000,000 bytes at most; a transaction has bounds of its own."""
-        found = list(messages)
-        if not found:
+        outgoing = list(messages)
+        if not outgoing:
             return []
         if self._observer is None:
-            return await self._send_all(found, None, timeout_ms)
+            return await self._send_all(outgoing, None, timeout_ms)
         call = replace(self._single, batch=True)
-        with told(self._observer.sending(found, call)) as send:
+        with observe_send(self._observer.sending(outgoing, call)) as send:
             results = await self._send_all(send.messages, None, timeout_ms)
             send.ended(results)
             return results
@@ -172,7 +172,7 @@ class AsyncTransaction(AsyncSends):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._state.ended:
+        if self._state.has_ended:
             return
         if error is None:
             await self.commit()
@@ -188,7 +188,7 @@ class AsyncTransaction(AsyncSends):
         """Whether it says that the local commit may have been, as DecisionTable does."""
         return isinstance(error, UnknownEndError) and error.transaction_id == self.id
 
-    def _refused(self, error: OptionError) -> OptionError:
+    def _argument_error(self, error: OptionError) -> OptionError:
         with self._lock:
             self._state.fail(f"a send of it was wrong: {error}")
         return error
@@ -212,7 +212,7 @@ class AsyncTransaction(AsyncSends):
                 self._state.send_failed(error, unsure=_unsure(error))
             raise
         with self._lock:
-            self._state.sent(results)
+            self._state.record_sent(results)
         return results
 
     async def _roll_back(self, action: TransactionAction | None) -> None:
@@ -221,7 +221,7 @@ class AsyncTransaction(AsyncSends):
 
     async def _end(self, action: TransactionAction) -> Sequence[SendResult]:
         state, deadline = self._state, self._deadline(None)
-        messages = None if action is ROLLBACK else state.messages
+        messages = None if action is ROLLBACK else state.message_count
         return await self._calls.end(self.id, action, state.through_offset, deadline, messages=messages)
 
     def _deadline(self, timeout_ms: int | None) -> float:

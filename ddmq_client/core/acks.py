@@ -21,7 +21,7 @@ NO_DELAY = -1
 
 
 class OriginResults:
-    """What became of messages of one origin; the lists with leases and delays run beside the offsets."""
+    """Results of messages of one origin; the lists with leases and delays run parallel to the offsets."""
 
     __slots__ = (
         "extend_offsets", "extended", "extends", "fail_delays", "fail_leases", "fail_reasons", "fails",
@@ -47,29 +47,29 @@ class OriginResults:
         return len(self.successes) + len(self.fails) + len(self.extends) + len(self.returns)
 
     @property
-    def urgent(self) -> bool:
-        """It holds what is worth little when late: extensions, and messages that others could have."""
+    def is_urgent(self) -> bool:
+        """Whether it holds results that lose value with time: extensions, and messages that go back."""
         return bool(self.extends or self.returns)
 
-    def absorb(self, earlier: OriginResults) -> None:
-        """Take results that were recorded earlier, in front of these."""
+    def prepend_earlier(self, earlier: OriginResults) -> None:
+        """Put results that were recorded earlier in front of these."""
         for name in itertools.chain(*_LISTS):
             setattr(self, name, getattr(earlier, name) + getattr(self, name))
         self.repeated = self.repeated or earlier.repeated
 
     def drop_settled_extensions(self) -> int:
-        """Forget to extend what is settled here as well, which the proxy would tell of as late; how many."""
+        """Drop the extensions of messages settled here, which would be reported as late; return how many."""
         if not self.extends:
             return 0
         settled = {*self.successes, *self.fails, *self.returns}
-        asked = len(self.extends)
-        kept = [at for at, offset in enumerate(self.extend_offsets) if offset not in settled]
-        self.extends = [self.extends[at] for at in kept]
-        self.extend_offsets = [self.extend_offsets[at] for at in kept]
-        self.extended = [self.extended[at] for at in kept]
-        return asked - len(kept)
+        count = len(self.extends)
+        unsettled = [at for at, offset in enumerate(self.extend_offsets) if offset not in settled]
+        self.extends = [self.extends[at] for at in unsettled]
+        self.extend_offsets = [self.extend_offsets[at] for at in unsettled]
+        self.extended = [self.extended[at] for at in unsettled]
+        return count - len(unsettled)
 
-    def cut(self, count: int) -> OriginResults:
+    def split_off(self, count: int) -> OriginResults:
         """Split off at most `count` results, successes first."""
         part = OriginResults(self.origin)
         part.repeated = self.repeated
@@ -100,20 +100,20 @@ class PendingAcks:
         self._open: dict[Origin, OriginResults] = {}
         self._count = 0
         self.since: float | None = None  # when the oldest result here was recorded (or put back)
-        self.urgent = False  # see Results.urgent
+        self.urgent = False  # see OriginResults.is_urgent
         self.dropped = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def success(self, origin: Origin, offset: int, lease: int | None, now: float) -> None:
-        """A message is done."""
-        results = self._entry(origin)
+    def add_success(self, origin: Origin, offset: int, lease: int | None, now: float) -> None:
+        """Add the success of a message."""
+        results = self._results_of(origin)
         results.successes.append(offset)
         results.success_leases.append(lease or NO_LEASE)
-        self._added(now)
+        self._count_result(now)
 
-    def failure(
+    def add_failure(
         self,
         origin: Origin,
         offset: int,
@@ -122,34 +122,34 @@ class PendingAcks:
         now: float,
         reason: str = "",
     ) -> None:
-        """A message has failed; `delay_ms` None: the group's own interval."""
-        results = self._entry(origin)
+        """Add the failure of a message; `delay_ms` None: the group's own interval."""
+        results = self._results_of(origin)
         results.fails.append(offset)
         results.fail_leases.append(lease or NO_LEASE)
         results.fail_delays.append(NO_DELAY if delay_ms is None else delay_ms)
         results.fail_reasons.append(reason)
-        self._added(now)
+        self._count_result(now)
 
-    def extension(self, message: Message, now: float) -> None:
-        """A message needs more time."""
+    def add_extension(self, message: Message, now: float) -> None:
+        """Add the lease extension of a message."""
         assert message.lease_id is not None
-        results = self._entry(message.delivery.origin)
+        results = self._results_of(message.delivery.origin)
         results.extends.append(message.lease_id)
         results.extend_offsets.append(message.offset)
         results.extended.append(message)
         self.urgent = True
-        self._added(now)
+        self._count_result(now)
 
     def hand_back(self, origin: Origin, offset: int, lease: int, now: float) -> None:
-        """Nobody has looked at a message: others may have it at once."""
-        results = self._entry(origin)
+        """Add an unhandled message that goes back: others may have it at once."""
+        results = self._results_of(origin)
         results.returns.append(offset)
         results.return_leases.append(lease)
         self.urgent = True
-        self._added(now)
+        self._count_result(now)
 
-    def take(self) -> AckBatch | None:
-        """What the next call carries; None when there is nothing. Give it back if the call fails."""
+    def take_batch(self) -> AckBatch | None:
+        """Take the results of the next call; None when there are none. Give them back if the call fails."""
         if not self._count:
             return None
         acks: AckBatch = []
@@ -158,60 +158,63 @@ class PendingAcks:
             results = self._open[origin]
             self._count -= results.drop_settled_extensions()
             if len(results) > room:
-                acks.append(results.cut(room))
+                acks.append(results.split_off(room))
                 break
             acks.append(self._open.pop(origin))
             room -= len(results)
             if not room:
                 break
         self._count -= sum(map(len, acks))
-        self.urgent = self.urgent and any(results.urgent for results in self._open.values())
+        self.urgent = self.urgent and any(results.is_urgent for results in self._open.values())
         if not self._count:
             self.since = None
         return acks
 
     def give_back(self, acks: AckBatch, now: float) -> None:
-        """The call that carried it failed."""
+        """Put back the results of a failed call."""
         for results in acks:
             if not len(results):
                 continue
             results.repeated = True
             later = self._open.get(results.origin)
             if later is not None:
-                later.absorb(results)
+                later.prepend_earlier(results)
             else:
                 self._open[results.origin] = results
             self._count += len(results)
             self.since = now if self.since is None else self.since
-        self._bound()
+        self._drop_excess()
 
-    def _entry(self, origin: Origin) -> OriginResults:
+    def _results_of(self, origin: Origin) -> OriginResults:
         results = self._open.get(origin)
         if results is None:
             results = self._open[origin] = OriginResults(origin)
         return results
 
-    def _added(self, now: float) -> None:
+    def _count_result(self, now: float) -> None:
         self._count += 1
         if self.since is None:
             self.since = now
         if self._count > self._results_max:
-            self._bound()
+            self._drop_excess()
 
-    def _bound(self) -> None:
+    def _drop_excess(self) -> None:
         while self._count > self._results_max and len(self._open) > 1:
             lost = len(self._open.pop(next(iter(self._open))))
             self._count -= lost
             self.dropped += lost
         if self._count > self._results_max:
             (only,) = self._open.values()
-            lost = len(only.cut(self._count - self._results_max))
+            lost = len(only.split_off(self._count - self._results_max))
             self._count -= lost
             self.dropped += lost
 
 
 class UnappliedResult(NamedTuple):
-    """A result or extension that changed nothing, as the proxy tells. `finished`: by whomever."""
+    """A result or extension that changed nothing, as the proxy reports.
+
+    `finished`: the message is finished, by any consumer.
+    """
 
     origin: Origin
     offset: int
@@ -222,7 +225,7 @@ class UnappliedResult(NamedTuple):
 def late_results(
     acks: AckBatch, told: Iterable[UnappliedResult]
 ) -> tuple[list[UnappliedResult], list[UnappliedResult]]:
-    """What the proxy told of an ack batch: (results that came too late, extensions that did).
+    """Return (late results, late extensions) among those that the proxy reports as unapplied.
 
     Of what had been sent before, a finished one is not late: the first sending may have been taken. The
     extension of what was settled meanwhile is not late either: its result may have come first, by another

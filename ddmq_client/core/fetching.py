@@ -1,4 +1,4 @@
-"""What a low-level fetching client knows: which queues each proxy gave it, and where it is in each. Pure.
+"""The assignments of a low-level fetching client: the queues from each proxy, and its offset in each. Pure.
 
 A queue belongs to the proxy that answered for it last. When a proxy leaves a queue out, or is gone, the
 queue is somebody else's and its place is forgotten: whoever gets it goes on at the group's stored offset.
@@ -25,10 +25,10 @@ KEEP_S = 5.0  # what came longer ago and was not handed out is fetched again
 
 
 class FetchAnswer(NamedTuple):
-    """How one call to one proxy ended."""
+    """The outcome of one call to one proxy."""
 
     proxy: str
-    asked: Offsets
+    requested: Offsets
     max_messages: int
     started: float  # monotonic seconds, as `ended`
     ended: float
@@ -57,11 +57,11 @@ class Round:
         return self._open - set(under_way)
 
     def linger_ms(self, now: float) -> int:
-        """How long a proxy that is asked now may wait."""
+        """Return the linger time, in milliseconds, of a call that starts now."""
         return max(1, int((self._until - now) * 1000))
 
-    def take(self, answer: FetchAnswer, now: float) -> None:
-        """A call has ended, perhaps one of an earlier round: what then brought nothing is asked again."""
+    def take_answer(self, answer: FetchAnswer, now: float) -> None:
+        """Take the outcome of a call; one of an earlier round that brought nothing is repeated."""
         proxy, outcome = answer.proxy, answer.outcome
         self._unheard.discard(proxy)
         if isinstance(outcome, PullError):
@@ -69,20 +69,20 @@ class Round:
             if answer.started >= self._started:
                 self._refusal, self._silent = outcome, False
         elif isinstance(outcome, Exception):
-            self._assignments.lost(proxy)
+            self._assignments.drop_proxy(proxy)
             self._failure = outcome
         elif answer.max_messages <= self._max_messages and now - answer.ended <= KEEP_S:
             self._silent = False
-            if self._assignments.brings(outcome, answer.asked):
+            if self._assignments.has_messages(outcome, answer.requested):
                 self._found.append(answer)
                 self._open.discard(proxy)
             else:
-                self._assignments.answered(answer, now)
+                self._assignments.apply_answer(answer, now)
         if answer.started >= self._started:
             self._open.discard(proxy)
 
     def wait_until(self, now: float, under_way: Mapping[str, float]) -> float | None:
-        """Until when to wait for a next answer (monotonic seconds); None: the round is over.
+        """Return how long to wait for a next answer (monotonic seconds); None: the round is over.
 
         `under_way`: since when each proxy is being asked.
         """
@@ -98,10 +98,10 @@ class Round:
             until = self._until + (GRACE_S if max(since) >= self._started else 0.0)
         return until if now < until else None
 
-    def result(self, now: float) -> list[FetchedQueue]:
-        """What the application gets; PullError where a proxy refused, or none answered."""
+    def collect_result(self, now: float) -> list[FetchedQueue]:
+        """Return the application's messages; PullError if a proxy refused, or none answered."""
         if self._found:
-            return [each for answer in self._found for each in self._assignments.answered(answer, now)]
+            return [each for answer in self._found for each in self._assignments.apply_answer(answer, now)]
         if self._refusal is not None:
             raise self._refusal
         if self._silent and self._failure is not None and not self._open:
@@ -118,88 +118,90 @@ class Assignments:
         self._handed: dict[Queue, int] = {}  # next offset after what the application was given
         self._seeks: dict[Queue, int] = {}  # of `seek`, not yet fetched
 
-    def queues(self) -> list[Queue]:
-        """All that are ours, sorted."""
-        return sorted({queue for held in self._held.values() for queue in held})
+    def list_queues(self) -> list[Queue]:
+        """Return all owned queues, sorted."""
+        return sorted({queue for owned in self._held.values() for queue in owned})
 
-    def ask(self, proxy: str) -> Offsets:
-        """Where the next fetch from this proxy goes on."""
-        wanted = self._seeks | {
+    def next_offsets(self, proxy: str) -> Offsets:
+        """Return the offsets from which the next fetch from this proxy reads."""
+        offsets = self._seeks | {
             queue: self._seeks.get(queue, offset) for queue, offset in self._held.get(proxy, {}).items()
         }
-        return by_topic(wanted)
+        return by_topic(offsets)
 
-    def brings(self, queues: Sequence[FetchedQueue], asked: Offsets) -> bool:
+    def has_messages(self, queues: Sequence[FetchedQueue], requested: Offsets) -> bool:
         """Whether there are messages to hand out in this answer."""
-        return any(each.messages and not self._sought(each, asked) for each in queues)
+        return any(each.messages and not self._has_newer_seek(each, requested) for each in queues)
 
-    def answered(self, answer: FetchAnswer, now: float) -> list[FetchedQueue]:
-        """A fetch was answered: these are ours there. Returns those with messages, which are handed out."""
+    def apply_answer(self, answer: FetchAnswer, now: float) -> list[FetchedQueue]:
+        """Take the queues of an answer as owned; return those with messages, which are handed out."""
         proxy, queues = answer.proxy, answer.outcome
         assert not isinstance(queues, Exception)
-        held: dict[Queue, int] = {}
-        found: list[FetchedQueue] = []
+        owned: dict[Queue, int] = {}
+        delivered: list[FetchedQueue] = []
         for each in queues:
             queue = (each.topic, each.queue)
             for other, theirs in self._held.items():
                 if other != proxy:
                     theirs.pop(queue, None)
-            if self._sought(each, answer.asked):
-                held[queue] = self._seeks[queue]
+            if self._has_newer_seek(each, answer.requested):
+                owned[queue] = self._seeks[queue]
                 continue
-            held[queue] = each.next_offset
+            owned[queue] = each.next_offset
             self._seeks.pop(queue, None)
             if each.messages:
                 self._handed[queue] = each.next_offset
                 fetched_here(each, self._group, now)
-                found.append(each)
-        gone = self._held.get(proxy, {}).keys() - held.keys()
-        self._held[proxy] = held
-        self._forget(gone)
-        return found
+                delivered.append(each)
+        lost = self._held.get(proxy, {}).keys() - owned.keys()
+        self._held[proxy] = owned
+        self._forget_queues(lost)
+        return delivered
 
-    def lost(self, proxy: str) -> None:
-        """The proxy does not answer: its queues go elsewhere."""
-        self._forget(self._held.pop(proxy, {}).keys())
+    def drop_proxy(self, proxy: str) -> None:
+        """Forget the queues of a proxy that does not answer: they go elsewhere."""
+        self._forget_queues(self._held.pop(proxy, {}).keys())
 
     def seek(self, topic: str, queue: str, offset: int) -> None:
         """Fetch from `offset` next."""
         self._seeks[topic, queue] = offset
 
-    def acks(self, offsets: Mapping[str, Mapping[str, int]] | None) -> dict[str, Offsets]:
-        """By proxy, what an ack says; without `offsets`, all that was handed out."""
+    def acks_by_proxy(self, offsets: Mapping[str, Mapping[str, int]] | None) -> dict[str, Offsets]:
+        """Return the offsets to acknowledge, by proxy; without `offsets`, all that were handed out."""
         if offsets is None:
-            wanted = dict(self._handed)
+            next_offsets = dict(self._handed)
         else:
-            wanted = {(topic, queue): n for topic, given in offsets.items() for queue, n in given.items()}
-        found: dict[str, Offsets] = {}
-        for proxy, held in self._held.items():
-            mine = by_topic({queue: offset for queue, offset in wanted.items() if queue in held})
+            next_offsets = {
+                (topic, queue): n for topic, by_queue in offsets.items() for queue, n in by_queue.items()
+            }
+        acks: dict[str, Offsets] = {}
+        for proxy, owned in self._held.items():
+            mine = by_topic({queue: offset for queue, offset in next_offsets.items() if queue in owned})
             if mine:
-                found[proxy] = mine
-        return found
+                acks[proxy] = mine
+        return acks
 
-    def acked(self, offsets: Offsets) -> None:
-        """These are stored."""
+    def confirm_acks(self, offsets: Offsets) -> None:
+        """Forget offsets that are stored."""
         for topic, queues in offsets.items():
             for queue, offset in queues.items():
                 if self._handed.get((topic, queue)) == offset:
                     del self._handed[topic, queue]
 
-    def _sought(self, each: FetchedQueue, asked: Offsets) -> bool:
-        """A `seek` came after that fetch had started."""
+    def _has_newer_seek(self, each: FetchedQueue, requested: Offsets) -> bool:
+        """Return whether a `seek` came after that fetch had started."""
         sought = self._seeks.get((each.topic, each.queue))
-        return sought is not None and sought != asked.get(each.topic, {}).get(each.queue)
+        return sought is not None and sought != requested.get(each.topic, {}).get(each.queue)
 
-    def _forget(self, queues: Iterable[Queue]) -> None:
+    def _forget_queues(self, queues: Iterable[Queue]) -> None:
         for queue in queues:
             self._handed.pop(queue, None)
             self._seeks.pop(queue, None)
 
 
 def by_topic(offsets: Mapping[Queue, int]) -> Offsets:
-    """topic → queue → offset."""
-    found: Offsets = {}
+    """Group offsets as topic → queue → offset."""
+    topics: Offsets = {}
     for (topic, queue), offset in offsets.items():
-        found.setdefault(topic, {})[queue] = offset
-    return found
+        topics.setdefault(topic, {})[queue] = offset
+    return topics

@@ -31,14 +31,14 @@ _PRODUCER_ID_FIELD = b"\x08\xce\x01"  # of a Message: binary, its id 103 said in
 
 
 class FrameError(Exception):
-    """What came cannot be an answer: a bad length, a foreign protocol, a broken head."""
+    """Received bytes cannot be an answer: a bad length, a foreign protocol, a broken head."""
 
     def __init__(self, text: str) -> None:
         super().__init__(printable(text))
 
 
 class ReplyHead(NamedTuple):
-    """Where an answer's struct starts and what it answers."""
+    """The head of an answer: which call it answers, and the position of its struct."""
 
     kind: int  # REPLY or EXCEPTION
     sequence_id: int
@@ -48,8 +48,8 @@ class ReplyHead(NamedTuple):
 _ONE_BYTE = tuple(bytes((value,)) for value in range(0x80))
 
 
-def varint(value: int) -> bytes:
-    """An unsigned number in groups of seven bits, the lowest first."""
+def encode_varint(value: int) -> bytes:
+    """Encode an unsigned number in groups of seven bits, the lowest first."""
     if value < 0x80:
         return _ONE_BYTE[value]
     if value < 0x4000:
@@ -64,32 +64,38 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def zigzag(value: int) -> bytes:
-    """A signed 64-bit number as the compact protocol writes it."""
-    return varint((value << 1) ^ (value >> 63))
+def encode_zigzag(value: int) -> bytes:
+    """Encode a signed 64-bit number as the compact protocol does."""
+    return encode_varint((value << 1) ^ (value >> 63))
 
 
-def framed(parts: Sequence[bytes]) -> bytes:
-    """One frame out of its payload's parts."""
+def build_frame(parts: Sequence[bytes]) -> bytes:
+    """Join the parts of a payload to one frame."""
     body = b"".join(parts)
     return len(body).to_bytes(4, "big") + body
 
 
 def call_head(method: bytes, sequence_id: int, kind: int = CALL) -> bytes:
-    """Head of a request."""
-    return b"%c%c%b%b%b" % (_PROTOCOL, _VERSION | kind << 5, varint(sequence_id), varint(len(method)), method)
+    """Encode the head of a request."""
+    return b"%c%c%b%b%b" % (
+        _PROTOCOL,
+        _VERSION | kind << 5,
+        encode_varint(sequence_id),
+        encode_varint(len(method)),
+        method,
+    )
 
 
 def one_message_args(message: bytes, timeout_ms: int | None) -> tuple[bytes, ...]:
     """Argument struct (1 message, 2 timeout); without a timeout where that is None."""
     if timeout_ms is None:
         return _STRUCT_FIELD, message, _STOP
-    return _STRUCT_FIELD, message, _I64_FIELD, zigzag(timeout_ms), _STOP
+    return _STRUCT_FIELD, message, _I64_FIELD, encode_zigzag(timeout_ms), _STOP
 
 
 def many_messages_args(messages: Sequence[bytes], timeout_ms: int | None) -> tuple[bytes, ...]:
     """Argument struct (1 list of messages, 2 timeout)."""
-    tail = (_STOP,) if timeout_ms is None else (_I64_FIELD, zigzag(timeout_ms), _STOP)
+    tail = (_STOP,) if timeout_ms is None else (_I64_FIELD, encode_zigzag(timeout_ms), _STOP)
     return _LIST_FIELD, _list_head(len(messages)), *messages, *tail
 
 
@@ -99,21 +105,21 @@ def prepare_args(request: bytes, messages: Sequence[bytes], timeout_ms: int) -> 
 
 
 def reply_args(request: bytes, messages: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
-    """The same of a ReplyRequest."""
+    """Argument struct of a ReplyRequest, which was encoded without messages and timeout."""
     return _messages_between(_REPLIES_FIELD, request, messages, timeout_ms)
 
 
 def _messages_between(
     field: bytes, request: bytes, messages: Sequence[bytes], timeout_ms: int
 ) -> tuple[bytes, ...]:
-    timeout = (_TIMEOUT_BEHIND, zigzag(timeout_ms))
+    timeout = (_TIMEOUT_BEHIND, encode_zigzag(timeout_ms))
     head = (field, _list_head(len(messages)))
     return _STRUCT_FIELD, request[:-1], *head, *messages, *timeout, _STOP, _STOP
 
 
 def end_args(request: bytes, timeout_ms: int) -> tuple[bytes, ...]:
     """Argument struct of an EndTransactionRequest, which was encoded without its timeout."""
-    return _STRUCT_FIELD, request[:-1], _TIMEOUT_FIELD, zigzag(timeout_ms), _STOP, _STOP
+    return _STRUCT_FIELD, request[:-1], _TIMEOUT_FIELD, encode_zigzag(timeout_ms), _STOP, _STOP
 
 
 def request_args(request: bytes) -> tuple[bytes, ...]:
@@ -122,32 +128,32 @@ def request_args(request: bytes) -> tuple[bytes, ...]:
 
 
 def _list_head(count: int) -> bytes:
-    """Of a list of structs."""
-    return bytes((count << 4 | _STRUCT,)) if count < 15 else bytes((0xF0 | _STRUCT,)) + varint(count)
+    """Encode the head of a list of structs."""
+    return bytes((count << 4 | _STRUCT,)) if count < 15 else bytes((0xF0 | _STRUCT,)) + encode_varint(count)
 
 
 def producer_field(producer_id: bytes) -> bytes:
     """Field 103 of a Message, and what begins the one behind it."""
-    return b"%b%b%b%b" % (_PRODUCER_ID_FIELD, varint(len(producer_id)), producer_id, _I64_FIELD)
+    return b"%b%b%b%b" % (_PRODUCER_ID_FIELD, encode_varint(len(producer_id)), producer_id, _I64_FIELD)
 
 
 def answered_below(sequence: int) -> bytes:
     """Field 105 behind 104, and the end of the Message."""
-    return _I64_FIELD + varint(sequence << 1) + _STOP
+    return _I64_FIELD + encode_varint(sequence << 1) + _STOP
 
 
 def under_way(below: bytes, ms: int) -> bytes:
-    """The same with field 106 behind it."""
-    return b"".join((below[:-1], _I64_FIELD, varint(ms << 1), _STOP))
+    """Add field 106 behind the 105 of `answered_below`."""
+    return b"".join((below[:-1], _I64_FIELD, encode_varint(ms << 1), _STOP))
 
 
-def numbered(message: bytes, producer: bytes, sequence: int, below: bytes) -> bytes:
-    """A message, encoded without those fields, with them: what the two above made, its number between."""
-    return b"".join((message[:-1], producer, varint(sequence << 1), below))
+def with_number(message: bytes, producer: bytes, sequence: int, below: bytes) -> bytes:
+    """Add fields 103 to 105 to an encoded message: its number between the outputs of the functions above."""
+    return b"".join((message[:-1], producer, encode_varint(sequence << 1), below))
 
 
 def body_of_reply(payload: bytes, method: bytes, sequence_id: int) -> int | None:
-    """Where the struct starts in the answer that is hoped for; None where `reply_head` must look closer."""
+    """Return the position of the struct in the expected answer; None if `reply_head` must parse it."""
     head = call_head(method, sequence_id, REPLY)
     return len(head) if payload.startswith(head) else None
 

@@ -18,34 +18,34 @@ class HeldMessages:
         self._held: dict[int, tuple[Message, float, object]] = {}  # by id()
 
     def add(self, messages: Sequence[Message], now: float, who: object) -> None:
-        """A handler is given these."""
+        """Add messages that a handler takes."""
         self._held.update((id(message), (message, now, who)) for message in messages)
 
     def remove(self, messages: Iterable[Message]) -> None:
-        """It has finished with them."""
+        """Remove messages that their handler has finished."""
         for message in messages:
             self._held.pop(id(message), None)
 
-    def of(self, who: object) -> list[Message]:
-        """What one of them holds."""
+    def held_by(self, who: object) -> list[Message]:
+        """Return the messages that one thread or task holds."""
         return [message for message, _, holder in self._held.values() if holder == who]
 
-    def due(self, now: float) -> list[Message]:
-        """Those whose lease is to be extended now."""
+    def due_messages(self, now: float) -> list[Message]:
+        """Return the messages whose lease needs an extension now."""
         return [message for message in self._extendable(now) if keep_at(message) <= now]
 
     def next_due(self, now: float) -> float:
-        """When the next one is."""
+        """Return the time of the next extension."""
         return min(map(keep_at, self._extendable(now)), default=inf)
 
     def _extendable(self, now: float) -> list[Message]:
         if not self._extend_for_s:
             return []
         since = now - self._extend_for_s
-        held = [message for message, taken_at, _ in self._held.values() if taken_at > since]
-        return [message for message in held if message.outcome is None and message.lease_id is not None]
+        recent = [message for message, taken_at, _ in self._held.values() if taken_at > since]
+        return [message for message in recent if message.outcome is None and message.lease_id is not None]
 
 
 def keep_at(message: Message) -> float:
-    """When the lease of a message that a handler has should be extended."""
+    """Return when to extend the lease of a message that a handler has."""
     return message.leased_at + message.delivery.lease_s * LEASE_PART

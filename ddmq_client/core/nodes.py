@@ -29,7 +29,7 @@ UNRESOLVED_RETRY_S = 1.0  # while no name resolves at all
 
 
 class ProxyAddress(NamedTuple):
-    """Where to connect: a name or a literal, and a port."""
+    """The address of a proxy: a name or a literal, and a port."""
 
     host: str
     port: int
@@ -44,10 +44,10 @@ def parse_addresses(proxies: str | Sequence[str], default_port: int) -> tuple[Pr
     texts = list(texts) if isinstance(texts, Iterable) else []
     if not texts or not all(isinstance(text, str) for text in texts):
         raise OptionError(f"proxies={proxies!r}; allowed: 'host:port', several with commas, or a list")
-    found = dict.fromkeys(_parse_one(text.strip(), default_port) for text in texts if text.strip())
-    if not 1 <= len(found) <= PROXIES_MAX:
-        raise OptionError(f"proxies={proxies!r} names {len(found)} proxies; allowed: 1 to {PROXIES_MAX}")
-    return tuple(found)
+    addresses = dict.fromkeys(_parse_one(text.strip(), default_port) for text in texts if text.strip())
+    if not 1 <= len(addresses) <= PROXIES_MAX:
+        raise OptionError(f"proxies={proxies!r} names {len(addresses)} proxies; allowed: 1 to {PROXIES_MAX}")
+    return tuple(addresses)
 
 
 def _parse_one(text: str, default_port: int) -> ProxyAddress:
@@ -102,13 +102,13 @@ class Node:
         self.recognises: bool | None = None  # what it has stored, when it is sent again; None: not seen yet
 
     @property
-    def well(self) -> bool:
-        """In rotation, and no failure counted: a further success changes nothing."""
+    def is_healthy(self) -> bool:
+        """Whether it is in rotation without a counted failure: another success changes nothing."""
         return self.retry_at is None and not self.time_outs and not self.failures
 
     @property
     def up(self) -> bool:
-        """In rotation."""
+        """Whether it is in rotation."""
         return self.retry_at is None
 
     def __repr__(self) -> str:
@@ -131,15 +131,15 @@ class Rotation:
 
     def update(self, addresses: Iterable[ProxyAddress]) -> list[Node]:
         """Take a new resolution; known nodes keep their health. Returns the nodes that are gone."""
-        wanted = dict.fromkeys(addresses)
-        gone = [node for node in self._nodes if node.address not in wanted]
-        for node in gone:
+        resolved = dict.fromkeys(addresses)
+        removed = [node for node in self._nodes if node.address not in resolved]
+        for node in removed:
             node.gone = True
-        known = {node.address: node for node in self._nodes}
-        self._nodes = [known.get(address) or Node(address) for address in wanted]
-        return gone
+        by_address = {node.address: node for node in self._nodes}
+        self._nodes = [by_address.get(address) or Node(address) for address in resolved]
+        return removed
 
-    def pick(self, avoid: Collection[Node]) -> Node | None:
+    def pick_node(self, avoid: Collection[Node]) -> Node | None:
         """The next node, if possible not one of `avoid`; None only while no address is known."""
         nodes = self._nodes
         if len(nodes) == 1:
@@ -159,15 +159,15 @@ class Rotation:
     def recognises(self) -> bool | None:
         """Whether nodes know what they have stored when it is sent again: True, one was seen to and none was
         seen not to; None, none was seen."""
-        seen = None
+        recognised = None
         for node in self._nodes:
             if node.recognises is not None:
                 if not node.recognises:
                     return False
-                seen = True
-        return seen
+                recognised = True
+        return recognised
 
-    def note(self, node: Node, verdict: CallVerdict, now: float) -> None:
+    def record_outcome(self, node: Node, verdict: CallVerdict, now: float) -> None:
         """Count a call's outcome towards the node's health."""
         if verdict is CallVerdict.TIMED_OUT:
             node.time_outs += 1
@@ -206,7 +206,7 @@ LINGER_MIN_S = 0.02  # proxies wait no shorter
 
 
 class Pace:
-    """One puller's pauses."""
+    """The pauses of one puller between its calls."""
 
     def __init__(self, linger_s: float, jitter: Callable[[], float]) -> None:
         """`jitter` returns a number in [0, 1)."""
@@ -216,12 +216,12 @@ class Pace:
         self._failures = 0
 
     @property
-    def failing(self) -> bool:
-        """The last call failed."""
+    def is_failing(self) -> bool:
+        """Whether the last call failed."""
         return self._failures > 0
 
-    def answered(self, messages: int, took_s: float, asked_s: float | None = None) -> float:
-        """Seconds to wait after an answer; `asked_s`: the linger time of this call, where it was another."""
+    def pause_after_answer(self, messages: int, took_s: float, asked_s: float | None = None) -> float:
+        """Return the seconds to wait after an answer; `asked_s`: the linger time of this call, if another."""
         self._failures = 0
         linger_s = self._linger_s if asked_s is None else max(asked_s, LINGER_MIN_S)
         if messages or took_s >= linger_s / 2:
@@ -231,8 +231,8 @@ class Pace:
         self._empties += 1
         return pause
 
-    def failed(self) -> float:
-        """Seconds to wait after a call without answer, or a refused one."""
+    def pause_after_failure(self) -> float:
+        """Return the seconds to wait after a call without answer, or a refused one."""
         pause = min(FAILED_FIRST_S * 2.0 ** min(self._failures, 10), FAILED_MAX_S)
         self._failures += 1
         return pause * (0.75 + self._jitter() / 2)

@@ -1,4 +1,4 @@
-"""Where a broadcasting instance is in each queue. Pure; callers lock.
+"""The offsets of a broadcasting instance in each queue. Pure; callers lock.
 
 Two offsets a queue: `ahead`, where the next fetch goes on, and `safe`, where a restart may go on without
 leaving out a message: the lowest one that came and is not settled, else `ahead`.
@@ -20,7 +20,7 @@ class _Place:
         self.open: list[int] = []  # a heap of what came
         self.done: set[int] = set()  # of those, settled ones above the lowest open one
 
-    def safe(self) -> int:
+    def safe_offset(self) -> int:
         while self.open and self.open[0] in self.done:
             self.done.discard(heappop(self.open))
         return self.open[0] if self.open else self.ahead
@@ -42,8 +42,8 @@ class Places:
             for queue, offset in queues.items():
                 self._places[topic, queue] = _Place(offset)
 
-    def arrived(self, topic: str, queue: str, offsets: Iterable[int], next_offset: int) -> None:
-        """An answer brought these; the next one goes on at `next_offset`."""
+    def record_arrival(self, topic: str, queue: str, offsets: Iterable[int], next_offset: int) -> None:
+        """Record the messages of an answer; the next fetch reads at `next_offset`."""
         place = self._places.get((topic, queue))
         if place is None:
             place = self._places[topic, queue] = _Place(next_offset)
@@ -51,23 +51,23 @@ class Places:
         for offset in offsets:
             heappush(place.open, offset)
 
-    def settled(self, topic: str, queue: str, offset: int) -> None:
-        """The application is done with a message, in whatever way."""
+    def record_settled(self, topic: str, queue: str, offset: int) -> None:
+        """Record that the application is done with a message, in whatever way."""
         place = self._places.get((topic, queue))
         if place is not None:
             place.done.add(offset)
-            place.safe()
+            place.safe_offset()
 
-    def ahead(self) -> Offsets:
-        """Where to fetch."""
+    def next_offsets(self) -> Offsets:
+        """Return the offsets of the next fetch."""
         return self._by_topic(lambda place: place.ahead)
 
-    def safe(self) -> Offsets:
-        """What to store."""
-        return self._by_topic(_Place.safe)
+    def safe_offsets(self) -> Offsets:
+        """Return the offsets to store."""
+        return self._by_topic(_Place.safe_offset)
 
     def _by_topic(self, offset: Callable[[_Place], int]) -> Offsets:
-        found: Offsets = {}
+        topics: Offsets = {}
         for (topic, queue), place in self._places.items():
-            found.setdefault(topic, {})[queue] = offset(place)
-        return found
+            topics.setdefault(topic, {})[queue] = offset(place)
+        return topics

@@ -30,7 +30,7 @@ LEASE_PART = 1 / 3
 
 @dataclass(slots=True)
 class ConsumerCounts:
-    """What happened so far."""
+    """Counters of one consumer since its start."""
 
     pulled: int = 0
     acked: int = 0
@@ -47,7 +47,7 @@ class ConsumerCounts:
     handler_errors: int = 0
 
     def copy(self) -> ConsumerCounts:
-        """As they stand now."""
+        """Return an independent copy of the counters."""
         return replace(self)
 
 
@@ -65,8 +65,8 @@ class ProxyConnection:
         self.settles = True  # the proxy knows the method `settle`
         self.failover: ProxyConnection | None = None  # this proxy is gone; that one forwards its results
 
-    def present(self) -> ProxyConnection:
-        """Itself, or the proxy that has taken over."""
+    def resolve_failover(self) -> ProxyConnection:
+        """Return this proxy, or the one that has taken over."""
         proxy = self
         while proxy.failover is not None:
             proxy = proxy.failover
@@ -74,7 +74,7 @@ class ProxyConnection:
 
 
 class Source:
-    """One puller's share."""
+    """The share of one puller in the buffer."""
 
     __slots__ = ("changed_at", "ended", "open", "parked", "proxy", "topic", "waiting", "window")
 
@@ -114,15 +114,15 @@ class PrefetchBuffer:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def proxy(self, name: str) -> ProxyConnection:
+    def get_proxy(self, name: str) -> ProxyConnection:
         """The connection of the proxy with this name, made when new."""
-        found = self.proxies.get(name)
-        if found is None:
-            found = self.proxies[name] = ProxyConnection(name, self._results_max)
-        return found
+        connection = self.proxies.get(name)
+        if connection is None:
+            connection = self.proxies[name] = ProxyConnection(name, self._results_max)
+        return connection
 
-    def wanted(self, source: Source, batch_max: int) -> int:
-        """How many messages the source may pull now; 0: none yet.
+    def count_pullable(self, source: Source, batch_max: int) -> int:
+        """Return how many messages the source may pull now; 0: none yet.
 
         Handlers are fed whole batches as long as they fit beside what waits, and no more may wait than they
         took in time of late. Without handlers nothing is pulled that nobody asked for.
@@ -130,48 +130,48 @@ class PrefetchBuffer:
         if self.paused:
             return 0
         if self.demand is None:
-            most = max(self._window(source), self.idle)
+            most = max(self._window_of(source), self.idle)
             batch = min(batch_max, most)
             return batch if most - source.waiting >= batch else 0
         waiting = len(self._waiting)
         return min(batch_max, self.demand - waiting) if waiting < self.askers else 0
 
     def loop_batch(self, count: int) -> int:
-        """How many a caller that takes them one by one should ask for."""
+        """Return how many messages to request for a caller that takes them one by one."""
         windows = [source.window for source in self._sources if source.window is not None]
         return max(1, min([count, *windows]))
 
-    def starved(self) -> bool:
-        """Somebody waits and there is nothing: more may wait here again, twice as many a second."""
+    def widen_windows(self) -> bool:
+        """Double the reduced windows, once a second, as workers wait and the buffer is empty."""
         now, grown = self._clock(), False
         for source in [source for source in self._sources if now - source.changed_at >= WAIT_S]:
-            window, source.changed_at, grown = max(1, 2 * self._window(source)), now, True
+            window, source.changed_at, grown = max(1, 2 * self._window_of(source)), now, True
             source.window = window if window < self._prefetch else None
             if source.window is None:
                 self._sources.discard(source)
         return grown or bool(self._sources)
 
-    def _window(self, source: Source) -> int:
+    def _window_of(self, source: Source) -> int:
         return self._prefetch if source.window is None else source.window
 
-    def asking(self, count: int) -> None:
-        """A caller asks for up to `count` messages; it is content with one."""
+    def add_demand(self, count: int) -> None:
+        """Add the demand of a caller for up to `count` messages; one is enough."""
         assert self.demand is not None
         self.demand += count
         self.askers += 1
 
-    def asked(self, count: int) -> None:
-        """It has got some, or waits no longer."""
+    def remove_demand(self, count: int) -> None:
+        """Remove the demand of a caller that got messages, or waits no longer."""
         assert self.demand is not None
         self.demand -= count
         self.askers -= 1
 
-    def pulling(self, source: Source) -> AckBatch | None:
-        """A pull starts: the results that it carries."""
+    def begin_pull(self, source: Source) -> AckBatch | None:
+        """Begin a pull; return the results that it carries."""
         source.parked = True
         return self.take_results(source.proxy)
 
-    def arrived(
+    def add_pulled(
         self,
         source: Source,
         origin: Origin,
@@ -192,15 +192,17 @@ class PrefetchBuffer:
         source.open += len(messages)
         self.counts.pulled += len(messages)
 
-    def fetched(self, source: Source, group: str, queues: Sequence[FetchedQueue], settling: Settling) -> int:
-        """A broadcast fetch was answered; how many messages came."""
+    def add_fetched(
+        self, source: Source, group: str, queues: Sequence[FetchedQueue], settling: Settling
+    ) -> int:
+        """Add the messages of a broadcast fetch; return how many came."""
         assert self.places is not None
         source.parked = False
         count = 0
         for each in queues:
             offsets = [message.offset for message in each.messages]
-            self.places.arrived(each.topic, each.queue, offsets, each.next_offset)
-            self.arrived(source, Origin(group, each.topic, each.queue), each.messages, settling)
+            self.places.record_arrival(each.topic, each.queue, offsets, each.next_offset)
+            self.add_pulled(source, Origin(group, each.topic, each.queue), each.messages, settling)
             count += len(offsets)
         return count
 
@@ -211,11 +213,11 @@ class PrefetchBuffer:
         if acks is not None:
             self.give_back(source.proxy, acks)
 
-    def take(self, count: int) -> list[Message]:
+    def take_messages(self, count: int) -> list[Message]:
         """Hand out at most `count` messages that still hold their lease."""
-        taken: list[Message] = []
+        messages: list[Message] = []
         now = self._clock()
-        while self._waiting and len(taken) < count:
+        while self._waiting and len(messages) < count:
             message = self._waiting.popleft()
             source: Source = message.delivery.source
             source.waiting -= 1
@@ -223,28 +225,28 @@ class PrefetchBuffer:
                 source.open -= 1
                 self.counts.expired += 1
             else:
-                taken.append(message)
-        return taken
+                messages.append(message)
+        return messages
 
     def return_waiting(self, now: float | None = None) -> list[ProxyConnection]:
         """Return what waits here to the proxies: what has waited too long by `now`, or everything.
 
         Proxies that do not say how long their leases last take nothing back. Returns whom to tell.
         """
-        kept: deque[Message] = deque()
+        remaining: deque[Message] = deque()
         proxies: set[ProxyConnection] = set()
         late: set[Source] = set()
         for message in self._waiting:
-            if message.delivery.told and (now is None or wait_until(message) <= now):
-                source = self._return(message)
+            if message.delivery.lease_stated and (now is None or wait_until(message) <= now):
+                source = self._return_message(message)
                 source.waiting -= 1
-                proxies.add(source.proxy.present())
+                proxies.add(source.proxy.resolve_failover())
                 late.add(source)
             else:
-                kept.append(message)
-        self._waiting = kept
+                remaining.append(message)
+        self._waiting = remaining
         for source in late if now is not None else ():
-            source.window, source.changed_at = self._window(source) // 2, self._clock()
+            source.window, source.changed_at = self._window_of(source) // 2, self._clock()
             self._sources.add(source)
         return list(proxies)
 
@@ -256,7 +258,7 @@ class PrefetchBuffer:
         return True
 
     def end_reply(self, message: Message, *, stored: bool) -> None:
-        """It is stored, or the message is as it was."""
+        """Record a stored acknowledgement, or release the message unchanged."""
         message.replying = False
         if stored:
             message.outcome = Outcome.ACKED
@@ -265,27 +267,29 @@ class PrefetchBuffer:
 
     def hand_back(self, message: Message) -> bool:
         """Return one that was handed out; False where it is settled, or cannot go back."""
-        if message.outcome is not None or message.replying or not message.delivery.told:
+        if message.outcome is not None or message.replying or not message.delivery.lease_stated:
             return False
         message.outcome = Outcome.HANDED_BACK
-        self._return(message)
+        self._return_message(message)
         return True
 
-    def _return(self, message: Message) -> Source:
+    def _return_message(self, message: Message) -> Source:
         source: Source = message.delivery.source
         assert message.lease_id is not None
         source.open -= 1
         self.counts.returned += 1
-        pending = source.proxy.present().pending
+        pending = source.proxy.resolve_failover().pending
         pending.hand_back(message.delivery.origin, message.offset, message.lease_id, self._clock())
         return source
 
     def next_overdue(self) -> float:
-        """When `return_waiting` has something to do, if nobody takes it before."""
-        return min((wait_until(message) for message in self._waiting if message.delivery.told), default=inf)
+        """Return when `return_waiting` is next due, if no worker takes the message before."""
+        return min(
+            (wait_until(message) for message in self._waiting if message.delivery.lease_stated), default=inf
+        )
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str = "") -> bool:
-        """Record what became of a message; False where that is known already."""
+        """Record the outcome of a message; False if it has one already."""
         if message.outcome is not None or message.replying:
             return False
         message.outcome = outcome
@@ -299,16 +303,16 @@ class PrefetchBuffer:
             self.counts.skipped += 1
         source.open -= 1
         if self.places is not None:  # nobody is told; a failed message is counted and gone
-            self.places.settled(delivery.origin.topic, delivery.origin.queue, message.offset)
+            self.places.record_settled(delivery.origin.topic, delivery.origin.queue, message.offset)
             return True
-        proxy = source.proxy if source.proxy.failover is None else source.proxy.present()
+        proxy = source.proxy if source.proxy.failover is None else source.proxy.resolve_failover()
         pending = proxy.pending
         dropped = pending.dropped
         now = self._clock() if pending.since is None else pending.since
         if outcome is Outcome.FAILED:
-            pending.failure(delivery.origin, message.offset, message.lease_id, delay_ms, now, reason)
+            pending.add_failure(delivery.origin, message.offset, message.lease_id, delay_ms, now, reason)
         else:
-            pending.success(delivery.origin, message.offset, message.lease_id, now)
+            pending.add_success(delivery.origin, message.offset, message.lease_id, now)
         self.counts.results_dropped += pending.dropped - dropped
         if source.parked and not source.open:
             proxy.prompt = True
@@ -316,17 +320,17 @@ class PrefetchBuffer:
 
     def is_over(self, message: Message) -> bool:
         """Whether the message's lease is over, as far as is known here."""
-        return message.lost or (message.delivery.told and message.expires_at < self._clock())
+        return message.lost or (message.delivery.lease_stated and message.expires_at < self._clock())
 
     def extend(self, message: Message) -> bool:
         """Ask for more time; False where settled or without a lease."""
         if message.outcome is not None or message.lease_id is None:
             return False
         delivery = message.delivery
-        pending = delivery.source.proxy.present().pending
+        pending = delivery.source.proxy.resolve_failover().pending
         dropped = pending.dropped
         message.extended_at = self._clock()
-        pending.extension(message, message.extended_at)
+        pending.add_extension(message, message.extended_at)
         self.counts.results_dropped += pending.dropped - dropped
         self.counts.extended += 1
         return True
@@ -343,31 +347,31 @@ class PrefetchBuffer:
     def take_results(self, proxy: ProxyConnection) -> AckBatch | None:
         """Results for one call; give them back if it fails."""
         proxy.prompt = False
-        return proxy.pending.take()
+        return proxy.pending.take_batch()
 
     def give_back(self, proxy: ProxyConnection, acks: AckBatch) -> None:
         """The call that carried them failed; they go with the next one."""
-        proxy = proxy.present()
+        proxy = proxy.resolve_failover()
         dropped = proxy.pending.dropped
         proxy.pending.give_back(acks, self._clock())
         self.counts.results_dropped += proxy.pending.dropped - dropped
 
-    def abandon(self) -> int:
-        """The end: results that no proxy has taken; counted as dropped."""
-        left = sum(len(proxy.pending) for proxy in self.proxies.values())
-        self.counts.results_dropped += left
-        return left
+    def abandon_results(self) -> int:
+        """Count the results that no proxy has taken as dropped; return how many."""
+        count = sum(len(proxy.pending) for proxy in self.proxies.values())
+        self.counts.results_dropped += count
+        return count
 
     def fail_over(self, gone: ProxyConnection, failover: ProxyConnection) -> None:
         """A proxy is gone for good: what is pending for it, now and later, goes to another one."""
         gone.failover = failover
         if self.proxies.get(gone.name) is gone:
             del self.proxies[gone.name]
-        while (acks := gone.pending.take()) is not None:
+        while (acks := gone.pending.take_batch()) is not None:
             self.give_back(gone, acks)
 
 
 def wait_until(message: Message) -> float:
-    """When a message has waited here for so long that it should be someone else's."""
+    """Return the time at which a message that still waits here should go to another consumer."""
     delivery = message.delivery
     return delivery.arrived_at + min(WAIT_S, delivery.lease_s * LEASE_PART)

@@ -53,7 +53,7 @@ class ReplyTo(NamedTuple):
 
 
 class ReplyAnswer:
-    """What a proxy answered."""
+    """The answer of a proxy to a reply."""
 
     code: int = 0
     text: str = ""
@@ -76,18 +76,18 @@ class ReplyJob:
         self._over = False
 
     def attempt_deadline(self, now: float) -> float:
-        """When to stop waiting for the try that starts now: some time is left for another."""
+        """Return the deadline of the attempt that starts now: some time remains for another."""
         return now + (self.deadline - now) / 2
 
     def frame(self, now: float, sequence_id: int) -> bytes:
-        """The request. The proxy is given a little less time than we have."""
+        """Encode the request. The proxy gets a little less time than the job has."""
         left_ms = max(0.0, self.attempt_deadline(now) - now) * 1000
         timeout_ms = max(1, int(left_ms - min(50.0, left_ms / 10)))
         args = frames.reply_args(self._request, self._messages, timeout_ms)
-        return frames.framed((frames.call_head(REPLY, sequence_id), *args))
+        return frames.build_frame((frames.call_head(REPLY, sequence_id), *args))
 
     def answered(self, answer: ReplyAnswer, proxy: str) -> None:
-        """A proxy has answered."""
+        """Take the answer of a proxy."""
         self._tries += 1
         code, text, outcome = answer.code, in_arguments(answer.text or ""), answer.outcome
         if code == Code.OK:
@@ -108,12 +108,12 @@ class ReplyJob:
                 self._end(rule.error(text, code, proxy))
 
     def failed(self, verdict: CallVerdict, text: str, proxy: str) -> None:
-        """No answer came."""
+        """Take the failure of an attempt without an answer."""
         self._tries += 1
         self._try_again(verdicts.RULES[verdict].error(text, None, proxy))
 
-    def impossible(self, text: str) -> None:
-        """No proxy can do it."""
+    def on_unsupported(self, text: str) -> None:
+        """End the job: no proxy can do it."""
         self._end(ClientError(text))
 
     def next_wait(self, now: float, elsewhere: bool) -> float | None:

@@ -51,10 +51,10 @@ def placer(selector: Selector) -> _Place:
     if callable(selector):
         check_function("selector", selector)
         return _own(selector)
-    named: dict[str, _Place] = {"hash": _by_shard_key, "key": _by_key, "random": _any}
-    if not isinstance(selector, str) or selector not in named:
-        raise OptionError(f"selector={selector!r}; allowed: {', '.join(named)}, or a callable")
-    return named[selector]
+    placers: dict[str, _Place] = {"hash": _by_shard_key, "key": _by_key, "random": _any}
+    if not isinstance(selector, str) or selector not in placers:
+        raise OptionError(f"selector={selector!r}; allowed: {', '.join(placers)}, or a callable")
+    return placers[selector]
 
 
 def _by_shard_key(message: OutgoingMessage) -> Placement:

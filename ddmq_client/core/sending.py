@@ -30,7 +30,7 @@ SEND_DELAYED = b"sendDelaySync"
 
 
 class ResendPolicy(NamedTuple):
-    """How long and how often to try.
+    """The limits of trying again.
 
     retry_unknown    also send again what may be stored where that makes a duplicate
     attempts_max     per message
@@ -113,24 +113,24 @@ class SendJob:
         self.tried.add(node)
         self._recognised = recognised
         if self._sequences is not None and self._attempts == 1:
-            self._numbers = self._sequences.take(len(self._messages))
-        self._divides = self._attempts < self._policy.attempts_max and self._any_once()
+            self._numbers = self._sequences.take_numbers(len(self._messages))
+        self._divides = self._attempts < self._policy.attempts_max and self._any_resend_safe()
         if self._again is not None and self._attempts > 1:
             self._messages, self._again = (self._again(),), None
 
     def attempt_deadline(self, now: float) -> float:
-        """When to stop waiting for the attempt that starts now."""
+        """Return the deadline of the attempt that starts now."""
         return now + (self.deadline - now) / 2 if self._divides else self.deadline
 
     def frame(self, now: float, sequence_id: int) -> bytes:
-        """The request for everything still pending. The proxy is given a little less time than we have."""
+        """Encode the request for all pending messages. The proxy gets a little less time than the job has."""
         if self._first_at is None:
             self._first_at = now
         left_ms = max(0.0, self.attempt_deadline(now) - now) * 1000
         timeout_ms = max(1, int(left_ms - min(50.0, left_ms / 10)))
-        pending = self._numbered() if self._numbers else [self._messages[at] for at in self._pending]
+        pending = self._numbered_messages() if self._numbers else [self._messages[at] for at in self._pending]
         head = frames.call_head(self.method, sequence_id)
-        return frames.framed((head, *self._args(pending, timeout_ms)))
+        return frames.build_frame((head, *self._args(pending, timeout_ms)))
 
     def answered(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
         """Take the proxy's results for what was pending; returns the worst verdict for the node's health.
@@ -159,19 +159,19 @@ class SendJob:
         self._pending = [
             at
             for at, verdict, result in refused
-            if self._refused(at, verdict, in_arguments(result.text), result.code, node.name, elsewhere)
+            if self._record_refusal(at, verdict, in_arguments(result.text), result.code, node.name, elsewhere)
         ]
         return worst
 
     def failed(self, node: Node, verdict: CallVerdict, text: str, elsewhere: bool) -> CallVerdict:
         """The attempt ended without results: the verdict holds for everything pending."""
         self._pending = [
-            at for at in self._pending if self._refused(at, verdict, text, None, node.name, elsewhere)
+            at for at in self._pending if self._record_refusal(at, verdict, text, None, node.name, elsewhere)
         ]
         return verdict
 
     def gave_up(self, error: SendError) -> None:
-        """Nothing more can be tried: what is pending and has no better error gets this one."""
+        """End the job: each pending message without a better error gets this one."""
         for at in self._pending:
             if self.results[at] is _UNTRIED:
                 self.results[at] = result_of(error)
@@ -181,14 +181,14 @@ class SendJob:
         """Seconds until the next attempt; None when the job is done."""
         if not self._pending:
             return None
-        wait = 0.0 if elsewhere else self._backoff()
+        wait = 0.0 if elsewhere else self._next_backoff()
         if self._attempts >= self._policy.attempts_max or now + wait >= self.deadline:
             self._pending = ()
             return None
         return wait
 
     def end(self) -> None:
-        """Nothing of it is sent again. To be called in any case."""
+        """Give the numbers back: no message is sent again. Call it in any case."""
         if self._sequences is not None and self._numbers is not None:
             self._sequences.give_back(self._numbers)
             self._numbers = None
@@ -198,53 +198,53 @@ class SendJob:
             return frames.many_messages_args(pending, timeout_ms)
         return frames.one_message_args(pending[0], timeout_ms)
 
-    def _numbered(self) -> list[bytes]:
+    def _numbered_messages(self) -> list[bytes]:
         assert self._sequences is not None
         assert self._numbers is not None
         first, keyed, messages = self._numbers.start, self._keyed, self._messages
         producer, below = self._sequences.producer, frames.answered_below(self._sequences.lowest)
-        numbered, maybe_stored = frames.numbered, self._maybe_stored
+        with_number, maybe_stored = frames.with_number, self._maybe_stored
         if not maybe_stored:
             return [
-                messages[at] if at in keyed else numbered(messages[at], producer, first + at, below)
+                messages[at] if at in keyed else with_number(messages[at], producer, first + at, below)
                 for at in self._pending
             ]
         again = frames.under_way(below, self._under_way_ms())
         return [
             messages[at]
             if at in keyed
-            else numbered(messages[at], producer, first + at, again if at in maybe_stored else below)
+            else with_number(messages[at], producer, first + at, again if at in maybe_stored else below)
             for at in self._pending
         ]
 
     def _under_way_ms(self) -> int:
-        """Since the first request, when the time is up: nobody may take it for less."""
+        """Return the time from the first request to the deadline: no proxy may assume less."""
         assert self._first_at is not None
         return max(0, ceil((self.deadline - self._first_at) * 1000))
 
-    def _once(self, at: int) -> bool:
-        """Whether a second one of this message does no harm."""
+    def _is_resend_safe(self, at: int) -> bool:
+        """Return whether sending this message again makes no unwanted duplicate."""
         if self._policy.retry_unknown:
             return True
         if at in self._keyed:
             return self._recognised is not False
         return self._recognised is True and self._numbers is not None
 
-    def _any_once(self) -> bool:
+    def _any_resend_safe(self) -> bool:
         if self._policy.retry_unknown or (self._numbers is not None and self._recognised):
             return True
-        return bool(self._keyed) and any(map(self._once, self._pending))
+        return bool(self._keyed) and any(map(self._is_resend_safe, self._pending))
 
     def _shows_not(self, at: int, result: SendResult) -> bool:
         """Whether a proxy stored this message and would not recognise it; what is delayed shows nothing."""
         return (self._numbers is not None or at in self._keyed) and not result.delayed
 
-    def _backoff(self) -> float:
+    def _next_backoff(self) -> float:
         return min(
             self._policy.backoff_first_s * 2.0 ** min(self._attempts - 1, 16), self._policy.backoff_max_s
         )
 
-    def _refused(
+    def _record_refusal(
         self, at: int, verdict: CallVerdict, text: str, code: int | None, proxy: str, elsewhere: bool
     ) -> bool:
         """Set the result that holds if nothing better comes; True while it may be sent again."""
@@ -253,7 +253,7 @@ class SendJob:
             self._maybe_stored.add(at)
         kind = UnknownOutcomeError if at in self._maybe_stored else rule.error
         self.results[at] = result_of(kind(text, code, proxy))
-        if at in self._maybe_stored and not self._once(at):
+        if at in self._maybe_stored and not self._is_resend_safe(at):
             return False
         return rule.again is not Again.NEVER and (rule.again is not Again.ELSEWHERE or elsewhere)
 

@@ -18,7 +18,7 @@ OPEN_MAX = 65_536
 
 
 class Sequences:
-    """Of one producer. Safe for many threads, by the lock."""
+    """The numbers of one producer. Safe for many threads, by the lock."""
 
     __slots__ = ("_ended", "_lock", "_new_producer", "_next", "lowest", "producer")
 
@@ -32,7 +32,7 @@ class Sequences:
         self.producer = b""
         self.lowest = 0
 
-    def take(self, count: int) -> range | None:
+    def take_numbers(self, count: int) -> range | None:
         """The next `count` numbers; None where proxies would not remember them."""
         with self._lock:
             start = self._next
@@ -44,7 +44,7 @@ class Sequences:
             return range(start, start + count)
 
     def give_back(self, taken: range) -> None:
-        """The messages that `take` gave these to are not sent again."""
+        """The messages that `take_numbers` gave these to are not sent again."""
         with self._lock:
             if taken.start != self.lowest:
                 self._ended[taken.start] = taken.stop

@@ -76,11 +76,11 @@ class PrepareJob(SendJob):
         self._request = request
 
     def begin(self, node: Node, recognised: bool | None = None) -> None:
-        """As of every send, whatever plain ones have shown."""
+        """Begin an attempt. Proxies recognise prepared messages, whatever plain sends have shown."""
         super().begin(node, True)
 
     def answered(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
-        """As of every send; nor do plain ones go by it."""
+        """Take the results, without counting them for what plain sends expect of the node."""
         if len(results) == 1:  # a refusal, which holds for all
             results = [*results] * len(self._pending)
         before = node.recognises
@@ -102,7 +102,7 @@ class EndJob(SendJob):
         super().__init__([request], False, deadline, policy._replace(retry_unknown=True), END)
 
     def answered(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
-        """What has ended has: that counts, whatever was asked and whatever came before."""
+        """Take the answer. A final outcome counts, whatever was requested and whatever came before."""
         (result,) = results
         if isinstance(result, EndResult) and (result.code == 0 or result.outcome in _SETTLED):
             result.proxy = node.name
@@ -116,27 +116,27 @@ class EndJob(SendJob):
 
 
 def end_error(action: TransactionAction, transaction_id: str, result: SendResult) -> TransactionError | None:
-    """What the caller of an end is told; None: it is as asked."""
+    """Return the error for the caller of an end; None: the transaction ended as requested."""
     outcome = result.outcome if isinstance(result, EndResult) else None
     if outcome is None and result.error is None:
         return None
-    told = (transaction_id, None if result.code < 0 else result.code, result.proxy)
+    details = (transaction_id, None if result.code < 0 else result.code, result.proxy)
     called = f"transaction {transaction_id}"
     if action is COMMIT and outcome == TransactionOutcome.COMMITTED and result.code:
-        return TransactionError(f"{called} is not committed as a whole: {result.text}", *told)
+        return TransactionError(f"{called} is not committed as a whole: {result.text}", *details)
     if outcome in _AS_ASKED[action] or (result.code == 0 and outcome == TransactionOutcome.OPEN):
         return None
     if outcome == TransactionOutcome.COMMITTED:
-        return TransactionError(f"{called} was committed before it was rolled back here", *told)
+        return TransactionError(f"{called} was committed before it was rolled back here", *details)
     if outcome in _NOT_COMMITTED:
-        said = f": {result.text}" if outcome == TransactionOutcome.DEAD_LETTER else ""
-        return NotCommittedError(f"{called} is not committed: {_NOT_COMMITTED[outcome]}{said}", *told)
+        reason = f": {result.text}" if outcome == TransactionOutcome.DEAD_LETTER else ""
+        return NotCommittedError(f"{called} is not committed: {_NOT_COMMITTED[outcome]}{reason}", *details)
     verb = "commit" if action is COMMIT else "rollback"
     if outcome == TransactionOutcome.NO_LONGER_KNOWN:
         what = "it ended too long ago, the proxies no longer know how"
     else:
         what = f"{result.text or result.error}; the check of its producer group will settle it"
-    return UnknownEndError(f"whether the {verb} of {called} took place is unknown: {what}", *told)
+    return UnknownEndError(f"whether the {verb} of {called} took place is unknown: {what}", *details)
 
 
 _AS_ASKED: dict[TransactionAction, Collection[int | None]] = {
@@ -152,7 +152,7 @@ _NOT_COMMITTED: dict[int | None, str] = {
 
 
 class TransactionState:
-    """What became of one transaction. The callers hold one lock around every call."""
+    """The state of one transaction. The callers hold one lock around every call."""
 
     __slots__ = ("_ended", "_failure", "_prepared", "_under_way", "_unsure", "id", "through_offset")
 
@@ -173,8 +173,8 @@ class TransactionState:
             raise self.rolled_back()
         self._under_way += 1
 
-    def sent(self, results: Sequence[SendResult]) -> None:
-        """Its messages are durable."""
+    def record_sent(self, results: Sequence[SendResult]) -> None:
+        """Record a send whose messages are durable."""
         self._under_way -= 1
         for result in results:
             self._prepared.add(result.message_id)
@@ -183,56 +183,56 @@ class TransactionState:
                 self.through_offset = max(offset, self.through_offset or 0)
 
     def send_failed(self, error: BaseException, unsure: bool) -> None:
-        """It was not confirmed: from now on the transaction can only be rolled back. `unsure`: it may be
+        """Record an unconfirmed send: the transaction can then only be rolled back. `unsure`: it may be
         durable all the same."""
         self._under_way -= 1
         self._unsure = self._unsure or unsure
         self.fail(f"a message of it was not stored for sure: {str(error) or repr(error)}")
 
     def fail(self, reason: str) -> None:
-        """From now on it can only be rolled back."""
+        """Mark the transaction as one that can only be rolled back."""
         self._failure = self._failure or reason
 
     def commit(self) -> TransactionAction | None:
-        """The application commits: what to ask for; None, nothing was sent. Look at `must_roll_back` after
+        """Commit; return the action to request, or None if nothing was sent. Look at `must_roll_back` after
         it has been carried out."""
         self._check_open()
         if self._under_way:
             self.fail(f"{self._under_way} sends of it were under way when it was to be committed")
         self._ended = "committed" if self._failure is None else "rolled back"
-        return self._asked(COMMIT if self._failure is None else ROLLBACK)
+        return self._action_if_sent(COMMIT if self._failure is None else ROLLBACK)
 
     def roll_back(self) -> TransactionAction | None:
-        """The application gives it up: what to ask for."""
+        """Roll back; return the action to request, or None if nothing was sent."""
         self._check_open()
         self._ended = "rolled back"
-        return self._asked(ROLLBACK)
+        return self._action_if_sent(ROLLBACK)
 
     def leave(self) -> None:
-        """Nobody here knows how it ended: its check will be asked."""
+        """Leave the decision to the check."""
         self._check_open()
         self._ended = "left to its check"
 
     @property
-    def messages(self) -> int:
-        """How many it has; what was sent twice under one key is one."""
+    def message_count(self) -> int:
+        """The number of messages; those sent twice under one key count once."""
         return len(self._prepared)
 
     @property
-    def ended(self) -> bool:
-        """Nothing more can be asked of it."""
+    def has_ended(self) -> bool:
+        """Whether the application has ended it."""
         return self._ended is not None
 
     @property
     def must_roll_back(self) -> bool:
-        """It cannot be committed."""
+        """Whether it can only be rolled back."""
         return self._failure is not None
 
     def rolled_back(self) -> NotCommittedError:
-        """What tells the application that it could not be committed."""
+        """Return the error which reports that it could not be committed."""
         return NotCommittedError(f"transaction {self.id} is rolled back: {self._failure}", self.id)
 
-    def _asked(self, action: TransactionAction) -> TransactionAction | None:
+    def _action_if_sent(self, action: TransactionAction) -> TransactionAction | None:
         return action if self._prepared or self._under_way or self._unsure else None
 
     def _check_open(self) -> None:

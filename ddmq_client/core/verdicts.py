@@ -1,4 +1,4 @@
-"""What an answer, or the lack of one, means for a message: the decision table of resending. Pure.
+"""The decision table of resending: the meaning of an answer, or the lack of one, for a message. Pure.
 
 The question is always "can it be stored already?". A message that certainly is not stored may be sent
 again without making a duplicate. One of unknown outcome may be where it would be recognised, by its number
@@ -50,7 +50,7 @@ class CallVerdict(Enum):
 
 
 class Again(Enum):
-    """Where a message may be sent again."""
+    """The proxies to which a message may be sent again."""
 
     NEVER = 0
     ELSEWHERE = 1  # only to a proxy that has not been tried for it
@@ -105,7 +105,7 @@ def of_fault(kind: int) -> CallVerdict:
 
 
 class CallFailed(Exception):
-    """No answer came."""
+    """A call ended without an answer."""
 
     def __init__(self, verdict: CallVerdict, text: str) -> None:
         self.verdict = verdict

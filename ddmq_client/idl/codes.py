@@ -54,7 +54,7 @@ class DelayAction(IntEnum):
 
 
 class DelayType(IntEnum):
-    """`dmsgtype` of DelayMessage."""
+    """The values of `dmsgtype` of a DelayMessage."""
 
     DELAY = 2
     LOOP = 3
@@ -63,7 +63,7 @@ class DelayType(IntEnum):
 
 
 class DelayOutcome(IntEnum):
-    """`outcome` of DelayResult."""
+    """The values of `outcome` of a DelayResult."""
 
     ADDED = 1
     CANCELLED = 2
@@ -74,7 +74,7 @@ class DelayOutcome(IntEnum):
 
 
 class ReplyOutcome(IntEnum):
-    """`outcome` of ReplyResponse."""
+    """The values of `outcome` of a ReplyResponse."""
 
     STORED = 1
     STORED_BEFORE = 2
@@ -91,7 +91,7 @@ class TransactionAction(IntEnum):
 
 
 class TransactionOutcome(IntEnum):
-    """`outcome` of EndTransactionResponse."""
+    """The values of `outcome` of an EndTransactionResponse."""
 
     COMMITTED = 1
     ROLLED_BACK = 2

@@ -1,5 +1,5 @@
 # Generated from ddmq_client/aio/broadcast.py by tools/unasync.py: change that one.
-"""What a broadcasting consumer runs: one activity that fetches, from one proxy at a time, and the workers.
+"""Run a broadcasting consumer: one activity that fetches, from one proxy at a time, and the workers.
 
 Every proxy gives all queues to every instance, so the next proxy is asked only when one fails. Where this
 instance is, is this client's business: see core.places and offsets_file.
@@ -43,7 +43,7 @@ class BroadcastPuller:
         self._clock = clock()
         self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
         self._turn = 0
-        self._source = Source(coordinator.proxy("broadcast"), None)
+        self._source = Source(coordinator.get_proxy("broadcast"), None)
         self._connection: FramedConnection | None = None
         self._pace = Pace(coordinator.settings.linger_ms / 1000, random.random)
         self._saved_at = 0.0
@@ -81,7 +81,7 @@ class BroadcastPuller:
                 if self._clock() - self._saved_at >= SAVE_EVERY_S:
                     self.save()
                 if pause:
-                    self._coordinator.pause(self._source, pause)
+                    self._coordinator.pause_puller(self._source, pause)
         finally:
             self._drop_connection()
 
@@ -93,19 +93,19 @@ class BroadcastPuller:
         except FAILURES as error:
             self._coordinator.pull_failed(self._source, None, error)
             name = "" if self._connection is None else self._connection.name
-            if not (self._pace.failing or self._coordinator.pulling_stopped or self._source.ended):
-                self._coordinator.teller.failed(name, error)
+            if not (self._pace.is_failing or self._coordinator.pulling_stopped or self._source.ended):
+                self._coordinator.teller.report_pull_error(name, error)
             if isinstance(error, PullError):
                 error.proxy = name
             else:
                 self._turn += 1
                 self._drop_connection()
-            return self._pace.failed()
+            return self._pace.pause_after_failure()
         except BaseException as error:
             self._coordinator.pull_failed(self._source, None, error)
             raise
-        count = self._coordinator.fetched(self._source, self._settings.group, queues)
-        return self._pace.answered(count, self._clock() - started, linger_ms / 1000)
+        count = self._coordinator.add_fetched(self._source, self._settings.group, queues)
+        return self._pace.pause_after_answer(count, self._clock() - started, linger_ms / 1000)
 
     def _call(self, batch: int, linger_ms: int) -> list[FetchedQueue]:
         offsets = self._coordinator.fetch_from()
@@ -114,12 +114,12 @@ class BroadcastPuller:
         def frame(now: float, sequence_id: int) -> bytes:
             return fetch_frame(self._settings, offsets, each, linger_ms, sequence_id)
 
-        connection = self._connected()
+        connection = self._get_connection()
         timeout_s = (linger_ms + self._coordinator.settings.timeout_ms) / 1000
         payload, sequence_id = connection.call(frame, self._clock() + timeout_s)
         return read_fetched(payload, sequence_id)
 
-    def _connected(self) -> FramedConnection:
+    def _get_connection(self) -> FramedConnection:
         if self._connection is None:
             addresses = resolve(self._proxies, self._known)
             if not addresses:
@@ -149,13 +149,13 @@ class BroadcastPool(WorkerPool):
         self._puller = BroadcastPuller(coordinator, proxies, settings, file)
 
     def start(self, workers: int, batch: int, handle: Handle | None) -> None:
-        """As for others, from where this instance was. OptionError where another consumer has its file."""
+        """Start from the stored offsets. OptionError if another consumer has the offsets file."""
         if self._file is not None and self._coordinator.places is not None:
-            self._coordinator.places.start(self._file.take())
+            self._coordinator.places.start(self._file.lock_and_load())
         super().start(workers, batch, handle)
 
     def stop(self, deadline: float, flush_deadline: float) -> bool:
-        """As for others, but a fetch holds no lease: none is waited for. Then store the place."""
+        """Stop without waiting for the fetch, which holds no lease; then store the offsets."""
         self._puller.abort()
         try:
             clean = super().stop(deadline, flush_deadline)
@@ -164,7 +164,7 @@ class BroadcastPool(WorkerPool):
             if self._file is not None:
                 self._file.leave()
 
-    def _refresh(self) -> None:
+    def _refresh_proxies(self) -> None:
         if not self._pullers:
             self._pullers[self._proxies[0]] = [self._puller]
             self._puller.activity.start()

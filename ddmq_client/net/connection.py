@@ -153,29 +153,29 @@ def resolve(
     addresses: Iterable[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]]
 ) -> list[ProxyAddress]:
     """Every address behind these; a name that does not resolve now keeps what it had in `known` (updated)."""
-    found: dict[ProxyAddress, None] = {}
+    resolved: dict[ProxyAddress, None] = {}
     for address in addresses:
         try:
             known[address] = from_info(socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
         except (OSError, UnicodeError):
             pass
-        found.update(dict.fromkeys(known.get(address, ())))
-    return list(found)[:ADDRESSES_MAX]
+        resolved.update(dict.fromkeys(known.get(address, ())))
+    return list(resolved)[:ADDRESSES_MAX]
 
 
 def resolve_in_time(
     addresses: Sequence[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]], timeout_s: float
 ) -> list[ProxyAddress] | None:
-    """As `resolve`; None when a name server has not answered after so long.
+    """Call `resolve`, but return None if a name server has not answered within `timeout_s`.
 
     Nothing ends a getaddrinfo that waits: it is left behind, on a thread of its own.
     """
     if all(map(is_literal, addresses)):
         return resolve(addresses, known)
-    made: list[list[ProxyAddress]] = []
+    connection: list[list[ProxyAddress]] = []
     thread = threading.Thread(
-        target=lambda: made.append(resolve(addresses, known)), name="ddmq-resolve", daemon=True
+        target=lambda: connection.append(resolve(addresses, known)), name="ddmq-resolve", daemon=True
     )
     thread.start()
     thread.join(max(0.0, timeout_s))
-    return made[0] if made else None
+    return connection[0] if connection else None

@@ -182,7 +182,7 @@ class Consumer:
         return self._coordinator.last_error if self._coordinator else None
 
     def counts(self) -> ConsumerCounts:
-        """What happened so far: a copy of the counters."""
+        """Return a copy of the counters."""
         return self._coordinator.counts() if self._coordinator else ConsumerCounts()
 
     def start(self) -> None:
@@ -196,9 +196,9 @@ class Consumer:
         with self._lock:
             if self._state != "new":
                 return False
-            self._home.enter()
+            self._home.check_process()
             self._coordinator = Coordinator(self._settings, handling, self._teller)
-            self._coordinator.hold(self._paused)
+            self._coordinator.set_paused(self._paused)
             pulls = pull_settings(self._settings)
             if self._place is None:
                 self._pool = WorkerPool(self._coordinator, self._proxies, pulls)
@@ -216,17 +216,17 @@ class Consumer:
     def pause(self) -> None:
         """Pull nothing more until `resume`. What no handler has seen goes back at once, uncounted, for others
         (what an older proxy, or a broadcast, has brought is still handled); what handlers have they end."""
-        self._hold(True)
+        self._set_paused(True)
 
     def resume(self) -> None:
-        """Pull again."""
-        self._hold(False)
+        """Resume pulling after `pause`."""
+        self._set_paused(False)
 
-    def _hold(self, paused: bool) -> None:
+    def _set_paused(self, paused: bool) -> None:
         with self._lock:
             self._paused = paused
             if self._coordinator is not None:
-                self._coordinator.hold(paused)
+                self._coordinator.set_paused(paused)
 
     def stop(self, timeout_ms: int = 30_000) -> bool:
         """Stop pulling, let handlers end, submit the results, close; in all for `timeout_ms` at most.
@@ -238,7 +238,7 @@ class Consumer:
         too; where it has interrupted this consumer's own work, a thread stops it, and False comes at once.
         """
         check("timeout_ms", timeout_ms, 0, TIMEOUT_MS_MAX)
-        if self._home.left:
+        if self._home.is_forked:
             return False
         locks = [self._lock, self._coordinator.lock] if self._coordinator else [self._lock]
         if set_apart(partial(self._stop, timeout_ms), me() in self._amid, locks):
@@ -311,12 +311,12 @@ class Consumer:
             self._begun()
         if self._state == "stopped":
             raise ClosedError("the consumer has been stopped")
-        self._home.enter()
+        self._home.check_process()
         assert self._coordinator is not None
         if self._observer is None:
-            return self._coordinator.ask(count, now() + timeout_ms / 1000, one)
+            return self._coordinator.request_messages(count, now() + timeout_ms / 1000, one)
         asked_ns = time.time_ns()
-        messages = self._coordinator.ask(count, now() + timeout_ms / 1000, one)
+        messages = self._coordinator.request_messages(count, now() + timeout_ms / 1000, one)
         if messages:
             notify_handed_out(self._observer, messages, self.client_id, asked_ns)
         return messages

@@ -1,5 +1,5 @@
 # Generated from ddmq_client/aio/coordinator.py by tools/unasync.py: change that one.
-"""Where all parts of a consumer meet: the prefetch buffer behind one lock, and what each of them waits for.
+"""The meeting point of all parts of a consumer: the prefetch buffer behind one lock, and its conditions.
 
 Pullers wait for room, workers and `pull` callers for messages, each proxy's flusher for results that must go
 by themselves; what is acknowledged with messages goes by `replies`. Nothing here touches a socket. Messages
@@ -70,10 +70,10 @@ class Coordinator:
         self.refusal: PullError | None = None
         self.last_error: str | None = None
 
-    def proxy(self, name: str) -> ProxyConnection:
+    def get_proxy(self, name: str) -> ProxyConnection:
         """The state of this proxy."""
         with self._lock:
-            proxy = self._buffer.proxy(name)
+            proxy = self._buffer.get_proxy(name)
             self._due.add(proxy)
             return proxy
 
@@ -82,7 +82,7 @@ class Coordinator:
         with self._lock:
             return self._buffer.counts.copy()
 
-    def hold(self, paused: bool) -> None:
+    def set_paused(self, paused: bool) -> None:
         """Pull nothing more, and return what waits here; or go on."""
         with self._lock:
             self._buffer.paused = paused
@@ -96,21 +96,21 @@ class Coordinator:
         """(batch, linger in ms, results to carry) of the next pull; None when the source shall end."""
         with self._lock:
             while not (self.pulling_stopped or source.ended):
-                if self._buffer.wanted(source, self.settings.max_batch):
+                if self._buffer.count_pullable(source, self.settings.max_batch):
                     self._let_results_ride(source)
-                    batch = self._buffer.wanted(source, self.settings.max_batch)
+                    batch = self._buffer.count_pullable(source, self.settings.max_batch)
                     if batch and not (self.pulling_stopped or source.ended):
                         self._parked += 1
-                        return batch, self._linger_ms(), self._buffer.pulling(source)
+                        return batch, self._linger_ms(), self._buffer.begin_pull(source)
                 else:
                     self._room.wait()
             return None
 
-    def pulled(self, source: Source, answer: Pulled) -> None:
+    def add_pulled(self, source: Source, answer: Pulled) -> None:
         """A pull was answered."""
         with self._lock:
-            self._answered()
-            self._buffer.arrived(source, answer.origin, answer.messages, self, answer.lease_ms)
+            self._count_answer()
+            self._buffer.add_pulled(source, answer.origin, answer.messages, self, answer.lease_ms)
             if self.pulling_stopped or self._buffer.paused:
                 self._return_waiting()
             if answer.messages:
@@ -118,24 +118,24 @@ class Coordinator:
                 if wait_until(answer.messages[0]) < self._keep_at:
                     self._keeping.notify()
 
-    def fetched(self, source: Source, group: str, queues: Sequence[FetchedQueue]) -> int:
+    def add_fetched(self, source: Source, group: str, queues: Sequence[FetchedQueue]) -> int:
         """A broadcast fetch was answered; how many messages came."""
         with self._lock:
-            self._answered()
-            count = self._buffer.fetched(source, group, queues, self)
+            self._count_answer()
+            count = self._buffer.add_fetched(source, group, queues, self)
             if count:
                 self._arrived.notify(count)
             return count
 
     def places_now(self) -> Offsets:
-        """Where every queue can go on after a restart (broadcasting)."""
+        """Return the offset from which each queue can resume after a restart (broadcasting)."""
         with self._lock:
-            return {} if self.places is None else self.places.safe()
+            return {} if self.places is None else self.places.safe_offsets()
 
     def fetch_from(self) -> Offsets:
-        """Where the next broadcast fetch goes on."""
+        """Return the offsets from which the next broadcast fetch reads."""
         with self._lock:
-            return {} if self.places is None else self.places.ahead()
+            return {} if self.places is None else self.places.next_offsets()
 
     def pull_failed(self, source: Source, acks: AckBatch | None, error: BaseException) -> None:
         """A pull brought no answer."""
@@ -145,9 +145,9 @@ class Coordinator:
             self.last_error = str(error) or repr(error)
             self.refusal = error if isinstance(error, PullError) else None
             self.first.failed(error)
-            self._due.wake(source.proxy.present())
+            self._due.wake_flusher(source.proxy.resolve_failover())
 
-    def pause(self, source: Source, seconds: float) -> None:
+    def pause_puller(self, source: Source, seconds: float) -> None:
         """Wait before the next pull; ends early when the source shall end."""
         until = self._clock() + seconds
         with self._lock:
@@ -156,26 +156,26 @@ class Coordinator:
 
     # Workers and callers of pull.
 
-    def next(self, count: int) -> list[Message]:
+    def next_messages(self, count: int) -> list[Message]:
         """Messages for a worker; empty when it shall end. Report `handled` afterwards."""
         with self._lock:
             while True:
-                taken = [] if self._handing_stopped else self._take(count)
-                if taken or self._handing_stopped:
-                    self._busy += len(taken)
-                    self._held.add(taken, self._clock(), me())
-                    if taken and keep_at(taken[0]) < self._keep_at:
+                messages = [] if self._handing_stopped else self._take_messages(count)
+                if messages or self._handing_stopped:
+                    self._busy += len(messages)
+                    self._held.add(messages, self._clock(), me())
+                    if messages and keep_at(messages[0]) < self._keep_at:
                         self._keeping.notify()
-                    return taken
+                    return messages
                 self._buffer.idle += count
-                if self._buffer.starved():
+                if self._buffer.widen_windows():
                     self._room.notify_all()
                 try:
                     self._arrived.wait()
                 finally:
                     self._buffer.idle -= count
 
-    def handled(self, messages: Sequence[Message], errors: int = 0) -> None:
+    def finish_messages(self, messages: Sequence[Message], errors: int = 0) -> None:
         """A worker has finished with messages."""
         with self._lock:
             self._busy -= len(messages)
@@ -184,7 +184,7 @@ class Coordinator:
             if self._handing_stopped or self.pulling_stopped:
                 self._arrived.notify_all()
 
-    def keep(self) -> bool:
+    def keep_leases(self) -> bool:
         """Wait for leases to look after, then do it once; False when that has been stopped.
 
         What waits here for too long goes back; what handlers hold is extended, up to `extend_for_ms` in all.
@@ -194,18 +194,18 @@ class Coordinator:
                 self._keeping.wait(max(0.0, self._keep_at - self._clock()))
             now = self._clock()
             self._return_waiting(now)
-            for message in self._held.due(now):
+            for message in self._held.due_messages(now):
                 self._extend(message)
             self._keep_at = min(self._buffer.next_overdue(), self._held.next_due(now), now + IDLE_WAKE_S)
             return not self._keeping_stopped
 
     def stop_keeping(self) -> None:
-        """Nothing is held or waits any more."""
+        """End `keep`: no message is held or waits any more."""
         with self._lock:
             self._keeping_stopped = True
             self._keeping.notify_all()
 
-    def ask(self, count: int, deadline: float, one: bool = False) -> list[Message]:
+    def request_messages(self, count: int, deadline: float, one: bool = False) -> list[Message]:
         """Messages for a caller that waits until the deadline (monotonic seconds).
 
         `one`: it takes one at a time; what else comes waits here, for a while.
@@ -213,13 +213,13 @@ class Coordinator:
         with self._lock:
             if one:
                 count = self._buffer.loop_batch(count)
-            self._buffer.asking(count)
+            self._buffer.add_demand(count)
             self._demand_until = max(self._demand_until, deadline)
             self._room.notify_all()
             try:
-                return self._ask(1 if one else count, deadline)
+                return self._wait_messages(1 if one else count, deadline)
             finally:
-                self._buffer.asked(count)
+                self._buffer.remove_demand(count)
 
     def leave_loop(self) -> None:
         """A caller that took messages one by one takes no more: what waits is for others."""
@@ -228,14 +228,14 @@ class Coordinator:
                 self._return_waiting()
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str = "") -> bool:
-        """What became of a message."""
+        """Record the outcome of a message."""
         with self._lock:
             if not self._buffer.settle(message, outcome, delay_ms, reason):
                 return False
             source: Source = message.delivery.source
             if not source.open:
                 self._room.notify_all()
-            self._due.wake(source.proxy.present())
+            self._due.wake_flusher(source.proxy.resolve_failover())
             return not self._buffer.is_over(message)
 
     def hand_back(self, message: Message) -> bool:
@@ -244,7 +244,7 @@ class Coordinator:
             if not self._buffer.hand_back(message):
                 return False
             self._room.notify_all()
-            self._due.wake(message.delivery.source.proxy.present())
+            self._due.wake_flusher(message.delivery.source.proxy.resolve_failover())
             return not self._buffer.is_over(message)
 
     def extend(self, message: Message) -> bool:
@@ -260,11 +260,11 @@ class Coordinator:
             return self._due.wait(proxy)
 
     def take_rest(self, proxy: ProxyConnection) -> AckBatch | None:
-        """Whatever is still pending for the proxy, one call's worth."""
+        """Take results still pending for the proxy, as many as one call carries."""
         with self._lock:
             return self._buffer.take_results(proxy)
 
-    def submitted(self, proxy: ProxyConnection, acks: AckBatch, error: BaseException | None) -> None:
+    def on_submitted(self, proxy: ProxyConnection, acks: AckBatch, error: BaseException | None) -> None:
         """A submit was answered, or failed: then its results are pending again."""
         with self._lock:
             self._buffer.counts.submits += 1
@@ -272,19 +272,19 @@ class Coordinator:
                 self._buffer.counts.submit_errors += 1
                 self.last_error = str(error) or repr(error)
                 self._buffer.give_back(proxy, acks)
-                self._due.wake(proxy.present())
+                self._due.wake_flusher(proxy.resolve_failover())
 
     def pause_flusher(self, proxy: ProxyConnection, seconds: float) -> None:
         """Wait before the next submit after a failed one; ends early when flushing stops."""
         with self._lock:
-            self._due.pause(proxy, seconds)
+            self._due.pause_flusher(proxy, seconds)
 
     def fail_over(self, gone: ProxyConnection, failover: ProxyConnection) -> None:
         """A proxy is gone for good: another one takes and forwards its results. Its flusher ends."""
         with self._lock:
             self._buffer.fail_over(gone, failover)
             self._due.remove(gone)
-            self._due.wake(failover)
+            self._due.wake_flusher(failover)
 
     # Stopping, in this order.
 
@@ -303,12 +303,12 @@ class Coordinator:
             self._room.notify_all()
 
     def wait_handled(self, deadline: float, alone: bool = False) -> bool:
-        """Until workers have handled everything that waits; False when the time was up first.
+        """Wait until workers have handled every waiting message; return False if the time was up first.
 
         A worker does not wait for what it holds itself; `alone`: it is the only one, nobody handles the rest.
         """
         with self._lock:
-            mine = self._held.of(me())
+            mine = self._held.held_by(me())
             while self._buffer.demand is None and (
                 (len(self._buffer) and not alone) or self._busy > len(mine)
             ):
@@ -327,26 +327,26 @@ class Coordinator:
         with self._lock:
             self._due.stop()
 
-    def abandon(self) -> int:
+    def abandon_results(self) -> int:
         """Count the results that no proxy has taken."""
         with self._lock:
-            return self._buffer.abandon()
+            return self._buffer.abandon_results()
 
-    def _take(self, count: int) -> list[Message]:
+    def _take_messages(self, count: int) -> list[Message]:
         waiting = len(self._buffer)
-        taken = self._buffer.take(count)
+        messages = self._buffer.take_messages(count)
         if len(self._buffer) < waiting:  # also when all of them had lost their lease
             self._room.notify_all()
-        return taken
+        return messages
 
-    def _ask(self, count: int, deadline: float) -> list[Message]:
+    def _wait_messages(self, count: int, deadline: float) -> list[Message]:
         while True:
             if self._handing_stopped:
                 raise ClosedError("the consumer has been stopped")
             in_time = self._clock() < deadline
-            taken = self._take(count)
-            if taken:
-                return taken
+            messages = self._take_messages(count)
+            if messages:
+                return messages
             if not in_time:
                 if self.refusal is not None:
                     raise self.refusal
@@ -354,7 +354,7 @@ class Coordinator:
                 return []
             self._arrived.wait(deadline - self._clock())
 
-    def _answered(self) -> None:
+    def _count_answer(self) -> None:
         self.refusal = None
         self.first.came = True
         self._parked -= 1
@@ -362,24 +362,24 @@ class Coordinator:
     def _return_waiting(self, now: float | None = None) -> None:
         proxies = self._buffer.return_waiting(now)
         for proxy in proxies:
-            self._due.wake(proxy)
+            self._due.wake_flusher(proxy)
         if proxies:
             self._arrived.notify_all()
             self._room.notify_all()
 
-    def told(self, acks: AckBatch | None, told: Sequence[UnappliedResult]) -> None:
+    def report_unapplied(self, acks: AckBatch | None, unapplied: Sequence[UnappliedResult]) -> None:
         """A proxy tells which results of a call changed nothing."""
-        if not told or acks is None:
+        if not unapplied or acks is None:
             return
         with self._lock:
-            late, lost = late_results(acks, told)
+            late, lost = late_results(acks, unapplied)
             self._buffer.counts.late += len(late)
-        self.teller.late(late, lost)
+        self.teller.report_late(late, lost)
 
     def _extend(self, message: Message) -> bool:
         if not self._buffer.extend(message):
             return False
-        self._due.wake(message.delivery.source.proxy.present())
+        self._due.wake_flusher(message.delivery.source.proxy.resolve_failover())
         return True
 
     def _let_results_ride(self, source: Source) -> None:

@@ -17,7 +17,7 @@ LEAVE_AGAIN_S = 0.2  # a pull that was on its way may have come to the proxy aft
 
 
 class DueResults:
-    """Of one consumer."""
+    """The pending results of one consumer, and a condition per proxy that its flusher waits for."""
 
     def __init__(self, lock: Lock, buffer: PrefetchBuffer, leaving: Callable[[], bool]) -> None:
         """`leaving`: the consumer stops, and pulls still wait at proxies."""
@@ -36,14 +36,14 @@ class DueResults:
         """The flusher of this proxy ends."""
         self._due.pop(gone).notify_all()
 
-    def wake(self, proxy: ProxyConnection) -> None:
+    def wake_flusher(self, proxy: ProxyConnection) -> None:
         """More is pending for this proxy than before: its flusher looks, where that cannot wait."""
         if proxy.idle or proxy.prompt or proxy.pending.urgent:
             proxy.idle = False
             self._due[proxy].notify()
 
     def wake_all(self) -> None:
-        """Every flusher looks."""
+        """Wake the flushers of all proxies."""
         for due in self._due.values():
             due.notify_all()
 
@@ -55,8 +55,8 @@ class DueResults:
     def wait(self, proxy: ProxyConnection) -> AckBatch | None:
         """Results that must go now; None when that has been stopped, or the proxy is gone."""
         due = self._due.get(proxy)
-        while due is not None and not self._over(proxy):
-            if self._leaves(proxy):
+        while due is not None and not self._has_ended(proxy):
+            if self._should_leave(proxy):
                 return self._buffer.take_results(proxy) or []
             wait = self._buffer.submit_due(proxy)
             if wait == 0.0:
@@ -67,16 +67,16 @@ class DueResults:
             due.wait(LEAVE_AGAIN_S if self._leaving() else wait or IDLE_WAKE_S)
         return None
 
-    def pause(self, proxy: ProxyConnection, seconds: float) -> None:
+    def pause_flusher(self, proxy: ProxyConnection, seconds: float) -> None:
         """Wait after a failed submit; ends early when that has been stopped, or the proxy is gone."""
         until = self._clock() + seconds
-        while not self._over(proxy) and self._clock() < until:
+        while not self._has_ended(proxy) and self._clock() < until:
             self._due[proxy].wait(until - self._clock())
 
-    def _over(self, proxy: ProxyConnection) -> bool:
+    def _has_ended(self, proxy: ProxyConnection) -> bool:
         return self._stopped or proxy.failover is not None
 
-    def _leaves(self, proxy: ProxyConnection) -> bool:
+    def _should_leave(self, proxy: ProxyConnection) -> bool:
         """Time to ask this proxy for the answers of pulls that wait there (again)."""
         now = self._clock()
         if not (self._leaving() and proxy.settles and proxy.leave_at <= now):

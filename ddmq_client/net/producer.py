@@ -1,5 +1,5 @@
 # Generated from ddmq_client/aio/producer.py by tools/unasync.py: change that one.
-"""What a producer does, the blocking one as the one for tasks: send, and change what is delayed."""
+"""The producer, both blocking and for tasks: sends messages, and changes delayed ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddmq_client.net.router import ProxyRouter
 from ddmq_client.net.sender import JobSender, Sends
 from ddmq_client.net.sync import now
 from ddmq_client.net.transactions import Transaction, TransactionCalls
-from ddmq_client.observer import ClientObserver, SendCall, check_observer, told
+from ddmq_client.observer import ClientObserver, SendCall, check_observer, observe_send
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.process import Home
@@ -104,8 +104,8 @@ class ProducerBase(Sends):
         self._check_open()
         if self._observer is None:
             return self._send_many(messages, timeout_ms)
-        found = list(messages)
-        with told(self._observer.sending(found, SendCall(self.client_id, batch=True))) as send:
+        outgoing = list(messages)
+        with observe_send(self._observer.sending(outgoing, SendCall(self.client_id, batch=True))) as send:
             results = self._send_many(send.messages, timeout_ms)
             send.ended(results)
             return results
@@ -125,7 +125,7 @@ class ProducerBase(Sends):
         if self._observer is None:
             self._write(message, timeout_ms)
             return
-        with told(self._observer.sending((message,), self._single)) as send:
+        with observe_send(self._observer.sending((message,), self._single)) as send:
             self._write(send.messages[0], timeout_ms)
             send.ended(())
 
@@ -165,23 +165,23 @@ class ProducerBase(Sends):
         self._check_open()
         after_ms = None if check_after is None else duration_ms("check_after", check_after, 1)
         return Transaction(
-            self._calls, reference, after_ms, timeout_ms, lambda: self._checks.present, self._observer
+            self._calls, reference, after_ms, timeout_ms, lambda: self._checks.has_check, self._observer
         )
 
     def check_counts(self) -> CheckCounts:
-        """What the check has done so far."""
+        """Return a copy of the check's counters."""
         return self._checks.counts()
 
     def close(self) -> None:
         """Close every connection; sends under way end with an error."""
-        if self._home.left:
+        if self._home.is_forked:
             return
         self._closed = True
         self._checks.close(now() + CLOSE_S)
         self._router.close(now() + CLOSE_S)
 
     def __enter__(self) -> Self:
-        if self._checks.present:
+        if self._checks.has_check:
             self._check_open()
         return self
 
@@ -209,7 +209,7 @@ class ProducerBase(Sends):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the producer has been closed")
-        self._home.enter()
+        self._home.check_process()
         self._checks.begin()
 
     def _encode(self, message: OutgoingMessage) -> bytes:

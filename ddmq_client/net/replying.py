@@ -28,7 +28,7 @@ IDLE_MAX = 16  # connections kept for one proxy
 
 
 class ReplyCalls:
-    """Of one consumer. Safe for many threads."""
+    """Acknowledgements with messages of one consumer. Safe for many threads."""
 
     def __init__(
         self, settings: ConsumerSettings, shared: Lock, buffer: PrefetchBuffer, room: Condition
@@ -44,12 +44,12 @@ class ReplyCalls:
         self._in_use: set[FramedConnection] = set()
         self._closed = False
 
-    def use(self, addresses: Sequence[ProxyAddress]) -> None:
-        """These are the proxies."""
+    def set_proxies(self, addresses: Sequence[ProxyAddress]) -> None:
+        """Set the proxies, and close the idle connections to others."""
         with self._lock:
             self._addresses = list(addresses)
-            gone = [self._idle.pop(address) for address in set(self._idle) - set(addresses)]
-        for connection in (each for idle in gone for each in idle):
+            removed = [self._idle.pop(address) for address in set(self._idle) - set(addresses)]
+        for connection in (each for idle in removed for each in idle):
             connection.close()
 
     def acknowledge(
@@ -61,7 +61,7 @@ class ReplyCalls:
                 raise ClientError(f"{message!r} is settled, or has no lease; nothing is sent with it")
         stored = False
         try:
-            results = self._acknowledge(message, messages, timeout_ms)
+            results = self._run_job(message, messages, timeout_ms)
             stored = True
         finally:
             with self._shared:
@@ -69,21 +69,21 @@ class ReplyCalls:
                 self._room.notify_all()
         return results
 
-    def _acknowledge(
+    def _run_job(
         self, message: Message, messages: Sequence[bytes], timeout_ms: int | None
     ) -> Sequence[SendResult]:
         settings, origin = self._settings, message.delivery.origin
         to = ReplyTo(origin.group, origin.topic, origin.queue, message.offset, message.lease_id or 0)
         timeout_s = (settings.timeout_ms if timeout_ms is None else timeout_ms) / 1000
         job = ReplyJob(reply_request(to, settings.client_id), messages, now() + timeout_s)
-        self._run(job, message.delivery.source.proxy.present().name)
+        self._run(job, message.delivery.source.proxy.resolve_failover().name)
         if job.error is not None:
             message.lost = message.lost or isinstance(job.error, LeaseOverError)
             raise job.error
         return job.results
 
     def _run(self, job: ReplyJob, first: str) -> None:
-        """Until it is over, or its time is. `first`: the proxy to ask first, as HOST:PORT."""
+        """Try the job until it ends or its deadline passes. `first`: the proxy to ask first, as HOST:PORT."""
         with self._lock:
             addresses = sorted(self._addresses, key=lambda address: str(address) != first)
         turn = 0
@@ -91,12 +91,12 @@ class ReplyCalls:
         while wait is not None and addresses:
             if wait:
                 sleep(wait)
-            self._try(job, addresses[turn % len(addresses)])
+            self._try_proxy(job, addresses[turn % len(addresses)])
             turn += 1
             wait = job.next_wait(now(), turn < len(addresses))
 
-    def _try(self, job: ReplyJob, address: ProxyAddress) -> None:
-        connection = self._take(address)
+    def _try_proxy(self, job: ReplyJob, address: ProxyAddress) -> None:
+        connection = self._take_connection(address)
         name = str(address)
         try:
             payload, sequence_id = connection.call(job.frame, job.attempt_deadline(now()))
@@ -108,13 +108,13 @@ class ReplyCalls:
             job.failed(CallVerdict.LOST, f"{error} (from {name})", name)
         except ProxyFault as fault:
             if fault.kind == UNKNOWN_METHOD:
-                job.impossible(f"the proxy at {name} is too old for acknowledgements that carry messages")
+                job.on_unsupported(f"the proxy at {name} is too old for acknowledgements that carry messages")
             else:
                 job.failed(of_fault(fault.kind), str(fault), name)
         finally:
             self._give_back(address, connection)
 
-    def _take(self, address: ProxyAddress) -> FramedConnection:
+    def _take_connection(self, address: ProxyAddress) -> FramedConnection:
         with self._lock:
             if self._closed:
                 raise ClosedError("the consumer has been stopped")

@@ -1,5 +1,5 @@
 # Generated from ddmq_client/aio/sender.py by tools/unasync.py: change that one.
-"""What sends: Sends, as applications call it; JobSender, which carries a job to its end over the
+"""Sending: Sends, as applications call it; JobSender, which carries a job to its end over the
 producer's connections.
 """
 
@@ -18,7 +18,7 @@ from ddmq_client.delays import When, when_of
 from ddmq_client.errors import BusyError, ClosedError, NotStoredError, OptionError, SendError
 from ddmq_client.net.router import ProxyRouter
 from ddmq_client.net.sync import now
-from ddmq_client.observer import ClientObserver, SendCall, told
+from ddmq_client.observer import ClientObserver, SendCall, observe_send
 from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
 from ddmq_client.wire.producing import ProxyFault, read_results
 
@@ -39,12 +39,12 @@ class JobSender:
         router = self._router
         try:
             while True:
-                node = router.pick(job.tried, job.deadline)
+                node = router.pick_node(job.tried, job.deadline)
                 if node is None:
                     job.gave_up(NotStoredError(UNRESOLVED))
                     return job.results
                 job.begin(node, router.recognises())
-                elsewhere = self._attempt(job, node, read)
+                elsewhere = self._attempt_send(job, node, read)
                 self.last_error = job.error
                 wait = job.next_wait(now(), elsewhere)
                 if wait is None:
@@ -64,7 +64,7 @@ class JobSender:
         tried: set[Node] = set()
         failure = NotStoredError(UNRESOLVED)
         for _ in range(ONEWAY_ATTEMPTS):
-            node = self._router.pick(tried, deadline)
+            node = self._router.pick_node(tried, deadline)
             if node is None or now() >= deadline:
                 break
             tried.add(node)
@@ -73,32 +73,32 @@ class JobSender:
                 return
             except CallFailed as error:
                 failure = NotStoredError(error.text, None, node.name)
-                self._router.note(node, error.verdict, tried)
+                self._router.record_outcome(node, error.verdict, tried)
         raise failure
 
-    def _attempt(self, job: SendJob, node: Node, read: Read) -> bool:
+    def _attempt_send(self, job: SendJob, node: Node, read: Read) -> bool:
         """One attempt; True where a node in rotation is still untried."""
         try:
-            results = self._exchange(job, node, read)
+            results = self._exchange_frames(job, node, read)
         except CallFailed as failure:
-            return self._failed(job, node, failure.verdict, failure.text)
+            return self._record_failure(job, node, failure.verdict, failure.text)
         except FrameError as error:
-            return self._failed(job, node, CallVerdict.LOST, f"{error} (from {node.name})")
+            return self._record_failure(job, node, CallVerdict.LOST, f"{error} (from {node.name})")
         except ProxyFault as fault:
-            return self._failed(job, node, verdicts.of_fault(fault.kind), str(fault))
+            return self._record_failure(job, node, verdicts.of_fault(fault.kind), str(fault))
         stored = all(result.code == 0 for result in results)
         elsewhere = not stored and self._router.has_fresh(job.tried)
         verdict = job.answered(node, results, elsewhere)
-        if verdict is CallVerdict.STORED and node.well:
+        if verdict is CallVerdict.STORED and node.is_healthy:
             return False
-        return self._router.note(node, verdict, job.tried)
+        return self._router.record_outcome(node, verdict, job.tried)
 
-    def _failed(self, job: SendJob, node: Node, verdict: CallVerdict, text: str) -> bool:
-        elsewhere = self._router.note(node, verdict, job.tried)
+    def _record_failure(self, job: SendJob, node: Node, verdict: CallVerdict, text: str) -> bool:
+        elsewhere = self._router.record_outcome(node, verdict, job.tried)
         job.failed(node, verdict, text, elsewhere)
         return elsewhere
 
-    def _exchange(self, job: SendJob, node: Node, read: Read) -> list[SendResult]:
+    def _exchange_frames(self, job: SendJob, node: Node, read: Read) -> list[SendResult]:
         connection = self._router.lease(node, job.deadline)
         try:
             deadline = job.attempt_deadline(now())
@@ -164,7 +164,7 @@ class Sends(ABC):
             when = when_of(delay, deliver_at, cron, zone, every, times, catch_up, level)
             properties = with_level(properties, level)
         except OptionError as error:
-            raise self._refused(error) from None
+            raise self._argument_error(error) from None
         message = OutgoingMessage(topic, body, key, tags, properties, shard_key, queue, idempotency_key)
         if self._observer is not None:
             return self._send_observed(message, when, timeout_ms)
@@ -180,13 +180,13 @@ class Sends(ABC):
         self, message: OutgoingMessage, when: When | None, timeout_ms: int | None
     ) -> SendResult:
         assert self._observer is not None
-        with told(self._observer.sending((message,), self._single)) as send:
+        with observe_send(self._observer.sending((message,), self._single)) as send:
             result = self._send(send.messages[0], when, timeout_ms)
             send.ended((result,))
             return result
 
-    def _refused(self, error: OptionError) -> OptionError:
-        """What a send with wrong arguments raises; nothing was sent."""
+    def _argument_error(self, error: OptionError) -> OptionError:
+        """Return the error that a send with wrong arguments raises; nothing was sent."""
         return error
 
     @abstractmethod

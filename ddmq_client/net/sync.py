@@ -1,4 +1,4 @@
-"""What threads wait with (greenlets, under gevent); `aio.sync` has the same names for tasks."""
+"""The waiting primitives of threads (greenlets, under gevent); `aio.sync` has the same names for tasks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def sleep(seconds: float) -> None:
 
 
 def answered(answer: object) -> object:
-    """What a function of the application returned: it has begun nothing that lasts."""
+    """Return the result of an application's function unchanged: it is never awaitable here."""
     return answer
 
 
@@ -73,21 +73,21 @@ class Activity:
     """One of the threads that a client consists of."""
 
     def __init__(self, work: Callable[[], object], name: str) -> None:
-        """It does `work` once it is started."""
+        """Store `work`, which runs once the activity is started."""
         self._thread = threading.Thread(target=work, name=name, daemon=True)
 
     @property
     def alive(self) -> bool:
-        """It has been started and has not ended."""
+        """Whether the activity has been started and has not ended."""
         return self._thread.is_alive()
 
     @property
     def current(self) -> bool:
-        """It is the one that asks."""
+        """Whether the caller runs in this activity."""
         return self._thread is threading.current_thread()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the work in a thread of its own."""
         self._thread.start()
 
     def cancel(self) -> None:

@@ -38,7 +38,7 @@ from ddmq_client.errors import (
 from ddmq_client.idl.codes import TransactionAction
 from ddmq_client.net.sender import JobSender, Sends
 from ddmq_client.net.sync import Lock, now
-from ddmq_client.observer import ClientObserver, SendCall, told
+from ddmq_client.observer import ClientObserver, SendCall, observe_send
 from ddmq_client.outbox import Outbox
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.process import Home
@@ -49,7 +49,7 @@ _log = logging.getLogger("ddmq_client.producer")
 
 
 class TransactionCalls:
-    """What the transactions of one producer share: the way to the proxies."""
+    """The calls to the proxies that all transactions of one producer share."""
 
     def __init__(self, outbox: Outbox, sender: JobSender, home: Home) -> None:
         self.outbox = outbox
@@ -65,7 +65,7 @@ class TransactionCalls:
         check_after_ms: int | None,
     ) -> list[SendResult]:
         """Make messages durable as a part of it, all or none."""
-        self._home.enter()
+        self._home.check_process()
         job = self.outbox.prepared(transaction_id, messages, deadline, check_after_ms, when)
         return self._sender.run(job, read_prepared)
 
@@ -80,7 +80,7 @@ class TransactionCalls:
     ) -> Sequence[SendResult]:
         """Say how it ended, until somebody knows; where its messages landed, if this call has committed it.
         TransactionError where it did not end so, or nobody has confirmed it."""
-        self._home.enter()
+        self._home.check_process()
         job = self.outbox.end(transaction_id, action, through_offset, deadline, check, messages)
         (result,) = self._sender.run(job, read_ended)
         error = end_error(action, transaction_id, result)
@@ -123,7 +123,7 @@ class Transaction(Sends):
 
     @property
     def id(self) -> str:
-        """See the class."""
+        """The id of the transaction, 32 hexadecimal digits."""
         return self._state.id
 
     def send_batch(
@@ -131,13 +131,13 @@ class Transaction(Sends):
     ) -> list[SendResult]:
         """Send many in one request, which is one write of the proxy: all are durable, or none is and an error
         says why. A request has 5,000,000 bytes at most; a transaction has bounds of its own."""
-        found = list(messages)
-        if not found:
+        outgoing = list(messages)
+        if not outgoing:
             return []
         if self._observer is None:
-            return self._send_all(found, None, timeout_ms)
+            return self._send_all(outgoing, None, timeout_ms)
         call = replace(self._single, batch=True)
-        with told(self._observer.sending(found, call)) as send:
+        with observe_send(self._observer.sending(outgoing, call)) as send:
             results = self._send_all(send.messages, None, timeout_ms)
             send.ended(results)
             return results
@@ -173,7 +173,7 @@ class Transaction(Sends):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._state.ended:
+        if self._state.has_ended:
             return
         if error is None:
             self.commit()
@@ -189,7 +189,7 @@ class Transaction(Sends):
         """Whether it says that the local commit may have been, as DecisionTable does."""
         return isinstance(error, UnknownEndError) and error.transaction_id == self.id
 
-    def _refused(self, error: OptionError) -> OptionError:
+    def _argument_error(self, error: OptionError) -> OptionError:
         with self._lock:
             self._state.fail(f"a send of it was wrong: {error}")
         return error
@@ -213,7 +213,7 @@ class Transaction(Sends):
                 self._state.send_failed(error, unsure=_unsure(error))
             raise
         with self._lock:
-            self._state.sent(results)
+            self._state.record_sent(results)
         return results
 
     def _roll_back(self, action: TransactionAction | None) -> None:
@@ -222,7 +222,7 @@ class Transaction(Sends):
 
     def _end(self, action: TransactionAction) -> Sequence[SendResult]:
         state, deadline = self._state, self._deadline(None)
-        messages = None if action is ROLLBACK else state.messages
+        messages = None if action is ROLLBACK else state.message_count
         return self._calls.end(self.id, action, state.through_offset, deadline, messages=messages)
 
     def _deadline(self, timeout_ms: int | None) -> float:

@@ -1,5 +1,5 @@
 # Generated from ddmq_client/aio/worker_pool.py by tools/unasync.py: change that one.
-"""What a consumer runs: per proxy one flusher and a puller for each topic; workers for its handlers.
+"""Run a consumer: per proxy one flusher and a puller for each topic; workers for its handlers.
 
 Names are resolved again every 30 s: new proxies get their pullers, those of vanished ones end, and what is
 still to be told to these goes through another proxy.
@@ -43,7 +43,7 @@ _log = logging.getLogger("ddmq_client.consumer")
 
 
 class Pulling(Protocol):
-    """Brings messages."""
+    """An activity that brings messages to the coordinator."""
 
     activity: Activity
 
@@ -77,7 +77,7 @@ class WorkerPool:
     def start(self, workers: int, batch: int, handle: Handle | None) -> None:
         """Start pulling; with `handle`, also workers that feed it `batch` messages at most."""
         if all(map(is_literal, self._proxies)):
-            self._refresh()
+            self._refresh_proxies()
         else:
             self._upkeep.start()
         if not self._coordinator.settings.broadcasting:
@@ -86,7 +86,7 @@ class WorkerPool:
             return
         with self._lock:  # a worker's handler may stop the consumer: not before all have been started
             for number in range(workers):
-                work = partial(self._work, batch, handle)
+                work = partial(self._run_worker, batch, handle)
                 self._workers.append(Activity(work, f"ddmq-worker-{number}"))
             for worker in self._workers:
                 worker.start()
@@ -119,7 +119,7 @@ class WorkerPool:
             for flusher in flushers:
                 flusher.abort()
             finish([*flushing, self._leases], flush_deadline + ABORT_S)
-            return not coordinator.abandon() and clean
+            return not coordinator.abandon_results() and clean
         finally:
             coordinator.replies.close()
             for activity in (*pulling, *flushing, *self._workers, self._leases):
@@ -130,26 +130,26 @@ class WorkerPool:
         return any(worker.current for worker in self._workers)
 
     def _keep_leases(self) -> None:
-        while self._coordinator.keep():
+        while self._coordinator.keep_leases():
             pass
 
     def _keep_up(self) -> None:
         """Names are resolved here from the first time on: a name server may take its time."""
         while True:
-            self._refresh()
+            self._refresh_proxies()
             with self._lock:
                 if not self._stopping:
                     self._stopped.wait(RESOLVE_EVERY_S if self._pullers else UNRESOLVED_RETRY_S)
                 if self._stopping:
                     return
 
-    def _refresh(self) -> None:
+    def _refresh_proxies(self) -> None:
         addresses = resolve(self._proxies, self._known)
         if not addresses:
             self._coordinator.last_error = "no proxy address is known: no name resolves"
             _log.warning("none of %s resolves", ", ".join(map(str, self._proxies)))
             return
-        self._coordinator.replies.use(addresses)
+        self._coordinator.replies.set_proxies(addresses)
         with self._lock:
             if self._stopping:
                 return
@@ -161,7 +161,7 @@ class WorkerPool:
                 self._end_proxy(address, failover)
 
     def _start_proxy(self, address: ProxyAddress) -> None:
-        proxy = self._coordinator.proxy(str(address))
+        proxy = self._coordinator.get_proxy(str(address))
         flusher = self._flushers[address] = Flusher(self._coordinator, proxy, address, self._pulls)
         topics = self._coordinator.settings.topics or (None,)
         self._pullers[address] = [
@@ -180,13 +180,13 @@ class WorkerPool:
         self._leaving.append(flusher.activity)
         self._leaving = [activity for activity in self._leaving if activity.alive]
 
-    def _work(self, batch: int, handle: Handle) -> None:
-        while messages := self._coordinator.next(batch):
+    def _run_worker(self, batch: int, handle: Handle) -> None:
+        while messages := self._coordinator.next_messages(batch):
             errors = 0
             try:
                 errors = handle(messages)
             finally:
-                self._coordinator.handled(messages, errors)
+                self._coordinator.finish_messages(messages, errors)
 
 
 class Puller:
@@ -217,7 +217,7 @@ class Puller:
             while (work := self._coordinator.wait_room(self._source)) is not None:
                 pause = self._pull(*work)
                 if pause:
-                    self._coordinator.pause(self._source, pause)
+                    self._coordinator.pause_puller(self._source, pause)
         finally:
             self._connection.close()
 
@@ -233,14 +233,14 @@ class Puller:
                 self._connection.close()
             self._coordinator.pull_failed(self._source, acks, error)
             self._log_failure(error)
-            return self._pace.failed()
+            return self._pace.pause_after_failure()
         except BaseException as error:
             self._coordinator.pull_failed(self._source, acks, error)
             raise
-        self._coordinator.pulled(self._source, answer)
-        self._coordinator.told(acks, answer.told)
-        self._coordinator.teller.notice(self._source.proxy.name, answer.notice)
-        return self._pace.answered(len(answer.messages), self._clock() - started, linger_ms / 1000)
+        self._coordinator.add_pulled(self._source, answer)
+        self._coordinator.report_unapplied(acks, answer.unapplied)
+        self._coordinator.teller.log_notice(self._source.proxy.name, answer.notice)
+        return self._pace.pause_after_answer(len(answer.messages), self._clock() - started, linger_ms / 1000)
 
     def _call(self, batch: int, linger_ms: int, acks: AckBatch | None) -> Pulled:
         pulls = self._pulls._replace(linger_ms=linger_ms)
@@ -255,10 +255,10 @@ class Puller:
     def _log_failure(self, error: Exception) -> None:
         if self._coordinator.pulling_stopped or self._source.ended:
             return
-        if self._pace.failing:
+        if self._pace.is_failing:
             _log.debug("pull from %s failed: %s", self._source.proxy.name, error)
         else:
-            self._coordinator.teller.failed(self._source.proxy.name, error)
+            self._coordinator.teller.report_pull_error(self._source.proxy.name, error)
 
 
 CLOSING_TRIES = 3
@@ -293,16 +293,16 @@ class Flusher:
             while (acks := coordinator.wait_due(proxy)) is not None:
                 error = self._deliver(acks, self._clock() + coordinator.settings.timeout_ms / 1000)
                 if error is None:
-                    self._pace.answered(1, 0.0)
+                    self._pace.pause_after_answer(1, 0.0)
                 else:
                     self._log_failure(error)
-                    coordinator.pause_flusher(proxy, self._pace.failed())
+                    coordinator.pause_flusher(proxy, self._pace.pause_after_failure())
             self._deliver_rest()
         finally:
             self._connection.close()
 
     def _deliver_rest(self) -> None:
-        """What is still pending, while the proxy answers and time is left; a failed call is tried again."""
+        """Submit pending results while the proxy answers and time is left; retry a failed call."""
         failures = 0
         while self._clock() < self.closing_deadline and failures < CLOSING_TRIES:
             acks = self._coordinator.take_rest(self.proxy)
@@ -318,9 +318,9 @@ class Flusher:
         try:
             error = self._submit(acks, deadline)
         except BaseException as end:
-            self._coordinator.submitted(self.proxy, acks, end)
+            self._coordinator.on_submitted(self.proxy, acks, end)
             raise
-        self._coordinator.submitted(self.proxy, acks, error)
+        self._coordinator.on_submitted(self.proxy, acks, error)
         return error
 
     def _submit(self, acks: AckBatch, deadline: float) -> Exception | None:
@@ -344,7 +344,7 @@ class Flusher:
             answer = self._connection.call(
                 lambda now, number: settle_frame(self._pulls, acks, leave, number), deadline
             )
-            self._coordinator.told(acks, read_settled(*answer))
+            self._coordinator.report_unapplied(acks, read_settled(*answer))
         except ProxyFault as fault:
             if fault.kind != UNKNOWN_METHOD:
                 raise
@@ -352,5 +352,5 @@ class Flusher:
         return self.proxy.settles or not acks
 
     def _log_failure(self, error: Exception) -> None:
-        level = logging.DEBUG if self._pace.failing else logging.WARNING
+        level = logging.DEBUG if self._pace.is_failing else logging.WARNING
         _log.log(level, "submit to %s failed: %s", self.proxy.name, error)

@@ -55,7 +55,7 @@ def _attributes(topics: set[str], client_id: str | None, operation: str) -> Attr
 
 
 def message_attributes(message: Message, now_ns: int) -> Attributes:
-    """Of one that is handed out now."""
+    """Return the attributes of one message that is handed out now."""
     attributes: Attributes = {
         "messaging.destination.partition.id": _partition(message.queue),
         "messaging.ddmq.message.offset": message.offset,
@@ -83,14 +83,14 @@ def set_result(span: Span, result: SendResult) -> None:
     if result.error is not None:
         set_error(span, result.error)
         return
-    found = {
+    attributes = {
         "messaging.message.id": result.message_id,
         "messaging.destination.partition.id": None if result.queue_id is None else str(result.queue_id),
         "messaging.ddmq.message.offset": result.offset,
         "messaging.ddmq.delay.id": result.delay_id,
         "messaging.ddmq.message.duplicate": result.duplicate or None,
     }
-    for name, value in found.items():
+    for name, value in attributes.items():
         if value is not None:
             span.set_attribute(name, value)
 

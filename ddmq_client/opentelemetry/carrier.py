@@ -52,18 +52,18 @@ class ContextCarrier:
         self._lock = Lock()
         self.not_carried = 0
 
-    def given(self, properties: Mapping[str, str] | None) -> SpanContext | None:
+    def own_context(self, properties: Mapping[str, str] | None) -> SpanContext | None:
         """The context that the application itself has put there; None where there is no readable one."""
         if not properties or self._fields.isdisjoint(properties):
             return None
         return self._read(properties, Context())[1]
 
-    def found(
+    def received_context(
         self, properties: Mapping[str, str], around: Context | None = None
     ) -> tuple[Context | None, SpanContext | None]:
-        """What a message came with: a context to go on in, which is `around` otherwise, and the span that it
-        names. Of traceId and spanId alone only the span: they do not say whether its trace is recorded, so
-        nothing goes on in it."""
+        """Return a message's context to continue in, which is `around` if it has none, and the span that it
+        names. For traceId and spanId alone, only the span: they do not say whether its trace is recorded, so
+        no span continues it."""
         context, span = self._read(properties, around or Context())
         if span is not None:
             return context, span
@@ -95,9 +95,9 @@ class ContextCarrier:
                 SPAN_ID: trace.format_span_id(span.span_id),
             }
         # What was there and names no context is not left to be taken for a part of this one.
-        kept = before if given is not None else {k: v for k, v in before.items() if k not in self._fields}
+        retained = before if given is not None else {k: v for k, v in before.items() if k not in self._fields}
         for more in ({**added, **ids}, added) if fit else ():
-            if more and self._fits(message, properties := {**kept, **more}):
+            if more and self._fits_limits(message, properties := {**retained, **more}):
                 return replace(message, properties=properties), True
         if added:
             self._left_out()
@@ -106,7 +106,7 @@ class ContextCarrier:
     @staticmethod
     def fit_together(messages: Sequence[OutgoingMessage]) -> bool:
         """Whether they do with their contexts, in one request."""
-        return sum(map(_size, messages)) + CONTEXT_BYTES_MAX * len(messages) <= MESSAGE_BYTES_MAX
+        return sum(map(_message_size, messages)) + CONTEXT_BYTES_MAX * len(messages) <= MESSAGE_BYTES_MAX
 
     def _read(
         self, properties: Mapping[str, str], around: Context
@@ -120,10 +120,10 @@ class ContextCarrier:
         return (context, span) if span.is_valid else (None, None)
 
     @staticmethod
-    def _fits(message: OutgoingMessage, properties: Mapping[str, str]) -> bool:
+    def _fits_limits(message: OutgoingMessage, properties: Mapping[str, str]) -> bool:
         return (
             _properties_size(properties) <= PROPERTIES_BYTES_MAX
-            and _size(message) + CONTEXT_BYTES_MAX <= MESSAGE_BYTES_MAX
+            and _message_size(message) + CONTEXT_BYTES_MAX <= MESSAGE_BYTES_MAX
         )
 
     def _left_out(self) -> None:
@@ -138,15 +138,15 @@ class ContextCarrier:
             )  # fmt: skip
 
 
-def _size(message: OutgoingMessage) -> int:
-    """Bytes at most, about."""
+def _message_size(message: OutgoingMessage) -> int:
+    """Return an upper estimate of the message's size in bytes."""
     body: object = message.body
     chars = len(body) if isinstance(body, bytes | str) else 0
     return (chars if isinstance(body, bytes) else 4 * chars) + _properties_size(message.properties or {})
 
 
 def _properties_size(properties: Mapping[str, str]) -> int:
-    """What is no text is very large: those refuse it who encode the message, as it is."""
+    """Return the size of the properties; invalid text counts as too large, and encoding rejects it later."""
     try:
         return sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
     except (AttributeError, UnicodeEncodeError):

@@ -56,7 +56,7 @@ class OpenTelemetryObserver:
         same_trace: bool = True,
         create_spans: bool = True,
     ) -> None:
-        """Nothing begins here."""
+        """Store the options; no span is started."""
         self._tracer = trace.get_tracer("ddmq_client", None, tracer_provider, SCHEMA_URL)
         self._carrier = ContextCarrier(propagator)
         self._same_trace = same_trace
@@ -64,7 +64,7 @@ class OpenTelemetryObserver:
 
     @property
     def not_carried(self) -> int:
-        """How many messages went without their context, which would have made them too large."""
+        """The number of messages sent without their context, which would have made them too large."""
         return self._carrier.not_carried
 
     def sending(self, messages: Sequence[OutgoingMessage], call: SendCall) -> ObservedSend:
@@ -72,9 +72,9 @@ class OpenTelemetryObserver:
         if not messages:
             return _Unobserved(messages)
         try:
-            return self._sending(messages, call)
+            return self._start_sending(messages, call)
         except Exception:
-            _broke()
+            _log_failure()
             return _Unobserved(messages)
 
     def handed_out(self, messages: Sequence[Message], client_id: str, asked_ns: int | None) -> None:
@@ -82,11 +82,11 @@ class OpenTelemetryObserver:
         try:
             now_ns = time.time_ns()
             if asked_ns is not None:
-                self._received(messages, client_id, asked_ns, now_ns)
+                self._add_receive_span(messages, client_id, asked_ns, now_ns)
             for message in messages if self._same_trace else ():
-                self._delivered(message, client_id, now_ns)
+                self._add_deliver_span(message, client_id, now_ns)
         except Exception:
-            _broke()
+            _log_failure()
 
     def handling(self, messages: Sequence[Message], call: HandleCall | None = None) -> ObservedHandling:
         """The span of what an application does with messages; current while the block runs.
@@ -98,21 +98,22 @@ class OpenTelemetryObserver:
                 message.ack()
         """
         try:
-            return self._handling(messages, call)
+            return self._start_handling(messages, call)
         except Exception:
-            _broke()
+            _log_failure()
             return _Handling(None, None, messages)
 
-    def _sending(self, messages: Sequence[OutgoingMessage], call: SendCall) -> ObservedSend:
-        given = [self._carrier.given(message.properties) for message in messages]
+    def _start_sending(self, messages: Sequence[OutgoingMessage], call: SendCall) -> ObservedSend:
+        presets = [self._carrier.own_context(message.properties) for message in messages]
         own: list[Span | None] = [None] * len(messages)
         if call.batch and self._create_spans:
             own = [
-                self._created(message, call) if found is None else None
-                for message, found in zip(messages, given, strict=True)
+                self._create_span(message, call) if preset is None else None
+                for message, preset in zip(messages, presets, strict=True)
             ]
         creations = [
-            found if span is None else span.get_span_context() for found, span in zip(given, own, strict=True)
+            preset if span is None else span.get_span_context()
+            for preset, span in zip(presets, own, strict=True)
         ]
         attributes = sent_attributes(messages, call, "send", "send")
         span = self._tracer.start_span(
@@ -123,22 +124,24 @@ class OpenTelemetryObserver:
         )
         fit = call.transaction is None or self._carrier.fit_together(messages)
         carried = []
-        for message, found, create in zip(messages, given, own, strict=True):
-            context = None if found is not None else trace.set_span_in_context(create or span)
-            message, fits = self._carrier.with_context(message, context, found, fit)
+        for message, preset, create in zip(messages, presets, own, strict=True):
+            context = None if preset is not None else trace.set_span_in_context(create or span)
+            message, fits = self._carrier.with_context(message, context, preset, fit)
             carried.append(message)
             if not fits:
                 (create or span).set_attribute("messaging.ddmq.context_left_out", True)
         return _Sending(span, own, carried)
 
-    def _created(self, message: OutgoingMessage, call: SendCall) -> Span:
+    def _create_span(self, message: OutgoingMessage, call: SendCall) -> Span:
         attributes = sent_attributes((message,), call, "create", "create")
         del attributes["messaging.batch.message_count"]
         return self._tracer.start_span(
             span_name("create", attributes), kind=SpanKind.PRODUCER, attributes=attributes
         )
 
-    def _received(self, messages: Sequence[Message], client_id: str, asked_ns: int, now_ns: int) -> None:
+    def _add_receive_span(
+        self, messages: Sequence[Message], client_id: str, asked_ns: int, now_ns: int
+    ) -> None:
         attributes = got_attributes(messages, client_id, "receive")
         attributes["messaging.operation.type"] = "receive"
         attributes["messaging.batch.message_count"] = len(messages)
@@ -146,16 +149,18 @@ class OpenTelemetryObserver:
             span_name("receive", attributes),
             kind=SpanKind.CLIENT,
             attributes=attributes,
-            links=_links(messages, [self._carrier.found(each.properties)[1] for each in messages], now_ns),
+            links=_links_to(
+                messages, [self._carrier.received_context(each.properties)[1] for each in messages], now_ns
+            ),
             start_time=asked_ns,
         ).end(now_ns)
 
-    def _delivered(self, message: Message, client_id: str, now_ns: int) -> None:
-        """From the store time to this moment, as a part of the trace that it was sent in. The two ends are of
-        two clocks: where they disagree by more than it took, the span has no length."""
-        if message.stored_ms is None or _held(message):
+    def _add_deliver_span(self, message: Message, client_id: str, now_ns: int) -> None:
+        """Make a span from the store time to now, in the trace of the send. The two ends are of two
+        clocks: where they disagree by more than the delivery took, the span has no length."""
+        if message.stored_ms is None or _was_held(message):
             return
-        context, creation = self._carrier.found(message.properties)
+        context, creation = self._carrier.received_context(message.properties)
         if context is None or creation is None:
             return
         attributes = got_attributes((message,), client_id, "deliver")
@@ -166,36 +171,36 @@ class OpenTelemetryObserver:
             start_time=min(message.stored_ms * 1_000_000, now_ns),
         ).end(now_ns)
 
-    def _handling(self, messages: Sequence[Message], call: HandleCall | None) -> ObservedHandling:
+    def _start_handling(self, messages: Sequence[Message], call: HandleCall | None) -> ObservedHandling:
         now_ns = time.time_ns()
         batch = len(messages) != 1 if call is None else call.batch
         attributes = got_attributes(messages, None if call is None else call.client_id, "process")
         attributes["messaging.operation.type"] = "process"
         # A worker of a consumer has the context of whoever started that: nothing that a handler is part of.
         parent = contexts.get_current() if call is None else Context()
-        found = [self._carrier.found(message.properties, parent) for message in messages]
+        origins = [self._carrier.received_context(message.properties, parent) for message in messages]
         if batch:
             attributes["messaging.batch.message_count"] = len(messages)
         else:
             attributes |= message_attributes(messages[0], now_ns)
             attributes["messaging.message.body.size"] = len(messages[0].body)
-            if self._same_trace and not _held(messages[0]) and not _in_span(parent):
-                parent = found[0][0] or parent
+            if self._same_trace and not _was_held(messages[0]) and not _in_span(parent):
+                parent = origins[0][0] or parent
         span = self._tracer.start_span(
             span_name("process", attributes),
             parent,
             kind=SpanKind.CONSUMER,
             attributes=attributes,
-            links=_links(messages, [creation for _, creation in found], now_ns if batch else None),
+            links=_links_to(messages, [creation for _, creation in origins], now_ns if batch else None),
             start_time=now_ns,
         )
         return _Handling(span, trace.set_span_in_context(span, parent), messages)
 
 
-def _links(
+def _links_to(
     messages: Sequence[Message], creations: Sequence[SpanContext | None], now_ns: int | None
 ) -> list[Link]:
-    """To the spans that sent them. `now_ns`: say of each which it is, the span itself is of several."""
+    """Return links to the spans that sent the messages. `now_ns`: describe each, for a span of several."""
     return [
         Link(creation, None if now_ns is None else message_attributes(message, now_ns))
         for message, creation in zip(messages, creations, strict=True)
@@ -207,7 +212,7 @@ def _in_span(around: Context) -> bool:
     return trace.get_current_span(around).get_span_context().is_valid
 
 
-def _held(message: Message) -> bool:
+def _was_held(message: Message) -> bool:
     """A delay, a transaction, the retry path: it came into its topic, or comes again and again, when the
     trace that it was sent in may be long over."""
     if message.stored_ms is not None and message.stored_ms - (message.born_ms or message.stored_ms) > HELD_MS:
@@ -215,18 +220,18 @@ def _held(message: Message) -> bool:
     return FROM_CHRONOS in message.properties
 
 
-def _harmless(method: F) -> F:
-    """It is logged where it fails, and that is all."""
+def _log_errors(method: F) -> F:
+    """Wrap a method so that its errors are logged and never raised."""
 
     @wraps(method)
-    def harmless(*args: Any) -> Any:
+    def logging_method(*args: Any) -> Any:
         try:
             return method(*args)
         except Exception:
-            _broke()
+            _log_failure()
             return None
 
-    return harmless  # type: ignore[return-value]
+    return logging_method  # type: ignore[return-value]
 
 
 class _Unobserved:
@@ -236,10 +241,10 @@ class _Unobserved:
         self.messages = messages
 
     def ended(self, results: Sequence[SendResult]) -> None:
-        """Nobody asks."""
+        """Do nothing: there is no span."""
 
     def failed(self, error: BaseException) -> None:
-        """Nobody asks."""
+        """Do nothing: there is no span."""
 
 
 class _Sending:
@@ -251,9 +256,9 @@ class _Sending:
         self._own = own
         self._created_ns = time.time_ns()
 
-    @_harmless
+    @_log_errors
     def ended(self, results: Sequence[SendResult]) -> None:
-        """Each result stands at the span of its message; what failed also at that of the batch."""
+        """Record each result in the span of its message, and failures in that of the batch, too."""
         errors = [result.error for result in results if result.error is not None]
         many = len(self.messages) > 1
         for result, span in zip(results, self._own, strict=False):
@@ -266,9 +271,9 @@ class _Sending:
             self._span.set_attribute("messaging.ddmq.batch.failed_count", len(errors))
         self._end()
 
-    @_harmless
+    @_log_errors
     def failed(self, error: BaseException) -> None:
-        """All of it did."""
+        """End all spans with the error of the send."""
         for span in self._own:
             if span is not None:
                 set_error(span, error)
@@ -292,16 +297,16 @@ class _Handling:
         self._error: BaseException | None = None
         self._token: Token[Context] | None = None
 
-    @_harmless
+    @_log_errors
     def __enter__(self) -> None:
         if self._context is not None:
             self._token = contexts.attach(self._context)
 
     def raised(self, error: BaseException) -> None:
-        """It counts as that of the span."""
+        """Keep the handler's error for the span."""
         self._error = error
 
-    @_harmless
+    @_log_errors
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -310,11 +315,11 @@ class _Handling:
         if self._span is None:
             return
         try:
-            self._settled(self._span, self._error or error)
+            self._set_outcome(self._span, self._error or error)
         finally:
             self._span.end()
 
-    def _settled(self, span: Span, error: BaseException | None) -> None:
+    def _set_outcome(self, span: Span, error: BaseException | None) -> None:
         failed = sum(message.outcome is Outcome.FAILED for message in self._messages)
         if error is not None:
             set_error(span, error)
@@ -327,9 +332,9 @@ class _Handling:
             span.set_attribute("messaging.ddmq.message.outcome", outcome.value)
 
 
-_told = Lock()  # taken by the first failure, for good
+_logged_once = Lock()  # taken by the first failure, for good
 
 
-def _broke() -> None:
-    if _told.acquire(blocking=False):
+def _log_failure() -> None:
+    if _logged_once.acquire(blocking=False):
         _log.exception("a span could not be made or ended; the message goes on (said once)")

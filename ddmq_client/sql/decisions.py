@@ -46,19 +46,19 @@ class DecisionTable:
         UnknownEndError where the row is there already: the work was done before, by a SQL transaction whose
         commit brought no answer. Do not do it again, let the error leave the transaction's block: the check
         settles it."""
-        if self._insert(database, transaction_id, Decision.COMMITTED):
+        if self._insert_decision(database, transaction_id, Decision.COMMITTED):
             return
-        if self._said(database, transaction_id) is Decision.COMMITTED:
+        if self._recorded_decision(database, transaction_id) is Decision.COMMITTED:
             text = f"transaction {transaction_id} is noted as committed already; its work is not done again"
             raise UnknownEndError(text, transaction_id)
         text = f"transaction {transaction_id} was given up by its check before the work was done"
         raise NotCommittedError(text, transaction_id)
 
     def decide(self, database: Any, transaction_id: str) -> Decision:
-        """How it ended; from now on it has."""
-        if self._insert(database, transaction_id, Decision.ROLLED_BACK):
+        """Return the recorded decision; record a rollback if there is none."""
+        if self._insert_decision(database, transaction_id, Decision.ROLLED_BACK):
             return Decision.ROLLED_BACK
-        return self._said(database, transaction_id)
+        return self._recorded_decision(database, transaction_id)
 
     def check(self, connect: Callable[[], Any]) -> Callable[[UndecidedTransaction], Decision]:
         """The check of a producer: each time on a connection that `connect` makes, closed then."""
@@ -75,12 +75,12 @@ class DecisionTable:
         there to ask it: a day is right."""
         return forget(database, self._table, "decided_ms", older_than)
 
-    def _said(self, database: Any, transaction_id: str) -> Decision:
+    def _recorded_decision(self, database: Any, transaction_id: str) -> Decision:
         statement = f"SELECT decision FROM {self._table} WHERE id = :id"
         return Decision(execute(database, statement, id=transaction_id).rows[0][0])
 
-    def _insert(self, database: Any, transaction_id: str, decision: Decision) -> bool:
-        done = execute(
+    def _insert_decision(self, database: Any, transaction_id: str, decision: Decision) -> bool:
+        inserted = execute(
             database,
             f"INSERT INTO {self._table} (id, decision, decided_ms) VALUES (:id, :decision, :decided)"
             " ON CONFLICT DO NOTHING",
@@ -88,4 +88,4 @@ class DecisionTable:
             decision=decision.value,
             decided=now_ms(),
         )
-        return done.changed == 1
+        return inserted.changed == 1

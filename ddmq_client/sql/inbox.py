@@ -50,7 +50,7 @@ class InboxTable:
         transaction or an outbox may send twice has two ids. Another SQL transaction that is at the same
         message is waited for (PostgreSQL), or refuses this one (SQLite, when its time-out is over).
         """
-        done = execute(
+        inserted = execute(
             database,
             f"INSERT INTO {self._table} (reader, message, handled_ms) VALUES (:reader, :message, :handled)"
             " ON CONFLICT DO NOTHING",
@@ -58,7 +58,7 @@ class InboxTable:
             message=identity_of(message) if key is None else key,
             handled=now_ms(),
         )
-        return done.changed == 1
+        return inserted.changed == 1
 
     def forget(self, database: Any, older_than: timedelta) -> int:
         """Delete what was handled longer ago, and say how many; a message that comes again later than that is

@@ -108,7 +108,7 @@ class OutboxTable:
             waits += (
                 f" AND chain NOT IN (SELECT chain FROM {self._table} WHERE refused IS NULL AND id <= :after)"
             )
-        found = execute(
+        selected = execute(
             database,
             "SELECT id, name, chain, topic, body, fields FROM"
             " (SELECT *, SUM(LENGTH(body)) OVER (ORDER BY id) - LENGTH(body) AS ahead FROM"
@@ -118,15 +118,15 @@ class OutboxTable:
             count=count_max,
             bytes=bytes_max,
         )
-        return [_row(*row) for row in found.rows]
+        return [_read_row(*row) for row in selected.rows]
 
     def sent(self, database: Any, rows: Collection[int]) -> None:
-        """These are stored: forget them."""
+        """Delete rows whose messages are stored."""
         for row in rows:
             execute(database, f"DELETE FROM {self._table} WHERE id = :id", id=row)
 
     def refuse(self, database: Any, row: int, reason: str) -> None:
-        """This one will never be taken as it is: it stays, and is not sent."""
+        """Mark a row whose message will never be accepted: it stays, and is not sent."""
         statement = f"UPDATE {self._table} SET refused = :reason WHERE id = :id"
         execute(database, statement, reason=reason[:REFUSAL_CHARS_MAX] or "refused", id=row)
 
@@ -153,17 +153,17 @@ def _json(fields: Mapping[str, object]) -> str:
         raise OptionError(f"a message with {fields!r}: {error}; allowed: text and numbers") from error
 
 
-def _row(row: int, name: str, chain: str, topic: str, body: bytes, fields: str) -> OutboxRow:
+def _read_row(row: int, name: str, chain: str, topic: str, body: bytes, fields: str) -> OutboxRow:
     try:
-        return OutboxRow(row, name, chain, _message(topic, body, fields, name))
+        return OutboxRow(row, name, chain, _decode_message(topic, body, fields, name))
     except (ValueError, TypeError, KeyError) as error:
         what = f"fields {fields[:200]!r} of the row are none of an outbox's: {error!r}"
         return OutboxRow(row, name, chain, OutgoingMessage(topic, b""), what)
 
 
-def _message(topic: str, body: bytes, fields: str, name: str) -> OutgoingMessage:
-    said = json.loads(fields)
-    properties = {**said["properties"], OUTBOX_ID: name}
+def _decode_message(topic: str, body: bytes, fields: str, name: str) -> OutgoingMessage:
+    stored = json.loads(fields)
+    properties = {**stored["properties"], OUTBOX_ID: name}
     return OutgoingMessage(
-        topic, bytes(body), said["key"], said["tags"], properties, said["shard"], said["queue"], name
+        topic, bytes(body), stored["key"], stored["tags"], properties, stored["shard"], stored["queue"], name
     )

@@ -38,7 +38,7 @@ NO_KEYS = "cannot tell whether it was stored before"  # in the refusal of a key 
 
 @dataclass(slots=True)
 class RelayCounts:
-    """What happened so far."""
+    """Counters of a relay since its start."""
 
     sent: int = 0
     known: int = 0  # of these, stored before: by an attempt whose end nobody saw
@@ -46,7 +46,7 @@ class RelayCounts:
     failed: int = 0  # attempts that were not confirmed: made again
 
     def copy(self) -> RelayCounts:
-        """As they stand now."""
+        """Return an independent copy of the counters."""
         return replace(self)
 
 
@@ -121,10 +121,10 @@ class OutboxRelay:
                 for row in rows:
                     if row.fault:
                         self._refuse(database, row, row.fault)
-            done = self._send([row for row in rows if not row.fault and row.chain not in put_off])
-            total += done.stored
-            put_off |= done.put_off
-            if not rows or not done.whole:
+            outcome = self._send([row for row in rows if not row.fault and row.chain not in put_off])
+            total += outcome.stored
+            put_off |= outcome.put_off
+            if not rows or not outcome.whole:
                 break
             if put_off:
                 after, reads = max(rows[-1].row, self._left_at), reads + 1
@@ -211,8 +211,8 @@ class OutboxRelay:
 
 
 class _Pass(NamedTuple):
-    """What one pass over some rows came to: how many were stored, which chains wait, and whether proxies said
-    so of each of these, or there are none."""
+    """The outcome of one pass over some rows: how many were stored, which chains wait, and whether proxies
+    put off each of these, or there are none."""
 
     stored: int
     put_off: set[str]

@@ -30,7 +30,7 @@ TYPES = {
 
 
 class Done(NamedTuple):
-    """What a statement came to."""
+    """The outcome of a statement: changed and read rows."""
 
     changed: int  # rows
     rows: Rows
@@ -118,7 +118,7 @@ def forget(database: Any, table: str, column: str, older_than: timedelta) -> int
 
 
 def now_ms() -> int:
-    """Epoch milliseconds."""
+    """Return the current time in epoch milliseconds."""
     return time.time_ns() // 1_000_000
 
 

@@ -28,7 +28,7 @@ CONTAINER_ITEMS_MAX = 200_000
 
 
 class _Transport:
-    """What the C codec reads from: a buffer that cannot be refilled."""
+    """The input of the C codec: a buffer that cannot be refilled."""
 
     __slots__ = ("cstringio_buf",)
 

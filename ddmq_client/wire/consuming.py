@@ -52,17 +52,17 @@ class _Method:
     def frame(self, argument: Any, sequence_id: int) -> bytes:
         args = self._args[0]()
         setattr(args, self._argument, argument)
-        return frames.framed((frames.call_head(self._name, sequence_id), encode(args, self._args)))
+        return frames.build_frame((frames.call_head(self._name, sequence_id), encode(args, self._args)))
 
     def answer(self, payload: bytes, sequence_id: int) -> Any:
-        """What it returned; PullError, ProxyFault or FrameError."""
-        found = decode(payload, answer_at(payload, self._name, sequence_id), self._result)
-        error = getattr(found, "error", None)
+        """Decode the value that the call returned; PullError, ProxyFault or FrameError."""
+        value = decode(payload, answer_at(payload, self._name, sequence_id), self._result)
+        error = getattr(value, "error", None)
         if error is not None:
             raise PullError(error.message or "pull refused", error.code)
-        if found.success is None:
+        if value.success is None:
             raise FrameError("answer without a result")
-        return found.success
+        return value.success
 
 
 _PULL, _SETTLE, _FETCH = _Method("pull", "request"), _Method("settle", "request"), _Method("fetch", "request")
@@ -71,7 +71,7 @@ _STATS = _Method("getConsumeStats", "request")
 
 
 class PullSettings(NamedTuple):
-    """What every pull of one consumer says."""
+    """The settings that every pull of one consumer sends."""
 
     group: str
     client_id: str
@@ -94,13 +94,13 @@ def pull_settings(settings: ConsumerSettings) -> PullSettings:
 class Pulled(NamedTuple):
     """An answer: messages of one origin. `lease_ms`: how long their leases last, None from old proxies.
 
-    `told`: results of the pull that changed nothing. `notice`: what is odd, for people.
+    `unapplied`: results of the pull that changed nothing. `notice`: what is odd, for people.
     """
 
     origin: Origin
     messages: Sequence[Message]
     lease_ms: int | None = None
-    told: Sequence[UnappliedResult] = ()
+    unapplied: Sequence[UnappliedResult] = ()
     notice: str = ""
 
 
@@ -121,7 +121,7 @@ def pull_frame(
 
 
 def submit_frame(acks: AckBatch, sequence_id: int) -> bytes:
-    """A submit request."""
+    """Encode the request of a submit."""
     return _SUBMIT.frame(_linked(acks), sequence_id)
 
 
@@ -133,15 +133,15 @@ def stats_frame(group: str, sequence_id: int) -> bytes:
 
 
 def read_stats(payload: bytes, sequence_id: int) -> None:
-    """That it was answered; PullError, ProxyFault or FrameError."""
+    """Check that the call was answered; PullError, ProxyFault or FrameError."""
     _STATS.answer(payload, sequence_id)
 
 
 def read_pulled(payload: bytes, sequence_id: int) -> Pulled:
     """The messages of an answer, perhaps none; PullError, ProxyFault or FrameError."""
-    found = _PULL.answer(payload, sequence_id)
-    told, notice = _told(found.late), found.notice or ""
-    return Pulled(_origin(found.context), found.messages or (), found.leaseMs, told, notice)
+    value = _PULL.answer(payload, sequence_id)
+    unapplied, notice = _unapplied_results(value.late), value.notice or ""
+    return Pulled(_origin_of(value.context), value.messages or (), value.leaseMs, unapplied, notice)
 
 
 def settle_frame(settings: PullSettings, acks: AckBatch | None, leave: bool, sequence_id: int) -> bytes:
@@ -154,21 +154,21 @@ def settle_frame(settings: PullSettings, acks: AckBatch | None, leave: bool, seq
 
 
 def read_settled(payload: bytes, sequence_id: int) -> list[UnappliedResult]:
-    """What came too late; PullError, ProxyFault or FrameError."""
-    return _told(_SETTLE.answer(payload, sequence_id).late)
+    """Return the results that came too late; PullError, ProxyFault or FrameError."""
+    return _unapplied_results(_SETTLE.answer(payload, sequence_id).late)
 
 
-def _told(late: Sequence[Any] | None) -> list[UnappliedResult]:
-    found: list[UnappliedResult] = []
+def _unapplied_results(late: Sequence[Any] | None) -> list[UnappliedResult]:
+    results: list[UnappliedResult] = []
     for each in late or ():
-        origin = _origin(each.context)
+        origin = _origin_of(each.context)
         finished = set(each.finished or ())
         for offset, lease in zip(each.offsets or (), each.leases or (), strict=False):
-            found.append(UnappliedResult(origin, offset, lease, offset in finished))
-    return found
+            results.append(UnappliedResult(origin, offset, lease, offset in finished))
+    return results
 
 
-def _origin(context: Any) -> Origin:
+def _origin_of(context: Any) -> Origin:
     return Origin(context.groupId or "", context.topic or "", context.qid or "") if context else NOWHERE
 
 
@@ -215,7 +215,10 @@ Offsets = Mapping[str, Mapping[str, int]]
 
 
 class FetchSettings(NamedTuple):
-    """What every fetch of one client says. `topics` None: all of the group. `exact`: see the IDL."""
+    """The settings that every fetch of one client sends.
+
+    `topics` None: all of the group. `exact`: see the IDL.
+    """
 
     group: str
     consumer_id: str

@@ -69,7 +69,7 @@ _WireDelay: Any = _DELAY_MESSAGE[0]
 def encode_message(
     message: OutgoingMessage, placement: Placement, client_id: str, producer_group: str | None
 ) -> bytes:
-    """The wire struct's bytes, without a sequence (frames.numbered); InvalidMessageError for what no proxy
+    """The wire struct's bytes, without a sequence (frames.with_number); InvalidMessageError for what no proxy
     would take or the wire cannot carry."""
     wire = _WireMessage()
     wire.producerGroup = producer_group
@@ -81,8 +81,8 @@ def encode_message(
 def encode_delayed(
     message: OutgoingMessage, placement: Placement, client_id: str, uuid: str, when: When
 ) -> tuple[bytes, Callable[[], bytes]]:
-    """The same for an add to the delay service, as it is sent first, and what encodes it to be sent again,
-    which it seldom is; by `uuid` it is one add."""
+    """Encode an add to the delay service; return its bytes, and a function that encodes it for a resend,
+    which is rare. By `uuid` both are one add."""
     wire = _WireDelay()
     wire.action, wire.dmsgtype, wire.uuid = int(DelayAction.ADD), int(DelayType.SCHEDULE), uuid
     wire.dueMs, wire.delayMs = when.due_ms, when.delay_ms
@@ -149,13 +149,13 @@ def read_results(payload: bytes, sequence_id: int, method: bytes) -> list[SendRe
 
 
 def heartbeat_verdict(payload: bytes, sequence_id: int) -> CallVerdict:
-    """What the answer to a heartbeat says about a proxy: in rotation again only after code 0."""
+    """Return the verdict of a heartbeat's answer: a proxy is in rotation again only after code 0."""
     (result,) = read_results(payload, sequence_id, SEND_ONE)
     return CallVerdict.STORED if result.code == Code.OK else CallVerdict.LOST
 
 
 def answer_at(payload: bytes, method: bytes, sequence_id: int) -> int:
-    """Where the answer's struct starts; raises what the proxy raised."""
+    """Return the position of the answer's struct; raise the error that the proxy raised."""
     at = frames.body_of_reply(payload, method, sequence_id)
     if at is not None:
         return at

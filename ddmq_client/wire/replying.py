@@ -48,7 +48,7 @@ def reply_request(to: ReplyTo, client_id: str) -> bytes:
 
 
 def read_reply(payload: bytes, sequence_id: int) -> ReplyAnswer:
-    """What it came to; ProxyFault, or FrameError for what is no answer to this request."""
+    """Decode the answer to a reply; ProxyFault, or FrameError for bytes that are no answer to it."""
     answer: ReplyAnswer | None = decode(payload, answer_at(payload, REPLY, sequence_id), _RESPONSE).success
     if answer is None:
         raise FrameError("answer without a result")

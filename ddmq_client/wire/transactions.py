@@ -85,7 +85,9 @@ def poll_frame(group: str, client_id: str, count_max: int, timeout_ms: int, sequ
     """The request for checks."""
     wire: Any = _POLL[0]()
     wire.producerGroup, wire.clientId, wire.countMax, wire.timeout = group, client_id, count_max, timeout_ms
-    return frames.framed((frames.call_head(POLL, sequence_id), *frames.request_args(encode(wire, _POLL))))
+    return frames.build_frame(
+        (frames.call_head(POLL, sequence_id), *frames.request_args(encode(wire, _POLL)))
+    )
 
 
 def read_prepared(payload: bytes, sequence_id: int, method: bytes) -> list[SendResult]:
@@ -94,8 +96,8 @@ def read_prepared(payload: bytes, sequence_id: int, method: bytes) -> list[SendR
     if answer is None:
         raise FrameError("answer without a result")
     results: list[SendResult] = list(answer.results or ())
-    for said in (answer, *results):
-        said.text = printable(said.text or "")
+    for answered in (answer, *results):
+        answered.text = printable(answered.text or "")
     if answer.code == Code.OK:
         for result in results:
             if isinstance(result, PreparedResult):
@@ -107,7 +109,7 @@ def read_prepared(payload: bytes, sequence_id: int, method: bytes) -> list[SendR
 
 
 def read_ended(payload: bytes, sequence_id: int, method: bytes) -> list[SendResult]:
-    """What an end came to."""
+    """Decode the answer to an end."""
     answer = decode(payload, answer_at(payload, method, sequence_id), _ENDED).success
     if answer is None:
         raise FrameError("answer without a result")
@@ -117,7 +119,7 @@ def read_ended(payload: bytes, sequence_id: int, method: bytes) -> list[SendResu
 
 
 def read_checks(payload: bytes, sequence_id: int) -> tuple[int, str, list[UndecidedTransaction]]:
-    """(code, text, checks)."""
+    """Decode the answer to a poll as (code, text, checks)."""
     answer = decode(payload, answer_at(payload, POLL, sequence_id), _POLLED).success
     if answer is None:
         raise FrameError("answer without a result")

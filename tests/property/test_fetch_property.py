@@ -180,14 +180,14 @@ def test_a_place_is_safe_below_everything_open(data: Any) -> None:
         if data.draw(st.booleans()):
             offsets = [ahead + n for n in range(data.draw(st.integers(0, 4)))]
             ahead += len(offsets) + data.draw(st.integers(0, 2))
-            places.arrived("T", "q", offsets, ahead)
+            places.record_arrival("T", "q", offsets, ahead)
             open_ones |= set(offsets)
         elif open_ones:
             offset = data.draw(st.sampled_from(sorted(open_ones)))
             open_ones.discard(offset)
-            places.settled("T", "q", offset)
-        assert places.ahead() == {"T": {"q": ahead}}
-        assert places.safe() == {"T": {"q": min(open_ones, default=ahead)}}
+            places.record_settled("T", "q", offset)
+        assert places.next_offsets() == {"T": {"q": ahead}}
+        assert places.safe_offsets() == {"T": {"q": min(open_ones, default=ahead)}}
 
 
 TestRoster = RosterMachine.TestCase

@@ -402,9 +402,9 @@ def test_a_callback_of_a_consumer(caplog: pytest.LogCaptureFixture, argument: st
     teller = Teller(**{argument: HIDDEN[kind]})
     with caplog.at_level(logging.ERROR):
         if argument == "on_late":
-            teller.late([UnappliedResult(Origin("g", "t", "q"), 1, 2, False)], [])
+            teller.report_late([UnappliedResult(Origin("g", "t", "q"), 1, 2, False)], [])
         else:
-            teller.failed("proxy", ValueError("x"))
+            teller.report_pull_error("proxy", ValueError("x"))
     assert f"{argument} returned <" in caplog.text
 
 

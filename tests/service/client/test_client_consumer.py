@@ -571,7 +571,7 @@ def test_short_pulls_of_nothing_are_followed_by_no_pause(
 ) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(
-        "ddmq_client.net.coordinator.Coordinator.pause",
+        "ddmq_client.net.coordinator.Coordinator.pause_puller",
         lambda coordinator, source, pause: pauses.append(pause),
     )
     with Consumer(proxy.address, "g", "t", linger_ms=10_000) as consumer:

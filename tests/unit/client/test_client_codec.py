@@ -119,15 +119,15 @@ def test_results_with_and_without_our_fields() -> None:
 def test_pull_and_submit_requests() -> None:
     pending = PendingAcks(1000)
     for offset in (1, 2):
-        pending.success(Origin("g", "t", "q0"), offset, offset * 10, 0.0)
-    pending.failure(Origin("g", "t", "q0"), 3, 30, None, 0.0)
-    pending.failure(Origin("g", "t", "q0"), 4, 40, 500, 0.0)
+        pending.add_success(Origin("g", "t", "q0"), offset, offset * 10, 0.0)
+    pending.add_failure(Origin("g", "t", "q0"), 3, 30, None, 0.0)
+    pending.add_failure(Origin("g", "t", "q0"), 4, 40, 500, 0.0)
     extended = Message()
     extended.offset, extended.lease_id = 5, 50
     extended.delivery = DeliveryContext(Origin("g", "t", "q0"), 0.0, None, NothingToSettle())
-    pending.extension(extended, 0.0)
-    pending.success(Origin("g", "u", "q1"), 9, None, 0.0)  # from an old proxy: no lease
-    acks = pending.take()
+    pending.add_extension(extended, 0.0)
+    pending.add_success(Origin("g", "u", "q1"), 9, None, 0.0)  # from an old proxy: no lease
+    acks = pending.take_batch()
     assert acks is not None
     frame = consuming.pull_frame(SETTINGS, "t", 8, acks, 4)
     method, _, _, args = request(frame, consumer_idl.ConsumerService)

@@ -29,13 +29,13 @@ def test_a_head_is_read_by_another_codec(sequence_id: int, method: str) -> None:
 @FIXED
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_zigzag_is_read_by_another_codec(value: int) -> None:
-    assert compact.from_zig_zag(compact.read_varint(TMemoryBuffer(frames.zigzag(value)))) == value
+    assert compact.from_zig_zag(compact.read_varint(TMemoryBuffer(frames.encode_zigzag(value)))) == value
 
 
 @FIXED
 @given(st.lists(st.binary(max_size=300), max_size=8), st.data())
 def test_frames_come_out_whole_however_the_bytes_are_cut(payloads: list[bytes], data: st.DataObject) -> None:
-    stream = b"".join(frames.framed([payload]) for payload in payloads)
+    stream = b"".join(frames.build_frame([payload]) for payload in payloads)
     buffer, found, at = FrameBuffer(1000), [], 0
     while at < len(stream):
         step = data.draw(st.integers(1, 100))

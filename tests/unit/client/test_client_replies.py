@@ -192,12 +192,12 @@ def test_messages_that_were_fetched_have_no_acknowledgement() -> None:
 
 def test_a_message_is_settled_by_nothing_else_meanwhile() -> None:
     buffer = PrefetchBuffer(8, 30.0, 0.05, 1_000, lambda: 0.0)
-    source = Source(buffer.proxy("p:1"), None)
+    source = Source(buffer.get_proxy("p:1"), None)
     message = Message()
     message.offset, message.lease_id = 7, 77
     buffer.demand = None
-    buffer.arrived(source, Origin("g", "t", "q"), [message], NothingToSettle(), 1_000)
-    (message,) = buffer.take(1)
+    buffer.add_pulled(source, Origin("g", "t", "q"), [message], NothingToSettle(), 1_000)
+    (message,) = buffer.take_messages(1)
     assert buffer.begin_reply(message)
     assert not buffer.begin_reply(message)
     assert not buffer.settle(message, Outcome.FAILED, None)

@@ -60,16 +60,16 @@ def test_nothing_is_lost_or_doubled_until_confirmed(steps: list[tuple[object, ..
     for now, step in enumerate(steps):
         match step:
             case ("s", int(at), int(offset)):
-                pending.success(ORIGINS[at], offset, offset + 1, now)
+                pending.add_success(ORIGINS[at], offset, offset + 1, now)
                 owed["s", ORIGINS[at], offset, offset + 1] += 1
             case ("f", int(at), int(offset)):
-                pending.failure(ORIGINS[at], offset, None, 5 if offset % 2 else None, now)
+                pending.add_failure(ORIGINS[at], offset, None, 5 if offset % 2 else None, now)
                 owed["f", ORIGINS[at], offset, 0, 5 if offset % 2 else -1] += 1
             case ("e", int(at), int(lease)):
-                pending.extension(message(ORIGINS[at], 1_000 + lease, lease), now)
+                pending.add_extension(message(ORIGINS[at], 1_000 + lease, lease), now)
                 owed["e", ORIGINS[at], lease] += 1
             case ("take",):
-                acks = pending.take()
+                acks = pending.take_batch()
                 if acks is not None:
                     assert 1 <= len(acks) <= CONTEXTS_MAX
                     under_way.append(acks)
@@ -82,7 +82,7 @@ def test_nothing_is_lost_or_doubled_until_confirmed(steps: list[tuple[object, ..
     found = Counter[tuple[object, ...]]()
     for acks in under_way:
         pending.give_back(acks, 1e9)
-    while (acks := pending.take()) is not None:
+    while (acks := pending.take_batch()) is not None:
         found += content(acks)
     assert found == owed
     assert pending.dropped == 0
@@ -93,14 +93,14 @@ def test_what_is_settled_is_not_extended_as_well() -> None:
     pending = PendingAcks(1_000)
     origin = ORIGINS[0]
     for offset in (1, 2, 3, 4):
-        pending.extension(message(origin, offset, offset * 10), 0.0)
-    pending.success(origin, 1, 10, 0.0)
-    pending.failure(origin, 2, 20, None, 0.0)
+        pending.add_extension(message(origin, offset, offset * 10), 0.0)
+    pending.add_success(origin, 1, 10, 0.0)
+    pending.add_failure(origin, 2, 20, None, 0.0)
     pending.hand_back(origin, 3, 30, 0.0)
-    (results,) = pending.take() or ()
+    (results,) = pending.take_batch() or ()
     assert (results.extends, results.extend_offsets) == ([40], [4])
     assert (results.successes, results.fails, results.returns) == ([1], [2], [3])
-    assert (len(pending), pending.take()) == (0, None)
+    assert (len(pending), pending.take_batch()) == (0, None)
 
 
 @pytest.mark.parametrize("end", ["ack", "skip", "fail"])
@@ -108,7 +108,7 @@ def test_an_extension_that_comes_behind_its_result_is_not_late(end: str) -> None
     """They go by two calls, the extension first; whichever the proxy sees first."""
     table = Table()
     table.arrive(2)
-    mine, other = table.buffer.take(2)
+    mine, other = table.buffer.take_messages(2)
     assert mine.extend()
     assert other.extend()
     extensions = table.buffer.take_results(table.proxy)
@@ -126,30 +126,30 @@ def test_an_extension_that_comes_behind_its_result_is_not_late(end: str) -> None
 def test_a_call_carries_a_bounded_number_of_results() -> None:
     pending = PendingAcks(100_000)
     for offset in range(RESULTS_MAX + 10):
-        pending.success(ORIGINS[0], offset, None, 0.0)
-    pending.failure(ORIGINS[0], 7, 8, 9, 0.0)
-    first, second = pending.take(), pending.take()
+        pending.add_success(ORIGINS[0], offset, None, 0.0)
+    pending.add_failure(ORIGINS[0], 7, 8, 9, 0.0)
+    first, second = pending.take_batch(), pending.take_batch()
     assert first is not None
     assert second is not None
     assert [len(results) for results in first] == [RESULTS_MAX]
     assert first[0].successes == list(range(RESULTS_MAX))
     assert (len(second[0].successes), second[0].fails, second[0].fail_delays) == (10, [7], [9])
-    assert pending.take() is None
+    assert pending.take_batch() is None
 
 
 def test_past_its_bound_the_book_drops_the_oldest_and_counts() -> None:
     pending = PendingAcks(10)
     for at in range(3):
         for offset in range(5):
-            pending.success(ORIGINS[at], offset, None, 0.0)
+            pending.add_success(ORIGINS[at], offset, None, 0.0)
     assert len(pending) == 10
     assert pending.dropped == 5
-    assert [results.origin for results in pending.take() or ()] == ORIGINS[1:3]
+    assert [results.origin for results in pending.take_batch() or ()] == ORIGINS[1:3]
     for offset in range(25):
-        pending.success(ORIGINS[0], offset, None, 0.0)
+        pending.add_success(ORIGINS[0], offset, None, 0.0)
     assert len(pending) == 10
     assert pending.dropped == 20
-    (left,) = pending.take() or ()
+    (left,) = pending.take_batch() or ()
     assert left.successes == list(range(15, 25))
 
 
@@ -167,41 +167,41 @@ class Table:
         self.clock = Clock()
         self.buffer = PrefetchBuffer(prefetch, 5.0, 0.05, 1000, self.clock)
         self.buffer.demand = demand
-        self.proxy = self.buffer.proxy("a:1")
+        self.proxy = self.buffer.get_proxy("a:1")
         self.source = Source(self.proxy, "t")
 
     def arrive(self, count: int, source: Source | None = None, lease_ms: int | None = None) -> None:
         messages = [Message() for _ in range(count)]
         for at, message in enumerate(messages):
             message.offset, message.lease_id = at, at + 1
-        self.buffer.arrived(source or self.source, ORIGINS[0], messages, self.buffer, lease_ms)
+        self.buffer.add_pulled(source or self.source, ORIGINS[0], messages, self.buffer, lease_ms)
 
 
 def test_handlers_are_fed_whole_batches_while_they_fit() -> None:
     table = Table(prefetch=10)
-    assert table.buffer.wanted(table.source, 4) == 4
+    assert table.buffer.count_pullable(table.source, 4) == 4
     table.arrive(7)
-    assert table.buffer.wanted(table.source, 4) == 0
-    table.buffer.take(1)
-    assert table.buffer.wanted(table.source, 4) == 4
-    assert table.buffer.wanted(Source(table.proxy, "u"), 10) == 10, "each source has its own share"
+    assert table.buffer.count_pullable(table.source, 4) == 0
+    table.buffer.take_messages(1)
+    assert table.buffer.count_pullable(table.source, 4) == 4
+    assert table.buffer.count_pullable(Source(table.proxy, "u"), 10) == 10, "each source has its own share"
 
 
 def test_without_handlers_only_what_was_asked_for_is_pulled() -> None:
     table = Table(demand=0)
-    assert table.buffer.wanted(table.source, 32) == 0
-    table.buffer.asking(5)
-    assert table.buffer.wanted(table.source, 32) == 5
-    table.buffer.asking(40)
-    assert table.buffer.wanted(table.source, 32) == 32
+    assert table.buffer.count_pullable(table.source, 32) == 0
+    table.buffer.add_demand(5)
+    assert table.buffer.count_pullable(table.source, 32) == 5
+    table.buffer.add_demand(40)
+    assert table.buffer.count_pullable(table.source, 32) == 32
     table.arrive(1)
-    assert table.buffer.wanted(table.source, 32) == 32
+    assert table.buffer.count_pullable(table.source, 32) == 32
     table.arrive(1)
-    assert table.buffer.wanted(table.source, 32) == 0, "there is one for each who asks"
-    table.buffer.asked(5)
-    table.buffer.asked(40)
-    table.buffer.take(2)
-    assert table.buffer.wanted(table.source, 32) == 0
+    assert table.buffer.count_pullable(table.source, 32) == 0, "there is one for each who asks"
+    table.buffer.remove_demand(5)
+    table.buffer.remove_demand(40)
+    table.buffer.take_messages(2)
+    assert table.buffer.count_pullable(table.source, 32) == 0
 
 
 def test_what_waited_longer_than_its_lease_is_not_handed_out() -> None:
@@ -210,14 +210,14 @@ def test_what_waited_longer_than_its_lease_is_not_handed_out() -> None:
     table.clock.now += 3
     table.arrive(2)
     table.clock.now += 2.5
-    assert len(table.buffer.take(10)) == 2
+    assert len(table.buffer.take_messages(10)) == 2
     assert (table.buffer.counts.expired, table.source.open, table.source.waiting) == (2, 2, 0)
 
 
 def test_settled_once() -> None:
     table = Table()
     table.arrive(4)
-    one, two, three, four = table.buffer.take(4)
+    one, two, three, four = table.buffer.take_messages(4)
     assert one.ack()
     assert not one.ack()
     assert not one.fail()
@@ -242,7 +242,7 @@ def test_settled_once() -> None:
 def test_handed_back_once() -> None:
     table = Table()
     table.arrive(3, lease_ms=5_000)
-    one, two, three = table.buffer.take(3)
+    one, two, three = table.buffer.take_messages(3)
     assert one.hand_back()
     assert [one.hand_back(), one.ack(), one.fail(), one.extend()] == [False] * 4
     assert two.ack()
@@ -257,7 +257,7 @@ def test_handed_back_once() -> None:
 def test_what_an_older_proxy_leased_cannot_go_back() -> None:
     table = Table()
     table.arrive(1)
-    (one,) = table.buffer.take(1)
+    (one,) = table.buffer.take_messages(1)
     assert not one.hand_back()
     assert one.outcome is None
     assert one.ack(), "it is as before"
@@ -266,13 +266,13 @@ def test_what_an_older_proxy_leased_cannot_go_back() -> None:
 def test_results_wait_for_a_pull_but_not_for_long() -> None:
     table = Table()
     table.arrive(2)
-    one, two = table.buffer.take(2)
+    one, two = table.buffer.take_messages(2)
     assert table.buffer.submit_due(table.proxy) is None
     one.ack()
     assert table.buffer.submit_due(table.proxy) == pytest.approx(0.05)
     table.clock.now += 0.06
     assert table.buffer.submit_due(table.proxy) == 0.0
-    assert table.buffer.pulling(table.source) is not None
+    assert table.buffer.begin_pull(table.source) is not None
     assert table.buffer.submit_due(table.proxy) is None
     two.ack()
     assert table.buffer.submit_due(table.proxy) == 0.0, "the pull is away and nothing else is open"
@@ -281,8 +281,8 @@ def test_results_wait_for_a_pull_but_not_for_long() -> None:
 def test_while_others_of_the_source_are_open_results_are_gathered() -> None:
     table = Table()
     table.arrive(2)
-    one, two = table.buffer.take(2)
-    table.buffer.pulling(table.source)
+    one, two = table.buffer.take_messages(2)
+    table.buffer.begin_pull(table.source)
     one.ack()
     assert table.buffer.submit_due(table.proxy) == pytest.approx(0.05)
     two.extend()
@@ -292,8 +292,8 @@ def test_while_others_of_the_source_are_open_results_are_gathered() -> None:
 def test_a_failed_pull_owes_its_results_again() -> None:
     table = Table()
     table.arrive(1)
-    table.buffer.take(1)[0].ack()
-    acks = table.buffer.pulling(table.source)
+    table.buffer.take_messages(1)[0].ack()
+    acks = table.buffer.begin_pull(table.source)
     table.buffer.pull_failed(table.source, acks)
     assert content(table.buffer.take_results(table.proxy)) == Counter([("s", ORIGINS[0], 0, 1)])
     assert table.buffer.counts.pull_errors == 1
@@ -301,9 +301,9 @@ def test_a_failed_pull_owes_its_results_again() -> None:
 
 def test_a_vanished_proxy_leaves_its_results_to_another() -> None:
     table = Table()
-    failover = table.buffer.proxy("b:1")
+    failover = table.buffer.get_proxy("b:1")
     table.arrive(3)
-    one, two, three = table.buffer.take(3)
+    one, two, three = table.buffer.take_messages(3)
     one.ack()
     under_way = table.buffer.take_results(table.proxy)
     two.ack()
@@ -319,21 +319,21 @@ def test_a_vanished_proxy_leaves_its_results_to_another() -> None:
 
 def test_pauses() -> None:
     pace = Pace(0.5, lambda: 0.5)
-    assert pace.answered(3, 0.0) == 0.0
-    assert pace.answered(0, 0.5) == 0.0
-    assert [pace.answered(0, 0.001) for _ in range(6)] == [0.05, 0.1, 0.2, 0.4, 0.5, 0.5]
-    assert [pace.failed() for _ in range(8)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
-    assert pace.failing
-    assert pace.answered(1, 0.0) == 0.0
-    assert not pace.failing
-    assert pace.failed() == 0.1
+    assert pace.pause_after_answer(3, 0.0) == 0.0
+    assert pace.pause_after_answer(0, 0.5) == 0.0
+    assert [pace.pause_after_answer(0, 0.001) for _ in range(6)] == [0.05, 0.1, 0.2, 0.4, 0.5, 0.5]
+    assert [pace.pause_after_failure() for _ in range(8)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert pace.is_failing
+    assert pace.pause_after_answer(1, 0.0) == 0.0
+    assert not pace.is_failing
+    assert pace.pause_after_failure() == 0.1
 
 
 def test_what_a_full_book_drops_is_counted() -> None:
     buffer = PrefetchBuffer(2_000, 30.0, 0.05, 1_000, lambda: 0.0)
-    source = Source(buffer.proxy("a:1"), None)
+    source = Source(buffer.get_proxy("a:1"), None)
     messages = [Message() for _ in range(1_500)]
-    buffer.arrived(source, ORIGINS[0], messages, NothingToSettle())
+    buffer.add_pulled(source, ORIGINS[0], messages, NothingToSettle())
     for message in messages:
         assert buffer.settle(message, Outcome.ACKED, None)
     assert len(source.proxy.pending) == 1_000
@@ -342,6 +342,6 @@ def test_what_a_full_book_drops_is_counted() -> None:
 
 def test_an_empty_answer_is_measured_by_what_was_asked() -> None:
     pace = Pace(0.5, lambda: 0.5)
-    assert pace.answered(0, 0.1, 0.1) == 0.0
-    assert pace.answered(0, 0.02, 0.001) == 0.0, "proxies wait 20 ms at least"
-    assert pace.answered(0, 0.001, 0.001) == 0.05
+    assert pace.pause_after_answer(0, 0.1, 0.1) == 0.0
+    assert pace.pause_after_answer(0, 0.02, 0.001) == 0.0, "proxies wait 20 ms at least"
+    assert pace.pause_after_answer(0, 0.001, 0.001) == 0.05

@@ -226,7 +226,7 @@ def rotation() -> Rotation:
 
 
 def picked(rotation: Rotation, times: int, *avoid: Node) -> list[str]:
-    return sorted({(rotation.pick(avoid) or NODES[0]).address.host for _ in range(times)})
+    return sorted({(rotation.pick_node(avoid) or NODES[0]).address.host for _ in range(times)})
 
 
 def test_round_robin_and_avoiding(rotation: Rotation) -> None:
@@ -241,24 +241,24 @@ def test_round_robin_and_avoiding(rotation: Rotation) -> None:
 @pytest.mark.parametrize("verdict", [CallVerdict.NOT_SENT, CallVerdict.LOST, CallVerdict.LEAVING])
 def test_out_after_a_failure_back_after_a_probe(rotation: Rotation, verdict: CallVerdict) -> None:
     a = rotation.nodes[0]
-    rotation.note(a, verdict, now=0.0)
-    rotation.note(a, verdict, now=0.1)  # of a call that was under way: counts once
+    rotation.record_outcome(a, verdict, now=0.0)
+    rotation.record_outcome(a, verdict, now=0.1)  # of a call that was under way: counts once
     assert picked(rotation, 6) == ["b", "c"]
     assert rotation.due_probes(0.9) == []
     assert rotation.due_probes(1.0) == [a]
     assert rotation.due_probes(1.0) == [], "nobody probes twice at a time"
-    rotation.note(a, CallVerdict.LOST, now=1.1)
+    rotation.record_outcome(a, CallVerdict.LOST, now=1.1)
     assert rotation.due_probes(3.0) == []
     assert rotation.due_probes(3.1) == [a], "the back-off doubles"
-    rotation.note(a, CallVerdict.STORED, now=3.2)
+    rotation.record_outcome(a, CallVerdict.STORED, now=3.2)
     assert picked(rotation, 6) == ["a", "b", "c"]
-    assert a.well
+    assert a.is_healthy
 
 
 def test_the_back_off_has_a_ceiling(rotation: Rotation) -> None:
     a, now = rotation.nodes[0], 0.0
     for _ in range(20):
-        rotation.note(a, CallVerdict.LOST, now)
+        rotation.record_outcome(a, CallVerdict.LOST, now)
         assert a.retry_at is not None
         assert a.retry_at - now <= 30.0
         now = a.retry_at
@@ -273,29 +273,29 @@ def test_only_time_outs_in_a_row_take_a_node_out(rotation: Rotation) -> None:
         CallVerdict.THROTTLED,
         CallVerdict.TIMED_OUT,
     ):
-        rotation.note(a, verdict, 0.0)
+        rotation.record_outcome(a, verdict, 0.0)
         assert a.up
-    rotation.note(a, CallVerdict.TIMED_OUT, 0.0)
-    rotation.note(a, CallVerdict.TIMED_OUT, 0.0)
+    rotation.record_outcome(a, CallVerdict.TIMED_OUT, 0.0)
+    rotation.record_outcome(a, CallVerdict.TIMED_OUT, 0.0)
     assert not a.up
 
 
 def test_with_every_node_out_the_one_due_first_is_used(rotation: Rotation) -> None:
     for at, node in enumerate(rotation.nodes):
-        rotation.note(node, CallVerdict.LOST, now=3.0 - at)
+        rotation.record_outcome(node, CallVerdict.LOST, now=3.0 - at)
     assert picked(rotation, 3) == ["c"]
     assert not rotation.has_fresh(())
 
 
 def test_a_new_resolution_keeps_health_and_tells_who_is_gone(rotation: Rotation) -> None:
     a, b, c = rotation.nodes
-    rotation.note(a, CallVerdict.LOST, 0.0)
+    rotation.record_outcome(a, CallVerdict.LOST, 0.0)
     assert rotation.update([ProxyAddress("d", 1), ProxyAddress("a", 1), ProxyAddress("d", 1)]) == [b, c]
     assert b.gone
     assert [node.address.host for node in rotation.nodes] == ["d", "a"]
     assert rotation.nodes[1] is a
     assert not a.up
-    assert Rotation(lambda: 0.0).pick(()) is None
+    assert Rotation(lambda: 0.0).pick_node(()) is None
 
 
 def waiting(size: int, deadline: float = 10.0, alone: bool = False) -> QueuedSend[None]:

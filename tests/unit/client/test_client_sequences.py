@@ -47,7 +47,7 @@ def new_sequences() -> Sequences:
 
 def all_given_back(sequences: Sequences) -> bool:
     """The next number is the lowest that is out."""
-    taken = sequences.take(1)
+    taken = sequences.take_numbers(1)
     assert taken is not None
     found = sequences.lowest == taken.start
     sequences.give_back(taken)
@@ -67,7 +67,7 @@ def test_numbers_against_a_model(data: st.DataObject) -> None:
         else:
             count = data.draw(st.sampled_from([1, 1, 2, 3, 500, 20_000, OPEN_MAX]))
             lowest = min((taken.start for taken in out), default=following)
-            taken = sequences.take(count)
+            taken = sequences.take_numbers(count)
             assert (taken is None) == (following + count - lowest > OPEN_MAX)
             if taken is not None:
                 assert taken == range(following, following + count), "each number once"
@@ -82,17 +82,17 @@ def test_numbers_against_a_model(data: st.DataObject) -> None:
 def test_numbers_that_are_held_cost_no_more_the_longer_it_takes() -> None:
     """One request that does not end, and as many others as there may be meanwhile."""
     sequences = new_sequences()
-    held = sequences.take(1)
+    held = sequences.take_numbers(1)
     assert held is not None
     for _ in range(OPEN_MAX - 1):
-        taken = sequences.take(1)
+        taken = sequences.take_numbers(1)
         assert taken is not None
         sequences.give_back(taken)
-    assert sequences.take(1) is None
+    assert sequences.take_numbers(1) is None
     assert sequences.lowest == 0
     sequences.give_back(held)
     assert sequences.lowest == OPEN_MAX
-    assert sequences.take(OPEN_MAX) is not None
+    assert sequences.take_numbers(OPEN_MAX) is not None
 
 
 def test_the_producer_is_named_with_its_first_number() -> None:
@@ -101,7 +101,7 @@ def test_the_producer_is_named_with_its_first_number() -> None:
     sequences = Sequences(lambda: next(names), nullcontext())
     assert sequences.producer == b""
     for _ in range(3):
-        sequences.take(1)
+        sequences.take_numbers(1)
         assert sequences.producer == b"a"
 
 
@@ -110,7 +110,7 @@ def test_many_threads_share_the_numbers() -> None:
 
     def work() -> None:
         for count in (1, 2, 3) * 300:
-            taken = sequences.take(count)
+            taken = sequences.take_numbers(count)
             assert taken is not None
             seen.extend(taken)
             sequences.give_back(taken)
@@ -145,7 +145,7 @@ def test_a_number_is_read_as_it_was_meant(group: str | None, first: int) -> None
     encoded = encode_message(OutgoingMessage("t", b"x", "key", "tag", {"a": "b"}), ANY, "me", group)
     sequences = new_sequences()
     for start in range(0, first, OPEN_MAX) if first <= 2**21 else ():
-        sequences.give_back(sequences.take(min(OPEN_MAX, first - start)) or range(0))
+        sequences.give_back(sequences.take_numbers(min(OPEN_MAX, first - start)) or range(0))
     if first > 2**21:
         sequences.give_back(range(first))  # as if so many had been taken
         first = 0
@@ -173,7 +173,7 @@ def encoded(count: int, keyed: Collection[int] = ()) -> list[bytes]:
 @pytest.mark.parametrize("count", [2, 14, 15, 200])
 def test_a_batch_has_its_numbers_and_keys(count: int) -> None:
     sequences = new_sequences()
-    held = sequences.take(5)
+    held = sequences.take_numbers(5)
     job = SendJob(encoded(count, {1}), True, 3.0, ResendPolicy(), sequences=sequences, keyed={1})
     job.begin(NODE)
     messages = arguments(job.frame(0.0, 1)).messages
@@ -339,7 +339,7 @@ def test_what_is_not_known_any_more_is_told_and_not_sent_again() -> None:
 
 def test_past_the_bound_a_message_goes_without_a_number() -> None:
     sequences = new_sequences()
-    assert sequences.take(OPEN_MAX) is not None
+    assert sequences.take_numbers(OPEN_MAX) is not None
     job = SendJob(encoded(1), False, 10.0, ResendPolicy(), sequences=sequences)
     job.begin(NODE, True)
     assert identity(arguments(job.frame(0.0, 1)).message) == (None,) * 4
@@ -357,7 +357,7 @@ class ScriptedRouter:
     def __init__(self, *steps: BaseException | None) -> None:
         self._steps = list(steps)
 
-    def pick(self, tried: object, deadline: float) -> Node | None:
+    def pick_node(self, tried: object, deadline: float) -> Node | None:
         step = self._steps.pop(0)
         if step is not None:
             raise step
@@ -398,7 +398,7 @@ def test_a_producer_that_is_closed_meanwhile_gives_them_back() -> None:
         thread.start()
         connection, _ = listener.accept()
         assert connection.recv(4096)
-        assert sequences.take(1) == range(1, 2)
+        assert sequences.take_numbers(1) == range(1, 2)
         assert sequences.lowest == 0
         router.close(now() + 60)
         thread.join(60)
@@ -426,7 +426,7 @@ def test_a_cancelled_task_gives_them_back() -> None:
         job = SendJob(encoded(1), False, deadline, ResendPolicy(), sequences=sequences)
         task = asyncio.create_task(AsyncJobSender(router).run(job))
         await asked.wait()
-        assert sequences.take(1) == range(1, 2)
+        assert sequences.take_numbers(1) == range(1, 2)
         assert sequences.lowest == 0
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -127,7 +127,7 @@ class RunningProducer:
 
     def _attempt(self, job: SendJob) -> bool:
         """True when the job has all of its results."""
-        node = self._rotation.pick(job.tried)
+        node = self._rotation.pick_node(job.tried)
         assert node is not None
         job.begin(node, self._rotation.recognises())
         self._exchange(job, node, job.frame(0.0, 1))

@@ -97,7 +97,7 @@ def test_the_state_against_a_model(calls: list[str]) -> None:
                 continue
             under_way -= 1
             if call == "sent":
-                state.sent([SendResult()])
+                state.record_sent([SendResult()])
                 stored += 1
             else:
                 state.send_failed(RuntimeError("x"), call == "unsure")
@@ -114,7 +114,7 @@ def test_the_state_against_a_model(calls: list[str]) -> None:
                 broken = broken or bool(under_way)
             wanted = {"commit": ROLLBACK if broken else COMMIT, "roll_back": ROLLBACK}.get(call)
             assert asked == (wanted if something else None)
-        assert (state.ended, state.must_roll_back) == (ended, broken)
+        assert (state.has_ended, state.must_roll_back) == (ended, broken)
 
 
 def test_the_highest_offset_counts() -> None:
@@ -123,7 +123,7 @@ def test_the_highest_offset_counts() -> None:
         result = PreparedResult()
         result.through_offset = offset
         state.begin_send()
-        state.sent([result])
+        state.record_sent([result])
     assert state.through_offset == 12
 
 
@@ -133,8 +133,8 @@ def test_what_was_sent_twice_under_one_key_counts_once() -> None:
         result = PreparedResult()
         result.message_id = message_id
         state.begin_send()
-        state.sent([result])
-    assert state.messages == 2
+        state.record_sent([result])
+    assert state.message_count == 2
 
 
 # --- the bytes

@@ -99,7 +99,7 @@ def test_exceptions_in_place_of_an_answer() -> None:
 
 def test_what_is_logged_of_a_proxys_notice(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="ddmq_client"):
-        Teller().notice("a:1", HOSTILE)
+        Teller().log_notice("a:1", HOSTILE)
     assert all(is_harmless(record.getMessage()) for record in caplog.records)
     assert len(caplog.records) == 1
 
