@@ -1,12 +1,12 @@
 """Keep the rows of every streaming batch until no later line can touch their day.
 
-A batch lies in `<root>/batches=<first>-<last>/date=…/hour=…/*.parquet` (both numbers its own); a merge of
-neighbours lies in a folder with their whole range. All of them are one reading, so that the number of folders
-does not count in what is planned. A folder counts when it has its state file, which is written last and
-under its final name at once; one that lies inside the range of another that counts is dead and is deleted. So
-a batch that is repeated replaces itself, and a kill at any point leaves each row in exactly one folder that
-counts. Folders are merged FANOUT at a time, so that an hour is read from few files and a row is rewritten as
-many times as the logarithm of the number of batches.
+A batch is stored in `<root>/batches=<first>-<last>/date=…/hour=…/*.parquet` (both numbers are its own);
+merged neighbours are stored in a folder with their whole range. All folders are read as one source, so
+their number does not slow down planning. A folder is complete when it has its state file, which is written
+last and appears under its final name at once. A folder inside the range of another complete folder is
+outdated and is deleted. So a repeated batch replaces itself, and a kill at any point leaves each row in
+exactly one complete folder. Folders are merged FANOUT at a time, so that an hour is read from few files and
+a row is rewritten as many times as the logarithm of the number of batches.
 
 Works on every file system Spark reaches (paths or URLs).
 """
@@ -175,7 +175,9 @@ class Arrived:
         return self._folders.exists(self._path_of(one, STATE))
 
     def _delete(self, one: Range) -> None:
-        self._folders.delete(self._path_of(one, STATE))  # first, so that half a folder never counts
+        self._folders.delete(
+            self._path_of(one, STATE)
+        )  # first, so that a partly deleted folder is never complete
         self._folders.delete(self._path_of(one))
 
     def _path_of(self, one: Range, *name: str) -> str:

@@ -5,11 +5,14 @@ table is written; only former weeks are read from tables. The job may be repeate
 that overlaps: the dates it covers are replaced, nothing else is touched. One run at a time writes into a
 folder (metrics_job.lock).
 
-Which days have to be computed again, the names and sizes of their sample files say. With a day's tables lies
-a note of how many intervals and bytes each of its hours had when they were made. A day whose hours still have
-as many is as it was. One that has less now has lost samples (retention): its tables know more than could be
-computed again, and are kept; of fewer bytes in as many intervals this holds unless the day is asked for by a
-range. Merging files changes no number.
+The names and sizes of sample files decide which days are computed again. A note next to a day's tables
+records how many intervals and bytes each of its hours had when the tables were made:
+
+* A day whose hours have the same numbers is unchanged.
+* A day with fewer intervals has lost samples (retention). Its tables hold more than could be computed again,
+  so they are kept. The same holds for fewer bytes in as many intervals, unless a range names the day.
+
+Merging files changes no number.
 """
 
 from __future__ import annotations
@@ -51,8 +54,8 @@ def run_batch(
 ) -> list[date]:
     """Tables of every UTC day that [from_ms, to_ms) touches (None: open) and that has samples; these days.
 
-    Days whose samples are as they were are computed again only with `again` (None: when a range is given),
-    those of which samples are gone never. `config`: a folder with slo.yaml. Raises ConfigError when `samples`
+    Days whose samples are unchanged are computed again only with `again` (None: when a range is given); days
+    that have lost samples never are. `config`: a folder with slo.yaml. Raises ConfigError when `samples`
     is not there, the range is empty, or another run writes into `out`.
     """
     date_range, goals = days_of(from_ms, to_ms), judged.load_objectives(config)

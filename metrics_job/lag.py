@@ -1,16 +1,17 @@
 """Compute how many messages waited at each time: one step function per subscription over all processes.
 
-A process tells of the queues that it holds. What it told last holds until it tells again; a sample of a
-process that stops says nothing, because it has let its queues go by then. What a process told that is gone is
-dropped once its next but one sample would have been due: by then others have told of its queues.
+A process reports the lag of the queues that it owns. Its last value counts until its next one. The last
+sample of a process that stops is ignored, because it has released its queues by then. The value of a process
+that vanished is dropped when its next but one sample would have been due: by then other processes report its
+queues.
 
-Queues change hands between the samples of those who tell of them, so for the length of an interval they are
-in two sums, or in none. So an instant has two readings: of each process the last thing it told, or of each
-the next. Of the two that counts which is nearer to the instant before: a sum of moved queues moves nowhere.
+Queues change owners between the samples of the processes, so for the length of an interval a queue is in two
+sums, or in none. So an instant has two readings: the sum of the last value of each process, or the sum of
+the next ones. The reading that is nearer to the instant before counts, because moving a queue changes no sum.
 
-A Python worker is given the samples of one subscription on one day, one after the other: rows with what one
-process told in a minute (`metric` is one of minutes.FOLLOWED), and one without a metric for each run of a
-process that told any. Times are epoch milliseconds.
+A Python worker gets the samples of one subscription on one day, one after the other: rows with the values of
+one process in a minute (`metric` is one of minutes.FOLLOWED), and one row without a metric for each run of a
+process that reported any. Times are epoch milliseconds.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ MINUTE_MS = 60_000
 
 
 class Run(NamedTuple):
-    """One start of a process, as its samples tell: from the first but one to the last."""
+    """One start of a process, from its second sample to its last."""
 
     instance: str
     first_ms: int
     last_ms: int
     interval_ms: float | None = None
-    stopped: bool = False  # it said so: there will be no more
-    stopping_ms: int | None = None  # the end of the sample before its last, if that told anything
+    stopped: bool = False  # it sent its last sample: there will be no more
+    stopping_ms: int | None = None  # the end of the sample before its last, if that had a value
 
     @property
     def due_ms(self) -> int:
@@ -52,9 +53,9 @@ class Run(NamedTuple):
         return int(HELD_INTERVALS * (self.interval_ms or INTERVAL_MS))
 
 
-# Of these there are as many as values were told, so they are plain tuples.
+# There is one of these for each value, so they are plain tuples.
 Step = tuple[int, float]  # from when on, how much
-StepsByRun = dict[str, list[Step]]  # what one process said, by instance, but in its very last sample
+StepsByRun = dict[str, list[Step]]  # the values of one process by instance, without its last sample
 ValueSpan = tuple[
     int, int, float, int
 ]  # start_ms, end_ms, the value between, within which it says something again
@@ -63,7 +64,7 @@ NOTHING: ValueSpan = (FAR_MS, FAR_MS, 0.0, 0)
 
 
 class Minute(NamedTuple):
-    """A minute of a step function: its value at the end and its highest, and when it was told last."""
+    """A minute of a step function: its value at the end, its highest value, and the time of its last step."""
 
     last: float
     highest: float
@@ -71,10 +72,10 @@ class Minute(NamedTuple):
 
 
 def sum_steps(owners: Mapping[str, tuple[Sequence[Run], StepsByRun]], until_ms: int) -> list[Step]:
-    """The sum over processes (name → its runs, what it told) at every instant at which one told.
+    """Sum the values of all processes (name → runs, values) at every instant at which one changes.
 
-    `until_ms`: when anybody was heard last. Of the newest instants those are left out which a process that is
-    alive has not told of yet.
+    `until_ms`: the end of the newest sample of any process. The newest instants are left out while a live
+    process has no sample of them yet.
     """
     by_owner = [
         (runs, spans) for runs, steps_by_run in owners.values() if (spans := build_spans(runs, steps_by_run))
@@ -143,11 +144,13 @@ def build_spans(runs: Sequence[Run], steps_by_run: StepsByRun) -> list[ValueSpan
 
 
 def _spans_of_run(run: Run, points: list[Step], silent_before: bool) -> list[ValueSpan]:
-    """A value above 0 is in every sample: one that is not told any more while the process goes on is 0. The
-    last sample of a process that stops tells nothing, so there the one before it is the end."""
+    """Return the values of one run as spans.
+
+    A value above 0 is in every sample, so a value that is missing while the process goes on is 0. The last
+    sample of a process that stops has no values, so the sample before it is the end."""
     end_ms, value = points[-1] if points else (run.last_ms, 0.0)
     last_ms, due_ms = max(run.last_ms, end_ms), run.due_ms
-    quiet_ms = run.first_ms + run.valid_ms  # who starts needs a moment until it knows what it holds
+    quiet_ms = run.first_ms + run.valid_ms  # a new process needs a moment until it owns its queues
     spans: list[ValueSpan] = []
     if silent_before:
         spans.append((quiet_ms, points[0][0] if points else last_ms, 0.0, due_ms))
@@ -205,8 +208,8 @@ MADE = (
 
 
 class Row(NamedTuple):
-    """One row in. Of a run: from its first interval but one to its last, `seq`: that of the sample in which
-    it said that it stops, -1: it did not, `value`: how long its intervals are."""
+    """One row in. For a run, the times are those of its second and its last interval; `seq` is that of its
+    last sample if it stopped, else -1; `value` is the length of its intervals."""
 
     day: int
     group: str

@@ -1,21 +1,24 @@
 """Structured Streaming over arriving sample files: the same tables as the batch job, brought up to date.
 
-Spark's file source says which files are new and remembers it in the checkpoint; a batch of it that did not
-end is repeated with the same files. Every batch is (1) read, judged and made into minutes by the functions of
-the batch job, (2) kept in arrived.py under its number, replacing what an interrupted try left there, (3)
-followed by computing the tables of the hours it touches (metrics_job.stream_tables), with the functions of
-the batch job, from all that is kept. Each of the steps gives the same when repeated, so the tables count
-every line once, whatever was killed when.
+Spark's file source finds the new files and records them in the checkpoint; a batch that did not finish is
+repeated with the same files. Every batch goes through three steps, with the functions of the batch job:
 
-An interval is known by its process's instance and its number. One that is kept is whole: of what comes of it
-in a later batch nothing is counted but that it came again.
+1. It is read, classified and turned into minutes.
+2. Its rows are stored by arrived.py under its number, replacing those of an interrupted attempt.
+3. The tables of the hours that it touches are computed from all kept rows (metrics_job.stream_tables).
+
+Each step gives the same result when it is repeated, so the tables count every line once, wherever the job
+was killed.
+
+An interval is identified by its process's instance and its sequence number. A kept interval is complete: if
+it comes again in a later batch, only the repetition is counted.
 
 Late lines: a line whose `to` is more than `late_hours` behind the latest one of the batches before is not
-counted; it is a reject with the reason `late`, on the day it came. A clock that runs ahead cannot make
-others late: a `to` in the future moves nothing.
+counted; it is a reject with the reason `late`, on the day it came. A clock that runs ahead cannot make other
+lines late: a `to` in the future does not advance the watermark.
 
-Merged hours (`hour-*`) repeat what was already read: of them only the intervals that are not kept yet are
-taken, which is what a job needs that stood still while its files were merged.
+Merged hours (`hour-*`) repeat lines that were already read. Only their intervals that are not kept yet are
+taken; a job needs these if it was stopped while its files were merged.
 """
 
 from __future__ import annotations
@@ -58,9 +61,9 @@ from metrics_job.tables import HOUR, PARTITION
 LATE = "late"
 INTERVAL_KEY = ("instance", "seq")
 _DAY_FOLDER = r"/date(?:=|%3D)(\d{4}-\d\d-\d\d)/"
-KEEP_DAYS = 2  # behind the oldest line that still counts: merged hours are compared with what is kept
-POLL_S = 1  # between two looks at the stop signal
-STOP_S = 300.0  # for the batch that runs when the signal comes; then it is left for the next start
+KEEP_DAYS = 2  # before the oldest line that still counts: merged hours are compared with the kept rows
+POLL_S = 1  # between two checks of the stop signal
+STOP_S = 300.0  # for the batch that runs when the signal comes; after that it is left to the next start
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""The tables of a stream, from the rows it keeps: of the hours that a batch touches, and of their days.
+"""Compute the tables of a stream from the rows it keeps: those of the hours that a batch touches, and of
+their days.
 
-What is told by minute and by hour is made again for these hours alone. What only a whole day tells (lag from
-one instant to the next, processes, what was promised) is made from the rows of the day that it needs, which
-are few and kept apart, and from tables of hours.
+Tables of minutes and hours are computed again for these hours alone. Tables that need a whole day (lag,
+processes, promises) are computed from the few rows of the day that they need, which are kept separately, and
+from the tables of hours.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from metrics_job.tables import (
 )
 
 REFUSED = "refused"  # the kind of a row that is a refused line
-OF_DAY = -1  # the hour of rows that the tables of their whole day are made of
+OF_DAY = -1  # the hour of rows from which tables of a whole day are made
 HOUR_MINUTES = 60
 
 

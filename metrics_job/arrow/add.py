@@ -1,7 +1,7 @@
-"""Lines added up into minutes: the columns and their meaning are those of metrics_job.minutes.
+"""Add up lines into minutes: the columns and their meaning are those of metrics_job.minutes.
 
-Rows are added up within one piece of files only, so that the same key may come again from another piece;
-whatever is made from minutes adds up anyway. A line that is in the piece twice is taken once.
+Rows are added up within one piece of files only, so the same key may come again from another piece; all that
+is made from minutes adds up anyway. A line that is in the piece twice is counted once.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Bytes of sample files into columns of lines that are good beyond doubt, and the text of all others.
+"""Parse sample files into columns of lines that are certainly good, and the text of all other lines.
 
-A line counts as good when every field has exactly its type and lies in its range, and nothing in it is
-escaped. Any other is odd. Odd lines are few, and nothing is decided about them here: the caller gives them to
-Spark's reader, whose word counts. So this module may be too careful about a line, never too generous.
+A line is good when every field has exactly its type and is in its range, and nothing in it is escaped. Any
+other line is odd. Odd lines are few, and nothing is decided about them here: the caller gives them to Spark's
+reader, which decides. So this module may classify a good line as odd, but never a bad one as good.
 
-msgspec decodes, because it checks types and ranges while it reads: a third of what Arrow's own JSON reader
-takes for lines like these (decisions/0013). Which series a line belongs to is a number for each different set
-of names, and the names once.
+msgspec decodes, because it checks types and ranges while it reads, in a third of the time of Arrow's JSON
+reader for such lines (decisions/0013). The series of a line is a number; its names are stored once.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Whole = Annotated[int, msgspec.Meta(ge=0, lt=EXACT)]
 
 
 class Line(msgspec.Struct, gc=False, rename={"start": "from"}):
-    """One line as docs/formats-samples.md has it; other fields are passed over."""
+    """One line as docs/formats-samples.md has it; other fields are ignored."""
 
     v: Literal[1]
     process: str
@@ -64,7 +63,7 @@ class Series(NamedTuple):
     topic: str
     group: str
     detail: str
-    is_last: bool  # the line that says that its process stopped
+    is_last: bool  # the line with which a process reports that it stopped
     labels: tuple[tuple[str, str], ...]
 
 
@@ -176,7 +175,7 @@ class Parsed(NamedTuple):
 
 
 _DECODER = msgspec.json.Decoder(Line)
-_APART_BYTES = 4_096  # so much is decoded line by line
+_APART_BYTES = 4_096  # a chunk of at most this size is decoded line by line
 
 
 class Chunk(NamedTuple):
@@ -246,7 +245,7 @@ def _one_by_one(at: int, data: bytes, odd: list[OddLine]) -> Iterator[Chunk]:
                 raise ValueError
             text.decode()
             yield Chunk(at, text, [_DECODER.decode(text)])
-        except ValueError:  # msgspec's errors are some, too
+        except ValueError:  # msgspec's errors are ValueErrors, too
             odd.append(OddLine.from_bytes(at, text))
 
 

@@ -1,14 +1,14 @@
-"""Sample files to minutes through Arrow: Spark finds and reads the files, Python workers make rows of them.
+"""Read sample files into minutes through Arrow: Spark finds and reads the files, Python workers make the
+rows.
 
-Spark reads whole files (its `binaryFile`), so that whatever file system it reaches will do; those of a local
-one the workers read themselves, which saves two copies of everything. Only what is too long for that is read
-in parts and line by line. The workers parse
-and add up (metrics_job.arrow.lines, add) and send back a row where there were several lines. Files that by
-their names may hold the same lines (metrics_job.arrow.work) are given to one worker at once.
+Spark reads whole files (`binaryFile`), so every file system that it reaches can be used; files on a local one
+are read by the workers themselves, which saves two copies of the contents. Only files that are too long for
+that are read in parts and line by line. The workers parse and add up the lines (metrics_job.arrow.lines, add)
+and return one row for several lines. Files that by their names may hold the same lines
+(metrics_job.arrow.work) are given to one worker together.
 
-What cannot be decided there is done again line by line, with Spark's reader and metrics_job.minutes: a unit
-in which that reader finds a line good that was odd before, and everything when names and contents of files
-do not agree.
+Two cases are done again line by line, with Spark's reader and metrics_job.minutes: a unit in which that
+reader accepts a line that was odd before, and everything if names and contents of files do not agree.
 """
 
 from __future__ import annotations

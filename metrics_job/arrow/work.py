@@ -1,10 +1,10 @@
 """Turn pieces of sample files into rows of add.worker_schema(), in a Python worker.
 
-Which files may hold the same lines their names say (docs/formats-samples.md). A line is known by (instance,
-seq, metric, labels), and a name tells the instance and the first and last sequence number. Files whose
-numbers overlap (an hour's merged file beside its parts, a file that was sent again into another folder) make
-one unit: a line that is there twice is there twice within its unit. All others are units of their own. A file
-with a name of another kind may hold anything.
+The names of files say which of them may hold the same lines (docs/formats-samples.md). A line is identified
+by (instance, seq, metric, labels); a name has the instance and the first and last sequence number. Files
+whose numbers overlap (an hour's merged file next to its parts, a file that was sent again into another
+folder) make one unit, so copies of a line are always in the same unit. Any other file is a unit of its own.
+A file with a name of another kind may hold any line.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from metrics_job.folders import Days
 class Units(NamedTuple):
     """The units that the names of some files make."""
 
-    shared: dict[str, str]  # name of a file that is not alone in its unit -> the unit: its first name
-    strange: bool  # a name says nothing
+    shared: dict[str, str]  # name of a file that shares its unit -> the unit: its first name
+    strange: bool  # a name is of another kind
 
     def unit_of(self, name: str) -> str:
         return self.shared.get(name, name)
@@ -59,7 +59,7 @@ def can_hold(names: Iterable[str], intervals: Iterable[tuple[str, int]]) -> bool
 
 
 PIECE_BYTES = 4 << 20
-CUT_BYTES = 16 << 20  # a longer file is several pieces
+CUT_BYTES = 16 << 20  # a longer file is cut into several pieces
 Contents = Iterable[tuple[str, bytes]]  # path and bytes of a file
 
 
@@ -116,8 +116,8 @@ def _cut_file(file: str, content: bytes, size: int) -> Iterator[Piece]:
         at = end
 
 
-KNOWN_MAX = 20_000  # names of series that a worker remembers from file to file
-DOUBT = "doubt"  # the kind of a row that says: names and contents do not agree
+KNOWN_MAX = 20_000  # names of series that a worker caches from file to file
+DOUBT = "doubt"  # the kind of a row that reports that names and contents do not agree
 
 
 class PieceAdder:
@@ -126,8 +126,8 @@ class PieceAdder:
     def __init__(self, days: Days) -> None:
         self._days = days
         self._series_codes = SeriesCodes()
-        self._partial_lines: Any = None  # lines of the last interval, which may go on in the next piece
-        self._complete_through = -1  # the last interval that is done of a file that was cut
+        self._partial_lines: Any = None  # lines of the last interval, which may continue in the next piece
+        self._complete_through = -1  # the last complete interval of a file that was cut
 
     def add_alone(self, piece: Piece) -> Iterator[Any]:
         """Add up files each of which is a unit of its own, or a part of one such file."""
@@ -139,7 +139,7 @@ class PieceAdder:
         lines, in_order = self._whole_intervals(piece, of_days(parsed.lines, self._days))
         if not in_order:
             yield _doubt_row()
-        # Only of a file in one piece is it known at once whether it has odd lines.
+        # Whether a file has odd lines is known at once only if it is in one piece.
         marked = bool(parsed.odd) or piece.follows or piece.continues
         yield from self._add_rows(piece, lines, file_name(piece.files[0]) if marked else None)
         if parsed.odd:

@@ -57,8 +57,11 @@ def lag_minute(made: DataFrame, counters: DataFrame, now_ms: int) -> DataFrame:
 
 
 def ratios_hour(counters: DataFrame) -> DataFrame:
-    """From counters_hour. error_ratio: failed and timed out of what was delivered; retry_ratio: redelivered
-    and retry steps of delivered; dead_letter_ratio: of what was finished (acked and dead). Null without any.
+    """Compute ratios from counters_hour; a ratio of nothing is null.
+
+    * error_ratio: failed messages and lease timeouts per delivered message;
+    * retry_ratio: redeliveries and retry steps per delivered message;
+    * dead_letter_ratio: dead letters per finished message (acked or dead).
     """
     metric, total = F.col("metric"), F.col("total")
     sums = {name: F.sum(F.when(metric == one, total).otherwise(0.0)) for name, one in COUNTED.items()}
@@ -73,9 +76,9 @@ def ratios_hour(counters: DataFrame) -> DataFrame:
 
 
 def clocks_ahead(made: DataFrame, now_ms: int) -> dict[str, int]:
-    """Return by how many ms the clocks of processes are ahead: nobody has written in the future.
+    """Return by how many ms the clocks of processes are ahead: no sample is from the future.
 
-    It is one number for a process over the whole run, so that a midnight in it cuts nothing in two.
+    It is one number for a process over the whole run, so that its samples stay consistent across midnight.
     """
     last = made.filter(F.col("kind") == INTERVAL).groupBy("process").agg(F.max("to_ms").alias("last_ms"))
     rows = last.filter(F.col("last_ms") > now_ms).collect()
@@ -134,9 +137,10 @@ def _run_rows(own: DataFrame) -> DataFrame:
 
 
 def _rates_by_key(counters: DataFrame, newest: DataFrame, which: Column, name: str, *key: str) -> DataFrame:
-    """Per second, by key: each process's total over its seconds, added up over the processes. One that
-    covers no time (its clock stepped back, or it has just started) has no rate. The newest minute is not over
-    for everybody: its rates are those of two minutes."""
+    """Compute rates per second, by key: each process's total over its seconds, added up over the processes.
+
+    A process that covers no time (its clock stepped back, or it has just started) has no rate. The newest
+    minute may be incomplete for some processes, so its rates are those of two minutes."""
     sums = (
         counters.filter(which)
         .groupBy(*key, "process")

@@ -1,10 +1,10 @@
-"""Days judged: what was promised (conf/slo.yaml) and how much of it each held; hours that are not as usual.
+"""Judge days against the objectives (conf/slo.yaml), and find hours that deviate from former weeks.
 
-Compared with the same hour of the same weekday in up to WEEKS former weeks are totals of the counters that
-say how much flows and how much goes wrong, and the 99th percentile of every histogram, by topic and group.
-Usual is the median; a deviation is told in robust standard deviations (1.4826 times the median distance from
-the median), which are taken as at least a tenth of what is usual and at least 1, so that a flat history does
-not make every change strange. A flow that is there in former weeks and not now counts as 0.
+Each hour is compared with the same hour of the same weekday in up to WEEKS former weeks, by topic and group:
+the totals of the counters of flow and of failures (FLOWS), and the 99th percentile of every histogram. The
+usual value is the median. A deviation is given in robust standard deviations (1.4826 times the median
+distance from the median), of at least a tenth of the usual value and at least 1, so that a flat history does
+not make every change an anomaly. A flow of former weeks that is missing now counts as 0.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Counters, gauges and histograms by minute and hour.
 
-Histograms are merged by Arrow in Python workers: exactly, bucket by bucket, over intervals, processes and
-hours, part by part. The rows come sorted by nothing, but all of one day that differ only in their process lie
-in one part. Percentiles are those of ddmq_common.metrics: the upper edge of the first bucket at which the
+Arrow merges histograms in Python workers: exactly, bucket by bucket, over intervals, processes and hours, one
+partition at a time. The rows are unsorted, but all rows of one day that differ only in their process are in
+one partition. Percentiles are those of ddmq_common.metrics: the upper edge of the first bucket at which the
 counts reach the fraction.
 """
 

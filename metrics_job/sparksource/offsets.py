@@ -1,8 +1,8 @@
 """Places in queues, and the ranges between two of them. Pure.
 
-A place is what Spark keeps in its checkpoint: topic → number of the queue, as text → offset of the next
-message. A range `[start, end)` of one queue is read by offset, so that a batch which Spark repeats has the
-same rows. A queue without a start (it came later) is read from its first message.
+Places are what Spark stores in its checkpoint: topic → number of the queue, as text → offset of the next
+message. A range `[start, end)` of one queue is read by offset, so a batch that Spark repeats has the same
+rows. A queue without a start (it was added later) is read from its first message.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How to read. `start` None: not said, the first message of a batch, the last of a stream."""
+    """The options of a read. `start` None means the first message for a batch, the last one for a stream."""
 
     servers: str
     topics: tuple[str, ...]
@@ -73,8 +73,8 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How to write. `topic` None: every row names its own. `store_once`: whether rows have idempotency keys;
-    auto: as long as they are taken."""
+    """The options of a write. `topic` None: every row names its own. `store_once`: whether rows have
+    idempotency keys; auto: as long as the proxies accept them."""
 
     servers: str
     topic: str | None

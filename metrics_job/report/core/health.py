@@ -1,10 +1,9 @@
-"""Promises kept or not, processes with their restarts and gaps, and the head line's verdict on all of it.
+"""Judge promises and processes, and list the findings of the report's verdict.
 
-The verdict says in plain words what somebody should look at, the most urgent first. Bad are: a promise
-missed, a subscription that for minutes does not get through its messages, keys still blocked at the end, dead
-letters, processes that vanished or fell silent, samples missing or unreadable, refused sends above a
-thousandth (and more than a few). The rest (a retry here, a restart there) is normal life and stands in the
-tables only.
+The findings name what an operator should look at, the most urgent first: a missed promise, a subscription
+that has not kept up with its messages for minutes, keys still blocked at the end, dead letters, processes
+that vanished or fell silent, missing or unreadable samples, and refused sends above a thousandth (and more
+than a few). Everything else (a retry, a restart) is normal and is shown in the tables only.
 """
 
 from __future__ import annotations
