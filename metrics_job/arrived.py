@@ -1,12 +1,12 @@
-"""What the streaming job took in: the rows of every batch, kept until no later line can touch their day.
+"""Keep the rows of every streaming batch until no later line can touch their day.
 
-A batch lies in `<root>/batches=<first>-<last>/date=…/hour=…/*.parquet` (both numbers its own); a merge of
-neighbours lies in a folder with their whole range. All of them are one reading, so that the number of folders
-does not count in what is planned. A folder counts when it has its state file, which is written last and
-under its final name at once; one that lies inside the range of another that counts is dead and is deleted. So
-a batch that is repeated replaces itself, and a kill at any point leaves each row in exactly one folder that
-counts. Folders are merged FANOUT at a time, so that an hour is read from few files and a row is rewritten as
-many times as the logarithm of the number of batches.
+A batch is stored in `<root>/batches=<first>-<last>/date=…/hour=…/*.parquet` (both numbers are its own);
+merged neighbours are stored in a folder with their whole range. All folders are read as one source, so
+their number does not slow down planning. A folder is complete when it has its state file, which is written
+last and appears under its final name at once. A folder inside the range of another complete folder is
+outdated and is deleted. So a repeated batch replaces itself, and a kill at any point leaves each row in
+exactly one complete folder. Folders are merged FANOUT at a time, so that an hour is read from few files and
+a row is rewritten as many times as the logarithm of the number of batches.
 
 Works on every file system Spark reaches (paths or URLs).
 """
@@ -36,7 +36,7 @@ NEVER = -(1 << 62)
 
 @dataclass(frozen=True)
 class State:
-    """What a folder knows of itself."""
+    """The latest interval ends of a folder, as its state file holds them."""
 
     last_ms: int = NEVER  # the latest `to` in it
     newest_ms: int = NEVER  # the latest `to` in it and in everything before it
@@ -53,12 +53,12 @@ class Range(NamedTuple):
         return f"{self.first:012d}-{self.last:012d}"
 
     @property
-    def folder(self) -> str:
+    def folder_name(self) -> str:
         return f"{BATCHES}={self.name}"
 
     @property
-    def level(self) -> int:
-        """How often its lines were merged."""
+    def merge_level(self) -> int:
+        """Return how many merges the rows of this folder went through."""
         level, span = 0, self.last - self.first + 1
         while span >= FANOUT:
             level, span = level + 1, span // FANOUT
@@ -68,19 +68,19 @@ class Range(NamedTuple):
         return self.first <= other.first and other.last <= self.last and self != other
 
 
-def living(ranges: Iterable[Range]) -> list[Range]:
-    """Those that no other covers, in order."""
+def drop_covered(ranges: Iterable[Range]) -> list[Range]:
+    """Return the ranges that no other range covers, in order."""
     wide = sorted(ranges, key=lambda one: (one.first, -one.last))
-    found: list[Range] = []
+    widest: list[Range] = []
     for one in wide:
-        if not found or not found[-1].covers(one):
-            found.append(one)
-    return found
+        if not widest or not widest[-1].covers(one):
+            widest.append(one)
+    return widest
 
 
 def to_merge(ranges: list[Range]) -> list[Range]:
-    """The first FANOUT neighbours of one level, the highest that has so many; none else."""
-    for _, same in groupby(ranges, key=lambda one: one.level):
+    """Return the first FANOUT neighbours of the highest level that has so many; [] if no level has."""
+    for _, same in groupby(ranges, key=lambda one: one.merge_level):
         run = list(same)
         if len(run) >= FANOUT:
             return run[:FANOUT]
@@ -94,92 +94,94 @@ class Arrived:
         self._spark, self._root, self._schema = spark, root.rstrip("/"), schema
         self._folders = Folders(spark)
 
-    def ranges(self, before: int) -> list[Range]:
-        """Folders that count and hold only batches below `before`, in order."""
-        return living(one for one in self._all() if one.last < before and self._counts(one))
+    def list_ranges(self, before: int) -> list[Range]:
+        """Return the complete folders that hold only batches below `before`, in order."""
+        return drop_covered(one for one in self._list_all() if one.last < before and self._has_state(one))
 
     def newest_ms(self, before: int) -> int:
-        """The latest `to` in the batches below `before`; NEVER when there is none."""
-        return max((self.state(one).newest_ms for one in self.ranges(before)), default=NEVER)
+        """Return the latest `to` in the batches below `before`; NEVER when there is none."""
+        return max((self.read_state(one).newest_ms for one in self.list_ranges(before)), default=NEVER)
 
     def write(self, batch: int, rows: DataFrame, limit_ms: int) -> DataFrame:
-        """Keep the rows of a batch, instead of those it had, and give them.
+        """Replace the kept rows of a batch and return them as they were stored.
 
-        A `to` above `limit_ms` (of a clock that is wrong) moves nothing else out of the window.
+        A `to` above `limit_ms` (a wrong clock) does not advance the window.
         """
         own = Range(batch, batch)
         self._write(own, rows)
-        kept = self._read([own])
-        times = kept.filter((F.col("kind") == INTERVAL) & (F.col("to_ms") <= limit_ms))
-        found = times.agg(F.max("to_ms")).first()
-        last = NEVER if found is None or found[0] is None else int(found[0])
-        self._finish(own, State(last, max(last, self.newest_ms(batch))))
-        return kept
+        stored = self._read([own])
+        times = stored.filter((F.col("kind") == INTERVAL) & (F.col("to_ms") <= limit_ms))
+        newest = times.agg(F.max("to_ms")).first()
+        last = NEVER if newest is None or newest[0] is None else int(newest[0])
+        self._write_state(own, State(last, max(last, self.newest_ms(batch))))
+        return stored
 
     def read(self, through: int) -> DataFrame:
-        """All rows of the batches up to and with `through`."""
-        return self._read(self.ranges(through + 1))
+        """Return all rows of the batches up to and including `through`."""
+        return self._read(self.list_ranges(through + 1))
 
-    def tidy(self, before: int, keep_from: date) -> None:
-        """Delete what is dead or too old and merge what is small; of batches below `before` only."""
-        ranges = self.ranges(before)
-        for one in self._all():
+    def tidy_folders(self, before: int, keep_from: date) -> None:
+        """Delete covered and outdated folders and merge small ones, all of them of batches below `before`."""
+        ranges = self.list_ranges(before)
+        for one in self._list_all():
             if one.last < before and one not in ranges:
                 self._delete(one)
-        newest = [(one, utc_date(self.state(one).newest_ms)) for one in ranges[:-1]]
+        newest = [(one, utc_date(self.read_state(one).newest_ms)) for one in ranges[:-1]]
         old = [one for one, day in newest if day < keep_from - timedelta(1)]
         for one in old:
             self._delete(one)
         merging = to_merge([one for one in ranges if one not in old])
         if merging:
-            self._merge(merging, keep_from)
+            self._merge_ranges(merging, keep_from)
 
-    def state(self, one: Range) -> State:
-        """What its state file says. Raises FileNotFoundError when it has none."""
-        text = self._folders.read(self._at(one, STATE))
+    def read_state(self, one: Range) -> State:
+        """Read the state file of a folder. Raises FileNotFoundError when it has none."""
+        text = self._folders.read(self._path_of(one, STATE))
         if text is None:
-            raise FileNotFoundError(self._at(one, STATE))
+            raise FileNotFoundError(self._path_of(one, STATE))
         return State(**json.loads(text))
 
-    def _merge(self, ranges: list[Range], keep_from: date) -> None:
-        states = [self.state(one) for one in ranges]
+    def _merge_ranges(self, ranges: list[Range], keep_from: date) -> None:
+        states = [self.read_state(one) for one in ranges]
         whole = Range(ranges[0].first, ranges[-1].last)
         self._write(whole, self._read(ranges).filter(F.col(PARTITION) >= F.lit(keep_from)))
         newest_ms = max(one.newest_ms for one in states)
-        self._finish(whole, State(max(one.last_ms for one in states), newest_ms))
+        self._write_state(whole, State(max(one.last_ms for one in states), newest_ms))
         for one in ranges:
             self._delete(one)
 
     def _write(self, one: Range, rows: DataFrame) -> None:
         self._delete(one)
         writer = rows.write.partitionBy(PARTITION, HOUR).mode("overwrite")
-        writer.option("partitionOverwriteMode", "static").parquet(self._at(one))
+        writer.option("partitionOverwriteMode", "static").parquet(self._path_of(one))
 
-    def _finish(self, one: Range, state: State) -> None:
-        hidden = self._at(one, "_" + STATE)
+    def _write_state(self, one: Range, state: State) -> None:
+        hidden = self._path_of(one, "_" + STATE)
         self._folders.write(hidden, json.dumps(asdict(state)))
-        if not self._folders.rename(hidden, self._at(one, STATE)):
+        if not self._folders.rename(hidden, self._path_of(one, STATE)):
             raise OSError(f"cannot rename {hidden} to {STATE}: batch {one.name} is not kept")
 
     def _read(self, ranges: list[Range]) -> DataFrame:
         if not ranges:
             return self._spark.createDataFrame([], self._schema)
         reader = self._spark.read.schema(self._schema).option("basePath", self._root)
-        return reader.parquet(*map(self._at, ranges)).select(*self._schema.names)
+        return reader.parquet(*map(self._path_of, ranges)).select(*self._schema.names)
 
-    def _all(self) -> list[Range]:
-        names = (name.partition("=") for name in self._folders.names(self._root))
+    def _list_all(self) -> list[Range]:
+        names = (name.partition("=") for name in self._folders.list_names(self._root))
         return [Range(*map(int, numbers.split("-"))) for column, _, numbers in names if column == BATCHES]
 
-    def _counts(self, one: Range) -> bool:
-        return self._folders.exists(self._at(one, STATE))
+    def _has_state(self, one: Range) -> bool:
+        return self._folders.exists(self._path_of(one, STATE))
 
     def _delete(self, one: Range) -> None:
-        self._folders.delete(self._at(one, STATE))  # first, so that half a folder never counts
-        self._folders.delete(self._at(one))
+        self._folders.delete(
+            self._path_of(one, STATE)
+        )  # first, so that a partly deleted folder is never complete
+        self._folders.delete(self._path_of(one))
 
-    def _at(self, one: Range, *name: str) -> str:
-        return "/".join((self._root, one.folder, *name))
+    def _path_of(self, one: Range, *name: str) -> str:
+        return "/".join((self._root, one.folder_name, *name))
 
 
 def utc_date(ms: int) -> date:

@@ -5,11 +5,14 @@ table is written; only former weeks are read from tables. The job may be repeate
 that overlaps: the dates it covers are replaced, nothing else is touched. One run at a time writes into a
 folder (metrics_job.lock).
 
-Which days have to be computed again, the names and sizes of their sample files say. With a day's tables lies
-a note of how many intervals and bytes each of its hours had when they were made. A day whose hours still have
-as many is as it was. One that has less now has lost samples (retention): its tables know more than could be
-computed again, and are kept; of fewer bytes in as many intervals this holds unless the day is asked for by a
-range. Merging files changes no number.
+The names and sizes of sample files decide which days are computed again. A note next to a day's tables
+records how many intervals and bytes each of its hours had when the tables were made:
+
+* A day whose hours have the same numbers is unchanged.
+* A day with fewer intervals has lost samples (retention). Its tables hold more than could be computed again,
+  so they are kept. The same holds for fewer bytes in as many intervals, unless a range names the day.
+
+Merging files changes no number.
 """
 
 from __future__ import annotations
@@ -31,9 +34,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from ddmq_common.metrics.samples import day_of, parse
 from metrics_job import tables
 from metrics_job.arrow.read import read_minutes
-from metrics_job.folders import Days, Folders, Hour, days_of, near
+from metrics_job.folders import Days, Folders, Hour, days_of, is_near_days
 from metrics_job.lock import locked_folder
-from metrics_job.minutes import Keep, keeping
+from metrics_job.minutes import Keep, caching_rows
 from metrics_job.rollups import groups, judged, processes, series
 from metrics_job.rollups.judged import Goals
 from metrics_job.session import quiet_interrupt, session, settings_of_the_job
@@ -51,23 +54,25 @@ def run_batch(
 ) -> list[date]:
     """Tables of every UTC day that [from_ms, to_ms) touches (None: open) and that has samples; these days.
 
-    Days whose samples are as they were are computed again only with `again` (None: when a range is given),
-    those of which samples are gone never. `config`: a folder with slo.yaml. Raises ConfigError when `samples`
+    Days whose samples are unchanged are computed again only with `again` (None: when a range is given); days
+    that have lost samples never are. `config`: a folder with slo.yaml. Raises ConfigError when `samples`
     is not there, the range is empty, or another run writes into `out`.
     """
-    wanted, goals = days_of(from_ms, to_ms), judged.load_objectives(config)
+    date_range, goals = days_of(from_ms, to_ms), judged.load_objectives(config)
     own = spark is None and SparkSession.getActiveSession() is None
     spark = spark or session()
     with settings_of_the_job(spark), quiet_interrupt(spark) if own else nullcontext():
         if again is None:
             again = not (from_ms is None and to_ms is None)
-        return _run(spark, str(samples), str(out), wanted, goals, again)
+        return _run(spark, str(samples), str(out), date_range, goals, again)
 
 
-def _run(spark: SparkSession, samples: str, out: str, wanted: Days, goals: Goals, again: bool) -> list[date]:
+def _run(
+    spark: SparkSession, samples: str, out: str, date_range: Days, goals: Goals, again: bool
+) -> list[date]:
     folders = Folders(spark)
-    hours = folders.hours(samples, wanted)
-    days = sorted({hour.start.date() for hour in hours if wanted.hold(hour.start.date())})
+    hours = folders.list_hours(samples, date_range)
+    days = sorted({hour.start.date() for hour in hours if date_range.contains(hour.start.date())})
     if not days:
         return []
     with locked_folder(folders.find_local_path(out), "metrics_job batch"):
@@ -85,17 +90,17 @@ def _update_days(
     goals: Goals,
     again: bool,
 ) -> None:
-    """Compute the days that have to be, and note what of."""
+    """Compute the days whose samples have changed, and note what they were made of."""
     at = {day: partition_path(out, tables.PROCESSES, day) for day in days}
-    newest = max(filter(None, map(day_of, folders.names(samples))), default=days[-1])
-    now = notes_now(folders, hours, days, goals)
+    newest = max(filter(None, map(day_of, folders.list_names(samples))), default=days[-1])
+    now = build_notes(folders, hours, days, goals)
     todo = sort_days(days, {day: read_note(folders, at[day]) for day in days}, now, newest, again)
     if todo.lost:
         listed = ", ".join(map(str, todo.lost))
         print(f"samples of {listed} are gone since their tables were made: they are kept", file=sys.stderr)
     if todo.compute:
         whole = Days(todo.compute[0], todo.compute[-1] + timedelta(days=1))
-        paths = [hour.path for hour in hours if near(todo.compute, hour.start)]
+        paths = [hour.path for hour in hours if is_near_days(todo.compute, hour.start)]
         _write_tables(spark, out, paths, whole, todo.compute, goals)
     for day in todo.compute:
         write_note(folders, at[day], now[day])
@@ -104,17 +109,18 @@ def _update_days(
 def _write_tables(
     spark: SparkSession, out: str, paths: list[str], whole: Days, days: Sequence[date], goals: Goals
 ) -> None:
-    """Every table of these days, from the lines of `whole`, which holds them, in these folders."""
+    """Write every table of these days, from the lines in these folders; `whole` is the range that spans the
+    days."""
     store, now_ms = Store(spark, out, days), time.time_ns() // 1_000_000
-    with keeping() as keep:
-        found = read_minutes(spark, paths, whole, keep)
-        written = write_series(store, found.made, keep)
-        lags = keep(groups.lag_minute(found.made, written[tables.COUNTERS_MINUTE], now_ms))
+    with caching_rows() as keep:
+        samples = read_minutes(spark, paths, whole, keep)
+        written = write_series(store, samples.minutes, keep)
+        lags = keep(groups.lag_minute(samples.minutes, written[tables.COUNTERS_MINUTE], now_ms))
         written[tables.LAG_MINUTE] = store.shape_rows(tables.LAG_MINUTE, lags)
         store.write(tables.LAG_MINUTE, lags)
-        store.write(tables.PROCESSES, processes.processes(found.made, now_ms))
-        odd = None if found.odd is None else processes.refused(found.odd)
-        store.write(tables.REJECTS, None if odd is None else processes.rejects(odd))
+        store.write(tables.PROCESSES, processes.process_rows(samples.minutes, now_ms))
+        odd = None if samples.odd is None else processes.refused_lines(samples.odd)
+        store.write(tables.REJECTS, None if odd is None else processes.count_rejects(odd))
         write_judged(store, written, days, goals)
 
 
@@ -122,9 +128,9 @@ Written = dict[Table, DataFrame]  # tables as they were written, from memory
 
 
 def write_series(store: Store, made: DataFrame, keep: Keep) -> Written:
-    """Write what was told by minute and by hour, and return it from memory."""
+    """Write the tables of minutes and hours, and return their rows from memory."""
     counters, gauges = keep(series.counters_minute(made)), keep(series.gauges_minute(made))
-    histograms = keep(series.latencies(made))
+    histograms = keep(series.latency_rows(made))
     rows = {
         tables.COUNTERS_MINUTE: counters,
         tables.COUNTERS_HOUR: keep(series.counters_hour(counters, made)),
@@ -172,7 +178,8 @@ TABLES_VERSION = 3  # another one when the same samples give other tables
 
 @dataclass(frozen=True)
 class Note:
-    """What a day's tables were made of: intervals and bytes by hour (`2026-11-22 03`), what was promised."""
+    """The source of a day's tables: intervals and bytes by hour (`2026-11-22 03`), and the objectives'
+    checksum."""
 
     hours: dict[str, int] = field(default_factory=dict)
     promises: int = 0
@@ -188,22 +195,22 @@ def _has_less(now: Mapping[str, int], before: Mapping[str, int]) -> bool:
     return any(now.get(hour, 0) < count for hour, count in before.items())
 
 
-class Sorted(NamedTuple):
-    """Days by what is to be done with them."""
+class SortedDays(NamedTuple):
+    """Days by the action that they need."""
 
     compute: list[date]
     unchanged: list[date]
     lost: list[date]  # of which samples are gone
 
 
-class Held(NamedTuple):
+class SampleCounts(NamedTuple):
     """The number of different intervals in some files, and the bytes of these files."""
 
     intervals: int
     size: int
 
 
-def count_held(sizes: Mapping[str, int]) -> Held:
+def count_samples(sizes: Mapping[str, int]) -> SampleCounts:
     """Count what files of these names and sizes hold; one with another kind of name counts as one interval.
 
     A part beside the merged file that covers it adds nothing, so merging changes no number.
@@ -224,7 +231,7 @@ def count_held(sizes: Mapping[str, int]) -> Held:
             more = max(0, -minus_last - max(first - 1, through))
             count, size = count + more, size + (file_size if more else 0)
             through = max(through, -minus_last)
-    return Held(count, size)
+    return SampleCounts(count, size)
 
 
 def sort_days(
@@ -233,40 +240,40 @@ def sort_days(
     now: Mapping[date, Note],
     newest: date,
     again: bool,
-) -> Sorted:
+) -> SortedDays:
     """`notes`: those of the tables that are there, `now`: as they would be; `again`: also what is unchanged.
 
     The `newest` day that has samples is never lost: it goes on, and is computed from what there is."""
-    found = Sorted([], [], [])
+    by_action = SortedDays([], [], [])
     for day in days:
         note, fresh = notes[day], now[day]
         if note is None:
-            found.compute.append(day)
+            by_action.compute.append(day)
         elif day != newest and note.has_lost(fresh, again):
-            found.lost.append(day)
+            by_action.lost.append(day)
         elif note == fresh and not again:
-            found.unchanged.append(day)
+            by_action.unchanged.append(day)
         else:
-            found.compute.append(day)
-    return found
+            by_action.compute.append(day)
+    return by_action
 
 
-def notes_now(
+def build_notes(
     folders: Folders, hours: Iterable[Hour], days: Sequence[date], promises: Goals
 ) -> dict[date, Note]:
-    """The notes of tables that would be made now. A day's hours are its own and the two beside them."""
+    """Build the notes of tables made now. A day's hours are its own and the two next to them."""
     hour = timedelta(hours=1)
-    made = {day: Note(promises=crc32(repr(promises).encode())) for day in days}
+    notes = {day: Note(promises=crc32(repr(promises).encode())) for day in days}
     for one in hours:
-        content = count_held(folders.sizes([one.path]))
-        for day in {(one.start + by).date() for by in (-hour, timedelta(), hour)} & made.keys():
-            made[day].hours[f"{one.start:%Y-%m-%d %H}"] = content.intervals
-            made[day].bytes[f"{one.start:%Y-%m-%d %H}"] = content.size
-    return made
+        content = count_samples(folders.read_sizes([one.path]))
+        for day in {(one.start + by).date() for by in (-hour, timedelta(), hour)} & notes.keys():
+            notes[day].hours[f"{one.start:%Y-%m-%d %H}"] = content.intervals
+            notes[day].bytes[f"{one.start:%Y-%m-%d %H}"] = content.size
+    return notes
 
 
 def read_note(folders: Folders, folder: str) -> Note | None:
-    """The note in a day's folder; None when there is none that can be read."""
+    """Read the note in a day's folder; None when there is none or it cannot be read."""
     text = folders.read(f"{folder}/{NOTE}")
     try:
         return None if text is None else Note(**json.loads(text))
@@ -275,6 +282,6 @@ def read_note(folders: Folders, folder: str) -> Note | None:
 
 
 def write_note(folders: Folders, folder: str, note: Note) -> None:
-    """Nothing happens when the folder is not there: a day without any process."""
+    """Write the note into a day's folder; skip a folder that does not exist (a day without any process)."""
     if folders.exists(folder):
         folders.write(f"{folder}/{NOTE}", json.dumps(asdict(note)))

@@ -102,11 +102,11 @@ def batch(samples: str, out: str, from_ms: int | None, to_ms: int | None, config
 @click.option("--files-max", type=COUNT, default=100_000, help="Of one batch (100000).")
 @config_option
 @click.pass_context
-def stream(ctx: click.Context, /, config: Path | None, **given: Any) -> None:
+def stream(ctx: click.Context, /, config: Path | None, **options: Any) -> None:
     """Keep the tables up to date while files arrive (docs/metrics-job-streaming.md)."""
     from metrics_job.stream import Streaming, run_stream
 
-    ctx.exit(run_stream(Streaming(**given), config))
+    ctx.exit(run_stream(Streaming(**options), config))
 
 
 @commands.command()
@@ -121,9 +121,9 @@ def report(tables: str, html: str, from_ms: int | None) -> None:
     from metrics_job.report.terminal import print_report
 
     now_ms = int(datetime.now(UTC).timestamp() * 1000)
-    made = read_report(tables, from_ms, now_ms)
-    write_page(made, Path(html), now_ms)
-    print_report(made, Console())
+    summary = read_report(tables, from_ms, now_ms)
+    write_page(summary, Path(html), now_ms)
+    print_report(summary, Console())
     click.echo(f"the page is {html}")
 
 
@@ -137,7 +137,7 @@ def write_package(file: Path) -> None:
 
 
 def main() -> None:
-    """Run it; mistakes of the caller are one line and exit code 2."""
+    """Run the command line; mistakes of the caller are one line and exit code 2."""
     try:
         code = commands(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

@@ -67,21 +67,22 @@ READER_OPTIONS = {
 
 
 def read_schema() -> T.StructType:
-    """tables.line_schema as Spark's reader is given it: with every label that a line has, known or not."""
+    """Return tables.line_schema for Spark's reader, with every label that a line has, known or not."""
     labels = T.MapType(T.StringType(), T.StringType())
     fields = [(one.name, labels if one.name == "labels" else one.dataType) for one in line_schema()]
     return T.StructType([T.StructField(name, kind) for name, kind in fields])
 
 
-def classified(lines: DataFrame) -> DataFrame:
-    """Lines (read_schema) as tables.line_schema has them, with `kind` and `reason`; for files and streams."""
-    judged = lines.withColumn(KIND, _kind()).withColumn(REASON, _reason())
-    named = F.struct(*(F.col("labels")[name].alias(name) for name in label_names()))
-    return judged.withColumn("labels", F.when(F.col("labels").isNotNull(), named))
+def classify_lines(lines: DataFrame) -> DataFrame:
+    """Convert lines of read_schema to tables.line_schema and add `kind` and `reason`; for files and
+    streams."""
+    judged = lines.withColumn(KIND, _kind_column()).withColumn(REASON, _reason_column())
+    labels = F.struct(*(F.col("labels")[name].alias(name) for name in label_names()))
+    return judged.withColumn("labels", F.when(F.col("labels").isNotNull(), labels))
 
 
 def key_columns() -> list[Column]:
-    """topic, group and detail of a line: "" where it has none."""
+    """Return topic, group and detail of a line: "" where it has none."""
     labels = F.col("labels")
     others = [name for name in label_names() if name not in ("topic", "group")]
     parts = [F.concat(F.lit(f"{name}="), labels[name]) for name in others]
@@ -93,11 +94,11 @@ def key_columns() -> list[Column]:
 
 
 def metrics_of(kind: str) -> list[str]:
-    """The names of the catalogue's metrics of that kind."""
+    """Return the names of the catalogue's metrics of that kind."""
     return [metric.name for metric in CATALOGUE.values() if metric.kind == kind]
 
 
-def _kind() -> Column:
+def _kind_column() -> Column:
     metric = F.col("metric")
     return (
         F.when(metric == PROCESS_METRIC, "process")
@@ -107,13 +108,13 @@ def _kind() -> Column:
     )
 
 
-def _reason() -> Column:
-    """The first thing that is wrong with a line, or null."""
+def _reason_column() -> Column:
+    """Return why a line is refused (the first reason), or null."""
     broken, text = F.col(CORRUPT).isNotNull(), F.col(CORRUPT)
     unreadable = broken & F.try_parse_json(text).isNull()
     return (
         F.when(F.col("v").isNotNull() & (F.col("v") != VERSION), UNKNOWN_VERSION)
-        .when(unreadable | _any(F.col(name).isNull() for name in ("v", *IDENTITY)), CORRUPT_LINE)
+        .when(unreadable | _any_of(F.col(name).isNull() for name in ("v", *IDENTITY)), CORRUPT_LINE)
         .when(F.col(KIND).isNull(), UNKNOWN_METRIC)
         .when(broken | F.when(F.col(KIND) == "histogram", _bad_buckets()).otherwise(_bad_number()), BAD_VALUE)
         .when(_has_unknown_label(), UNKNOWN_LABEL)
@@ -121,8 +122,8 @@ def _reason() -> Column:
 
 
 def _has_unknown_label() -> Column:
-    known = F.array(*(F.lit(name) for name in label_names()))
-    return F.size(F.array_except(F.map_keys("labels"), known)) > 0
+    catalogue_labels = F.array(*(F.lit(name) for name in label_names()))
+    return F.size(F.array_except(F.map_keys("labels"), catalogue_labels)) > 0
 
 
 def _bad_number() -> Column:
@@ -138,7 +139,7 @@ def _bad_buckets() -> Column:
     return sizes | F.isnan(total) | (F.size(buckets) == 0) | wrong
 
 
-def _any(conditions: Iterable[Column]) -> Column:
+def _any_of(conditions: Iterable[Column]) -> Column:
     return reduce(lambda left, right: left | right, conditions)
 
 
@@ -160,43 +161,43 @@ _COLUMNS: dict[str, T.DataType] = (
 
 
 @contextmanager
-def keeping() -> Iterator[Keep]:
-    """What was kept is let go at the end."""
-    kept: list[DataFrame] = []
+def caching_rows() -> Iterator[Keep]:
+    """Give a function that caches rows; at the end all of them are unpersisted."""
+    cached: list[DataFrame] = []
 
-    def keep(rows: DataFrame) -> DataFrame:
-        kept.append(rows.cache())
+    def cache(rows: DataFrame) -> DataFrame:
+        cached.append(rows.cache())
         return rows
 
     try:
-        yield keep
+        yield cache
     finally:
-        for rows in kept:
+        for rows in cached:
             rows.unpersist()
 
 
-def schema() -> T.StructType:
+def minutes_schema() -> T.StructType:
     return T.StructType([T.StructField(name, kind) for name, kind in _COLUMNS.items()])
 
 
-def minutes(lines: DataFrame, keep: Keep) -> DataFrame:
-    """Minutes of the good ones of these lines (metrics_job.minutes), whatever files they come from."""
-    once = keep(_once(lines))
-    return _series(once).unionByName(_intervals(once))
+def to_minutes(lines: DataFrame, keep: Keep) -> DataFrame:
+    """Turn the good ones of these lines into rows of minutes, whatever files they come from."""
+    once = keep(_merge_copies(lines))
+    return _series_rows(once).unionByName(_interval_rows(once))
 
 
 def in_range(lines: DataFrame, from_ms: int | None, to_ms: int | None) -> DataFrame:
-    """Lines whose interval ends in [from_ms, to_ms), and all that cannot be read."""
-    end, kept = F.col("to"), F.lit(True)
+    """Return the lines whose interval ends in [from_ms, to_ms), and all refused ones."""
+    end, in_days = F.col("to"), F.lit(True)
     if from_ms is not None:
-        kept = kept & (end >= from_ms)
+        in_days = in_days & (end >= from_ms)
     if to_ms is not None:
-        kept = kept & (end < to_ms)
-    return lines.filter(F.col(REASON).isNotNull() | kept)
+        in_days = in_days & (end < to_ms)
+    return lines.filter(F.col(REASON).isNotNull() | in_days)
 
 
-def _once(lines: DataFrame) -> DataFrame:
-    """Good lines, each once, with the number of its `copies`."""
+def _merge_copies(lines: DataFrame) -> DataFrame:
+    """Return each good line once, with the number of its `copies`."""
     good = lines.filter(F.col(REASON).isNull())
     columns = [name for name in good.columns if name not in LINE_KEY]
     one = F.min(F.struct(*columns)).alias("line")
@@ -204,34 +205,39 @@ def _once(lines: DataFrame) -> DataFrame:
     return grouped.select(*LINE_KEY, "line.*", "copies")
 
 
-def _series(once: DataFrame) -> DataFrame:
-    """A row for each line about a metric."""
+def _series_rows(once: DataFrame) -> DataFrame:
+    """Return a row for each line about a metric."""
     topic, group, detail = key_columns()
     number = F.when(F.col(KIND) == "histogram", F.col("sum")).otherwise(F.col("value"))
     values = {"seq": F.col("seq"), "to_ms": F.col("to"), "lines": F.lit(1).cast("long")}
-    values |= {"minute": _minute(), "topic": topic, "group": group, "detail": detail}
+    values |= {"minute": _minute_column(), "topic": topic, "group": group, "detail": detail}
     values |= dict.fromkeys(("total", "last", "max", "min"), number)
     same = ("kind", "metric", "process", "instance", "buckets", "counts")
     values |= {name: F.col(name) for name in same}
-    return once.filter(F.col("metric") != PROCESS_METRIC).select(*_whole(values))
+    return once.filter(F.col("metric") != PROCESS_METRIC).select(*_fill_columns(values))
 
 
-def _intervals(once: DataFrame) -> DataFrame:
-    said = (F.col("metric") == PROCESS_METRIC) & (F.col("labels")[STATE_LABEL] == LAST)
+def _interval_rows(once: DataFrame) -> DataFrame:
+    stops = (F.col("metric") == PROCESS_METRIC) & (F.col("labels")[STATE_LABEL] == LAST)
     sums = {"lines": F.count(F.lit(1)), "copies": F.sum("copies")}
-    sums["is_last"] = F.bool_or(F.coalesce(said, F.lit(False)))
-    found = once.groupBy("process", "instance", "seq", "from", "to").agg(
+    sums["is_last"] = F.bool_or(F.coalesce(stops, F.lit(False)))
+    intervals = once.groupBy("process", "instance", "seq", "from", "to").agg(
         *(value.alias(name) for name, value in sums.items())
     )
     values = {name: F.col(name) for name in ("process", "instance", "seq", *sums)}
-    values |= {"kind": F.lit(INTERVAL), "minute": _minute(), "from_ms": F.col("from"), "to_ms": F.col("to")}
-    return found.select(*_whole(values))
+    values |= {
+        "kind": F.lit(INTERVAL),
+        "minute": _minute_column(),
+        "from_ms": F.col("from"),
+        "to_ms": F.col("to"),
+    }
+    return intervals.select(*_fill_columns(values))
 
 
-def _minute() -> Column:
+def _minute_column() -> Column:
     return F.floor(F.col("to") / MINUTE_MS)
 
 
-def _whole(values: dict[str, Column]) -> list[Column]:
-    """All columns of the schema; null where nothing is given."""
+def _fill_columns(values: dict[str, Column]) -> list[Column]:
+    """Return all columns of the schema; those that are missing are null."""
     return [values.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in _COLUMNS.items()]

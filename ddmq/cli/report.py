@@ -70,9 +70,9 @@ def report(
         kept = _local("--tables", tables)
     made = make_report(found, kept, out, since_ms, with_job=not no_job, config_dir=config_dir)
     if as_json:
-        from metrics_job.report.core.facts import summary
+        from metrics_job.report.core.facts import to_summary
 
-        print_json({**summary(made), "html": str(out)})
+        print_json({**to_summary(made), "html": str(out)})
         return
     show(made)
     say(f"the whole report: {out.resolve()}")

@@ -16,6 +16,6 @@ Batches = Iterator[Any]
 def map_in_arrow(rows: DataFrame, work: Callable[[Batches], Batches], result: Any) -> DataFrame:
     """DataFrame.mapInArrow, which wants pandas, although nothing here needs it; `result`: an Arrow schema."""
     kind = PythonEvalType.SQL_MAP_ARROW_ITER_UDF
-    made: Any = UserDefinedFunction(work, from_arrow_schema(result), evalType=kind)
+    udf: Any = UserDefinedFunction(work, from_arrow_schema(result), evalType=kind)
     java: Any = rows._jdf
-    return DataFrame(java.mapInArrow(made(*rows.columns)._jc, False, None), rows.sparkSession)
+    return DataFrame(java.mapInArrow(udf(*rows.columns)._jc, False, None), rows.sparkSession)

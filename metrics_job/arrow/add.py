@@ -1,7 +1,7 @@
-"""Lines added up into minutes: the columns and their meaning are those of metrics_job.minutes.
+"""Add up lines into minutes: the columns and their meaning are those of metrics_job.minutes.
 
-Rows are added up within one piece of files only, so that the same key may come again from another piece;
-whatever is made from minutes adds up anyway. A line that is in the piece twice is taken once.
+Rows are added up within one piece of files only, so the same key may come again from another piece; all that
+is made from minutes adds up anyway. A line that is in the piece twice is counted once.
 """
 
 from __future__ import annotations
@@ -12,121 +12,133 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from metrics_job.arrow.lines import Known, Odd, column, filled
+from metrics_job.arrow.lines import OddLine, SeriesCodes, column_array, fill_table
 from metrics_job.minutes import FILE, FOLLOWED, INTERVAL, MINUTE_MS, TEXT, TOLD
-from metrics_job.minutes import schema as minutes_schema
+from metrics_job.minutes import minutes_schema as minutes_schema
 from metrics_job.tables import SERIES_KEY
 
 ODD = "odd"  # the kind of a line that is left to Spark's reader
 BY = ["code", "minute"]
 
 
-def schema() -> Any:
-    """What `added` and `odd_rows` give: metrics_job.minutes.schema in Arrow's types; TEXT of an odd line, and
-    FILE of all rows of a file that has such lines."""
+def worker_schema() -> Any:
+    """Return the schema of `add_up_lines` and `odd_rows`: metrics_job.minutes.minutes_schema in Arrow's
+    types.
+
+    TEXT is set for an odd line, FILE for all rows of a file that has such lines."""
     fields = list(to_arrow_schema(minutes_schema()))
     return pa.schema([*fields, (TEXT, pa.string()), (FILE, pa.string())])
 
 
-def added(lines: Any, known: Known, file: str | None = None) -> list[Any]:
-    """Tables of schema() from lines of parse.Parsed, the intervals first; `file` goes into every row."""
+def add_up_lines(lines: Any, series_codes: SeriesCodes, file: str | None = None) -> list[Any]:
+    """Add up the lines of lines.Parsed into tables of worker_schema(), intervals first; `file` is set in each
+    row."""
     if not lines.num_rows:
         return []
-    lines, copies = _once(lines)
-    lines = lines.append_column("minute", pc.divide(column(lines, "to"), MINUTE_MS))
-    made = [_intervals(lines.append_column("copies", copies), known)]
-    kinds = known.column("kind", column(lines, "code"))
-    followed = pc.is_in(known.column("metric", column(lines, "code")), pa.array(FOLLOWED))
+    lines, copies = _count_copies(lines)
+    lines = lines.append_column("minute", pc.divide(column_array(lines, "to"), MINUTE_MS))
+    tables = [_group_intervals(lines.append_column("copies", copies), series_codes)]
+    kinds = series_codes.field_column("kind", column_array(lines, "code"))
+    followed = pc.is_in(series_codes.field_column("metric", column_array(lines, "code")), pa.array(FOLLOWED))
     gauge = pc.equal(kinds, "gauge")
-    for wanted, make in (
-        (pc.equal(kinds, "counter"), _sums),
-        (pc.and_not(gauge, followed), _gauges),
-        (pc.and_(gauge, followed), _followed),
-        (pc.equal(kinds, "histogram"), _histograms),
+    for is_kind, make in (
+        (pc.equal(kinds, "counter"), _sum_numbers),
+        (pc.and_not(gauge, followed), _group_gauges),
+        (pc.and_(gauge, followed), _group_followed_gauges),
+        (pc.equal(kinds, "histogram"), _group_histograms),
     ):
-        if pc.any(wanted).as_py():
-            sums = make(lines.filter(wanted))
-            names = known.columns(("kind", "instance", *SERIES_KEY), column(sums, "code"))
-            made.append({name: column(sums, name) for name in sums.column_names} | names)
+        if pc.any(is_kind).as_py():
+            sums = make(lines.filter(is_kind))
+            names = series_codes.field_columns(("kind", "instance", *SERIES_KEY), column_array(sums, "code"))
+            tables.append({name: column_array(sums, name) for name in sums.column_names} | names)
     return [
-        filled(one if file is None else one | {FILE: pa.repeat(file, len(one["kind"]))}, schema())
-        for one in made
+        fill_table(one if file is None else one | {FILE: pa.repeat(file, len(one["kind"]))}, worker_schema())
+        for one in tables
     ]
 
 
-def odd_rows(odd: list[Odd], files: list[str]) -> Any:
-    """A table of schema() with the odd lines."""
+def odd_rows(odd: list[OddLine], files: list[str]) -> Any:
+    """Return a table of worker_schema() with the odd lines."""
     texts = {"kind": [ODD] * len(odd), TEXT: [one.text for one in odd]}
-    made = {name: pa.array(values, pa.string()) for name, values in texts.items()}
-    return filled(made | {FILE: pa.array([files[one.file] for one in odd], pa.string())}, schema())
+    columns = {name: pa.array(values, pa.string()) for name, values in texts.items()}
+    return fill_table(
+        columns | {FILE: pa.array([files[one.file] for one in odd], pa.string())}, worker_schema()
+    )
 
 
-def _once(lines: Any) -> tuple[Any, Any]:
-    """Lines without those that were there before, and how often each is there."""
+def _count_copies(lines: Any) -> tuple[Any, Any]:
+    """Return each different line once, and how many copies of each there are."""
     rows = pa.array(range(lines.num_rows), pa.int64())
     keys = lines.select(["code", "seq"]).append_column("row", rows)
     first = keys.group_by(["code", "seq"], use_threads=False).aggregate([("row", "min"), ("row", "count")])
-    copies = column(first, "row_count")
+    copies = column_array(first, "row_count")
     if first.num_rows == lines.num_rows:
         return lines, copies
-    return lines.take(column(first, "row_min")).combine_chunks(), copies
+    return lines.take(column_array(first, "row_min")).combine_chunks(), copies
 
 
-def _intervals(lines: Any, known: Known) -> dict[str, Any]:
-    codes = column(lines, "code")
-    rows = lines.select(["seq", "from", "to", "copies"]).append_column("run", known.run(codes))
-    rows = rows.append_column("is_last", known.column("is_last", codes))
-    found = rows.group_by(["run", "seq", "from", "to"], use_threads=False).aggregate(
+def _group_intervals(lines: Any, series_codes: SeriesCodes) -> dict[str, Any]:
+    codes = column_array(lines, "code")
+    rows = lines.select(["seq", "from", "to", "copies"]).append_column("run", series_codes.run_numbers(codes))
+    rows = rows.append_column("is_last", series_codes.field_column("is_last", codes))
+    intervals = rows.group_by(["run", "seq", "from", "to"], use_threads=False).aggregate(
         [("copies", "count"), ("copies", "sum"), ("is_last", "max")]
     )
-    end, run = column(found, "to"), column(found, "run")
-    made = {"seq": column(found, "seq"), "from_ms": column(found, "from"), "to_ms": end}
-    made |= {"lines": column(found, "copies_count"), "copies": column(found, "copies_sum")}
-    made |= {"is_last": column(found, "is_last_max"), "minute": pc.divide(end, MINUTE_MS)}
-    made["kind"] = pa.repeat(INTERVAL, found.num_rows)
+    end, run = column_array(intervals, "to"), column_array(intervals, "run")
+    columns = {
+        "seq": column_array(intervals, "seq"),
+        "from_ms": column_array(intervals, "from"),
+        "to_ms": end,
+    }
+    columns |= {
+        "lines": column_array(intervals, "copies_count"),
+        "copies": column_array(intervals, "copies_sum"),
+    }
+    columns |= {"is_last": column_array(intervals, "is_last_max"), "minute": pc.divide(end, MINUTE_MS)}
+    columns["kind"] = pa.repeat(INTERVAL, intervals.num_rows)
     for at, name in enumerate(("process", "instance")):
-        made[name] = pa.array([one[at] for one in known.runs], pa.string()).take(run)
-    return made
+        columns[name] = pa.array([one[at] for one in series_codes.runs], pa.string()).take(run)
+    return columns
 
 
-def _sums(lines: Any) -> Any:
-    return _grouped(lines, {"total": ("number", "sum")})
+def _sum_numbers(lines: Any) -> Any:
+    return _group_rows(lines, {"total": ("number", "sum")})
 
 
-def _gauges(lines: Any, **more: tuple[str, str]) -> Any:
-    end = column(lines, "to")
+def _group_gauges(lines: Any, **more: tuple[str, str]) -> Any:
+    end = column_array(lines, "to")
     if pc.any(pc.less(end.slice(1), end.slice(0, len(end) - 1))).as_py():
         lines = lines.sort_by([("to", "ascending"), ("seq", "ascending")])
-    wanted = {"total": ("number", "sum"), "lines": ("number", "count")}
-    wanted |= {name: ("number", name) for name in ("last", "max", "min")}
-    return _grouped(lines, wanted | {"to_ms": ("to", "last"), "seq": ("seq", "last")} | more)
+    aggregates = {"total": ("number", "sum"), "lines": ("number", "count")}
+    aggregates |= {name: ("number", name) for name in ("last", "max", "min")}
+    return _group_rows(lines, aggregates | {"to_ms": ("to", "last"), "seq": ("seq", "last")} | more)
 
 
-def _followed(lines: Any) -> Any:
-    """With every value that was told in the minute, in order."""
-    rows = _gauges(lines, ends=("to", "list"), seqs=("seq", "list"), told=("number", "list"))
-    lists = [column(rows, name) for name in ("ends", "seqs", "told")]
+def _group_followed_gauges(lines: Any) -> Any:
+    """Group gauges like _group_gauges, and add every value of the minute, in order."""
+    rows = _group_gauges(lines, ends=("to", "list"), seqs=("seq", "list"), told=("number", "list"))
+    lists = [column_array(rows, name) for name in ("ends", "seqs", "told")]
     values = pa.StructArray.from_arrays(list(map(pc.list_flatten, lists)), list(TOLD))
-    told = pa.ListArray.from_arrays(lists[0].offsets, values)
-    return rows.drop_columns(["ends", "seqs", "told"]).append_column("told", told)
+    value_lists = pa.ListArray.from_arrays(lists[0].offsets, values)
+    return rows.drop_columns(["ends", "seqs", "told"]).append_column("told", value_lists)
 
 
-def _histograms(lines: Any) -> Any:
-    """With the buckets of a minute as lists, in no order."""
-    sums, lists = _sums(lines), column(lines, "buckets")
-    flat = {name: column(lines, name).take(pc.list_parent_indices(lists)) for name in BY}
-    flat |= {"bucket": pc.list_flatten(lists), "n": pc.list_flatten(column(lines, "counts"))}
-    met = pa.table(flat).group_by([*BY, "bucket"], use_threads=False).aggregate([("n", "sum")])
-    buckets = _grouped(met, {"buckets": ("bucket", "list"), "counts": ("n_sum", "list")})
+def _group_histograms(lines: Any) -> Any:
+    """Add up histograms; the buckets of a minute are lists, in no order."""
+    sums, lists = _sum_numbers(lines), column_array(lines, "buckets")
+    flat = {name: column_array(lines, name).take(pc.list_parent_indices(lists)) for name in BY}
+    flat |= {"bucket": pc.list_flatten(lists), "n": pc.list_flatten(column_array(lines, "counts"))}
+    bucket_counts = pa.table(flat).group_by([*BY, "bucket"], use_threads=False).aggregate([("n", "sum")])
+    buckets = _group_rows(bucket_counts, {"buckets": ("bucket", "list"), "counts": ("n_sum", "list")})
     in_order = [(name, "ascending") for name in BY]  # a group's place says nothing
     sums, buckets = sums.sort_by(in_order), buckets.sort_by(in_order)
     for name in ("buckets", "counts"):
-        sums = sums.append_column(name, column(buckets, name))
+        sums = sums.append_column(name, column_array(buckets, name))
     return sums
 
 
-def _grouped(rows: Any, wanted: dict[str, tuple[str, str]]) -> Any:
-    """By code and minute: a column for each of (column, function)."""
-    found = rows.group_by(BY, use_threads=False).aggregate(list(wanted.values()))
-    made = {name: column(found, f"{given}_{how}") for name, (given, how) in wanted.items()}
-    return pa.table({name: column(found, name) for name in BY} | made)
+def _group_rows(rows: Any, aggregates: dict[str, tuple[str, str]]) -> Any:
+    """Group rows by code and minute; `aggregates` maps each new column to its (column, function)."""
+    groups = rows.group_by(BY, use_threads=False).aggregate(list(aggregates.values()))
+    values = {name: column_array(groups, f"{source}_{how}") for name, (source, how) in aggregates.items()}
+    return pa.table({name: column_array(groups, name) for name in BY} | values)

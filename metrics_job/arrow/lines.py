@@ -1,12 +1,11 @@
-"""Bytes of sample files into columns of lines that are good beyond doubt, and the text of all others.
+"""Parse sample files into columns of lines that are certainly good, and the text of all other lines.
 
-A line counts as good when every field has exactly its type and lies in its range, and nothing in it is
-escaped. Any other is odd. Odd lines are few, and nothing is decided about them here: the caller gives them to
-Spark's reader, whose word counts. So this module may be too careful about a line, never too generous.
+A line is good when every field has exactly its type and is in its range, and nothing in it is escaped. Any
+other line is odd. Odd lines are few, and nothing is decided about them here: the caller gives them to Spark's
+reader, which decides. So this module may classify a good line as odd, but never a bad one as good.
 
-msgspec decodes, because it checks types and ranges while it reads: a third of what Arrow's own JSON reader
-takes for lines like these (decisions/0013). Which series a line belongs to is a number for each different set
-of names, and the names once.
+msgspec decodes, because it checks types and ranges while it reads, in a third of the time of Arrow's JSON
+reader for such lines (decisions/0013). The series of a line is a number; its names are stored once.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Whole = Annotated[int, msgspec.Meta(ge=0, lt=EXACT)]
 
 
 class Line(msgspec.Struct, gc=False, rename={"start": "from"}):
-    """One line as docs/formats-samples.md has it; other fields are passed over."""
+    """One line as docs/formats-samples.md has it; other fields are ignored."""
 
     v: Literal[1]
     process: str
@@ -64,11 +63,11 @@ class Series(NamedTuple):
     topic: str
     group: str
     detail: str
-    is_last: bool  # the line that says that its process stopped
+    is_last: bool  # the line with which a process reports that it stopped
     labels: tuple[tuple[str, str], ...]
 
 
-class Known(dict[tuple[Any, ...], int]):
+class SeriesCodes(dict[tuple[Any, ...], int]):
     """Numbers of series, by their names as they stand in lines: the same for the life of this object."""
 
     def __init__(self) -> None:
@@ -79,39 +78,40 @@ class Known(dict[tuple[Any, ...], int]):
         self._run_numbers: dict[tuple[str, str], int] = {}
         self._columns: dict[str, Any] = {}
 
-    def codes(self, lines: Iterable[Line]) -> list[int]:
-        """The number of each line; UNKNOWN where the metric is not in the catalogue or a label is no text."""
+    def encode_lines(self, lines: Iterable[Line]) -> list[int]:
+        """Return the number of each line; UNKNOWN if the metric is not in the catalogue or a label is no
+        text."""
         return [self[_HEAD(line), bytes(line.labels)] for line in lines]
 
     def __missing__(self, key: tuple[Any, ...]) -> int:
         (instance, process, metric), labels = key
-        made = _series(instance, process, metric, labels)
-        code = UNKNOWN if made is None else self._numbers.setdefault(made, len(self.series))
-        if made is not None and code == len(self.series):
-            self.series.append(made)
+        series = _parse_series(instance, process, metric, labels)
+        code = UNKNOWN if series is None else self._numbers.setdefault(series, len(self.series))
+        if series is not None and code == len(self.series):
+            self.series.append(series)
             self._columns = {}
         self[key] = code
         return code
 
-    def column(self, name: str, codes: Any) -> Any:
-        """A field of Series for each of these numbers."""
+    def field_column(self, name: str, codes: Any) -> Any:
+        """Return a field of Series for each of these numbers."""
         if name not in self._columns:
             self._columns[name] = pa.array([getattr(one, name) for one in self.series])
         return self._columns[name].take(codes)
 
-    def columns(self, names: Iterable[str], codes: Any) -> dict[str, Any]:
-        return {name: self.column(name, codes) for name in names}
+    def field_columns(self, names: Iterable[str], codes: Any) -> dict[str, Any]:
+        return {name: self.field_column(name, codes) for name in names}
 
-    def run(self, codes: Any) -> Any:
-        """A number for the run of a process, a position in `runs`."""
+    def run_numbers(self, codes: Any) -> Any:
+        """Return the number of each series' run of a process: an index into `runs`."""
         if "run" not in self._columns:
-            of = self._run_numbers
-            numbers = [of.setdefault((one.process, one.instance), len(of)) for one in self.series]
-            self.runs, self._columns["run"] = list(of), pa.array(numbers, pa.int64())
+            by_name = self._run_numbers
+            numbers = [by_name.setdefault((one.process, one.instance), len(by_name)) for one in self.series]
+            self.runs, self._columns["run"] = list(by_name), pa.array(numbers, pa.int64())
         return self._columns["run"].take(codes)
 
 
-def _series(instance: str, process: str, metric: str, text: bytes) -> Series | None:
+def _parse_series(instance: str, process: str, metric: str, text: bytes) -> Series | None:
     kind = KINDS.get(metric)
     try:
         labels = _LABELS.decode(text)
@@ -119,34 +119,36 @@ def _series(instance: str, process: str, metric: str, text: bytes) -> Series | N
         return None
     if kind is None or not labels.keys() <= set(_LABEL_NAMES):
         return None
-    named = {name: labels[name] for name in _LABEL_NAMES if name in labels}
-    rest = {name: value for name, value in named.items() if name not in ("topic", "group")}
+    present_labels = {name: labels[name] for name in _LABEL_NAMES if name in labels}
+    rest = {name: value for name, value in present_labels.items() if name not in ("topic", "group")}
     detail = ",".join(f"{name}={value}" for name, value in rest.items())
     is_last = kind == "process" and rest.get(STATE_LABEL) == LAST
-    topic, group = named.get("topic", ""), named.get("group", "")
-    return Series(kind, metric, process, instance, topic, group, detail, is_last, tuple(named.items()))
+    topic, group = present_labels.get("topic", ""), present_labels.get("group", "")
+    return Series(
+        kind, metric, process, instance, topic, group, detail, is_last, tuple(present_labels.items())
+    )
 
 
-def codes_of(columns: list[Any]) -> tuple[Any, list[Any]]:
-    """For every row a number for its texts (int64), and the texts by number."""
+def encode_texts(columns: list[Any]) -> tuple[Any, list[Any]]:
+    """Return a number for the texts of every row (int64), and the texts by number."""
     codes: Any = None
-    known: list[Any] = [()]
+    names: list[Any] = [()]
     for one in columns:
-        codes, known = _with(codes, known, one)
-    return codes.cast(pa.int64()), known
+        codes, names = _encode_next_column(codes, names, one)
+    return codes.cast(pa.int64()), names
 
 
-def _with(codes: Any, known: list[Any], texts: Any) -> tuple[Any, list[Any]]:
-    """The numbers and names with one more column."""
+def _encode_next_column(codes: Any, names: list[Any], texts: Any) -> tuple[Any, list[Any]]:
+    """Return the numbers and names extended by one more column."""
     encoded = texts.dictionary_encode(null_encoding="encode")
     values = encoded.dictionary.to_pylist()
     if codes is None or len(values) == 1:
-        both = [(*former, value) for former in known for value in values]
+        both = [(*former, value) for former in names for value in values]
         return (encoded.indices if codes is None else codes), both
     mixed = pc.add(pc.multiply(codes.cast(pa.int64()), len(values)), encoded.indices)
-    again = mixed.dictionary_encode()
-    pairs = (divmod(number, len(values)) for number in again.dictionary.to_pylist())
-    return again.indices, [(*known[former], values[value]) for former, value in pairs]
+    renumbered = mixed.dictionary_encode()
+    pairs = (divmod(number, len(values)) for number in renumbered.dictionary.to_pylist())
+    return renumbered.indices, [(*names[former], values[value]) for former, value in pairs]
 
 
 _ODD_BYTES = (b"\\", b"\r", b"\x00", CORRUPT.encode())
@@ -154,26 +156,26 @@ _ENDS = re.compile(rb"\r\n|\n|\r")
 _BLANK = b" \t\r\n"
 
 
-class Odd(NamedTuple):
+class OddLine(NamedTuple):
     """A line that is for Spark's reader; `file` is a position in the files given."""
 
     file: int
     text: str
 
     @classmethod
-    def of(cls, file: int, text: bytes) -> Odd:
+    def from_bytes(cls, file: int, text: bytes) -> OddLine:
         return cls(file, text.decode(errors="replace"))
 
 
 class Parsed(NamedTuple):
-    """`lines`: columns `code` (of Known), seq, from, to, number (value or sum), buckets and counts."""
+    """`lines`: columns `code` (of SeriesCodes), seq, from, to, number (value or sum), buckets and counts."""
 
     lines: Any
-    odd: list[Odd]
+    odd: list[OddLine]
 
 
 _DECODER = msgspec.json.Decoder(Line)
-_APART_BYTES = 4_096  # so much is decoded line by line
+_APART_BYTES = 4_096  # a chunk of at most this size is decoded line by line
 
 
 class Chunk(NamedTuple):
@@ -184,28 +186,29 @@ class Chunk(NamedTuple):
     lines: list[Line]
 
 
-def parse(files: Sequence[bytes], known: Known) -> Parsed:
-    """All lines of these files; an array of objects is as many lines."""
-    odd: list[Odd] = []
-    chunks = [chunk for at, data in enumerate(files) for chunk in _chunks(at, data, odd)]
-    table, good = _columns(list(chain.from_iterable(chunk.lines for chunk in chunks)), known)
+def parse(files: Sequence[bytes], series_codes: SeriesCodes) -> Parsed:
+    """Parse all lines of these files; an array of objects counts as one line per object."""
+    odd: list[OddLine] = []
+    chunks = [chunk for at, data in enumerate(files) for chunk in _decode_chunks(at, data, odd)]
+    table, good = _build_columns(list(chain.from_iterable(chunk.lines for chunk in chunks)), series_codes)
     if good is not None:
-        places = [(chunk.file, text) for chunk in chunks for text in _split(chunk.text)]
-        odd += [Odd.of(*places[at]) for at in pc.indices_nonzero(pc.invert(good)).to_pylist()]
+        places = [(chunk.file, text) for chunk in chunks for text in _split_lines(chunk.text)]
+        odd += [OddLine.from_bytes(*places[at]) for at in pc.indices_nonzero(pc.invert(good)).to_pylist()]
         table = table.filter(good)
-    return Parsed(table.combine_chunks(), [one for line in odd for one in _elements(line)])
+    return Parsed(table.combine_chunks(), [one for line in odd for one in _split_array(line)])
 
 
-def _chunks(at: int, data: bytes, odd: list[Odd]) -> Iterator[Chunk]:
-    """What is good, in pieces as large as may be; a piece with an odd line is halved until little is left."""
-    lines = _at_once(data)
+def _decode_chunks(at: int, data: bytes, odd: list[OddLine]) -> Iterator[Chunk]:
+    """Decode good lines in the largest possible chunks; a chunk with an odd line is halved until it is
+    small."""
+    lines = _decode_at_once(data)
     if lines is not None:
         yield Chunk(at, data, lines)
         return
     middle = data.find(b"\n", len(data) // 2, -1) + 1 or data.rfind(b"\n", 0, len(data) // 2) + 1
     if middle and len(data) > _APART_BYTES:
         for half in (data[:middle], data[middle:]):
-            yield from _chunks(at, half, odd)
+            yield from _decode_chunks(at, half, odd)
     else:
         yield from _one_by_one(at, data, odd)
 
@@ -214,13 +217,13 @@ def _is_odd(data: bytes) -> bool:
     return any(odd in data for odd in _ODD_BYTES)
 
 
-def _split(data: bytes) -> list[bytes]:
+def _split_lines(data: bytes) -> list[bytes]:
     lines = _ENDS.split(data) if b"\r" in data else data.split(b"\n")
     return [text for text in lines if text.strip(_BLANK)]
 
 
-def _at_once(data: bytes) -> list[Line] | None:
-    """None when a line is odd, or when it is not one object on each line."""
+def _decode_at_once(data: bytes) -> list[Line] | None:
+    """Decode all lines in one call. None when a line is odd or is not exactly one object."""
     if _is_odd(data):
         return None
     data = data.strip(b"\n")
@@ -235,65 +238,65 @@ def _at_once(data: bytes) -> list[Line] | None:
     return lines
 
 
-def _one_by_one(at: int, data: bytes, odd: list[Odd]) -> Iterator[Chunk]:
-    for text in _split(data):
+def _one_by_one(at: int, data: bytes, odd: list[OddLine]) -> Iterator[Chunk]:
+    for text in _split_lines(data):
         try:
             if _is_odd(text):
                 raise ValueError
             text.decode()
             yield Chunk(at, text, [_DECODER.decode(text)])
-        except ValueError:  # msgspec's errors are some, too
-            odd.append(Odd.of(at, text))
+        except ValueError:  # msgspec's errors are ValueErrors, too
+            odd.append(OddLine.from_bytes(at, text))
 
 
-def _columns(lines: list[Line], known: Known) -> tuple[Any, Any]:
-    """The columns, and which lines are good: None when all are."""
-    codes = pa.array(known.codes(lines), pa.int64())
-    made = {"code": codes}
+def _build_columns(lines: list[Line], series_codes: SeriesCodes) -> tuple[Any, Any]:
+    """Return the columns, and a mask of the good lines: None when all are good."""
+    codes = pa.array(series_codes.encode_lines(lines), pa.int64())
+    columns = {"code": codes}
     for name, field in (("seq", "seq"), ("from", "start"), ("to", "to")):
-        made[name] = pa.array(list(map(attrgetter(field), lines)), pa.int64())
-    kinds = known.column("kind", codes)
+        columns[name] = pa.array(list(map(attrgetter(field), lines)), pa.int64())
+    kinds = series_codes.field_column("kind", codes)
     is_histogram = pc.equal(kinds, "histogram")
     value, total = (pa.array(list(map(attrgetter(name), lines)), pa.float64()) for name in ("value", "sum"))
-    made["number"] = pc.if_else(is_histogram, total, value)
+    columns["number"] = pc.if_else(is_histogram, total, value)
     for name, kind in (("buckets", pa.int32()), ("counts", pa.int64())):
-        made[name] = pa.array(list(map(attrgetter(name), lines)), pa.list_(kind))
-    table = pa.table(made)
-    sizes = pc.list_value_length(made["buckets"])
-    fits = pc.and_(pc.equal(sizes, pc.list_value_length(made["counts"])), pc.greater(sizes, 0))
+        columns[name] = pa.array(list(map(attrgetter(name), lines)), pa.list_(kind))
+    table = pa.table(columns)
+    sizes = pc.list_value_length(columns["buckets"])
+    fits = pc.and_(pc.equal(sizes, pc.list_value_length(columns["counts"])), pc.greater(sizes, 0))
     fits = pc.if_else(is_histogram, fits, pc.or_(pc.equal(kinds, "gauge"), pc.greater_equal(value, 0.0)))
     good = pc.and_(
-        pc.and_(pc.not_equal(codes, UNKNOWN), pc.is_valid(made["number"])), pc.fill_null(fits, False)
+        pc.and_(pc.not_equal(codes, UNKNOWN), pc.is_valid(columns["number"])), pc.fill_null(fits, False)
     )
     return table, good if pc.all(good).as_py() is False else None
 
 
-def column(table: Any, name: str) -> Any:
-    """A column as one array."""
+def column_array(table: Any, name: str) -> Any:
+    """Return a column as one array."""
     chunks = table[name].chunks
     if len(chunks) == 1:
         return chunks[0]
     return pa.concat_arrays(chunks) if chunks else table[name].combine_chunks()
 
 
-def filled(columns: dict[str, Any], schema: Any) -> Any:
-    """A table of this schema; null where nothing is given."""
+def fill_table(columns: dict[str, Any], schema: Any) -> Any:
+    """Return a table of this schema; columns that are missing are null."""
     rows = len(next(iter(columns.values())))
-    made = [
+    arrays = [
         columns[field.name].cast(field.type) if field.name in columns else pa.nulls(rows, field.type)
         for field in schema
     ]
-    return pa.table(made, schema=schema)
+    return pa.table(arrays, schema=schema)
 
 
-def _elements(line: Odd) -> Iterator[Odd]:
-    """An array of objects as a line for each; anything else as it is."""
+def _split_array(line: OddLine) -> Iterator[OddLine]:
+    """Yield a line for each object of an array; yield any other line unchanged."""
     try:
-        given = json.loads(line.text) if line.text.lstrip().startswith("[") else None
+        elements = json.loads(line.text) if line.text.lstrip().startswith("[") else None
     except ValueError:
-        given = None
-    if isinstance(given, list) and all(isinstance(one, dict) for one in given):
-        for one in given:
-            yield Odd(line.file, json.dumps(one))
+        elements = None
+    if isinstance(elements, list) and all(isinstance(one, dict) for one in elements):
+        for one in elements:
+            yield OddLine(line.file, json.dumps(one))
     else:
         yield line

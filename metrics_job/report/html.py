@@ -16,47 +16,47 @@ class Cell(NamedTuple):
     kind: str = ""
 
 
-def number(text: str) -> Cell:
+def number_cell(text: str) -> Cell:
     return Cell(text, "number")
 
 
-def mark(good: bool, yes: str, no: str) -> Cell:
-    """Told by sign, word and colour, so by each of them alone too."""
+def mark_cell(good: bool, yes: str, no: str) -> Cell:
+    """Return a cell that shows the verdict by sign, word and colour, so that each alone is enough."""
     return Cell(f"✓ {yes}", "good") if good else Cell(f"✗ {no}", "bad")
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str | Cell]]) -> str:
+def build_table(columns: Sequence[str], rows: Iterable[Sequence[str | Cell]]) -> str:
     """A table; a column is right-aligned as its first cell is."""
     cells = [[value if isinstance(value, Cell) else Cell(value) for value in row] for row in rows]
     first = cells[0] if cells else [Cell("")] * len(columns)
-    head = "".join(_tag("th", name, cell.kind) for name, cell in zip(columns, first, strict=True))
-    body = "".join("<tr>" + "".join(_tag("td", *cell) for cell in row) + "</tr>" for row in cells)
+    head = "".join(_build_tag("th", name, cell.kind) for name, cell in zip(columns, first, strict=True))
+    body = "".join("<tr>" + "".join(_build_tag("td", *cell) for cell in row) + "</tr>" for row in cells)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def first(columns: Sequence[str], rows: Sequence[Sequence[str | Cell]], shown: int) -> str:
-    """A table of the first ones; the others, of thousands the first hundreds, open on a click."""
-    top = table(columns, rows[:shown])
+def first_rows_table(columns: Sequence[str], rows: Sequence[Sequence[str | Cell]], shown: int) -> str:
+    """Return a table of the first `shown` rows; the others, up to OTHERS_MAX, open on a click."""
+    top = build_table(columns, rows[:shown])
     if len(rows) <= shown:
         return top
-    return top + others(len(rows) - shown, table(columns, rows[shown : shown + OTHERS_MAX]))
+    return top + fold_others(len(rows) - shown, build_table(columns, rows[shown : shown + OTHERS_MAX]))
 
 
-def others(count: int, inside: str) -> str:
-    """`… and 9 more`, and what opens under it, HTML already."""
-    said = f"… and {count:,} more" + (f", {OTHERS_MAX} of them here" if count > OTHERS_MAX else "")
-    return f"<details><summary>{said}</summary>{inside}</details>"
+def fold_others(count: int, inside: str) -> str:
+    """Return `… and 9 more`, which opens `inside` (HTML) on a click."""
+    summary = f"… and {count:,} more" + (f", {OTHERS_MAX} of them here" if count > OTHERS_MAX else "")
+    return f"<details><summary>{summary}</summary>{inside}</details>"
 
 
-def _tag(name: str, text: str, kind: str = "") -> str:
+def _build_tag(name: str, text: str, kind: str = "") -> str:
     kind = "number" if name == "th" and kind == "number" else kind if name == "td" else ""
-    chosen = f' class="{kind}"' if kind else ""
-    return f"<{name}{chosen}>{escape(text)}</{name}>"
+    class_attribute = f' class="{kind}"' if kind else ""
+    return f"<{name}{class_attribute}>{escape(text)}</{name}>"
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    chosen = f' class="{kind}"' if kind else ""
-    return f"<p{chosen}>{escape(text)}</p>"
+    class_attribute = f' class="{kind}"' if kind else ""
+    return f"<p{class_attribute}>{escape(text)}</p>"
 
 
 def section(name: str, title: str, *parts: str, wide: bool = False) -> str:
@@ -66,10 +66,10 @@ def section(name: str, title: str, *parts: str, wide: bool = False) -> str:
 
 
 def chart(name: str) -> str:
-    """The place of a figure."""
+    """Return the element into which a figure is drawn."""
     return f'<div class="chart" id="{name}"></div>'
 
 
-def empty(text: str) -> str:
-    """What is said where a chart would be empty."""
+def empty_note(text: str) -> str:
+    """Return a text that is shown instead of an empty chart."""
     return f'<div class="empty">{escape(text)}</div>'

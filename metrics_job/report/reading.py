@@ -69,29 +69,33 @@ class Tables:
     such folder."""
 
     def __init__(self, folder: Path | str) -> None:
-        self._files, self._folder = _opened(str(folder))
+        self._files, self._folder = _open_folder(str(folder))
 
-    def bounds(self) -> tuple[int, int] | None:
-        """Start of the first minute and end of the last minute that has counters; None without any."""
-        found = [*self._starts("counters_minute"), *self._starts("gauges_minute")]
-        return (min(found), max(found) + MINUTE_MS) if found else None
+    def read_bounds(self) -> tuple[int, int] | None:
+        """Return the start of the first and the end of the last minute with counters or gauges; None without
+        any."""
+        starts = [
+            *self._first_and_last_start("counters_minute"),
+            *self._first_and_last_start("gauges_minute"),
+        ]
+        return (min(starts), max(starts) + MINUTE_MS) if starts else None
 
-    def material(self, span: Span) -> Material:
-        """All of it. Raises OSError or pyarrow's ArrowException for files that cannot be read."""
+    def read_material(self, span: Span) -> Material:
+        """Read everything for a report. Raises OSError or pyarrow's ArrowException for unreadable files."""
         promises = read_promises(self._by_date(SLO_DAY, span))
         starts = read_starts(self._by_date(PROCESSES, span))
         rejects = read_rejects(self._by_date(REJECTS, span))
-        anomalies, anomalies_count = self._anomalies(span)
-        lag, waiting = self._lag(span, starts.rows)
+        anomalies, anomalies_count = self._read_anomalies(span)
+        lag, waiting = self._read_lag(span, starts.rows)
         return Material(
             span=span,
-            now=self._sums(span),
-            before=self._sums(span.earlier()),
-            counted=self._counted(span),
-            timed=self._timed(span),
+            now=self._read_sums(span),
+            before=self._read_sums(span.shift_back()),
+            counted=self._count_by_step(span),
+            timed=self._buckets_by_step(span),
             lag=lag,
             waiting=waiting,
-            hours=self._hours(span),
+            hours=self._count_by_hour(span),
             slo=promises.rows,
             processes=starts.rows,
             anomalies=anomalies,
@@ -108,59 +112,59 @@ class Tables:
 
     # --- counters and times
 
-    def _sums(self, span: Span) -> Sums:
-        return Sums(self.read_counters(span), self._times(span))
+    def _read_sums(self, span: Span) -> Sums:
+        return Sums(self.read_counters(span), self._read_times(span))
 
     def read_counters(self, span: Span) -> list[Counted]:
-        rows = self._rows(f"counters_{span.period}", span)
+        rows = self._read_rows(f"counters_{span.period}", span)
         summed = rows.group_by(_SERIES).aggregate([("total", "sum")])
-        return [Counted(*values) for values in _tuples(summed, *_SERIES, "total_sum")]
+        return [Counted(*values) for values in _to_tuples(summed, *_SERIES, "total_sum")]
 
-    def _times(self, span: Span) -> list[Timed]:
-        rows = self._rows(f"latencies_{span.period}", span, pc.field("process") == "")
-        return [Timed(*(*series, buckets)) for series, buckets in _merged(rows, _SERIES)]
+    def _read_times(self, span: Span) -> list[Timed]:
+        rows = self._read_rows(f"latencies_{span.period}", span, pc.field("process") == "")
+        return [Timed(*(*series, buckets)) for series, buckets in _merge_histograms(rows, _SERIES)]
 
-    def _counted(self, span: Span) -> dict[str, dict[int, float]]:
-        rows = self._rows(f"counters_{span.period}", span, pc.field("metric").isin(_COUNTED))
-        found: dict[str, dict[int, float]] = {}
+    def _count_by_step(self, span: Span) -> dict[str, dict[int, float]]:
+        rows = self._read_rows(f"counters_{span.period}", span, pc.field("metric").isin(_COUNTED))
+        counts: dict[str, dict[int, float]] = {}
         sends = pc.equal(rows["metric"], catalogue.SENDS.name)
         refused = pc.and_(sends, pc.not_equal(rows["detail"], STORED))
-        rows = _stepped(rows, span).append_column("refused", refused)
+        rows = _with_step(rows, span).append_column("refused", refused)
         summed = rows.group_by(["metric", "refused", "step"]).aggregate([("total", "sum")])
-        for metric, not_stored, step, total in _tuples(summed, "metric", "refused", "step", "total_sum"):
-            found.setdefault(f"{metric}{{refused}}" if not_stored else metric, {})[step] = total
-        return found
+        for metric, not_stored, step, total in _to_tuples(summed, "metric", "refused", "step", "total_sum"):
+            counts.setdefault(f"{metric}{{refused}}" if not_stored else metric, {})[step] = total
+        return counts
 
-    def _timed(self, span: Span) -> dict[str, dict[int, Buckets]]:
-        rows = self._rows(f"latencies_{span.period}", span, pc.field("process") == "")
-        found: dict[str, dict[int, Buckets]] = {}
-        for (metric, step), buckets in _merged(_stepped(rows, span), ["metric", "step"]):
-            found.setdefault(metric, {})[step] = buckets
-        return found
+    def _buckets_by_step(self, span: Span) -> dict[str, dict[int, Buckets]]:
+        rows = self._read_rows(f"latencies_{span.period}", span, pc.field("process") == "")
+        histograms: dict[str, dict[int, Buckets]] = {}
+        for (metric, step), buckets in _merge_histograms(_with_step(rows, span), ["metric", "step"]):
+            histograms.setdefault(metric, {})[step] = buckets
+        return histograms
 
-    def _hours(self, span: Span) -> dict[int, float]:
-        """Of whole hours, and always by the hour."""
+    def _count_by_hour(self, span: Span) -> dict[int, float]:
+        """Return the messages sent in each whole hour of the span."""
         hourly = Span(_hour_of(span), span.end_ms + -span.end_ms % HOUR_MS, HOUR_MS)
         sent = (pc.field("metric") == catalogue.SENDS.name) & (pc.field("detail") == STORED)
-        rows = self._rows("counters_hour", hourly, sent)
-        summed = _stepped(rows, hourly).group_by(["step"]).aggregate([("total", "sum")])
-        return dict(_tuples(summed, "step", "total_sum"))
+        rows = self._read_rows("counters_hour", hourly, sent)
+        summed = _with_step(rows, hourly).group_by(["step"]).aggregate([("total", "sum")])
+        return dict(_to_tuples(summed, "step", "total_sum"))
 
     # --- subscriptions
 
-    def _lag(
+    def _read_lag(
         self, span: Span, starts: Sequence[Row]
     ) -> tuple[dict[tuple[str, str], dict[int, float]], list[Waiting]]:
-        rows = self._rows("lag_minute", span)
-        waiting = self._with_consumers(_waiting(rows, self._still_told(span, starts)))
+        rows = self._read_rows("lag_minute", span)
+        waiting = self._with_consumers(_to_waiting_list(rows, self._still_told(span, starts)))
         largest = {(row.group, row.topic) for row in waiting[:LAGS_SHOWN]}
-        steps = _stepped(rows, span).group_by(["group", "topic", "step"]).aggregate([("lag_max", "max")])
-        found: dict[tuple[str, str], dict[int, float]] = {}
-        for group, topic, step, lag in _tuples(steps, "group", "topic", "step", "lag_max_max"):
+        steps = _with_step(rows, span).group_by(["group", "topic", "step"]).aggregate([("lag_max", "max")])
+        lines: dict[tuple[str, str], dict[int, float]] = {}
+        for group, topic, step, lag in _to_tuples(steps, "group", "topic", "step", "lag_max_max"):
             name = (group, topic) if (group, topic) in largest else ("", "")
-            line = found.setdefault(name, {})
+            line = lines.setdefault(name, {})
             line[step] = line.get(step, 0.0) + (lag or 0.0)
-        return found, waiting
+        return lines, waiting
 
     def _with_consumers(self, waiting: Sequence[Waiting]) -> list[Waiting]:
         """Mark the subscriptions that nobody consumes: nothing was handed out lately, or is out now."""
@@ -168,8 +172,8 @@ class Tables:
         if not late:
             return list(waiting)
         near = span_of(min(late) - (CONSUMED_MINUTES - 1) * MINUTE_MS, max(late) + MINUTE_MS)
-        counters = self._rows("counters_minute", near, pc.field("metric").isin(_HANDED_OUT))
-        gauges = self._rows("gauges_minute", near, pc.field("metric").isin(_IN_HANDS))
+        counters = self._read_rows("counters_minute", near, pc.field("metric").isin(_HANDED_OUT))
+        gauges = self._read_rows("gauges_minute", near, pc.field("metric").isin(_IN_HANDS))
         active = _last_active({}, counters.filter(pc.greater(counters["total"], 0)))
         active = _last_active(active, gauges.filter(pc.greater(gauges["last"], 0)))
         return [row._replace(consumed=_is_consumed(row, active)) for row in waiting]
@@ -180,17 +184,17 @@ class Tables:
         A lag is told in every sample while it is not 0: one that was not told any more although its process
         went on is 0, even if the 0 itself was never told because the process was started again in between.
         """
-        rows = self._rows("gauges_minute", span, pc.field("metric") == catalogue.LAG.name)
+        rows = self._read_rows("gauges_minute", span, pc.field("metric") == catalogue.LAG.name)
         if not rows.num_rows:
             return None
         last = rows.group_by(["process", "group", "topic"]).aggregate([("start", "max")])
-        seen: dict[str, int] = {}
+        last_seen: dict[str, int] = {}
         for row in starts:
-            seen[row["process"]] = max(seen.get(row["process"], 0), row["last_seen"])
+            last_seen[row["process"]] = max(last_seen.get(row["process"], 0), row["last_seen"])
         return {
             (group, topic)
-            for process, group, topic, start in _tuples(last, "process", "group", "topic", "start_max")
-            if start + MINUTE_MS > seen.get(process, 0)
+            for process, group, topic, start in _to_tuples(last, "process", "group", "topic", "start_max")
+            if start + MINUTE_MS > last_seen.get(process, 0)
         }
 
     # --- tables by the day, and the rest
@@ -198,23 +202,23 @@ class Tables:
     def _by_date(self, table: Table, span: Span) -> Iterator[tuple[str, Any]]:
         """Each date that the span touches and that has rows, the newest first; times in epoch ms."""
         data = self._open(table.name)
-        first, last = span.dates()
+        first, last = span.first_and_last_date()
         dates = {date for fragment in data.get_fragments() if (date := _date_of(fragment))}
         for date in sorted(dates, reverse=True):
             if first <= date <= last:
                 rows = data.to_table(filter=pc.field("date") == date)
                 yield date, _times_in_ms(rows)
 
-    def _anomalies(self, span: Span) -> tuple[list[Row], int]:
-        """The furthest from what is usual, and how many there are in all."""
-        rows = self._rows("anomalies_hour", Span(_hour_of(span), span.end_ms, HOUR_MS))
+    def _read_anomalies(self, span: Span) -> tuple[list[Row], int]:
+        """Return the hours furthest from their usual value, and how many anomalies there are in all."""
+        rows = self._read_rows("anomalies_hour", Span(_hour_of(span), span.end_ms, HOUR_MS))
         rows = rows.append_column("size", pc.abs(rows["deviation"])).sort_by([("size", "descending")])
-        return _plain(rows.slice(0, ANOMALIES_MAX)), rows.num_rows
+        return _to_dicts(rows.slice(0, ANOMALIES_MAX)), rows.num_rows
 
     # --- Parquet
 
     def _open(self, name: str) -> Any:
-        """With the columns that the table has today: of files of an older job some are null."""
+        """Open a table with the columns that it has today: in files of an older job some are null."""
         folder = f"{self._folder}/{name}"
         fields = [*to_arrow_schema(TABLES[name].schema, timezone="UTC"), pa.field("date", pa.string())]
         schema = pa.schema(fields)
@@ -223,17 +227,17 @@ class Tables:
         dates = ds.partitioning(pa.schema([("date", pa.string())]), flavor="hive")
         return ds.dataset(folder, schema, "parquet", self._files, dates)
 
-    def _rows(self, name: str, span: Span, more: Any = None) -> Any:
-        """Rows that start within the span, with `start` in ms."""
-        data, wanted = self._open(name), _of_dates(span)
+    def _read_rows(self, name: str, span: Span, more: Any = None) -> Any:
+        """Read the rows that start within the span, with `start` in ms."""
+        data, dates = self._open(name), _of_dates(span)
         columns = [column for column in COLUMNS if column in data.schema.names]
-        rows = data.to_table(columns=columns, filter=wanted if more is None else wanted & more)
+        rows = data.to_table(columns=columns, filter=dates if more is None else dates & more)
         rows = _in_ms(rows, "start")
         inside = pc.and_(pc.greater_equal(rows["start"], span.start_ms), pc.less(rows["start"], span.end_ms))
         return rows.filter(inside)
 
-    def _starts(self, name: str) -> list[int]:
-        """The first and the last `start`, if there is any."""
+    def _first_and_last_start(self, name: str) -> list[int]:
+        """Return the first and the last `start`, if there is any."""
         data = self._open(name)
         dates = sorted(data.to_table(columns=["date"])["date"].unique().to_pylist())
         if not dates:
@@ -248,33 +252,33 @@ def _hour_of(span: Span) -> int:
 
 
 def _of_dates(span: Span) -> Any:
-    first, last = span.dates()
+    first, last = span.first_and_last_date()
     return (pc.field("date") >= first) & (pc.field("date") <= last)
 
 
-def _opened(folder: str) -> tuple[Any, str]:
-    """The file system and the path there. Raises ConfigError."""
+def _open_folder(folder: str) -> tuple[Any, str]:
+    """Return the file system and the path in it. Raises ConfigError when there is no such folder."""
     try:
         if "://" in folder or folder.startswith("file:"):
             files, path = FileSystem.from_uri(re.sub("^s3[an]://", "s3://", folder))
         else:
             files, path = LocalFileSystem(), folder
-        found = files.get_file_info(path).type
+        kind = files.get_file_info(path).type
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(
             f"the tables in {folder} cannot be read from here: {error}; copy them to a disk, or name a "
             "path or a URL that Arrow reads (file, hdfs, s3, gs)"
         ) from error
-    if found != FileType.Directory:
+    if kind != FileType.Directory:
         raise ConfigError(f"{folder}: no such folder; it has to be the one that the job wrote its tables to")
     return files, path.rstrip("/")
 
 
 def _last_active(before: Mapping[Subscription, int], rows: Any) -> dict[Subscription, int]:
-    """The last minute of each subscription that has one of these rows, or is in `before`."""
+    """Return the last minute of each subscription that has one of these rows or is in `before`."""
     last = rows.group_by(["group", "topic"]).aggregate([("start", "max")])
     minutes = dict(before)
-    for group, topic, start in _tuples(last, "group", "topic", "start_max"):
+    for group, topic, start in _to_tuples(last, "group", "topic", "start_max"):
         minutes[group, topic] = max(minutes.get((group, topic), 0), start)
     return minutes
 
@@ -286,8 +290,8 @@ def _is_consumed(row: Waiting, active: Mapping[Subscription, int]) -> bool:
     return active.get((row.group, row.topic), 0) >= since_ms
 
 
-def _waiting(rows: Any, told: set[tuple[str, str]] | None) -> list[Waiting]:
-    """One per subscription, the largest lag first; what is not `told` any more is empty."""
+def _to_waiting_list(rows: Any, told_ones: set[tuple[str, str]] | None) -> list[Waiting]:
+    """Return one row per subscription, the largest lag first; the lag of those not in `told` is 0."""
     ordered = rows.sort_by([("start", "ascending")])
     last = [(name, "last") for name in _LAG_NOW]
     worst = [(name, "max") for name in ("lag_max", "blocked_keys", "blocked_key_age_ms")]
@@ -297,30 +301,30 @@ def _waiting(rows: Any, told: set[tuple[str, str]] | None) -> list[Waiting]:
     )
     columns = ["group", "topic", "start_max", *(f"{name}_{how}" for name, how in [*last, *worst])]
     before = _lag_before(ordered)
-    found = []
-    for values in _tuples(by, *columns):
-        row = _subscription(values)
+    subscriptions = []
+    for values in _to_tuples(by, *columns):
+        row = _to_waiting(values)
         row = row._replace(lag_before=before.get((row.group, row.topic), 0.0))
-        if told is not None and (row.group, row.topic) not in told:
+        if told_ones is not None and (row.group, row.topic) not in told_ones:
             row = row._replace(lag=0.0, lag_age_ms=0.0, time_to_drain_s=0.0)
             row = row._replace(blocked_keys=0.0, blocked_key_age_ms=0.0)
-        found.append(row)
-    return sorted(found, key=lambda row: (-row.lag_max, row.group, row.topic))
+        subscriptions.append(row)
+    return sorted(subscriptions, key=lambda row: (-row.lag_max, row.group, row.topic))
 
 
 def _lag_before(ordered: Any) -> dict[tuple[str, str], float]:
-    """The lag of each subscription STUCK_MINUTES ago; infinite where it is not told for so long."""
+    """Return the lag of each subscription STUCK_MINUTES ago; infinite if its history is shorter."""
     lists = ordered.group_by(["group", "topic"], use_threads=False).aggregate(
         [("lag", "list"), ("start", "min"), ("start", "max")]
     )
     names = ("group", "topic", "lag_list", "start_min", "start_max")
     return {
         (group or "", topic or ""): lags[-STUCK_MINUTES:][0] if last - first >= STUCK_MS else inf
-        for group, topic, lags, first, last in _tuples(lists, *names)
+        for group, topic, lags, first, last in _to_tuples(lists, *names)
     }
 
 
-def _subscription(values: Sequence[Any]) -> Waiting:
+def _to_waiting(values: Sequence[Any]) -> Waiting:
     group, topic, seen_ms, lag, age, finished, arrived, drain, *blocked = values
     keys, key_age, lag_max, keys_max, key_age_max = (number or 0.0 for number in blocked)
     return Waiting(
@@ -329,14 +333,14 @@ def _subscription(values: Sequence[Any]) -> Waiting:
     )  # fmt: skip
 
 
-def _stepped(rows: Any, span: Span) -> Any:
-    """With a column `step`: where the step of `start` begins."""
+def _with_step(rows: Any, span: Span) -> Any:
+    """Add the column `step`: the start of the step that `start` is in."""
     step = pc.multiply(pc.divide(rows["start"], span.step_ms), span.step_ms)
     return rows.append_column("step", step)
 
 
-def _merged(rows: Any, keys: list[str]) -> Iterator[tuple[tuple[Any, ...], Buckets]]:
-    """The histograms of equal keys, added bucket by bucket."""
+def _merge_histograms(rows: Any, keys: list[str]) -> Iterator[tuple[tuple[Any, ...], Buckets]]:
+    """Add up the histograms of equal keys, bucket by bucket."""
     rows = rows.combine_chunks()
     parents = pc.list_parent_indices(rows["buckets"])
     flat = pa.table(
@@ -347,26 +351,26 @@ def _merged(rows: Any, keys: list[str]) -> Iterator[tuple[tuple[Any, ...], Bucke
         }
     )
     summed = flat.group_by([*keys, "bucket"]).aggregate([("counted", "sum")])
-    found: dict[tuple[Any, ...], dict[int, int]] = {}
-    for *key, bucket, counted in _tuples(summed, *keys, "bucket", "counted_sum"):
-        found.setdefault(tuple(key), {})[bucket] = counted
-    yield from found.items()
+    histograms: dict[tuple[Any, ...], dict[int, int]] = {}
+    for *key, bucket, counted in _to_tuples(summed, *keys, "bucket", "counted_sum"):
+        histograms.setdefault(tuple(key), {})[bucket] = counted
+    yield from histograms.items()
 
 
 def _in_ms(rows: Any, name: str) -> Any:
-    """The timestamps of that column as epoch ms."""
+    """Convert the timestamps of that column to epoch ms."""
     column = rows[name]
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
     return rows.set_column(rows.column_names.index(name), name, column)
 
 
-def _tuples(rows: Any, *columns: str) -> Iterator[tuple[Any, ...]]:
+def _to_tuples(rows: Any, *columns: str) -> Iterator[tuple[Any, ...]]:
     return zip(*(rows[name].to_pylist() for name in columns), strict=True)
 
 
-def _plain(rows: Any) -> list[Mapping[str, Any]]:
-    """Rows as dicts, timestamps as epoch ms."""
+def _to_dicts(rows: Any) -> list[Mapping[str, Any]]:
+    """Convert rows to dicts, timestamps to epoch ms."""
     plain: list[Mapping[str, Any]] = _times_in_ms(rows).to_pylist()
     return plain
 

@@ -23,7 +23,7 @@ from metrics_job.lock import check_unlocked
 from metrics_job.report import sections
 from metrics_job.report.core import words
 from metrics_job.report.core.facts import Report, report_of
-from metrics_job.report.core.figures import figures
+from metrics_job.report.core.figures import build_figures
 from metrics_job.report.core.health import NOTHING_INTENDED, Intended
 from metrics_job.report.core.material import DAY_MS, Material, date_of, span_of
 from metrics_job.report.reading import Tables
@@ -50,7 +50,9 @@ def make_tables(job: Job, samples: Path, tables: Path, since_ms: int | None, now
     if since_ms is not None:
         week = range(since_ms - 7 * DAY_MS, now_ms - 7 * DAY_MS + DAY_MS, DAY_MS)
         absent = [
-            date for date in map(date_of, week) if date in dates and date < first and not _made(tables, date)
+            date
+            for date in map(date_of, week)
+            if date in dates and date < first and not _has_tables(tables, date)
         ]
         if absent:
             job(samples, tables, _start_of(absent[0]), _start_of(absent[-1]) + DAY_MS)
@@ -66,7 +68,8 @@ def read_report(
     up_to_date: bool = False,
     intended: Intended = NOTHING_INTENDED,
 ) -> Report:
-    """The report from `since_ms` (None: the first row) to now, or to the last row where that is earlier.
+    """Return the report from `since_ms` (None: the first row) to now, or to the last row where that is
+    earlier.
 
     `up_to_date`: the tables were just made from all samples there are, so who is not heard there is silent.
     """
@@ -79,12 +82,12 @@ def _read_material(tables: Path | str, since_ms: int | None, now_ms: int) -> Mat
     for _ in range(READS):
         try:
             opened = Tables(tables)
-            bounds = opened.bounds()
+            bounds = opened.read_bounds()
             if since_ms is not None:
                 span = span_of(since_ms, now_ms)
             else:
                 span = span_of(*bounds) if bounds else span_of(now_ms - DAY_MS, now_ms)
-            return opened.material(span)
+            return opened.read_material(span)
         except FileNotFoundError as error:
             missing = error
     raise ConfigError(
@@ -95,7 +98,7 @@ def _read_material(tables: Path | str, since_ms: int | None, now_ms: int) -> Mat
 
 def write_page(report: Report, out: Path, made_ms: int) -> None:
     """Write the file whole or not at all. Raises ConfigError with the reason when that cannot be."""
-    text = page(report, made_ms)
+    text = build_page(report, made_ms)
     beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +119,7 @@ def sample_dates(samples: Path) -> list[str]:
 
 
 def _check_writable(tables: Path) -> None:
-    """Before Spark starts, which says the same on 300 lines."""
+    """Raise ConfigError if the folder is not writable, before Spark does so in 300 lines."""
     try:
         tables.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=tables):
@@ -127,7 +130,7 @@ def _check_writable(tables: Path) -> None:
         ) from error
 
 
-def _made(tables: Path, date: str) -> bool:
+def _has_tables(tables: Path, date: str) -> bool:
     return (tables / "counters_hour" / f"date={date}").is_dir()
 
 
@@ -138,45 +141,46 @@ def _start_of(date: str) -> int:
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
-def page(report: Report, made_ms: int) -> str:
-    """The file's text; `made_ms`, when it was made, stands in its foot. Raises ImportError without plotly."""
-    drawn = figures(report)
+def build_page(report: Report, made_ms: int) -> str:
+    """Build the page's text; its foot shows `made_ms`, the time it was made. Raises ImportError without
+    plotly."""
+    drawn = build_figures(report)
     title = "ddmq report"
     if report.covered:
-        title += f", {words.between(*report.covered)}"
+        title += f", {words.format_range(*report.covered)}"
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title><style>{_text('page.css')}</style></head><body><main>",
-            sections.head(report),
+            f"<title>{escape(title)}</title><style>{_read_text('page.css')}</style></head><body><main>",
+            sections.build_head(report),
             '<div class="grid">',
-            *sections.cards(report, drawn),
+            *sections.build_cards(report, drawn),
             "</div>",
-            sections.foot(made_ms),
+            sections.build_foot(made_ms),
             "</main>",
-            *(_scripts(drawn) if drawn else ()),
+            *(_script_tags(drawn) if drawn else ()),
             "</body></html>",
         ]
     )
 
 
-def _scripts(drawn: dict[str, Any]) -> list[str]:
+def _script_tags(drawn: dict[str, Any]) -> list[str]:
     from plotly.offline import get_plotlyjs
 
     return [
-        f'<script type="application/json" id="figures">{_json(drawn)}</script>',
+        f'<script type="application/json" id="figures">{_to_json(drawn)}</script>',
         f"<script>{get_plotlyjs()}</script>",
-        f"<script>{_text('page.js')}</script>",
+        f"<script>{_read_text('page.js')}</script>",
     ]
 
 
-def _json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     """JSON that cannot end the script it stands in."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _text(name: str) -> str:
+def _read_text(name: str) -> str:
     return files("metrics_job.report").joinpath(name).read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from metrics_job.report.core.facts import Report, Times
 from metrics_job.report.core.health import SILENT, STOPPED, VANISHED, ProcessFacts, SloFacts
 from metrics_job.report.core.material import Waiting
 from metrics_job.report.core.offenders import Offender, Offenders
-from metrics_job.report.html import Cell, number
+from metrics_job.report.html import Cell, number_cell
 
 ROWS_SHOWN = 15
 BEHIND_SHOWN = 8
@@ -21,20 +21,20 @@ OFFENDERS_SHOWN = 8
 NO_WEEK = "No earlier week to compare with: nothing was counted in the same hours seven days before."
 
 
-def head(report: Report) -> str:
-    """Range, verdict, totals."""
+def build_head(report: Report) -> str:
+    """Build the head of the page: range, verdict and totals."""
     start_ms, end_ms = report.covered or (report.span.start_ms, report.span.end_ms)
-    length = f" ({words.span((end_ms - start_ms) / 1000)})" if report.covered else ""
-    when = words.between(start_ms, end_ms) + length
+    length = f" ({words.format_span((end_ms - start_ms) / 1000)})" if report.covered else ""
+    when = words.format_range(start_ms, end_ms) + length
     return (
         f"<header><h1>ddmq: how messages flowed</h1>{html.paragraph(when, 'soft')}</header>"
-        f"{_verdict(report)}{_tiles(report)}"
+        f"{_verdict_box(report)}{_total_tiles(report)}"
     )
 
 
-def _verdict(report: Report) -> str:
+def _verdict_box(report: Report) -> str:
     remarks = "".join(html.paragraph(remark, "note") for remark in report.remarks)
-    if report.ok:
+    if report.is_well:
         return (
             '<div class="verdict good"><strong>✓ All well.</strong> Promises kept, nothing stuck, '
             f"nothing dead, no process lost, no sample missing.{remarks}</div>"
@@ -45,25 +45,29 @@ def _verdict(report: Report) -> str:
     return f'<div class="verdict bad"><strong>✗ Look here.</strong><ul>{items}</ul>{remarks}</div>'
 
 
-def _tiles(report: Report) -> str:
+def _total_tiles(report: Report) -> str:
     totals = report.totals
     tiles = [
-        ("sent and stored", words.count(totals.sent), words.describe_refusals(totals)),
-        ("delivered", words.count(totals.delivered), f"{words.count(totals.redelivered)} of them again"),
-        ("acknowledged", words.count(totals.acked), f"{words.count(totals.failed)} failed"),
+        ("sent and stored", words.format_count(totals.sent), words.describe_refusals(totals)),
+        (
+            "delivered",
+            words.format_count(totals.delivered),
+            f"{words.format_count(totals.redelivered)} of them again",
+        ),
+        ("acknowledged", words.format_count(totals.acked), f"{words.format_count(totals.failed)} failed"),
         (
             "dead letters",
-            words.count(totals.dead_lettered),
-            f"{words.count(totals.timeouts)} leases timed out",
+            words.format_count(totals.dead_lettered),
+            f"{words.format_count(totals.timeouts)} leases timed out",
         ),
         (
             "waiting at the end",
-            words.count(sum(row.lag for row in report.waiting)),
+            words.format_count(sum(row.lag for row in report.waiting)),
             _count_waiting(report.waiting),
         ),
     ]
     if totals.fired:
-        tiles.append(("delayed, fired", words.count(totals.fired), ""))
+        tiles.append(("delayed, fired", words.format_count(totals.fired), ""))
     cells = "".join(
         f'<div class="tile"><span class="soft">{escape(name)}</span><b>{escape(value)}</b>'
         f'<span class="note">{escape(note)}</span></div>'
@@ -73,62 +77,62 @@ def _tiles(report: Report) -> str:
 
 
 def _count_waiting(rows: Sequence[Waiting]) -> str:
-    """`in 3 of 5 subscriptions`."""
-    return f"in {sum(row.lag > 0 for row in rows):,} of {words.plural(len(rows), 'subscription')}"
+    """Return a text like `in 3 of 5 subscriptions`."""
+    return f"in {sum(row.lag > 0 for row in rows):,} of {words.format_plural(len(rows), 'subscription')}"
 
 
-def cards(report: Report, drawn: dict[str, Any]) -> Iterator[str]:
-    """All of them, in the order of a reader's questions."""
-    yield _throughput(report, drawn)
-    yield _lag(report, drawn)
+def build_cards(report: Report, drawn: dict[str, Any]) -> Iterator[str]:
+    """Yield all cards, in the order of a reader's questions."""
+    yield _throughput_card(report, drawn)
+    yield _lag_card(report, drawn)
     if any(row.lag or row.lag_max for row in report.waiting):
-        yield _behind(report)
+        yield _behind_card(report)
     for place, times in enumerate(report.times):
-        yield _times(times, f"times-{place}", drawn)
-    yield _promises(report)
-    yield _topics(report)
-    yield _offenders(report.offenders)
-    yield _changes(report)
-    yield _heat(drawn)
-    yield _processes(report)
+        yield _times_card(times, f"times-{place}", drawn)
+    yield _promises_card(report)
+    yield _topics_card(report)
+    yield _offenders_card(report.offenders)
+    yield _changes_card(report)
+    yield _heat_card(drawn)
+    yield _processes_card(report)
     if report.rejects:
-        yield _rejects(report)
-    yield _measured(report)
+        yield _rejects_card(report)
+    yield _measured_card(report)
 
 
-def _throughput(report: Report, drawn: dict[str, Any]) -> str:
+def _throughput_card(report: Report, drawn: dict[str, Any]) -> str:
     if "throughput" not in drawn:
         return html.section(
-            "throughput", "Throughput", html.empty("No message was sent or delivered in this range.")
+            "throughput", "Throughput", html.empty_note("No message was sent or delivered in this range.")
         )
     peaks = {
         line.name: max((value or 0 for _, value in line.points), default=0) for line in report.throughput
     }
-    said = ", ".join(f"{name} {words.count(round(peak, 2))}/s" for name, peak in peaks.items())
-    step = words.step(report.span.step_ms / 1000)
+    peaks_text = ", ".join(f"{name} {words.format_count(round(peak, 2))}/s" for name, peak in peaks.items())
+    step = words.describe_step(report.span.step_ms / 1000)
     return html.section(
         "flow",
         "Throughput",
         html.paragraph(
-            f"Mean of {step}; lines that lie on each other are messages that flow. At most: {said}.",
+            f"Mean of {step}; lines that lie on each other are messages that flow. At most: {peaks_text}.",
             "note",
         ),
         html.chart("throughput"),
     )
 
 
-def _lag(report: Report, drawn: dict[str, Any]) -> str:
+def _lag_card(report: Report, drawn: dict[str, Any]) -> str:
     title = "Lag by group"
     if not report.waiting:
-        said = "No subscription had messages waiting, or no consumer proxy was sampled."
-        return html.section("lag-card", title, html.empty(said))
+        reason = "No subscription had messages waiting, or no consumer proxy was sampled."
+        return html.section("lag-card", title, html.empty_note(reason))
     note = html.paragraph("Messages stored and not yet finished, the largest of each step.", "note")
-    plot = html.chart("lag") if "lag" in drawn else html.empty("No group was ever behind.")
+    plot = html.chart("lag") if "lag" in drawn else html.empty_note("No group was ever behind.")
     return html.section("lag-card", title, note, plot)
 
 
-def _behind(report: Report) -> str:
-    """Every subscription that was behind at all, the worst first."""
+def _behind_card(report: Report) -> str:
+    """Show every subscription that was behind at any time, the worst first."""
     rows = [row for row in report.waiting if row.lag or row.lag_max]
     columns = (
         "group", "topic", "at most", "at the end", "oldest waits", "arrive/s", "finished/s", "time to drain",
@@ -138,11 +142,11 @@ def _behind(report: Report) -> str:
         (
             row.group,
             row.topic,
-            number(words.count(row.lag_max)),
-            number(behind.add_time(words.count(row.lag), row, end_ms)),
-            number(words.milliseconds(row.lag_age_ms) if row.lag else "–"),
-            number(words.count(round(row.arrived_per_s, 2))),
-            number(words.count(round(row.finished_per_s, 2))),
+            number_cell(words.format_count(row.lag_max)),
+            number_cell(behind.add_time(words.format_count(row.lag), row, end_ms)),
+            number_cell(words.format_ms(row.lag_age_ms) if row.lag else "–"),
+            number_cell(words.format_count(round(row.arrived_per_s, 2))),
+            number_cell(words.format_count(round(row.finished_per_s, 2))),
             _outlook_cell(row),
         )
         for row in behind.sort_worst_first(rows)
@@ -153,10 +157,10 @@ def _behind(report: Report) -> str:
         "finished beyond what arrives. Growing: more arrives than is finished. Keeps up: as much. Nobody "
         "consumes: nothing was handed out lately, and nothing is in a consumer's hands."
     )
-    return _table("waiting", "Who is behind", note, columns, cells, shown=BEHIND_SHOWN)
+    return _table_card("waiting", "Who is behind", note, columns, cells, shown=BEHIND_SHOWN)
 
 
-def _table(
+def _table_card(
     name: str,
     title: str,
     note: str,
@@ -165,11 +169,11 @@ def _table(
     none: str = "",
     shown: int = ROWS_SHOWN,
 ) -> str:
-    """A wide card with a table, or with what is said where there is nothing."""
+    """Return a wide card with a table, or with the text `none` if there are no rows."""
     if not rows:
-        return html.section(name, title, html.empty(none), wide=True)
+        return html.section(name, title, html.empty_note(none), wide=True)
     return html.section(
-        name, title, html.paragraph(note, "note"), html.first(columns, rows, shown), wide=True
+        name, title, html.paragraph(note, "note"), html.first_rows_table(columns, rows, shown), wide=True
     )
 
 
@@ -180,24 +184,24 @@ def _outlook_cell(row: Waiting) -> Cell:
     return Cell(f"✗ {text}", "bad") if behind.is_bad(row) else Cell(text)
 
 
-def _times(times: Times, name: str, drawn: dict[str, Any]) -> str:
+def _times_card(times: Times, name: str, drawn: dict[str, Any]) -> str:
     note = html.paragraph(times.meaning, "note")
     if name not in drawn or times.whole is None:
-        said = html.empty("Nothing of this kind happened in this range.")
-        return html.section(f"card-{name}", times.title, note, said)
+        text = html.empty_note("Nothing of this kind happened in this range.")
+        return html.section(f"card-{name}", times.title, note, text)
     whole = times.whole
-    said = (
-        f"Half within {words.milliseconds(whole.p50)}, 99 % within {words.milliseconds(whole.p99)}, "
-        f"99.9 % within {words.milliseconds(whole.p999)}, the longest {words.milliseconds(whole.max)} "
-        f"({words.count(whole.measured)} measured)."
+    text = (
+        f"Half within {words.format_ms(whole.p50)}, 99 % within {words.format_ms(whole.p99)}, "
+        f"99.9 % within {words.format_ms(whole.p999)}, the longest {words.format_ms(whole.max)} "
+        f"({words.format_count(whole.measured)} measured)."
     )
     if times.worst is not None and len(times.lines[0].points) > 1:
-        said += f" Worst p99: {words.milliseconds(times.worst[1])} at {words.when(times.worst[0])}."
+        text += f" Worst p99: {words.format_ms(times.worst[1])} at {words.format_time(times.worst[0])}."
     scale = html.paragraph("The scale is logarithmic: equal steps up are equal factors.", "note")
-    return html.section(f"card-{name}", times.title, note, html.paragraph(said), html.chart(name), scale)
+    return html.section(f"card-{name}", times.title, note, html.paragraph(text), html.chart(name), scale)
 
 
-def _promises(report: Report) -> str:
+def _promises_card(report: Report) -> str:
     tallies = report.tallies
     note = (
         f"{tallies.promises_kept:,} kept, {tallies.promises_missed:,} missed, the worst first. Each UTC day "
@@ -207,28 +211,32 @@ def _promises(report: Report) -> str:
     )
     columns = ("promise", "for", "promised", "reached", "counted", "days missed", "")
     none = "Nothing to judge: no promise of conf/slo.yaml had anything measured on these days."
-    return _table("promises", "Promises (SLO)", note, columns, [_promise(row) for row in report.slo], none)
-
-
-def _promise(row: SloFacts) -> tuple[str | Cell, ...]:
-    return (
-        row.name,
-        words.place(row.group, row.topic),
-        number(words.percent(row.target)),
-        number(row.shown_compliance),
-        number(words.count(row.total)),
-        f"{len(row.days_missed)} of {row.days}"
-        + (f": {words.listed(row.days_missed)}" if row.days_missed else ""),
-        Cell("too few to judge") if row.met and row.days_unjudged else html.mark(row.met, "kept", "missed"),
+    return _table_card(
+        "promises", "Promises (SLO)", note, columns, [_promise_row(row) for row in report.slo], none
     )
 
 
-def _topics(report: Report) -> str:
-    """The busiest topics, all groups of each together."""
+def _promise_row(row: SloFacts) -> tuple[str | Cell, ...]:
+    return (
+        row.name,
+        words.name_place(row.group, row.topic),
+        number_cell(words.format_percent(row.target)),
+        number_cell(row.shown_compliance),
+        number_cell(words.format_count(row.total)),
+        f"{len(row.days_missed)} of {row.days}"
+        + (f": {words.list_names(row.days_missed)}" if row.days_missed else ""),
+        Cell("too few to judge")
+        if row.is_met and row.days_unjudged
+        else html.mark_cell(row.is_met, "kept", "missed"),
+    )
+
+
+def _topics_card(report: Report) -> str:
+    """Show the busiest topics, all groups of each together."""
     busiest = sorted(report.topics.items(), key=lambda item: (-item[1].sent, -item[1].delivered, item[0]))
     fields = ("sent", "refused", "delivered", "redelivered", "acked", "failed", "dead_lettered", "fired")
     cells: list[tuple[str | Cell, ...]] = [
-        (topic, *(number(words.count(getattr(totals, field))) for field in fields))
+        (topic, *(number_cell(words.format_count(getattr(totals, field))) for field in fields))
         for topic, totals in busiest
     ]
     columns = (
@@ -236,123 +244,140 @@ def _topics(report: Report) -> str:
     )  # fmt: skip
     note = "The busiest first; what consumers did is of all groups of a topic together."
     none = "No topic was sent to or consumed."
-    return _table("topics", "Topics", note, columns, cells, none, TOPICS_SHOWN)
+    return _table_card("topics", "Topics", note, columns, cells, none, TOPICS_SHOWN)
 
 
-def _offenders(lists: list[Offenders]) -> str:
-    full = [found for found in lists if found.rows]
-    none = " ".join(found.none for found in lists if not found.rows)
-    parts = [f'<div class="lists">{"".join(_offender_list(found) for found in full)}</div>'] if full else []
+def _offenders_card(lists: list[Offenders]) -> str:
+    full = [ranking for ranking in lists if ranking.rows]
+    none = " ".join(ranking.none for ranking in lists if not ranking.rows)
+    parts = (
+        [f'<div class="lists">{"".join(_offender_list(ranking) for ranking in full)}</div>'] if full else []
+    )
     if none:
         parts.append(html.paragraph(none, "note"))
     return html.section("top", "Who stands out", *parts, wide=True)
 
 
-def _offender_list(found: Offenders) -> str:
-    top, rest = found.rows[:OFFENDERS_SHOWN], found.rows[OFFENDERS_SHOWN:]
+def _offender_list(ranking: Offenders) -> str:
+    top, rest = ranking.rows[:OFFENDERS_SHOWN], ranking.rows[OFFENDERS_SHOWN:]
     most = top[0].value or 1
-    shown = _bars(top, most) + (html.others(len(rest), _bars(rest[: html.OTHERS_MAX], most)) if rest else "")
-    return f"<div><h3>{escape(found.title)}</h3>{shown}</div>"
+    bars = _offender_bars(top, most) + (
+        html.fold_others(len(rest), _offender_bars(rest[: html.OTHERS_MAX], most)) if rest else ""
+    )
+    return f"<div><h3>{escape(ranking.title)}</h3>{bars}</div>"
 
 
-def _bars(rows: list[Offender], most: float) -> str:
+def _offender_bars(rows: list[Offender], most: float) -> str:
     return "".join(
         f'<div class="offender"><i style="width:{row.value / most * 100:.1f}%"></i>'
-        f'<span class="value">{escape(row.shown)}</span><span>{escape(row.name)}</span>'
+        f'<span class="value">{escape(row.value_text)}</span><span>{escape(row.name)}</span>'
         f"<small>{escape(row.note)}</small></div>"
         for row in rows
     )
 
 
-def _changes(report: Report) -> str:
-    cells = [
-        (row.what, number(row.now), number(row.before), Cell(row.change, "bad" if row.worse else ""))
-        for row in report.changes
-    ]
-    shown = html.table(("", "now", "a week before", "change"), cells) if cells else html.empty(NO_WEEK)
-    more = _anomalies(report) if report.anomalies else ""
-    return html.section("changes", "What changed since last week", shown, more)
-
-
-def _anomalies(report: Report) -> str:
+def _changes_card(report: Report) -> str:
     cells = [
         (
-            words.when(row["start"]),
+            row.what,
+            number_cell(row.now),
+            number_cell(row.before),
+            Cell(row.change, "bad" if row.worse else ""),
+        )
+        for row in report.changes
+    ]
+    table = (
+        html.build_table(("", "now", "a week before", "change"), cells) if cells else html.empty_note(NO_WEEK)
+    )
+    more = _anomalies_table(report) if report.anomalies else ""
+    return html.section("changes", "What changed since last week", table, more)
+
+
+def _anomalies_table(report: Report) -> str:
+    cells = [
+        (
+            words.format_time(row["start"]),
             row["metric"],
-            words.place(row["group"] or "", row["topic"] or ""),
-            number(words.count(row["value"])),
-            number(words.count(row["usual"])),
+            words.name_place(row["group"] or "", row["topic"] or ""),
+            number_cell(words.format_count(row["value"])),
+            number_cell(words.format_count(row["usual"])),
         )
         for row in report.anomalies
     ]
     note = html.paragraph("Hours unlike the same weekday and hour of up to four former weeks:", "note")
-    return note + html.first(("hour (UTC)", "metric", "of", "value", "usually"), cells, ROWS_SHOWN)
+    return note + html.first_rows_table(("hour (UTC)", "metric", "of", "value", "usually"), cells, ROWS_SHOWN)
 
 
-def _heat(drawn: dict[str, Any]) -> str:
-    none = html.empty("Less than three hours of samples: too few for a pattern by hour.")
+def _heat_card(drawn: dict[str, Any]) -> str:
+    none = html.empty_note("Less than three hours of samples: too few for a pattern by hour.")
     return html.section("hours", "Messages sent by hour", html.chart("heat") if "heat" in drawn else none)
 
 
-def _processes(report: Report) -> str:
+def _processes_card(report: Report) -> str:
     columns = ("process", "seen", "restarts", "ended", "samples missing", "longest gap", "clock set back")
     cells = [
         (
             row.name,
-            words.between(row.first_ms, row.last_ms),
-            number(f"{row.restarts:,}"),
-            _ended(row),
+            words.format_range(row.first_ms, row.last_ms),
+            number_cell(f"{row.restarts:,}"),
+            _ended_cell(row),
             Cell(f"{row.missing:,}", "bad" if row.missing else "number"),
-            number(words.span(row.longest_gap_s) if row.longest_gap_s else "–"),
-            number(f"{row.clock_steps:,}" if row.clock_steps else "–"),
+            number_cell(words.format_span(row.longest_gap_s) if row.longest_gap_s else "–"),
+            number_cell(f"{row.clock_steps:,}" if row.clock_steps else "–"),
         )
         for row in sorted(
-            report.processes, key=lambda row: (-row.vanished, -row.missing, -row.restarts, row.name)
+            report.processes, key=lambda row: (-row.vanished_count, -row.missing, -row.restarts, row.name)
         )
     ]
     note = (
         "Days (UTC) that the range touches. Vanished: no last sample, so killed or crashed. Silent: nothing "
         "of it when this was made, and of nobody after it. Gaps: also from an end to the next start."
     )
-    return _table("processes", "Processes", note, columns, cells, "No process was seen in this range.")
+    return _table_card("processes", "Processes", note, columns, cells, "No process was seen in this range.")
 
 
-def _ended(row: ProcessFacts) -> Cell:
-    """How it stands now, and how many of its starts vanished."""
+def _ended_cell(row: ProcessFacts) -> Cell:
+    """Return the state of a process, and how many of its starts vanished."""
     now = "stopped" if row.ended == STOPPED else row.ended
-    gone = f"{row.vanished:,} vanished"
-    said = gone if row.ended == VANISHED else f"{now}, {gone}" if row.vanished else now
-    return html.mark(not row.vanished and row.ended != SILENT, said, said)
+    vanished = f"{row.vanished_count:,} vanished"
+    text = vanished if row.ended == VANISHED else f"{now}, {vanished}" if row.vanished_count else now
+    return html.mark_cell(not row.vanished_count and row.ended != SILENT, text, text)
 
 
-def _rejects(report: Report) -> str:
+def _rejects_card(report: Report) -> str:
     cells = [
-        (row["file"], row["reason"], number(f"{row['lines']:,}"), str(row["example"])[:200])
+        (row["file"], row["reason"], number_cell(f"{row['lines']:,}"), str(row["example"])[:200])
         for row in report.rejects
     ]
     note = "Lines of sample files that were not understood and are in no number here."
-    return _table("rejects", "Left out", note, ("file", "reason", "lines", "example"), cells)
+    return _table_card("rejects", "Left out", note, ("file", "reason", "lines", "example"), cells)
 
 
-def _measured(report: Report) -> str:
+def _measured_card(report: Report) -> str:
     title = "Everything measured"
     if not report.measured:
-        return html.section("measured", title, html.empty("No histogram in this range."), wide=True)
+        return html.section("measured", title, html.empty_note("No histogram in this range."), wide=True)
     cells: list[tuple[str | Cell, ...]] = [
-        (name, unit or "count", *(number(words.count(words.rounded(value))) for value in values[1:]),
-         number(words.count(values.measured)))
+        (
+            name,
+            unit or "count",
+            *(number_cell(words.format_count(words.round_value(value))) for value in values[1:]),
+            number_cell(words.format_count(values.measured)),
+        )
         for name, unit, values in report.measured
-    ]  # fmt: skip
+    ]
     columns = ("metric", "unit", "p50", "p99", "p99.9", "largest", "measured")
-    shown = f"<details><summary>{len(cells)} histograms</summary>{html.table(columns, cells)}</details>"
-    return html.section("measured", title, shown, wide=True)
+    details = (
+        f"<details><summary>{len(cells)} histograms</summary>{html.build_table(columns, cells)}</details>"
+    )
+    return html.section("measured", title, details, wide=True)
 
 
-def foot(made_ms: int) -> str:
-    """What the numbers are."""
+def build_foot(made_ms: int) -> str:
+    """Build the foot, which says how the numbers were made."""
     return (
         '<footer class="note">Counts are exact sums of what the proxies counted; percentiles are '
         "merged exactly from logarithmic buckets and shown by the bucket's upper edge, at most 12.5 % above. "
         "What a killed process counted after its last sample is in no number. All times are UTC. "
-        f"Made {words.when(made_ms)} UTC. How to read it: docs/report.md.</footer>"
+        f"Made {words.format_time(made_ms)} UTC. How to read it: docs/report.md.</footer>"
     )

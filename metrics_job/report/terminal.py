@@ -17,16 +17,18 @@ ROWS_SHOWN = 5
 
 
 def print_report(report: Report, console: Console) -> None:
-    """About a screen. Names are plain text to rich, never markup."""
-    console.print(Group(*_parts(report)))
+    """Print about a screen. Names are plain text to rich, never markup."""
+    console.print(Group(*_report_parts(report)))
 
 
-def _parts(report: Report) -> Iterator[RenderableType]:
+def _report_parts(report: Report) -> Iterator[RenderableType]:
     covered = report.covered
     yield Text(
-        f"report of {words.between(*covered)}" if covered else "report: nothing was sampled in this range"
+        f"report of {words.format_range(*covered)}"
+        if covered
+        else "report: nothing was sampled in this range"
     )
-    if report.ok:
+    if report.is_well:
         yield Text("✓ all well", style="bold green")
     else:
         yield Text("✗ look here", style="bold red")
@@ -34,67 +36,76 @@ def _parts(report: Report) -> Iterator[RenderableType]:
             yield Text(plain(f"  · {finding.text}"))
     for remark in report.remarks:
         yield Text(plain(remark))
-    yield Text(_totals(report))
+    yield Text(_totals_line(report))
     if any(times.whole for times in report.times):
-        yield _times(report)
+        yield _times_table(report)
     behind = [row for row in report.waiting if row.lag]
     if behind:
         rows = [
             (
                 row.group,
                 row.topic,
-                words.count(row.lag),
-                words.milliseconds(row.lag_age_ms),
+                words.format_count(row.lag),
+                words.format_ms(row.lag_age_ms),
                 describe_outlook(row),
             )
             for row in sort_worst_first(behind)
         ]
-        yield _table("who is behind", ("group", "topic", "waiting", "oldest", "time to drain"), rows)
-    yield from _promises(report)
+        yield _build_table("who is behind", ("group", "topic", "waiting", "oldest", "time to drain"), rows)
+    yield from _promises_part(report)
 
 
-def _totals(report: Report) -> str:
+def _totals_line(report: Report) -> str:
     totals = report.totals
     parts = [
-        f"{words.count(totals.sent)} sent ({words.describe_refusals(totals)})",
-        f"{words.count(totals.delivered)} delivered ({words.count(totals.redelivered)} again)",
-        f"{words.count(totals.acked)} acknowledged",
-        f"{words.count(totals.failed)} failed",
-        f"{words.count(totals.dead_lettered)} dead letters",
+        f"{words.format_count(totals.sent)} sent ({words.describe_refusals(totals)})",
+        f"{words.format_count(totals.delivered)} delivered ({words.format_count(totals.redelivered)} again)",
+        f"{words.format_count(totals.acked)} acknowledged",
+        f"{words.format_count(totals.failed)} failed",
+        f"{words.format_count(totals.dead_lettered)} dead letters",
     ]
     if totals.fired:
-        parts.append(f"{words.count(totals.fired)} delayed ones fired")
+        parts.append(f"{words.format_count(totals.fired)} delayed ones fired")
     return ", ".join(parts)
 
 
-def _times(report: Report) -> Table:
+def _times_table(report: Report) -> Table:
     rows = [
-        (times.title.lower(), *map(words.milliseconds, times.whole[1:]), words.count(times.whole.measured))
+        (
+            times.title.lower(),
+            *map(words.format_ms, times.whole[1:]),
+            words.format_count(times.whole.measured),
+        )
         for times in report.times
         if times.whole
     ]
-    return _table("", ("", "p50", "p99", "p99.9", "longest", "measured"), rows)
+    return _build_table("", ("", "p50", "p99", "p99.9", "longest", "measured"), rows)
 
 
-def _promises(report: Report) -> Iterator[RenderableType]:
+def _promises_part(report: Report) -> Iterator[RenderableType]:
     if not report.slo:
         return
     tallies = report.tallies
     if not tallies.promises_missed:
-        yield Text(f"all {words.plural(tallies.promises_kept, 'promise')} kept")
+        yield Text(f"all {words.format_plural(tallies.promises_kept, 'promise')} kept")
         return
     rows = [
-        (row.name, words.place(row.group, row.topic), words.percent(row.target), row.shown_compliance)
+        (
+            row.name,
+            words.name_place(row.group, row.topic),
+            words.format_percent(row.target),
+            row.shown_compliance,
+        )
         for row in report.slo
-        if not row.met
+        if not row.is_met
     ]
     title = f"promises missed: {tallies.promises_missed:,}"
     columns = ("promise", "for", "promised", "reached")
-    yield _table(title, columns, rows, tallies.promises_missed)
+    yield _build_table(title, columns, rows, tallies.promises_missed)
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], count: int = 0) -> Table:
-    """The first rows; `count` is how many there are, if that is more than the rows given."""
+def _build_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], count: int = 0) -> Table:
+    """Build a table of the first rows; `count` is the number of all rows, if `rows` has fewer."""
     heading = Text(title, "bold") if title else None
     built = Table(title=heading, title_justify="left", header_style="bold", box=None, pad_edge=False)
     for column in columns:

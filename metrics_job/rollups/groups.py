@@ -1,4 +1,4 @@
-"""How consumer groups are doing: lag and time to drain by minute, ratios of what went wrong by hour."""
+"""Compute lag and time to drain of consumer groups by minute, and their error ratios by hour."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from metrics_job.arrow import Batches, map_in_arrow
-from metrics_job.lag import COLUMNS, followed, schema
+from metrics_job.lag import COLUMNS, follow_lags, lag_schema
 from metrics_job.minutes import DAY_MINUTES, FOLLOWED, INTERVAL, MINUTE_MS
 from metrics_job.rollups.series import minute_start
 from metrics_job.tables import SUBSCRIPTION
@@ -29,7 +29,8 @@ COUNTED = {
 
 
 def lag_minute(made: DataFrame, counters: DataFrame, now_ms: int) -> DataFrame:
-    """From metrics_job.minutes and counters_minute: one row per subscription and minute that told its lag.
+    """Build lag_minute from metrics_job.minutes and counters_minute: one row per subscription and minute with
+    a lag.
 
     Lags and blocked keys of several proxies add up (each tells of the queues it holds), ages are the worst,
     all of them at one instant (metrics_job.lag): `lag` at the last of the minute, `lag_max` at the highest.
@@ -38,14 +39,14 @@ def lag_minute(made: DataFrame, counters: DataFrame, now_ms: int) -> DataFrame:
     `time_to_drain_s` is the lag over what is finished more than arrives. Clocks ahead of `now_ms` are put
     right by what they are ahead.
     """
-    lags = _lags(made, clocks_ahead(made, now_ms))
+    lags = _lag_rows(made, clocks_ahead(made, now_ms))
     last = made.filter(F.col("kind") == INTERVAL).agg(F.max("minute").alias("minute"))
     newest = last.select(F.least(minute_start(), F.timestamp_millis(F.lit(now_ms))).alias("newest"))
     newest = newest.select(F.date_trunc("minute", "newest").alias("newest"))
     is_finished = F.col("metric").isin(*FINISHED)
-    finished = _rates(counters, newest, is_finished, "finished_per_s", *SUBSCRIPTION)
+    finished = _rates_by_key(counters, newest, is_finished, "finished_per_s", *SUBSCRIPTION)
     stored = (F.col("metric") == "ddmq_sends_total") & (F.col("detail") == "code=0")
-    sent = _rates(counters, newest, stored, "stored_per_s", "start", "topic")
+    sent = _rates_by_key(counters, newest, stored, "stored_per_s", "start", "topic")
     return (
         lags.join(finished, on=list(SUBSCRIPTION), how="left")
         .join(sent, on=["start", "topic"], how="left")
@@ -56,55 +57,59 @@ def lag_minute(made: DataFrame, counters: DataFrame, now_ms: int) -> DataFrame:
 
 
 def ratios_hour(counters: DataFrame) -> DataFrame:
-    """From counters_hour. error_ratio: failed and timed out of what was delivered; retry_ratio: redelivered
-    and retry steps of delivered; dead_letter_ratio: of what was finished (acked and dead). Null without any.
+    """Compute ratios from counters_hour; a ratio of nothing is null.
+
+    * error_ratio: failed messages and lease timeouts per delivered message;
+    * retry_ratio: redeliveries and retry steps per delivered message;
+    * dead_letter_ratio: dead letters per finished message (acked or dead).
     """
     metric, total = F.col("metric"), F.col("total")
     sums = {name: F.sum(F.when(metric == one, total).otherwise(0.0)) for name, one in COUNTED.items()}
-    found = counters.filter(metric.isin(*COUNTED.values())).groupBy(*SUBSCRIPTION)
+    subscriptions = counters.filter(metric.isin(*COUNTED.values())).groupBy(*SUBSCRIPTION)
     delivered, dead = F.col("delivered"), F.col("dead_lettered")
     ratios = {
-        "error_ratio": _ratio(F.col("failed") + F.col("timeouts"), delivered),
-        "retry_ratio": _ratio(F.col("redelivered") + F.col("retried"), delivered),
-        "dead_letter_ratio": _ratio(dead, F.col("acked") + dead),
+        "error_ratio": _share_of(F.col("failed") + F.col("timeouts"), delivered),
+        "retry_ratio": _share_of(F.col("redelivered") + F.col("retried"), delivered),
+        "dead_letter_ratio": _share_of(dead, F.col("acked") + dead),
     }
-    return found.agg(*(one.alias(name) for name, one in sums.items())).withColumns(ratios)
+    return subscriptions.agg(*(one.alias(name) for name, one in sums.items())).withColumns(ratios)
 
 
 def clocks_ahead(made: DataFrame, now_ms: int) -> dict[str, int]:
-    """Return by how many ms the clocks of processes are ahead: nobody has written in the future.
+    """Return by how many ms the clocks of processes are ahead: no sample is from the future.
 
-    It is one number for a process over the whole run, so that a midnight in it cuts nothing in two.
+    It is one number for a process over the whole run, so that its samples stay consistent across midnight.
     """
     last = made.filter(F.col("kind") == INTERVAL).groupBy("process").agg(F.max("to_ms").alias("last_ms"))
     rows = last.filter(F.col("last_ms") > now_ms).collect()
     return {row["process"]: row["last_ms"] - now_ms for row in rows}
 
 
-def _lags(made: DataFrame, ahead: Mapping[str, int]) -> DataFrame:
-    """lag_minute's columns from gauges, and `at_ms`: when the lag was told last in that minute."""
+def _lag_rows(made: DataFrame, ahead: Mapping[str, int]) -> DataFrame:
+    """Return lag_minute's columns from gauges, and `at_ms`: the time of the minute's last lag value."""
     none = F.lit(0).cast("long").alias("from_ms")
     values = F.coalesce("told", F.array(F.struct("to_ms", "seq", F.col("last").alias("value"))))
     gauges = made.filter((F.col("kind") == "gauge") & F.col("metric").isin(*FOLLOWED))
-    told = _by_day(gauges.withColumn("told", values), ahead).select(
+    gauge_rows = _by_day(gauges.withColumn("told", values), ahead).select(
         "day", "group", "topic", "metric", "process", "instance", none, "to_ms", "seq",
         F.col("last").alias("value"), "told",
     )  # fmt: skip
-    names = told.select("day", "group", "topic", "process").distinct()
-    runs = _runs(_by_day(made.filter(F.col("kind") == INTERVAL), ahead))
-    rows = told.unionByName(runs.join(names, on=["day", "process"]), allowMissingColumns=True)
+    names = gauge_rows.select("day", "group", "topic", "process").distinct()
+    runs = _run_rows(_by_day(made.filter(F.col("kind") == INTERVAL), ahead))
+    rows = gauge_rows.unionByName(runs.join(names, on=["day", "process"]), allowMissingColumns=True)
     together = rows.select(*COLUMNS).repartition("day", "group", "topic")
     together = together.sortWithinPartitions("day", "group", "topic")
 
-    def work(batches: Batches) -> Batches:
-        return followed(batches, ahead)
+    def follow_batches(batches: Batches) -> Batches:
+        return follow_lags(batches, ahead)
 
-    found = map_in_arrow(together, work, schema())
-    return found.withColumn("start", minute_start())
+    minutes = map_in_arrow(together, follow_batches, lag_schema())
+    return minutes.withColumn("start", minute_start())
 
 
 def _by_day(rows: DataFrame, ahead: Mapping[str, int]) -> DataFrame:
-    """With the column `day` by right clocks. A row whose values are of two days then becomes one of each."""
+    """Add the column `day` by corrected clocks. A row whose values are of two days becomes one row for
+    each."""
     if not ahead:
         return rows.withColumn("day", F.floor(F.col("minute") / DAY_MINUTES))
     clocks = rows.sparkSession.createDataFrame(list(ahead.items()), "process string, ahead_ms long")
@@ -119,8 +124,8 @@ def _by_day(rows: DataFrame, ahead: Mapping[str, int]) -> DataFrame:
     return rows.withColumn("day", F.explode(days)).withColumn("told", values)
 
 
-def _runs(own: DataFrame) -> DataFrame:
-    """A row for each instance and day, as metrics_job.lag wants it, from intervals."""
+def _run_rows(own: DataFrame) -> DataFrame:
+    """Return a row for each instance and day, as metrics_job.lag expects it, from intervals."""
     of_run = {
         "from_ms": F.coalesce(F.min(F.when(F.col("seq") > 0, F.col("to_ms"))), F.max("to_ms")),
         "to_ms": F.max("to_ms"),
@@ -131,10 +136,11 @@ def _runs(own: DataFrame) -> DataFrame:
     return runs.withColumn("metric", F.lit(""))
 
 
-def _rates(counters: DataFrame, newest: DataFrame, which: Column, name: str, *key: str) -> DataFrame:
-    """Per second, by key: each process's total over its seconds, added up over the processes. One that
-    covers no time (its clock stepped back, or it has just started) has no rate. The newest minute is not over
-    for everybody: its rates are those of two minutes."""
+def _rates_by_key(counters: DataFrame, newest: DataFrame, which: Column, name: str, *key: str) -> DataFrame:
+    """Compute rates per second, by key: each process's total over its seconds, added up over the processes.
+
+    A process that covers no time (its clock stepped back, or it has just started) has no rate. The newest
+    minute may be incomplete for some processes, so its rates are those of two minutes."""
     sums = (
         counters.filter(which)
         .groupBy(*key, "process")
@@ -151,12 +157,13 @@ def _rates(counters: DataFrame, newest: DataFrame, which: Column, name: str, *ke
 
 
 def _with_arrivals(lags: DataFrame) -> DataFrame:
-    """Against the minute before; where the newest minute has only begun, the one before that."""
+    """Add `arrived_per_s`, from the growth since the minute before (or since the one before that, if the
+    newest minute has only begun)."""
     before = Window.partitionBy("group", "topic", F.to_date("start")).orderBy("start")
     at, then = F.col("at_ms"), F.lag("at_ms").over(before)
-    begun = at - then < GROWTH_MIN_MS
-    lag_then = F.when(begun, F.lag("lag", 2).over(before)).otherwise(F.lag("lag").over(before))
-    apart = (at - F.when(begun, F.lag("at_ms", 2).over(before)).otherwise(then)) / 1000
+    is_new_minute = at - then < GROWTH_MIN_MS
+    lag_then = F.when(is_new_minute, F.lag("lag", 2).over(before)).otherwise(F.lag("lag").over(before))
+    apart = (at - F.when(is_new_minute, F.lag("at_ms", 2).over(before)).otherwise(then)) / 1000
     growth = F.try_divide(F.col("lag") - lag_then, apart)  # nothing new was told: no rate
     recent = F.when(apart <= MINUTES_APART_MAX * 60, F.col("finished_per_s") + growth)
     arrived = F.greatest(F.coalesce(recent, F.col("stored_per_s"), F.lit(0.0)), F.lit(0.0))
@@ -168,5 +175,5 @@ def _time_to_drain() -> Column:
     return F.when(F.col("lag") == 0, 0.0).when(shrinking > 0, F.col("lag") / shrinking)
 
 
-def _ratio(part: Column, whole: Column) -> Column:
+def _share_of(part: Column, whole: Column) -> Column:
     return F.when(whole > 0, part / whole)

@@ -1,10 +1,10 @@
-"""Days judged: what was promised (conf/slo.yaml) and how much of it each held; hours that are not as usual.
+"""Judge days against the objectives (conf/slo.yaml), and find hours that deviate from former weeks.
 
-Compared with the same hour of the same weekday in up to WEEKS former weeks are totals of the counters that
-say how much flows and how much goes wrong, and the 99th percentile of every histogram, by topic and group.
-Usual is the median; a deviation is told in robust standard deviations (1.4826 times the median distance from
-the median), which are taken as at least a tenth of what is usual and at least 1, so that a flat history does
-not make every change strange. A flow that is there in former weeks and not now counts as 0.
+Each hour is compared with the same hour of the same weekday in up to WEEKS former weeks, by topic and group:
+the totals of the counters of flow and of failures (FLOWS), and the 99th percentile of every histogram. The
+usual value is the median. A deviation is given in robust standard deviations (1.4826 times the median
+distance from the median), of at least a tenth of the usual value and at least 1, so that a flat history does
+not make every change an anomaly. A flow of former weeks that is missing now counts as 0.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Objective:
 Goals = dict[str, Objective]  # by name
 
 
-def defaults() -> Goals:
-    """What holds without a file; conf/slo.yaml says the same."""
+def default_objectives() -> Goals:
+    """Return the objectives that hold without a file; conf/slo.yaml has the same."""
     return {
         "sends stored": Objective(99.9),
         "send within 50 ms": Objective(99.0, "ddmq_send_latency_us", 50.0),
@@ -79,15 +79,16 @@ def defaults() -> Goals:
 class Objectives:
     """The file: name → objective."""
 
-    objectives: dict[str, Objective] = field(default_factory=defaults)
+    objectives: dict[str, Objective] = field(default_factory=default_objectives)
 
 
 def load_objectives(folder: Path | None) -> Goals:
-    """Those of `slo.yaml` in a configuration folder; the defaults without one. Raises ConfigError."""
+    """Load the objectives of `slo.yaml` in a configuration folder; the defaults without one. Raises
+    ConfigError."""
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder; --config wants the one with slo.yaml")
     path = None if folder is None else folder / "slo.yaml"
-    return defaults() if path is None or not path.exists() else load(path, Objectives).objectives
+    return default_objectives() if path is None or not path.exists() else load(path, Objectives).objectives
 
 
 class Observed(NamedTuple):
@@ -101,58 +102,60 @@ class Observed(NamedTuple):
 
 def slo_day(observed: Observed, objectives: Goals) -> DataFrame | None:
     """One row per day, objective, topic and group that was observed; None when nothing is promised."""
-    parts = [_judged(_observations(observed, one), name, one) for name, one in objectives.items()]
+    parts = [_judge_days(_count_observations(observed, one), name, one) for name, one in objectives.items()]
     return reduce(DataFrame.unionByName, parts) if parts else None
 
 
-def _observations(observed: Observed, one: Objective) -> DataFrame:
+def _count_observations(observed: Observed, one: Objective) -> DataFrame:
     if one.at_most_ms is None:
-        return _stored(observed.counters_hour, one)
+        return _count_stored_sends(observed.counters_hour, one)
     if one.metric == LAG_AGE:
-        return _recent(observed.lag_minute, observed.sampled, one)
-    return _quick(observed.latencies_hour, one)
+        return _count_recent_minutes(observed.lag_minute, observed.sampled, one)
+    return _count_quick_ones(observed.latencies_hour, one)
 
 
-def _stored(counters: DataFrame, one: Objective) -> DataFrame:
-    """By topic; and of all together, those that named no topic among them: of these alone none is good.
+def _count_stored_sends(counters: DataFrame, one: Objective) -> DataFrame:
+    """Count stored sends by topic and over all topics; only the latter include sends without a topic.
+
     Answers of a proxy that stops are not counted."""
     good = F.when(F.col("detail") == STORED, F.col("total")).otherwise(0.0)
-    meant = counters.filter(_meant(one) & (F.col("detail") != STOPPING))
+    matches = counters.filter(_is_meant_by(one) & (F.col("detail") != STOPPING))
     if one.topic != ANY:
-        return _by_day(meant, good, F.col("total"))
-    by_topic = _by_day(meant.filter(F.col("topic") != NO_TOPIC), good, F.col("total"))
-    together = meant.withColumn("topic", F.lit("")).withColumn("group", F.lit(""))
+        return _by_day(matches, good, F.col("total"))
+    by_topic = _by_day(matches.filter(F.col("topic") != NO_TOPIC), good, F.col("total"))
+    together = matches.withColumn("topic", F.lit("")).withColumn("group", F.lit(""))
     return by_topic.unionByName(_by_day(together, good, F.col("total")))
 
 
-def _recent(lags: DataFrame, sampled: DataFrame, one: Objective) -> DataFrame:
-    """Minutes in which the oldest message was not too old, of those sampled since the first of its day."""
-    meant = lags.withColumn("metric", F.lit(LAG_AGE)).filter(_meant(one))
+def _count_recent_minutes(lags: DataFrame, sampled: DataFrame, one: Objective) -> DataFrame:
+    """Count the minutes in which the oldest message was not too old, of all sampled since the day's first
+    lag."""
+    matches = lags.withColumn("metric", F.lit(LAG_AGE)).filter(_is_meant_by(one))
     late = F.count_if(F.col("lag_age_ms") > F.lit(one.at_most_ms))
-    told = meant.groupBy(F.to_date("start").alias("day"), "topic", "group").agg(
+    late_minutes = matches.groupBy(F.to_date("start").alias("day"), "topic", "group").agg(
         late.alias("late"), F.min("start").alias("first")
     )
     minutes = sampled.select(F.to_date("start").alias("day"), F.col("start").alias("minute"))
-    since = told.join(F.broadcast(minutes), on="day").filter(F.col("minute") >= F.col("first"))
+    since = late_minutes.join(F.broadcast(minutes), on="day").filter(F.col("minute") >= F.col("first"))
     counted = since.groupBy("day", "topic", "group").agg(
         F.greatest(F.count(F.lit(1)), F.max("late")).alias("total"), F.max("late").alias("late")
     )
     return counted.select("day", "topic", "group", (F.col("total") - F.col("late")).alias("good"), "total")
 
 
-def _quick(latencies: DataFrame, one: Objective) -> DataFrame:
+def _count_quick_ones(latencies: DataFrame, one: Objective) -> DataFrame:
     within = F.zip_with(
         "buckets", "counts", lambda bucket, n: F.when(bucket <= one.last_good_bucket, n).otherwise(0)
     )
     good = F.aggregate(within, F.lit(0).cast("long"), lambda seen, n: seen + n)
-    return _by_day(latencies.filter(_meant(one) & (F.col("process") == "")), good, F.col("count"))
+    return _by_day(latencies.filter(_is_meant_by(one) & (F.col("process") == "")), good, F.col("count"))
 
 
-def _meant(one: Objective) -> Column:
-    kept = F.col("metric") == one.metric
-    for name, wanted in (("topic", one.topic), ("group", one.group)):
-        kept = kept & (F.lit(True) if wanted == ANY else F.col(name) == wanted)
-    return kept
+def _is_meant_by(one: Objective) -> Column:
+    condition = F.col("metric") == one.metric
+    for name, value in (("topic", one.topic), ("group", one.group)):
+        condition = condition & (F.lit(True) if value == ANY else F.col(name) == value)
+    return condition
 
 
 def _by_day(rows: DataFrame, good: Column, total: Column) -> DataFrame:
@@ -161,8 +164,8 @@ def _by_day(rows: DataFrame, good: Column, total: Column) -> DataFrame:
     )
 
 
-def _judged(days: DataFrame, name: str, one: Objective) -> DataFrame:
-    """`met` is null where it is missed by too few to judge."""
+def _judge_days(days: DataFrame, name: str, one: Objective) -> DataFrame:
+    """Add target, compliance and `met`, which is null where the target is missed by too few to judge."""
     target = round(one.percent / 100, 9)
     compliance = F.col("good") / F.col("total")
     few = LATE_MINUTES_MIN if one.metric == LAG_AGE else MISSES_MIN
@@ -185,7 +188,7 @@ KEY = ("start", "metric", "topic", "group")
 
 
 def hour_values(counters_hour: DataFrame, latencies_hour: DataFrame) -> DataFrame:
-    """KEY, value, and whether it is a flow (of which nothing is 0)."""
+    """Return KEY, value, and whether it is a flow (a missing value of a flow is 0)."""
     total, worst = F.sum("total").alias("value"), F.max("p99").alias("value")  # of several details
     flows = counters_hour.filter(F.col("metric").isin(*FLOWS)).groupBy(*KEY).agg(total)
     slow = latencies_hour.filter(F.col("process") == "").groupBy(*KEY).agg(worst)
@@ -203,10 +206,10 @@ def anomalies_hour(now: DataFrame, former: DataFrame, hours: DataFrame) -> DataF
         .groupBy(*KEY, "flow")
         .agg(F.collect_list("value").alias("past"))
         .filter(F.size("past") >= WEEKS_MIN)
-        .withColumn("usual", _median(F.col("past")))
+        .withColumn("usual", _median_of(F.col("past")))
     )
     distances = F.transform("past", lambda one: F.abs(one - F.col("usual")))
-    spread = F.greatest(1.4826 * _median(distances), SPREAD_MIN_SHARE * F.abs("usual"), F.lit(SPREAD_MIN))
+    spread = F.greatest(1.4826 * _median_of(distances), SPREAD_MIN_SHARE * F.abs("usual"), F.lit(SPREAD_MIN))
     return (
         past.join(now.drop("flow"), on=list(KEY), how="left")
         .withColumn("value", F.coalesce("value", F.when(F.col("flow"), 0.0)))
@@ -216,7 +219,7 @@ def anomalies_hour(now: DataFrame, former: DataFrame, hours: DataFrame) -> DataF
     )
 
 
-def _median(values: Column) -> Column:
+def _median_of(values: Column) -> Column:
     ordered, size = F.sort_array(values), F.size(values)
     low = F.get(ordered, F.floor((size - 1) / 2).cast("int"))
     return (low + F.get(ordered, F.floor(size / 2).cast("int"))) / 2

@@ -1,4 +1,4 @@
-"""What became of each process, and what the reader refused."""
+"""Build the tables of processes and of refused lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLE_CHARS = 300
 RUN = ("date", "process", "instance")
 
 
-def processes(made: DataFrame, now_ms: int) -> DataFrame:
+def process_rows(made: DataFrame, now_ms: int) -> DataFrame:
     """One row per instance and date. `ended`: `last` when its last file says so, `vanished` when others wrote
     for VANISHED_AFTER_S (or VANISHED_AFTER_INTERVALS of its own) after its last interval of that date, else
     `running`. A clock that is ahead of `now_ms` outlives nobody."""
@@ -34,17 +34,17 @@ def processes(made: DataFrame, now_ms: int) -> DataFrame:
         (F.col("seq_max") - F.col("seq_min") + 1 - F.col("files")).alias("missing"),
         (F.col("copies") - F.col("samples")).alias("duplicates"),
         F.greatest(F.coalesce("gap_s", F.lit(0.0)), F.lit(0.0)).alias("longest_gap_s"),
-        _ended().alias("ended"),
+        _ended_column().alias("ended"),
         "clock_steps",
         (F.col("usual_ms") / 1000).alias("interval_s"),
     )
 
 
-def refused(lines: DataFrame) -> DataFrame:
-    """From lines of metrics_job.minutes those that are refused: their date (as it was given, else that of
-    their folder), file, reason, and the beginning of the line as `text`.
+def refused_lines(lines: DataFrame) -> DataFrame:
+    """Select the refused lines: date (their own, else that of their folder), file, reason, and the beginning
+    of the line as `text`.
 
-    A line that was read but refused is written again from what was understood of it.
+    The text of a line that could be read is made from its fields.
     """
     path = F.col(FILE)
     file = F.regexp_replace(F.regexp_extract(path, r"date(?:=|%3D)[^/]*/.*", 0), "%3D", "=")
@@ -57,8 +57,8 @@ def refused(lines: DataFrame) -> DataFrame:
     )
 
 
-def rejects(refused: DataFrame) -> DataFrame:
-    """Refused lines counted, with one of them."""
+def count_rejects(refused: DataFrame) -> DataFrame:
+    """Count refused lines by date, file and reason, with one of them as example."""
     counted = F.count(F.lit(1)).alias("lines"), F.min("text").alias("example")
     return refused.groupBy("date", FILE, REASON).agg(*counted)
 
@@ -80,7 +80,7 @@ def _of_run() -> list[Column]:
     ]
 
 
-def _ended() -> Column:
+def _ended_column() -> Column:
     intervals = F.greatest(F.lit(VANISHED_AFTER_S * 1000), VANISHED_AFTER_INTERVALS * F.col("usual_ms"))
     patience = F.when(F.col("usual_ms").isNull(), VANISHED_AFTER_MAX_S * 1000).otherwise(intervals)
     silent = F.col("newest_ms") - F.col("last_ms") > patience

@@ -1,8 +1,8 @@
 """Counters, gauges and histograms by minute and hour.
 
-Histograms are merged by Arrow in Python workers: exactly, bucket by bucket, over intervals, processes and
-hours, part by part. The rows come sorted by nothing, but all of one day that differ only in their process lie
-in one part. Percentiles are those of ddmq_common.metrics: the upper edge of the first bucket at which the
+Arrow merges histograms in Python workers: exactly, bucket by bucket, over intervals, processes and hours, one
+partition at a time. The rows are unsorted, but all rows of one day that differ only in their process are in
+one partition. Percentiles are those of ddmq_common.metrics: the upper edge of the first bucket at which the
 counts reach the fraction.
 """
 
@@ -18,36 +18,39 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from ddmq_common.metrics.cells import BUCKETS, upper_edge
 from metrics_job.arrow import map_in_arrow
-from metrics_job.arrow.lines import codes_of, column
+from metrics_job.arrow.lines import column_array, encode_texts
 from metrics_job.minutes import DAY_MINUTES, INTERVAL, MINUTE_MS
 from metrics_job.tables import SERIES_KEY
 
 
 def minute_start() -> Column:
-    """The timestamp of the column `minute`."""
+    """Return the timestamp of the column `minute`."""
     return F.timestamp_millis(F.col("minute") * MINUTE_MS)
 
 
 def counters_minute(made: DataFrame) -> DataFrame:
-    """From metrics_job.minutes: sums of deltas. `seconds` is what the process's intervals of the minute
+    """Sum the deltas of metrics_job.minutes. `seconds` is the time that the process's intervals of the minute
     cover."""
-    return _counters(made.filter(F.col("kind") == "counter"), minute_start(), covered(made, minute_start()))
+    return _sum_counters(
+        made.filter(F.col("kind") == "counter"), minute_start(), covered_seconds(made, minute_start())
+    )
 
 
 def counters_hour(minutes: DataFrame, made: DataFrame) -> DataFrame:
-    """The same from counters_minute; `seconds` are those of the whole hour, with minutes of no change."""
-    lived = covered(made, F.date_trunc("hour", minute_start()))
-    return _counters(minutes, F.date_trunc("hour", "start"), lived)
+    """Sum counters_minute by hour; `seconds` are those of the whole hour, including minutes without a
+    change."""
+    lived = covered_seconds(made, F.date_trunc("hour", minute_start()))
+    return _sum_counters(minutes, F.date_trunc("hour", "start"), lived)
 
 
-def _counters(rows: DataFrame, start: Column, lived: DataFrame) -> DataFrame:
+def _sum_counters(rows: DataFrame, start: Column, lived: DataFrame) -> DataFrame:
     totals = rows.groupBy(start.alias("start"), *SERIES_KEY).agg(F.sum("total").alias("total"))
     rate = F.when(F.col("seconds") > 0, F.col("total") / F.col("seconds"))
     return totals.join(F.broadcast(lived), on=["start", "process"], how="left").withColumn("per_s", rate)
 
 
-def covered(made: DataFrame, start: Column) -> DataFrame:
-    """start, process, seconds that its intervals of that time cover."""
+def covered_seconds(made: DataFrame, start: Column) -> DataFrame:
+    """Return start, process, and the seconds that the process's intervals of that time cover."""
     length = F.greatest(F.col("to_ms") - F.col("from_ms"), F.lit(0))
     return (
         made.filter(F.col("kind") == INTERVAL)
@@ -57,7 +60,7 @@ def covered(made: DataFrame, start: Column) -> DataFrame:
 
 
 def gauges_minute(made: DataFrame) -> DataFrame:
-    """The last value by time, extremes, and the mean of the samples."""
+    """Return the last value by time, extremes, and the mean of the samples."""
     return (
         made.filter(F.col("kind") == "gauge")
         .groupBy(minute_start().alias("start"), *SERIES_KEY)
@@ -71,7 +74,7 @@ def gauges_minute(made: DataFrame) -> DataFrame:
 
 
 def gauges_hour(minutes: DataFrame) -> DataFrame:
-    """The same from gauges_minute; the mean is that of the minutes."""
+    """Summarize gauges_minute by hour; the mean is that of the minutes."""
     return minutes.groupBy(F.date_trunc("hour", "start").alias("start"), *SERIES_KEY).agg(
         F.max_by("last", "start").alias("last"),
         F.max("max").alias("max"),
@@ -80,13 +83,14 @@ def gauges_hour(minutes: DataFrame) -> DataFrame:
     )
 
 
-def latencies(made: DataFrame) -> DataFrame:
-    """From metrics_job.minutes: rows of latencies_minute and latencies_hour; `period` says which. Worth
-    persisting."""
+def latency_rows(made: DataFrame) -> DataFrame:
+    """Build the rows of latencies_minute and latencies_hour from metrics_job.minutes; `period` says which.
+
+    It is worth persisting."""
     rows = made.filter(F.col("kind") == "histogram").select(*GIVEN)
     day = F.floor(F.col("minute") / DAY_MINUTES)
     together = rows.repartition("metric", "topic", "group", "detail", day)
-    return map_in_arrow(together, merged, schema()).withColumn("start", minute_start())
+    return map_in_arrow(together, merge_histograms, latency_schema()).withColumn("start", minute_start())
 
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
@@ -96,7 +100,7 @@ _BY = ("minute", "id")
 _EDGES = [upper_edge(index) for index in range(BUCKETS)]
 
 
-def schema() -> Any:
+def latency_schema() -> Any:
     """A row for each period, its start in minutes since the epoch, and series; process "" is the merge."""
     fields: list[Any] = [("period", pa.string()), ("minute", pa.int64())]
     fields += [(name, pa.string()) for name in SERIES_KEY]
@@ -105,62 +109,68 @@ def schema() -> Any:
     return pa.schema([*fields, *((name, pa.float64()) for name in (*PERCENTILES, "max"))])
 
 
-def merged(batches: Iterator[Any]) -> Iterator[Any]:
-    """Batches of the columns GIVEN of metrics_job.minutes to batches of schema()."""
-    given = list(batches)
-    rows = pa.Table.from_batches(given).select(GIVEN).combine_chunks() if given else None
+def merge_histograms(batches: Iterator[Any]) -> Iterator[Any]:
+    """Turn batches of the columns GIVEN of metrics_job.minutes into batches of latency_schema()."""
+    inputs = list(batches)
+    rows = pa.Table.from_batches(inputs).select(GIVEN).combine_chunks() if inputs else None
     if rows is None or not rows.num_rows:
         return
-    parents, sums, met = pc.list_parent_indices(column(rows, "buckets")), *_apart(rows)
+    parents, sums, met = pc.list_parent_indices(column_array(rows, "buckets")), *_split_buckets(rows)
     for together in (False, True):
-        codes, known = codes_of(
-            [column(rows, name) for name in SERIES_KEY if name != "process" or not together]
+        codes, series_names = encode_texts(
+            [column_array(rows, name) for name in SERIES_KEY if name != "process" or not together]
         )
-        names = [(one[0], "", *one[1:]) for one in known] if together else known
-        minutes = _sums(met.append_column("id", codes.take(parents)), "bucket")
-        totals = _sums(sums.append_column("id", codes))
+        names = [(one[0], "", *one[1:]) for one in series_names] if together else series_names
+        minutes = _sum_totals(met.append_column("id", codes.take(parents)), "bucket")
+        totals = _sum_totals(sums.append_column("id", codes))
         for period, length in PERIODS.items():
-            found = _sums(_by(minutes, length), "bucket"), _sums(_by(totals, length))
-            yield from _table(period, *found, names).combine_chunks().to_batches()
+            period_sums = (
+                _sum_totals(_by_period(minutes, length), "bucket"),
+                _sum_totals(_by_period(totals, length)),
+            )
+            yield from _build_table(period, *period_sums, names).combine_chunks().to_batches()
 
 
-def _apart(rows: Any) -> tuple[Any, Any]:
-    """minute and total of every row; minute, bucket and total of every bucket of every row."""
-    lists, minute = column(rows, "buckets"), column(rows, "minute")
+def _split_buckets(rows: Any) -> tuple[Any, Any]:
+    """Return minute and total of every row, and minute, bucket and total of every bucket of every row."""
+    lists, minute = column_array(rows, "buckets"), column_array(rows, "minute")
     counted = {"minute": minute.take(pc.list_parent_indices(lists)), "bucket": pc.list_flatten(lists)}
     return rows.select(["minute", "total"]), pa.table(
-        counted | {"total": pc.list_flatten(column(rows, "counts"))}
+        counted | {"total": pc.list_flatten(column_array(rows, "counts"))}
     )
 
 
-def _by(minutes: Any, length: int) -> Any:
+def _by_period(minutes: Any, length: int) -> Any:
     if length == 1:
         return minutes
     start = pc.multiply(pc.divide(minutes["minute"], length), length)
     return minutes.set_column(minutes.column_names.index("minute"), "minute", start)
 
 
-def _sums(rows: Any, *more: str) -> Any:
-    found = rows.group_by([*_BY, *more], use_threads=False).aggregate([("total", "sum")])
-    return found.rename_columns(["total" if name == "total_sum" else name for name in found.column_names])
+def _sum_totals(rows: Any, *more: str) -> Any:
+    sums = rows.group_by([*_BY, *more], use_threads=False).aggregate([("total", "sum")])
+    return sums.rename_columns(["total" if name == "total_sum" else name for name in sums.column_names])
 
 
-def _table(period: str, counted: Any, sums: Any, known: list[tuple[str, ...]]) -> Any:
-    """Rows of schema() from what was counted by minute, id and bucket, and the sums by minute and id."""
-    made, groups = _percentiles(counted.sort_by([(name, "ascending") for name in (*_BY, "bucket")]))
+def _build_table(period: str, counted: Any, sums: Any, series_names: list[tuple[str, ...]]) -> Any:
+    """Return rows of latency_schema() from the counts by minute, id and bucket and the sums by minute and
+    id."""
+    columns, groups = _add_percentiles(counted.sort_by([(name, "ascending") for name in (*_BY, "bucket")]))
     groups = groups.join(sums, list(_BY), use_threads=False).sort_by("row")
-    made |= {"minute": column(groups, "minute"), "sum": column(groups, "total")}
+    columns |= {"minute": column_array(groups, "minute"), "sum": column_array(groups, "total")}
     for at, name in enumerate(SERIES_KEY):
-        made[name] = pa.array([one[at] for one in known], pa.string()).take(column(groups, "id"))
-    made["period"] = pa.repeat(period, groups.num_rows)
-    return pa.table([made[name] for name in schema().names], schema=schema())
+        columns[name] = pa.array([one[at] for one in series_names], pa.string()).take(
+            column_array(groups, "id")
+        )
+    columns["period"] = pa.repeat(period, groups.num_rows)
+    return pa.table([columns[name] for name in latency_schema().names], schema=latency_schema())
 
 
-def _percentiles(buckets: Any) -> tuple[dict[str, Any], Any]:
+def _add_percentiles(buckets: Any) -> tuple[dict[str, Any], Any]:
     """Columns with a row for each run of one minute and id in these sorted rows; their minute, id and row."""
-    minute, ids, bucket = (column(buckets, name) for name in ("minute", "id", "bucket"))
-    size, n = len(ids), column(buckets, "total")
-    starts = pa.concat_arrays([pa.array([0], pa.int64()), _changes(minute, ids, size)])
+    minute, ids, bucket = (column_array(buckets, name) for name in ("minute", "id", "bucket"))
+    size, n = len(ids), column_array(buckets, "total")
+    starts = pa.concat_arrays([pa.array([0], pa.int64()), _find_changes(minute, ids, size)])
     ends = pa.concat_arrays([starts.slice(1), pa.array([size], pa.int64())])
     through = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(n)])
     counts = pc.subtract(through.take(ends), through.take(starts))
@@ -170,19 +180,19 @@ def _percentiles(buckets: Any) -> tuple[dict[str, Any], Any]:
     run = pc.list_parent_indices(lists)
     running = pc.subtract(through.slice(1), through.take(starts).take(run))
     whole = counts.take(run).cast(pa.float64())
-    made = {"count": counts, "buckets": lists, "counts": pa.ListArray.from_arrays(lists.offsets, n)}
+    columns = {"count": counts, "buckets": lists, "counts": pa.ListArray.from_arrays(lists.offsets, n)}
     edges = pa.array(_EDGES)
     for name, fraction in (PERCENTILES | {"max": 1.0}).items():
         reached = pc.greater_equal(running.cast(pa.float64()), pc.multiply(whole, fraction))
         first = pa.table({"run": run.filter(reached), "bucket": bucket.filter(reached)})
-        found = first.group_by("run", use_threads=False).aggregate([("bucket", "min")]).sort_by("run")
-        made[name] = edges.take(column(found, "bucket_min"))
+        first_buckets = first.group_by("run", use_threads=False).aggregate([("bucket", "min")]).sort_by("run")
+        columns[name] = edges.take(column_array(first_buckets, "bucket_min"))
     rows = pa.array(range(len(starts)), pa.int64())
-    return made, pa.table({"minute": minute.take(starts), "id": ids.take(starts), "row": rows})
+    return columns, pa.table({"minute": minute.take(starts), "id": ids.take(starts), "row": rows})
 
 
-def _changes(minute: Any, ids: Any, size: int) -> Any:
-    """Where another minute or id begins; not the first one."""
+def _find_changes(minute: Any, ids: Any, size: int) -> Any:
+    """Return the rows at which another minute or id begins, without the first."""
     if size < 2:
         return pa.array([], pa.int64())
     other = [pc.not_equal(one.slice(1), one.slice(0, size - 1)) for one in (minute, ids)]

@@ -58,7 +58,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How to read. `start` None: not said, the first message of a batch, the last of a stream."""
+    """The options of a read. `start` None means the first message for a batch, the last one for a stream."""
 
     servers: str
     topics: tuple[str, ...]
@@ -73,8 +73,8 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How to write. `topic` None: every row names its own. `store_once`: whether rows have idempotency keys;
-    auto: as long as they are taken."""
+    """The options of a write. `topic` None: every row names its own. `store_once`: whether rows have
+    idempotency keys; auto: as long as the proxies accept them."""
 
     servers: str
     topic: str | None
@@ -83,34 +83,34 @@ class WriteOptions:
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """Checked options of a read; SourceOptionError names what is wrong."""
-    found = _known(given, READING, "reading")
+    """Check the options of a read; SourceOptionError names the wrong one."""
+    texts = _check_names(given, READING, "reading")
     return ReadOptions(
-        servers=_needed(found, "servers", "the consumer proxies, host:port with commas between them"),
-        topics=_topics(found),
-        group=found.get("group", GROUP),
-        start=_where(found, "startingOffsets"),
-        end=_where(found, "endingOffsets"),
-        trigger_messages=_number(found, "maxMessagesPerTrigger", None, 2**53),
-        partition_messages=_number(found, "maxMessagesPerPartition", PARTITION_MESSAGES, 2**53),
-        fail_on_loss=_flag(found, "failOnDataLoss"),
-        timeout_ms=_number(found, "timeoutMs", TIMEOUT_MS, TIMEOUT_MS_MAX),
+        servers=_require_text(texts, "servers", "the consumer proxies, host:port with commas between them"),
+        topics=_parse_topics(texts),
+        group=texts.get("group", GROUP),
+        start=_parse_where(texts, "startingOffsets"),
+        end=_parse_where(texts, "endingOffsets"),
+        trigger_messages=_parse_number(texts, "maxMessagesPerTrigger", None, 2**53),
+        partition_messages=_parse_number(texts, "maxMessagesPerPartition", PARTITION_MESSAGES, 2**53),
+        fail_on_loss=_parse_flag(texts, "failOnDataLoss"),
+        timeout_ms=_parse_number(texts, "timeoutMs", TIMEOUT_MS, TIMEOUT_MS_MAX),
     )
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """Checked options of a write; SourceOptionError names what is wrong."""
-    found = _known(given, WRITING, "writing")
+    """Check the options of a write; SourceOptionError names the wrong one."""
+    texts = _check_names(given, WRITING, "writing")
     return WriteOptions(
-        servers=_needed(found, "servers", "the producer proxies, host:port with commas between them"),
-        topic=found.get("topic"),
-        timeout_ms=_number(found, "timeoutMs", TIMEOUT_MS, TIMEOUT_MS_MAX),
-        store_once=_store_once(found.get("storeonce", "auto")),
+        servers=_require_text(texts, "servers", "the producer proxies, host:port with commas between them"),
+        topic=texts.get("topic"),
+        timeout_ms=_parse_number(texts, "timeoutMs", TIMEOUT_MS, TIMEOUT_MS_MAX),
+        store_once=_store_once(texts.get("storeonce", "auto")),
     )
 
 
 def refuse_unknown(name: str, known: Iterable[str], what: str, use: str) -> SourceOptionError:
-    """The error for a name that is not among `known`, with the nearest that is."""
+    """Return the error for a name that is not among `known`, with the nearest known one."""
     names = {each.lower(): each for each in known}
     close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"; did you mean {names[close[0]]}?" if close else ""
@@ -119,23 +119,23 @@ def refuse_unknown(name: str, known: Iterable[str], what: str, use: str) -> Sour
     )
 
 
-def _known(given: Mapping[str, str], known: Iterable[str], use: str) -> dict[str, str]:
-    found = {name.lower(): text for name, text in given.items() if name.lower() not in OF_SPARK}
+def _check_names(given: Mapping[str, str], known: Iterable[str], use: str) -> dict[str, str]:
+    texts = {name.lower(): text for name, text in given.items() if name.lower() not in OF_SPARK}
     lowered = {name.lower() for name in known}
-    for name in found:
+    for name in texts:
         if name not in lowered:
             raise refuse_unknown(name, known, "option", use)
-    return found
+    return texts
 
 
-def _needed(found: Mapping[str, str], name: str, what: str) -> str:
+def _require_text(found: Mapping[str, str], name: str, what: str) -> str:
     text = found.get(name, "").strip()
     if not text:
         raise SourceOptionError(f"format ddmq: option {name} is missing: {what}")
     return text
 
 
-def _topics(found: Mapping[str, str]) -> tuple[str, ...]:
+def _parse_topics(found: Mapping[str, str]) -> tuple[str, ...]:
     if ("topic" in found) == ("topics" in found):
         raise SourceOptionError(
             "format ddmq: give either option topic (one name) or option topics (several, with commas)"
@@ -147,7 +147,7 @@ def _topics(found: Mapping[str, str]) -> tuple[str, ...]:
     return names
 
 
-def _where(found: Mapping[str, str], name: str) -> Where | None:
+def _parse_where(found: Mapping[str, str], name: str) -> Where | None:
     text = found.get(name.lower())
     if text is None:
         return None
@@ -155,7 +155,7 @@ def _where(found: Mapping[str, str], name: str) -> Where | None:
     if text in ("first", "last"):
         return Where(edge="first" if text == "first" else "last")
     if text.startswith("{"):
-        return Where(offsets=_offsets(name, text))
+        return Where(offsets=_parse_offsets(name, text))
     if re.fullmatch(r"\d{13}", text):
         return Where(time_ms=int(text))
     try:
@@ -171,10 +171,10 @@ def _where(found: Mapping[str, str], name: str) -> Where | None:
     return Where(time_ms=int(moment.timestamp() * 1000))
 
 
-def _offsets(name: str, text: str) -> Mapping[str, Mapping[str, int | Edge]]:
+def _parse_offsets(name: str, text: str) -> Mapping[str, Mapping[str, int | Edge]]:
     try:
         tree = json.loads(text)
-        return {topic: {str(int(q)): _offset(at) for q, at in tree[topic].items()} for topic in tree}
+        return {topic: {str(int(q)): _parse_offset(at) for q, at in tree[topic].items()} for topic in tree}
     except (ValueError, TypeError, AttributeError) as error:
         raise SourceOptionError(
             f"format ddmq: option {name} is JSON, but not of the form "
@@ -182,7 +182,7 @@ def _offsets(name: str, text: str) -> Mapping[str, Mapping[str, int | Edge]]:
         ) from error
 
 
-def _offset(given: object) -> int | Edge:
+def _parse_offset(given: object) -> int | Edge:
     if given == "first":
         return "first"
     if given == "last":
@@ -192,7 +192,7 @@ def _offset(given: object) -> int | Edge:
     raise ValueError(f"{given!r} is no offset; allowed: 0 or more, first, last")
 
 
-def _number(found: Mapping[str, str], name: str, default: Default, most: int) -> int | Default:
+def _parse_number(found: Mapping[str, str], name: str, default: Default, most: int) -> int | Default:
     text = found.get(name.lower())
     if text is None:
         return default
@@ -204,14 +204,14 @@ def _number(found: Mapping[str, str], name: str, default: Default, most: int) ->
 
 
 def _store_once(text: str) -> StoreOnce:
-    for known in get_args(StoreOnce):
-        if text.strip().lower() == known:
-            found: StoreOnce = known
-            return found
+    for allowed in get_args(StoreOnce):
+        if text.strip().lower() == allowed:
+            store_once: StoreOnce = allowed
+            return store_once
     raise SourceOptionError(f"format ddmq: option storeOnce={text!r}; allowed: auto, true, false")
 
 
-def _flag(found: Mapping[str, str], name: str) -> bool:
+def _parse_flag(found: Mapping[str, str], name: str) -> bool:
     text = found.get(name.lower(), "true").strip()
     if text.lower() not in ("true", "false"):
         raise SourceOptionError(f"format ddmq: option {name}={text!r}; allowed: true, false")

@@ -1,4 +1,5 @@
-"""What Spark calls to write: rows of a DataFrame become messages, at least once, and once where that can be.
+"""The writers that Spark calls: each row of a DataFrame becomes a message, at least once, or exactly once
+where idempotency keys are accepted.
 
 Spark repeats a task, or after a crash a whole batch. Each message says in property `spark-batch` which row it
 was: QUERY/BATCH/PARTITION/ROW, the same in every repetition as long as the query itself gives its rows in the
@@ -65,13 +66,13 @@ OF_A_READ = {"offset", "message_id", "stored_at"}
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task did."""
+    """The number of messages that one task stored."""
 
     messages: int
 
 
 class _Writer:
-    """What both writers do. SourceOptionError for columns or a mode that cannot be written."""
+    """The common part of both writers. SourceOptionError for columns or a mode that cannot be written."""
 
     def __init__(
         self, options: WriteOptions, schema: T.StructType, overwrite: bool, query: str | None
@@ -86,8 +87,9 @@ class _Writer:
         self._query = query
 
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
-        """On an executor: all rows of a partition, in their order. WriteError when some are not stored."""
-        place, keyed = self._place()
+        """Store all rows of a partition in their order, on an executor. WriteError when some are not
+        stored."""
+        place, keyed = self._task_place()
         total = 0
         with Producer(
             self._options.servers,
@@ -98,14 +100,17 @@ class _Writer:
         ) as producer:
             store = RowStore(producer, self._options.timeout_ms, self._options.store_once, keyed)
             while rows := list(islice(iterator, CHUNK_ROWS)):
-                store.store(
-                    [outgoing(row, self._options.topic, f"{place}/{total + n}") for n, row in enumerate(rows)]
+                store.store_rows(
+                    [
+                        to_message(row, self._options.topic, f"{place}/{total + n}")
+                        for n, row in enumerate(rows)
+                    ]
                 )
                 total += len(rows)
         return Written(total)
 
-    def _place(self) -> tuple[str, bool]:
-        """QUERY/BATCH/PARTITION of this task, and whether no other one has that name."""
+    def _task_place(self) -> tuple[str, bool]:
+        """Return QUERY/BATCH/PARTITION of this task, and whether that name is unique."""
         context = TaskContext.get()
         if context is None:
             raise WriteError("format ddmq: rows are written by tasks of Spark only")
@@ -116,41 +121,41 @@ class _Writer:
 
 
 class BatchWriter(_Writer, DataSourceWriter):
-    """df.write: one write."""
+    """The writer of df.write: one write."""
 
     def __init__(self, options: WriteOptions, schema: T.StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite, uuid.uuid4().hex)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        log.info("batch written", extra={"messages": _count(messages)})
+        log.info("batch written", extra={"messages": _count_messages(messages)})
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """A task has failed for good: what the others stored stays."""
-        stored = _count(messages)
+        """Log that a task has failed for good: the messages of the other tasks stay stored."""
+        stored = _count_messages(messages)
         log.warning("write failed; %s messages of it are stored", stored, extra={"messages": stored})
 
 
 class StreamWriter(_Writer, DataSourceStreamWriter):
-    """df.writeStream: one write for each micro-batch."""
+    """The writer of df.writeStream: one write for each micro-batch."""
 
     def __init__(self, options: WriteOptions, schema: T.StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite, None)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        log.info("micro-batch written", extra={"batch": batchId, "messages": _count(messages)})
+        log.info("micro-batch written", extra={"batch": batchId, "messages": _count_messages(messages)})
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """A task has failed for good: what the others stored stays, and Spark repeats the batch."""
-        told = {"batch": batchId, "messages": _count(messages)}
+        """Log that a task has failed for good: stored messages stay, and Spark repeats the batch."""
+        details = {"batch": batchId, "messages": _count_messages(messages)}
         log.warning(
             "micro-batch %(batch)d failed; %(messages)d messages of it are stored and will be again",
-            told,
-            extra=told,
+            details,
+            extra=details,
         )
 
 
 def check_columns(schema: T.StructType, options: WriteOptions) -> None:
-    """SourceOptionError for a column that is missing, unknown, or of another type than can be written."""
+    """Check the columns; SourceOptionError for one that is missing, unknown or of an unsupported type."""
     for field in schema.fields:
         if field.name in OF_A_READ:
             raise SourceOptionError(
@@ -170,25 +175,25 @@ def check_columns(schema: T.StructType, options: WriteOptions) -> None:
         raise SourceOptionError("format ddmq: give option topic, or a column topic")
 
 
-def outgoing(row: Row, topic: str | None, place: str) -> OutgoingMessage:
-    """One row as a message; WriteError for what no message can be."""
-    given: dict[str, Any] = row.asDict()
-    goes_to = topic or given.get("topic")
-    if not goes_to or given["value"] is None:
+def to_message(row: Row, topic: str | None, place: str) -> OutgoingMessage:
+    """Convert a row to a message; WriteError for a row that cannot be one."""
+    values: dict[str, Any] = row.asDict()
+    goes_to = topic or values.get("topic")
+    if not goes_to or values["value"] is None:
         what = "value" if goes_to else "topic"
         raise WriteError(f"format ddmq: row {place} has no {what} (it is null); fill it or filter such rows")
-    properties = {name: text for name, text in (given.get("properties") or {}).items() if text is not None}
+    properties = {name: text for name, text in (values.get("properties") or {}).items() if text is not None}
     return OutgoingMessage(
         goes_to,
-        given["value"] if isinstance(given["value"], str) else bytes(given["value"]),
-        key=_key(given.get("key"), place),
-        tags=given.get("tags"),
+        values["value"] if isinstance(values["value"], str) else bytes(values["value"]),
+        key=_key_text(values.get("key"), place),
+        tags=values.get("tags"),
         properties=properties | {BATCH_PROPERTY: place},
-        queue=given.get("queue"),
+        queue=values.get("queue"),
     )
 
 
-def _key(given: Any, place: str) -> str | None:
+def _key_text(given: Any, place: str) -> str | None:
     if given is None or isinstance(given, str):
         return given
     try:
@@ -201,7 +206,8 @@ class RowStore:
     """Stores groups of rows for one task, each with its key as long as these are taken."""
 
     def __init__(self, producer: Producer, timeout_ms: int, once: StoreOnce, named: bool) -> None:
-        """`named`: the rows' names are of this task alone. WriteError where keys have to be and cannot."""
+        """`named`: the rows' names are unique to this task. WriteError if keys are required but
+        impossible."""
         if once == "true" and not named:
             raise WriteError("format ddmq: storeOnce=true, but Spark has told no id of the query and batch")
         self._producer = producer
@@ -210,30 +216,35 @@ class RowStore:
         self._insists = once == "true"
         self._keyed = named and once != "false"
 
-    def store(self, messages: Sequence[OutgoingMessage]) -> None:
-        """Send until all are stored; WriteError at once for what cannot be, or when the time is up."""
-        began = time.monotonic()
+    def store_rows(self, messages: Sequence[OutgoingMessage]) -> None:
+        """Send until all are stored; WriteError when the time is up, or at once for messages that are
+        invalid."""
+        start_s = time.monotonic()
         pause = PAUSE_S[0]
-        left = [with_key(message) for message in messages] if self._keyed else list(messages)
+        remaining = [with_key(message) for message in messages] if self._keyed else list(messages)
         while True:
-            results = self._producer.send_batch(left, timeout_ms=self._attempt_ms())
+            results = self._producer.send_batch(remaining, timeout_ms=self._attempt_ms())
             bad = [result for result in results if not result.stored]
             if not bad:
                 return
-            total = len(left)
-            left = [message for message, result in zip(left, results, strict=True) if not result.stored]
-            passed = time.monotonic() - began
+            total = len(remaining)
+            remaining = [
+                message for message, result in zip(remaining, results, strict=True) if not result.stored
+            ]
+            passed = time.monotonic() - start_s
             if self._keyed and not self._insists and _about_keys(bad, passed >= self._timeout_s / 2):
                 self._go_on_without(bad[0])
-                left = [replace(message, idempotency_key=None) for message in left]
+                remaining = [replace(message, idempotency_key=None) for message in remaining]
                 continue
             if not _worth_again(results) or passed + pause > self._timeout_s:
-                raise WriteError(f"{len(left)} of {total} messages were not stored, first: {bad[0].error}")
+                raise WriteError(
+                    f"{len(remaining)} of {total} messages were not stored, first: {bad[0].error}"
+                )
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_S[1])
 
     def _attempt_ms(self) -> int:
-        """How long the producer may try: with keys that may have to be given up, half of the time."""
+        """Return how long the producer may try: half of the time if keys may have to be dropped."""
         return self._timeout_ms if self._insists or not self._keyed else max(1, self._timeout_ms // 2)
 
     def _go_on_without(self, bad: SendResult) -> None:
@@ -246,7 +257,7 @@ class RowStore:
 
 
 def with_key(message: OutgoingMessage) -> OutgoingMessage:
-    """The row's message with its key, unless the row brings one."""
+    """Add an idempotency key to the message of a row, unless it has one."""
     properties = message.properties or {}
     if IDEMPOTENCY_KEY in properties:
         return message
@@ -256,7 +267,8 @@ def with_key(message: OutgoingMessage) -> OutgoingMessage:
 
 
 def _about_keys(bad: Sequence[SendResult], long: bool) -> bool:
-    """Whether proxies may have refused these for their keys: at once, or for `long` because they are full."""
+    """Whether the keys may be why proxies refused these: at once, or for `long` because they have no
+    capacity."""
     errors = [result.error for result in bad]
     return any(isinstance(error, InvalidMessageError) and error.proxy for error in errors) or (
         long and any(isinstance(error, ThrottledError) for error in errors)
@@ -269,5 +281,5 @@ def _worth_again(results: Sequence[SendResult]) -> bool:
     )
 
 
-def _count(messages: Sequence[WriterCommitMessage | None]) -> int:
+def _count_messages(messages: Sequence[WriterCommitMessage | None]) -> int:
     return sum(each.messages for each in messages if isinstance(each, Written))

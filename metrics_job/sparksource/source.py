@@ -1,4 +1,4 @@
-"""What Spark calls to read: DdmqSource, its batch reader and its stream reader.
+"""The format that Spark calls to read: DdmqSource, its batch reader and its stream reader.
 
 The stream reader lives in one process of the driver as long as the query; `read` runs on executors, from a
 pickled copy without a connection. Places live in Spark's checkpoint alone: the proxies keep none, and a
@@ -66,11 +66,11 @@ ARROW = to_arrow_schema(SCHEMA, timezone="UTC")
 
 
 def open_reader(options: ReadOptions) -> RangeReader:
-    """A reader of the topics of `options`; it connects with its first call."""
+    """Open a reader of the topics of `options`; it connects with its first call."""
     return RangeReader(options.servers, options.group, options.topics, timeout_ms=options.timeout_ms)
 
 
-def lost(loss: Loss, fail: bool) -> None:
+def report_loss(loss: Loss, fail: bool) -> None:
     if fail:
         raise DataLossError(
             f"{loss}. To go on without them set option failOnDataLoss to false; to keep messages longer see "
@@ -80,54 +80,57 @@ def lost(loss: Loss, fail: bool) -> None:
 
 
 def read_span(options: ReadOptions, span: OffsetRange) -> Iterator[Any]:
-    """The messages of `span` as record batches of SCHEMA; DataLossError, SourceError, ddmq_client errors."""
+    """Yield the messages of `span` as record batches of SCHEMA; DataLossError, SourceError, ddmq_client
+    errors."""
     with open_reader(options) as reader:
         rows: list[Message] = []
         size = 0
-        for messages in _parts(reader, options, span):
+        for messages in _fetch_messages(reader, options, span):
             rows += messages
             size += sum(len(message.body) for message in messages)
             if len(rows) >= BATCH_ROWS or size >= BATCH_BYTES:
-                yield _batch(span, rows)
+                yield _to_record_batch(span, rows)
                 rows, size = [], 0
         if rows:
-            yield _batch(span, rows)
+            yield _to_record_batch(span, rows)
 
 
-def _parts(reader: RangeReader, options: ReadOptions, span: OffsetRange) -> Iterator[Sequence[Message]]:
+def _fetch_messages(
+    reader: RangeReader, options: ReadOptions, span: OffsetRange
+) -> Iterator[Sequence[Message]]:
     offset = span.start
     give_up_at = time.monotonic() + options.timeout_ms / 1000
     while offset < span.end:
-        wanted = min(span.end - offset, FETCH_MESSAGES)
-        found = reader.read(span.topic, span.name, offset, wanted, LINGER_MS)
-        loss = _loss(found, offset, span)
+        count = min(span.end - offset, FETCH_MESSAGES)
+        answer = reader.read(span.topic, span.name, offset, count, LINGER_MS)
+        loss = _find_loss(answer, offset, span)
         if loss is not None:
-            lost(loss, options.fail_on_loss)
-        if found.next_offset < offset:
+            report_loss(loss, options.fail_on_loss)
+        if answer.next_offset < offset:
             return  # the queue has shrunk: said above
-        yield [message for message in found.messages if message.offset < span.end]
-        if found.next_offset > offset:
-            offset = found.next_offset
+        yield [message for message in answer.messages if message.offset < span.end]
+        if answer.next_offset > offset:
+            offset = answer.next_offset
             give_up_at = time.monotonic() + options.timeout_ms / 1000
         elif time.monotonic() > give_up_at:
             raise SourceError(
                 f"queue {span.number} of topic {span.topic} gave nothing at offset {offset} for "
-                f"{options.timeout_ms} ms, although it ends at {found.end_offset}: see the proxy's log"
+                f"{options.timeout_ms} ms, although it ends at {answer.end_offset}: see the proxy's log"
             )
 
 
-def _loss(found: FetchedQueue, offset: int, span: OffsetRange) -> Loss | None:
-    """What of `[offset, span.end)` this answer shows to be gone."""
-    if found.next_offset < offset:
+def _find_loss(answer: FetchedQueue, offset: int, span: OffsetRange) -> Loss | None:
+    """Return the part of `[offset, span.end)` that is lost according to this answer."""
+    if answer.next_offset < offset:
         return Loss(span.topic, span.number, offset, span.end, "the queue ends before them now")
-    first = found.first_offset or 0
-    oldest = found.messages[0].offset if found.messages else found.next_offset
+    first = answer.first_offset or 0
+    oldest = answer.messages[0].offset if answer.messages else answer.next_offset
     if first <= offset or oldest < first:
         return None
     return Loss(span.topic, span.number, offset, min(first, span.end), "retention removed them meanwhile")
 
 
-def _batch(span: OffsetRange, rows: Sequence[Message]) -> Any:
+def _to_record_batch(span: OffsetRange, rows: Sequence[Message]) -> Any:
     count = len(rows)
     columns: list[Sequence[Any]] = [
         [row.offset for row in rows],
@@ -159,15 +162,15 @@ class DdmqSource(DataSource):
         return "ddmq"
 
     def schema(self) -> T.StructType:
-        """Columns of a read; options that are wrong are told here already."""
+        """Return the columns of a read. SourceOptionError for wrong options."""
         read_options(self.options)
         return SCHEMA
 
     def reader(self, schema: T.StructType) -> DataSourceReader:
-        return BatchReader(_checked(self.options, schema))
+        return BatchReader(_check_read(self.options, schema))
 
     def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        return StreamReader(_checked(self.options, schema))
+        return StreamReader(_check_read(self.options, schema))
 
     def writer(self, schema: T.StructType, overwrite: bool) -> DataSourceWriter:
         return BatchWriter(write_options(self.options), schema, overwrite)
@@ -178,7 +181,7 @@ class DdmqSource(DataSource):
         return StreamWriter(write_options(self.options), schema, overwrite)
 
 
-def _checked(given: Any, schema: T.StructType) -> ReadOptions:
+def _check_read(given: Any, schema: T.StructType) -> ReadOptions:
     if schema != SCHEMA:
         raise SourceOptionError(
             "format ddmq: it has a schema of its own; leave .schema(…) out and select afterwards"
@@ -186,18 +189,18 @@ def _checked(given: Any, schema: T.StructType) -> ReadOptions:
     return read_options(given)
 
 
-def places(reader: RangeReader, where: Where, bounds: Sequence[QueueBounds], option: str) -> Places:
-    """Where `where` is in every queue; times are looked up."""
+def find_places(reader: RangeReader, where: Where, bounds: Sequence[QueueBounds], option: str) -> Places:
+    """Return the offset of `where` in every queue; times are looked up."""
     if where.time_ms is None:
-        return offsets.fixed(where, bounds, option)
-    found: Places = {}
+        return offsets.fixed_places(where, bounds, option)
+    places_of_time: Places = {}
     for at in bounds:
-        found.setdefault(at.topic, {})[str(at.number)] = reader.offset_at(at, where.time_ms)
-    return found
+        places_of_time.setdefault(at.topic, {})[str(at.number)] = reader.offset_at(at, where.time_ms)
+    return places_of_time
 
 
 class _SpanReader:
-    """What both readers do."""
+    """The common part of both readers."""
 
     _options: ReadOptions
 
@@ -214,7 +217,7 @@ class BatchReader(_SpanReader, DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Ranges of queues; SourceOptionError for a topic that does not exist, DataLossError."""
+        """Plan the ranges of queues. SourceOptionError for a topic that does not exist; DataLossError."""
         options = self._options
         with open_reader(options) as reader:
             bounds = reader.bounds()
@@ -224,13 +227,13 @@ class BatchReader(_SpanReader, DataSourceReader):
                     f"format ddmq: topics {sorted(missing)} do not exist, or group {options.group} may not "
                     "read them; create them, or name others in option topic or topics"
                 )
-            start = places(reader, options.start or Where(edge="first"), bounds, "startingOffsets")
-            end = places(reader, options.end or Where(edge="last"), bounds, "endingOffsets")
+            start = find_places(reader, options.start or Where(edge="first"), bounds, "startingOffsets")
+            end = find_places(reader, options.end or Where(edge="last"), bounds, "endingOffsets")
         end = offsets.not_before(end, start, bounds)
-        found, losses = offsets.spans(start, end, bounds, options.partition_messages)
+        ranges, losses = offsets.plan_ranges(start, end, bounds, options.partition_messages)
         for loss in losses:
-            lost(loss, options.fail_on_loss)
-        return [RangePartition(span) for span in found]
+            report_loss(loss, options.fail_on_loss)
+        return [RangePartition(span) for span in ranges]
 
 
 class StreamReader(_SpanReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -250,42 +253,44 @@ class StreamReader(_SpanReader, DataSourceStreamReader, SupportsTriggerAvailable
         return self.__dict__ | {"_reader": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Where a query without a checkpoint starts."""
-        bounds = self._bounds()
+        """Return the offsets at which a query without a checkpoint starts."""
+        bounds = self._read_bounds()
         start = self._options.start or Where(edge="last")
-        found = places(self._open(), start, bounds, "startingOffsets")
-        return {topic: found.get(topic, {}) for topic in self._options.topics}
+        places_of_start = find_places(self._open(), start, bounds, "startingOffsets")
+        return {topic: places_of_start.get(topic, {}) for topic in self._options.topics}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Behind the last message there is, or as far as `limit` allows."""
-        end = offsets.ends(self._bounds(), self._options.topics)
+        """Return the end offsets of the next micro-batch: the latest ones, capped by `limit`."""
+        end = offsets.end_places(self._read_bounds(), self._options.topics)
         if self._target is not None:
             end = offsets.not_past(end, self._target)
-        kept = {topic: dict(queues) for topic, queues in start.items() if topic in end}
+        ends = {topic: dict(queues) for topic, queues in start.items() if topic in end}
         for topic, queues in end.items():
-            kept.setdefault(topic, {}).update(queues)  # a queue that cannot be seen now keeps its place
-        return offsets.limited(start, kept, limit.max_rows) if isinstance(limit, ReadMaxRows) else kept
+            ends.setdefault(topic, {}).update(queues)  # a queue that cannot be seen now keeps its place
+        return offsets.limit_places(start, ends, limit.max_rows) if isinstance(limit, ReadMaxRows) else ends
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         most = self._options.trigger_messages
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """For the query's progress: how far it could be."""
-        return offsets.ends(self._bounds(), self._options.topics)
+        """Return the latest offsets, for the query's progress."""
+        return offsets.end_places(self._read_bounds(), self._options.topics)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """What comes after now is not read by this run."""
-        self._target = offsets.ends(self._bounds(), self._options.topics)
+        """Make the present end offsets the last ones that this run reads."""
+        self._target = offsets.end_places(self._read_bounds(), self._options.topics)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        found, losses = offsets.spans(start, end, self._bounds(), self._options.partition_messages)
+        ranges, losses = offsets.plan_ranges(
+            start, end, self._read_bounds(), self._options.partition_messages
+        )
         for loss in losses:
-            lost(loss, self._options.fail_on_loss)
+            report_loss(loss, self._options.fail_on_loss)
             self._lost += loss.count
         if losses:
             log.warning("%d messages lost by this query so far", self._lost, extra={"count": self._lost})
-        return [RangePartition(span) for span in found]
+        return [RangePartition(span) for span in ranges]
 
     def stop(self) -> None:
         if self._reader is not None:
@@ -297,5 +302,5 @@ class StreamReader(_SpanReader, DataSourceStreamReader, SupportsTriggerAvailable
             self._reader = open_reader(self._options)
         return self._reader
 
-    def _bounds(self) -> list[QueueBounds]:
+    def _read_bounds(self) -> list[QueueBounds]:
         return self._open().bounds()

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from ddmq_common.metrics.cells import bucket_index
-from metrics_job.report.core.material import percentiles
+from metrics_job.report.core.material import compute_percentiles
 from metrics_job.tables import TABLES
 
 Row = Mapping[str, Any]
@@ -56,7 +56,7 @@ class Writer:
         for value in values:
             counts[bucket_index(value)] = counts.get(bucket_index(value), 0) + 1
             total += value
-        at_values = percentiles(counts)
+        at_values = compute_percentiles(counts)
         assert at_values is not None
         row = {
             "metric": metric, "topic": topic, "group": group, "detail": detail, "count": at_values.measured,

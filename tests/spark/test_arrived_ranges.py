@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metrics_job.arrived import FANOUT, Range, living, to_merge
+from metrics_job.arrived import FANOUT, Range, drop_covered, to_merge
 
 
 def grown(batches: int) -> list[Range]:
@@ -14,7 +14,7 @@ def grown(batches: int) -> list[Range]:
     for batch in range(batches):
         merging = to_merge(ranges)
         if merging:
-            ranges = living([*ranges, Range(merging[0].first, merging[-1].last)])
+            ranges = drop_covered([*ranges, Range(merging[0].first, merging[-1].last)])
         ranges.append(Range(batch, batch))
     return ranges
 
@@ -24,7 +24,7 @@ def test_every_batch_is_in_one_folder_and_the_folders_stay_few() -> None:
         ranges = grown(batches)
         held = [batch for one in ranges for batch in range(one.first, one.last + 1)]
         assert held == list(range(batches))
-        levels = [one.level for one in ranges]
+        levels = [one.merge_level for one in ranges]
         assert max(levels.count(level) for level in set(levels)) <= FANOUT
 
 
@@ -39,4 +39,4 @@ def test_folders_inside_a_wider_one_are_dead_whatever_a_kill_left(batches: int, 
     ranges = grown(batches)
     parts = [Range(batch, batch) for one in ranges for batch in range(one.first, one.last + 1)]
     left = data.draw(st.lists(st.sampled_from(parts), unique=True))
-    assert living({*ranges, *left}) == ranges
+    assert drop_covered({*ranges, *left}) == ranges

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everyone uses
 from bench.samples_generator import FAULTS, Shape, write
 from ddmq_common.metrics.samples import SampleName, part_name
 from metrics_job.arrow import read
-from metrics_job.arrow.lines import Known, parse
+from metrics_job.arrow.lines import SeriesCodes, parse
 from metrics_job.arrow.read import merged_since, read_minutes
 from metrics_job.folders import Days
 from metrics_job.minutes import (
@@ -24,9 +24,9 @@ from metrics_job.minutes import (
     INTERVAL,
     READER_OPTIONS,
     REASON,
-    classified,
-    minutes,
+    classify_lines,
     read_schema,
+    to_minutes,
 )
 from metrics_job.tables import SERIES_KEY
 
@@ -105,14 +105,14 @@ def refused(lines: DataFrame | None) -> Counter[tuple[str, str]]:
 def read_lines(spark: SparkSession, paths: list[str]) -> DataFrame:
     """Every line as Spark's own reader understands it."""
     lines = spark.read.schema(read_schema()).options(**READER_OPTIONS).json(paths)
-    return lines.withColumn(FILE, F.col("_metadata.file_path")).transform(classified)
+    return lines.withColumn(FILE, F.col("_metadata.file_path")).transform(classify_lines)
 
 
 def same_both_ways(spark: SparkSession, folders: list[Path]) -> dict[Any, Any]:
     paths = [str(folder) for folder in folders]
     lines = read_lines(spark, paths)
     found = read_minutes(spark, paths, ALL, DataFrame.persist)
-    made, wanted = added_up(found.made), added_up(minutes(lines, DataFrame.persist))
+    made, wanted = added_up(found.minutes), added_up(to_minutes(lines, DataFrame.persist))
     assert made == wanted
     assert refused(found.odd) == refused(lines)
     return made
@@ -162,9 +162,9 @@ def test_files_that_are_merged_and_deleted_meanwhile_are_read_as_the_merged_one(
         return found
 
     monkeypatch.setattr(read, "input_files", tidied)
-    made = added_up(read_minutes(spark, [str(tmp_path)], ALL, DataFrame.persist).made)
+    made = added_up(read_minutes(spark, [str(tmp_path)], ALL, DataFrame.persist).minutes)
     monkeypatch.undo()
-    assert made == added_up(read_minutes(spark, [str(tmp_path)], ALL, DataFrame.persist).made)
+    assert made == added_up(read_minutes(spark, [str(tmp_path)], ALL, DataFrame.persist).minutes)
     assert made
 
 
@@ -226,5 +226,5 @@ def test_no_line_is_lost_or_made(lines: list[bytes], ended: bool) -> None:
     parts = [text for line in lines for text in line.splitlines() if text.strip()]
     arrays = [text for text in parts if text.startswith(b"[") and b"1,2" not in text]
     wanted = len(parts) - len(arrays) + sum(len(json.loads(text)) for text in arrays)
-    found = parse([data], Known())
+    found = parse([data], SeriesCodes())
     assert found.lines.num_rows + len(found.odd) == wanted

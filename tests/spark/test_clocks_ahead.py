@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from metrics_job.minutes import INTERVAL, MINUTE_MS, schema
+from metrics_job.minutes import INTERVAL, MINUTE_MS, minutes_schema
 from metrics_job.rollups.groups import lag_minute
 from metrics_job.tables import COUNTERS_MINUTE
 
@@ -48,7 +48,7 @@ def history(midnight: int) -> list[dict[str, Any]]:
 
 
 def minutes_of_lag(spark: SparkSession, rows: list[dict[str, Any]], now_ms: int) -> dict[int, float]:
-    made = spark.createDataFrame(rows, schema())
+    made = spark.createDataFrame(rows, minutes_schema())
     counters = spark.createDataFrame([], COUNTERS_MINUTE.schema)
     found = lag_minute(made, counters, now_ms).select("minute", "lag").collect()
     assert len({one["minute"] for one in found}) == len(found), "a minute is there twice"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from metrics_job.minutes import INTERVAL, schema
-from metrics_job.rollups.processes import processes
+from metrics_job.minutes import INTERVAL, minutes_schema
+from metrics_job.rollups.processes import process_rows
 
 NOW = 1_767_614_400_000  # 2026-01-05 12:00 UTC
 INTERVAL_MS = 10_000
@@ -25,5 +25,7 @@ def test_a_clock_that_runs_ahead_makes_nobody_vanish(spark: SparkSession, silent
         for process, last in (("healthy", healthy), ("ahead", ahead))
         for seq in (0, 1)
     ]
-    found = processes(spark.createDataFrame(rows, schema()), NOW).select("process", "ended").collect()
+    found = (
+        process_rows(spark.createDataFrame(rows, minutes_schema()), NOW).select("process", "ended").collect()
+    )
     assert {row["process"]: row["ended"] for row in found} == {"healthy": ended, "ahead": "running"}

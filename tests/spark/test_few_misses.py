@@ -70,5 +70,5 @@ def test_a_promise_missed_by_few_is_not_judged(out: Path, misses: int, met: bool
     assert rows["sends stored", "", ""] == (10, 10 + misses, met)
     assert rows["waiting at most 1 s", "few", "g"] == (3, 3 + misses, met)
     report = read_report(out, noon - 60_000, noon + 60_000)
-    assert report.ok is (met is None), report.findings
+    assert report.is_well is (met is None), report.findings
     assert {row.days_unjudged for row in report.slo} == {1 if met is None else 0}

@@ -12,17 +12,17 @@ import pytest
 from rich.console import Console
 
 from metrics_job.report.core.behind import describe_outlook, sort_worst_first
-from metrics_job.report.core.facts import Report, report_of, summary
+from metrics_job.report.core.facts import Report, report_of, to_summary
 from metrics_job.report.core.health import NOTHING_INTENDED, Intended
 from metrics_job.report.core.material import Waiting, span_of
 from metrics_job.report.reading import Tables
-from metrics_job.report.run import page
+from metrics_job.report.run import build_page
 from metrics_job.report.terminal import print_report
 from tests.spark.report_tables import Writer, at, ms
 
 
 def report(writer: Writer, end: int = 70, intended: Intended = NOTHING_INTENDED) -> Report:
-    return report_of(Tables(writer.write()).material(span_of(ms(60), ms(end))), None, intended)
+    return report_of(Tables(writer.write()).read_material(span_of(ms(60), ms(end))), None, intended)
 
 
 def printed(made: Report) -> str:
@@ -73,8 +73,8 @@ def test_the_worst_subscription_is_the_first_everywhere(tmp_path: Path) -> None:
     made = report(writer)
     order = ["old", "most", "few", "none"]
     assert [row.group for row in sort_worst_first(made.waiting)] == order
-    assert [row["group"] for row in summary(made)["subscriptions"]] == order
-    table = re.findall(r'<section id="waiting".*?</section>', page(made, 0), re.S)[0]
+    assert [row["group"] for row in to_summary(made)["subscriptions"]] == order
+    table = re.findall(r'<section id="waiting".*?</section>', build_page(made, 0), re.S)[0]
     assert re.findall(r"<tr><td>(\w+)</td>", table) == order[:3]
     assert re.findall(r"^(\w+) +t ", printed(made), re.M) == order[:3]
 
@@ -120,7 +120,7 @@ def test_the_tile_counts_the_subscriptions_that_wait_as_the_table_does(tmp_path:
     writer = Writer(tmp_path)
     for number in range(5):
         writer.lag(at(60), f"g{number}", "t", 9.0 * (number < 3), lag_max=9.0)
-    text = page(report(writer), 0)
+    text = build_page(report(writer), 0)
     assert re.findall(r"waiting at the end</span><b>27</b><span class=\"note\">([^<]+)<", text) == [
         "in 3 of 5 subscriptions"
     ]
@@ -145,7 +145,7 @@ def test_a_state_that_was_told_long_before_the_end_has_its_time(
         f"5 messages waiting for g on t, the oldest for 1 m 39 s, not getting fewer at present rates{dated}.",
         f"2 order keys blocked at the end (g on t{dated}), the longest for 9 s.",
     ]
-    text = page(made, 0)
+    text = build_page(made, 0)
     assert f"2 at the end{dated}" in text
     assert f'<td class="number">5{dated}</td>' in text
 
@@ -155,7 +155,7 @@ def test_a_planned_restart_is_no_finding_and_is_told_apart_from_refusals(tmp_pat
     writer.counter(at(60), "ddmq_sends_total", 10_000, "t", detail="code=0")
     writer.counter(at(60), "ddmq_sends_total", 900, "t", detail="code=20")
     made = report(writer)
-    assert made.ok, made.findings
+    assert made.is_well, made.findings
     assert (made.totals.refused, made.totals.sent_elsewhere, made.totals.refused_ratio) == (900, 900, 0.0)
     assert "10,000 sent (900 refused, 900 of them by a proxy that stops)" in printed(made)
     writer.counter(at(61), "ddmq_sends_total", 11, "t", detail="code=15")
@@ -172,9 +172,9 @@ def test_a_promise_that_one_day_missed_says_so_where_the_whole_reached_it(tmp_pa
     made = report(writer, 2880)
     reached = "99.99 %, but 99.88 % on 2026-11-16"
     assert {row.name: row.shown_compliance for row in made.slo} == {"sends stored": reached, "quick": "50 %"}
-    assert f">{reached}<" in page(made, 0)
+    assert f">{reached}<" in build_page(made, 0)
     assert reached in printed(made)
-    assert "Each UTC day is judged alone" in page(made, 0)
+    assert "Each UTC day is judged alone" in build_page(made, 0)
     writer = Writer(tmp_path / "one")
     writer.counter(at(60), "ddmq_sends_total", 10, "t", detail="code=0")
     writer.slo(date(2026, 11, 16), "sends stored", 9_988, 10_000, 0.999)
@@ -189,11 +189,11 @@ def test_what_was_done_on_purpose_is_a_remark_and_no_finding(tmp_path: Path) -> 
     writer.process(at(60), at(62), instance="a" * 16, ended="running")
     writer.process(at(63), at(64), instance="b" * 16)
     made = report(writer, intended=Intended([ms(62) + 5_000], {"t": 5}))
-    assert made.ok, made.findings
+    assert made.is_well, made.findings
     assert made.remarks == ["On purpose: 1 process killed, 5 messages made dead letters."]
-    for text in (page(made, 0), printed(made)):
+    for text in (build_page(made, 0), printed(made)):
         assert made.remarks[0] in text
-    assert summary(made)["remarks"] == made.remarks
+    assert to_summary(made)["remarks"] == made.remarks
     findings = [one.text for one in report(writer, intended=Intended([], {"t": 4, "other": 9})).findings]
     assert findings[0] == "1 message became a dead letter."
     assert findings[1].startswith("1 process ended without a word")
@@ -204,7 +204,7 @@ def test_what_a_time_is_measured_of_is_said(tmp_path: Path) -> None:
     for metric in ("ddmq_send_latency_us", "ddmq_queue_wait_us", "ddmq_process_us", "ddmq_delay_lateness_us"):
         writer.times(at(60), metric, [1000.0], "t", "g")
     writer.slo(date(2026, 11, 16), "quick", 9, 10, 0.9)
-    text = page(report(writer), 0)
+    text = build_page(report(writer), 0)
     for said in (
         "once for each request",
         "once for each answer to a pull",

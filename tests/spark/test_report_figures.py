@@ -12,16 +12,16 @@ from ddmq_common.errors import ConfigError
 from ddmq_common.metrics.cells import bucket_index
 from metrics_job.report.core import words
 from metrics_job.report.core.facts import Report, report_of
-from metrics_job.report.core.figures import figures
+from metrics_job.report.core.figures import build_figures
 from metrics_job.report.core.health import Intended
-from metrics_job.report.core.material import DAY_MS, HOUR_MS, WEEK_MS, percentiles, span_of
+from metrics_job.report.core.material import DAY_MS, HOUR_MS, WEEK_MS, compute_percentiles, span_of
 from metrics_job.report.reading import Tables
 from tests.spark.report_tables import Writer, at, busy_week, ms
 
 
 def report(folder: Path, start: int, end: int, sampled: int | None = None) -> Report:
     """Of so many minutes after the first midnight; `sampled`: when the tables were made, of all there was."""
-    material = Tables(folder).material(span_of(ms(start), ms(end)))
+    material = Tables(folder).read_material(span_of(ms(start), ms(end)))
     return report_of(material, None if sampled is None else ms(sampled))
 
 
@@ -71,7 +71,7 @@ def test_only_rows_within_the_range_count(ten_minutes: Path) -> None:
 
 
 def test_rates_are_totals_over_the_time_that_was_covered(ten_minutes: Path) -> None:
-    drawn = figures(report(ten_minutes, 60, 70))["throughput"]
+    drawn = build_figures(report(ten_minutes, 60, 70))["throughput"]
     sent = next(trace for trace in drawn["data"] if trace["name"] == "sent")
     assert sent["y"] == [11.0] * 10
     refused = next(trace for trace in drawn["data"] if trace["name"] == "refused")
@@ -82,7 +82,7 @@ def test_a_run_within_a_minute_is_not_slowed_by_the_rest_of_it(tmp_path: Path) -
     writer = Writer(tmp_path)
     writer.counter(at(60), "ddmq_sends_total", 600, "orders", detail="code=0")
     writer.process(at(60).replace(second=10), at(60).replace(second=30))
-    drawn = figures(report(writer.write(), 60, 61))["throughput"]["data"][0]
+    drawn = build_figures(report(writer.write(), 60, 61))["throughput"]["data"][0]
     assert (drawn["type"], drawn["x"], drawn["y"]) == ("bar", ["01:00"], [30.0])
 
 
@@ -92,7 +92,7 @@ def test_charts_show_the_whole_range_and_points_that_stand_alone(tmp_path: Path)
         writer.lag(at(minute), "billing", "orders", 7.0)
         writer.counter(at(minute), "ddmq_sends_total", 60, "orders", detail="code=0")
         writer.times(at(minute), "ddmq_send_latency_us", [1000.0], "orders")
-    drawn = figures(report(writer.write(), 60, 180))
+    drawn = build_figures(report(writer.write(), 60, 180))
     for name in ("throughput", "times-0", "lag"):
         assert drawn[name]["layout"]["xaxis"]["range"] == ["2026-11-16 01:00", "2026-11-16 02:59"], name
     trace = drawn["times-0"]["data"][0]
@@ -104,13 +104,13 @@ def test_a_few_moments_stand_in_order_whichever_line_has_them(tmp_path: Path) ->
     writer = Writer(tmp_path)
     for minute, group in ((60, "a"), (62, "a"), (61, "b")):
         writer.lag(at(minute), group, "orders", 7.0)
-    axis = figures(report(writer.write(), 60, 63))["lag"]["layout"]["xaxis"]
+    axis = build_figures(report(writer.write(), 60, 63))["lag"]["layout"]["xaxis"]
     assert axis["categoryarray"] == ["01:00", "01:01", "01:02"]
 
 
 def test_percentiles_are_upper_edges_of_merged_buckets(ten_minutes: Path) -> None:
     send = report(ten_minutes, 60, 70).times[0]
-    whole = percentiles({bucket_index(1000.0): 980, bucket_index(50_000.0): 20})
+    whole = compute_percentiles({bucket_index(1000.0): 980, bucket_index(50_000.0): 20})
     assert send.whole is not None
     assert whole is not None
     assert send.whole.measured == whole.measured == 1000
@@ -138,15 +138,15 @@ def test_nothing_to_look_at_is_ok(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     writer.counter(at(60), "ddmq_sends_total", 600, "orders", detail="code=0")
     writer.process(at(60), at(61))
-    assert report(writer.write(), 60, 61).ok
+    assert report(writer.write(), 60, 61).is_well
 
 
 def test_no_tables_at_all_is_said(tmp_path: Path) -> None:
-    assert Tables(tmp_path).bounds() is None
+    assert Tables(tmp_path).read_bounds() is None
     found = report(tmp_path, 60, 70)
-    assert not found.ok
+    assert not found.is_well
     assert found.findings[0].text.startswith("No samples in this range")
-    assert figures(found) == {}
+    assert build_figures(found) == {}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_what_nobody_would_act_on_is_no_trouble(tmp_path: Path, lags: list[float
     writer.counter(at(60), "ddmq_sends_total", 9, "-", detail="code=30")
     writer.slo(date(2026, 11, 16), "waiting", 1, 2, 0.95, "t", "g", met=None)
     made = report(writer.write(), 60, 64)
-    assert made.ok, made.findings
+    assert made.is_well, made.findings
     assert [row.days_unjudged for row in made.slo] == [1]
 
 
@@ -189,10 +189,10 @@ def test_a_kill_on_purpose_is_no_crash(tmp_path: Path) -> None:
     writer.counter(at(60), "ddmq_sends_total", 60, "t", detail="code=0")
     writer.process(at(60), at(62), instance="a" * 16, ended="running")
     writer.process(at(63), at(64), instance="b" * 16)
-    material = Tables(writer.write()).material(span_of(ms(60), ms(65)))
-    assert not report_of(material).ok
-    assert report_of(material, intended=Intended([ms(62) + 5_000])).ok
-    assert not report_of(material, intended=Intended([ms(62) + 500_000])).ok
+    material = Tables(writer.write()).read_material(span_of(ms(60), ms(65)))
+    assert not report_of(material).is_well
+    assert report_of(material, intended=Intended([ms(62) + 5_000])).is_well
+    assert not report_of(material, intended=Intended([ms(62) + 500_000])).is_well
 
 
 def test_a_time_above_all_buckets_is_shown_as_at_least(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_time_above_all_buckets_is_shown_as_at_least(tmp_path: Path) -> None:
     writer.counter(at(60), "ddmq_sends_total", 60, "t", detail="code=0")
     wait = report(writer.write(), 60, 61).times[1].whole
     assert wait is not None
-    assert words.milliseconds(wait.max) == "≥ 50 d 21 h"
+    assert words.format_ms(wait.max) == "≥ 50 d 21 h"
 
 
 def test_columns_that_older_tables_lack_are_there_today(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_columns_that_older_tables_lack_are_there_today(tmp_path: Path) -> None:
 
 def test_tables_may_be_a_url_and_have_to_be_there(ten_minutes: Path) -> None:
     span = span_of(ms(60), ms(70))
-    assert Tables(ten_minutes.as_uri()).material(span).slo == Tables(ten_minutes).material(span).slo
+    assert Tables(ten_minutes.as_uri()).read_material(span).slo == Tables(ten_minutes).read_material(span).slo
     for wrong in (str(ten_minutes / "nothing"), f"{ten_minutes.as_uri()}/nothing", "nosuch://host/tables"):
         with pytest.raises(ConfigError, match=r"no such folder|cannot be read"):
             Tables(wrong)
@@ -230,7 +230,7 @@ def test_processes_and_rejects_are_told(tmp_path: Path) -> None:
     writer.add("rejects", {"file": "f", "reason": "corrupt", "lines": 4, "example": "{"})
     found = report(writer.write(), 60, 70)
     (process,) = found.processes
-    assert (process.restarts, process.vanished, process.ended, process.missing) == (1, 1, "last", 2)
+    assert (process.restarts, process.vanished_count, process.ended, process.missing) == (1, 1, "last", 2)
     said = " ".join(finding.text for finding in found.findings)
     assert "1 process ended without a word" in said
     assert "2 sample files missing" in said
@@ -271,7 +271,7 @@ def test_the_only_process_does_not_run_when_nothing_is_heard_of_it(tmp_path: Pat
     for sampled, ended in ((None, "running"), (71, "running"), (80, "silent")):
         found = report(tables, 60, 70, sampled)
         (process,) = found.processes
-        assert (process.ended, process.vanished, found.ok) == (ended, 0, ended == "running")
+        assert (process.ended, process.vanished_count, found.is_well) == (ended, 0, ended == "running")
     assert "Nothing heard of 1 process (all@one:9813) since 2026-11-16 01:10 UTC" in found.findings[0].text
 
 
@@ -295,14 +295,14 @@ def test_who_writes_seldom_is_waited_for(
 def test_one_that_stopped_is_not_missed(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     writer.process(at(60), at(70), ended="last")
-    assert report(writer.write(), 60, 70, sampled=1000).ok
+    assert report(writer.write(), 60, 70, sampled=1000).is_well
 
 
 def test_a_first_sample_of_no_length_is_no_second_start(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     writer.process(at(60), at(60), ended="running")
     (process,) = report(writer.write(), 60, 61).processes
-    assert (process.ended, process.vanished) == ("running", 0)
+    assert (process.ended, process.vanished_count) == ("running", 0)
 
 
 def test_a_clock_that_runs_ahead_makes_nobody_vanish(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_an_instance_is_what_its_last_day_says(tmp_path: Path) -> None:
     writer.process(at(1400), at(1439), ended="running")
     writer.process(at(1440), at(1500), ended="vanished")
     (process,) = report(writer.write(), 1400, 1500).processes
-    assert (process.restarts, process.vanished, process.ended) == (0, 1, "vanished")
+    assert (process.restarts, process.vanished_count, process.ended) == (0, 1, "vanished")
 
 
 def test_the_week_before_is_compared(tmp_path: Path) -> None:
@@ -356,10 +356,10 @@ def test_the_week_before_is_compared(tmp_path: Path) -> None:
 def test_offenders_are_ranked_with_their_share(ten_minutes: Path) -> None:
     by = {found.title: found for found in report(ten_minutes, 60, 70).offenders}
     (refused,) = by["Sends refused"].rows
-    assert (refused.name, refused.shown) == ("orders", "12")
+    assert (refused.name, refused.value_text) == ("orders", "12")
     assert refused.note == "0.2 % of 6,012; code 11: 12"
     (again,) = by["Delivered again"].rows
-    assert (again.name, again.shown) == ("billing on orders", "30")
+    assert (again.name, again.value_text) == ("billing on orders", "30")
     assert by["Dead letters"].rows[0].note == "attempts: 3"
     assert by["Failed by consumers"].rows == []
 
@@ -376,19 +376,19 @@ def test_many_groups_are_a_bounded_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize("length", [60_000, HOUR_MS, DAY_MS, 3 * DAY_MS, WEEK_MS, 90 * DAY_MS, 3650 * DAY_MS])
 def test_a_span_of_any_length_has_at_most_500_steps(length: int) -> None:
     span = span_of(ms(61), ms(61) + length)
-    assert len(span.steps()) <= 500
-    assert span.steps()[0] <= span.start_ms
-    assert span.steps()[-1] + span.step_ms >= span.end_ms
+    assert len(span.step_starts()) <= 500
+    assert span.step_starts()[0] <= span.start_ms
+    assert span.step_starts()[-1] + span.step_ms >= span.end_ms
 
 
 def test_words() -> None:
-    assert [words.percent(ratio) for ratio in (0.5, 0.99999, 1.0, 0.00001, None)] == [
+    assert [words.format_percent(ratio) for ratio in (0.5, 0.99999, 1.0, 0.00001, None)] == [
         "50 %", "99.999 %", "100 %", "under 0.01 %", "–",
     ]  # fmt: skip
-    assert [words.milliseconds(value) for value in (0.851, 12.0, 3400.0, 245_000.0)] == [
+    assert [words.format_ms(value) for value in (0.851, 12.0, 3400.0, 245_000.0)] == [
         "0.851 ms", "12 ms", "3.4 s", "4 m 5 s",
     ]  # fmt: skip
-    assert [words.change(*pair) for pair in ((1, 0), (0, 1), (2, 2), (30, 2), (97, 100))] == [
+    assert [words.describe_change(*pair) for pair in ((1, 0), (0, 1), (2, 2), (30, 2), (97, 100))] == [
         "new", "gone", "same", "×15", "-3 %",
     ]  # fmt: skip
-    assert words.plural(1, "process", "processes") == "1 process"
+    assert words.format_plural(1, "process", "processes") == "1 process"

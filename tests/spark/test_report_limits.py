@@ -25,7 +25,7 @@ from metrics_job.report.core import changes
 from metrics_job.report.core.facts import Report, report_of
 from metrics_job.report.core.material import span_of
 from metrics_job.report.reading import Tables
-from metrics_job.report.run import page
+from metrics_job.report.run import build_page
 from metrics_job.report.terminal import print_report
 from metrics_job.tables import TABLES
 from tests.spark.report_tables import MONDAY, Writer, at, ms
@@ -95,7 +95,7 @@ def some_traffic(writer: Writer, days_after: int = 0) -> None:
 
 
 def report(folder: Path, days: int = 1) -> Report:
-    return report_of(Tables(folder).material(span_of(ms(0), ms(days * 1440))))
+    return report_of(Tables(folder).read_material(span_of(ms(0), ms(days * 1440))))
 
 
 def printed(made: Report) -> str:
@@ -148,9 +148,9 @@ def test_missed_promises_come_before_kept_ones_and_all_are_counted(
     shown = printed(made)
     assert f"promises missed: {missed}" in shown
     assert f"… and {missed - terminal.ROWS_SHOWN} more, on the page" in shown
-    assert f"{topics - missed:,} kept, {missed} missed" in page(made, 0)
+    assert f"{topics - missed:,} kept, {missed} missed" in build_page(made, 0)
     cut = f"Of {topics:,} promises the {bound} worst are listed; all are counted."
-    assert (cut in shown) is (cut in page(made, 0)) is (bound is not None)
+    assert (cut in shown) is (cut in build_page(made, 0)) is (bound is not None)
 
 
 def test_all_promises_kept_are_counted_beyond_the_list(
@@ -161,7 +161,7 @@ def test_all_promises_kept_are_counted_beyond_the_list(
     some_traffic(writer := Writer(tmp_path))
     writer.write()
     made = report(tmp_path)
-    assert made.ok
+    assert made.is_well
     assert "all 40 promises kept" in printed(made)
 
 
@@ -216,14 +216,14 @@ def test_starts_that_are_left_out_are_a_finding(tmp_path: Path, monkeypatch: pyt
     for number in range(4):
         writer.process(at(60 + number), at(70 + number), process=f"p{number}", instance=f"{number:016}")
     writer.write()
-    assert report(tmp_path, 2).ok
+    assert report(tmp_path, 2).is_well
     monkeypatch.setattr(days, "STARTS_MAX", 3)
     made = report(tmp_path, 2)
     assert {row.name for row in made.processes} == {"alive@h:1", "p3", "p2"}, "the ones heard last"
     (finding,) = made.findings
     assert finding.text.startswith("2 older starts of processes left out")
     assert "look here" in printed(made)
-    assert "All well" not in page(made, 0)
+    assert "All well" not in build_page(made, 0)
 
 
 def test_rejected_lines_are_all_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +285,7 @@ def test_every_table_of_the_page_says_what_it_leaves_out(tmp_path: Path) -> None
         writer.add("anomalies_hour", {"start": at(60), **row, "deviation": 5.0})
     writer.write()
     promises(tmp_path, MONDAY.date(), count)
-    text = page(report(tmp_path), 0)
+    text = build_page(report(tmp_path), 0)
     for name, listed in (
         ("waiting", sections.BEHIND_SHOWN),
         ("topics", sections.TOPICS_SHOWN),
@@ -302,7 +302,7 @@ def test_topics_that_changed_less_are_counted(tmp_path: Path) -> None:
     for number in range(changes.TOPICS_SHOWN + 4):
         writer.counter(at(60), "ddmq_sends_total", 100, f"t{number}", detail="code=0")
         writer.counter(at(60 + week), "ddmq_sends_total", 101 + number, f"t{number}", detail="code=0")
-    made = report_of(Tables(writer.write()).material(span_of(ms(week), ms(week + 120))))
+    made = report_of(Tables(writer.write()).read_material(span_of(ms(week), ms(week + 120))))
     of_topics = [row.what for row in made.changes if row.what.startswith("sent to")]
     assert of_topics[-1] == "sent to 4 more topics, each changed by less"
     assert len(of_topics) == changes.TOPICS_SHOWN + 1

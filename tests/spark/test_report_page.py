@@ -14,7 +14,7 @@ from metrics_job.report import html
 from metrics_job.report.core.facts import report_of
 from metrics_job.report.core.material import span_of
 from metrics_job.report.reading import Tables
-from metrics_job.report.run import page
+from metrics_job.report.run import build_page
 from tests.spark.report_tables import Writer, at, ms
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\"'"
@@ -47,7 +47,7 @@ class PageText(HTMLParser):
 
 
 def made(folder: Path, start: int = 60, end: int = 70) -> str:
-    return page(report_of(Tables(folder).material(span_of(ms(start), ms(end)))), ms(80))
+    return build_page(report_of(Tables(folder).read_material(span_of(ms(start), ms(end)))), ms(80))
 
 
 @pytest.fixture
@@ -154,6 +154,6 @@ def test_what_is_left_out_of_a_list_opens_below_it(tmp_path: Path) -> None:
 
 
 def test_of_thousands_the_first_are_on_the_page() -> None:
-    text = html.first(("topic",), [(f"topic-{place}",) for place in range(5000)], 10)
+    text = html.first_rows_table(("topic",), [(f"topic-{place}",) for place in range(5000)], 10)
     assert "… and 4,990 more, 300 of them here" in text
     assert text.count("<td>") == 310

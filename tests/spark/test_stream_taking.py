@@ -18,7 +18,7 @@ from metrics_job import arrived
 from metrics_job.arrived import Arrived
 from metrics_job.batch import run_batch
 from metrics_job.minutes import FILE, READER_OPTIONS, read_schema
-from metrics_job.stream import Streaming, Taking
+from metrics_job.stream import BatchTaker, Streaming
 from metrics_job.stream_tables import REFUSED, Touched, kept_schema, roll_up
 from tests.spark import tables_read
 
@@ -35,8 +35,8 @@ class TakingRig:
         self.now_ms = NOON + DAY_MS
         self.rolled: list[tuple[list[date], dict[str | None, int]]] = []
         what = Streaming(str(root / "samples"), str(root / "out"))
-        self.taking = Taking(spark, what, self._roll_up, lambda: self.now_ms)
-        self.arrived = Arrived(spark, f"{what.folder}/minutes", kept_schema())
+        self.taking = BatchTaker(spark, what, self._roll_up, lambda: self.now_ms)
+        self.arrived = Arrived(spark, f"{what.stream_folder}/minutes", kept_schema())
 
     def _roll_up(self, rows: DataFrame, which: Touched) -> None:
         of_days = rows.filter(F.col("date").isin(which.days) & F.col("kind").isin("counter", REFUSED))
@@ -71,7 +71,7 @@ class TakingRig:
     def take(self, batch: int, *paths: str) -> dict[str | None, int]:
         """Of all days the batch touched: None -> sum of values, a reason -> number of lines refused."""
         reader = self._spark.read.schema(read_schema()).options(**READER_OPTIONS)
-        self.taking.take(reader.json(list(paths)).withColumn(FILE, F.col("_metadata.file_path")), batch)
+        self.taking.take_batch(reader.json(list(paths)).withColumn(FILE, F.col("_metadata.file_path")), batch)
         return self.rolled[-1][1]
 
 
@@ -146,7 +146,7 @@ def test_folders_are_merged_and_days_behind_the_window_deleted(
     for batch in range(1, many):
         rig.take(batch, rig.file(A, {batch: (NOON + batch, 1)}))
     assert rig.rolled[-1][1] == {None: many - 1}
-    ranges = rig.arrived.ranges(many)
+    ranges = rig.arrived.list_ranges(many)
     assert ranges[0].first > 0, "the day nine days ago is still kept"
     assert 1 < len(ranges) < fanout
     plan = str(rig.arrived.read(many)._jdf.queryExecution().optimizedPlan())
@@ -171,14 +171,14 @@ def test_batches_give_the_tables_of_one_run_and_leave_other_hours_alone(
     cut, again = 5 * len(files) // 6, next(file for file in files if file.folder.endswith("hour=01"))
     files.append(again._replace(folder=again.folder.replace("hour=01", "hour=02")))
     what = Streaming(str(samples), str(out), late_hours=48)
-    taking = Taking(spark, what, roll_up(spark, str(out)), lambda: NOON + DAY_MS)
+    taking = BatchTaker(spark, what, roll_up(spark, str(out)), lambda: NOON + DAY_MS)
     reader = spark.read.schema(read_schema()).options(**READER_OPTIONS)
     made: list[set[tuple[str, str]]] = []  # hour and name of each file of a table, after each batch
     for batch, some in enumerate((files[:cut], files[cut:])):
         for file in some:
             place(samples, file.path, file.data)
         paths = [str(samples / file.path) for file in some]
-        taking.take(reader.json(paths).withColumn(FILE, F.col("_metadata.file_path")), batch)
+        taking.take_batch(reader.json(paths).withColumn(FILE, F.col("_metadata.file_path")), batch)
         made.append({(path.parent.name, path.name) for path in (out / "counters_minute").rglob("*.parquet")})
     run_batch(samples, tmp_path / "batch")
     assert tables_read.everything(out) == tables_read.everything(tmp_path / "batch")

@@ -1,4 +1,4 @@
-"""How subscriptions with waiting messages stand, in words; and in which order to look at them."""
+"""Describe subscriptions with waiting messages in words, and sort them by urgency."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def describe_outlook(row: Waiting) -> str:
     if not row.consumed:
         return UNCONSUMED
     if row.time_to_drain_s is not None:
-        return words.span(row.time_to_drain_s)
-    if row.stuck:
+        return words.format_span(row.time_to_drain_s)
+    if row.is_stuck:
         return NEVER
     if row.arrived_per_s > row.finished_per_s * NOISE:
         return GROWING
@@ -36,13 +36,14 @@ def describe_outlook(row: Waiting) -> str:
 
 def is_bad(row: Waiting) -> bool:
     """Whether somebody has to act, or nobody consumes."""
-    return row.stuck or row.slow or bool(row.lag and not row.consumed)
+    return row.is_stuck or row.is_slow or bool(row.lag and not row.consumed)
 
 
 def sort_worst_first(rows: Iterable[Waiting]) -> list[Waiting]:
     """Sort subscriptions: those on which somebody has to act, then the others; the most messages first."""
     return sorted(
-        rows, key=lambda row: (not (row.stuck or row.slow), -row.lag, -row.lag_max, row.group, row.topic)
+        rows,
+        key=lambda row: (not (row.is_stuck or row.is_slow), -row.lag, -row.lag_max, row.group, row.topic),
     )
 
 
@@ -50,7 +51,7 @@ def add_time(text: str, row: Waiting, end_ms: int) -> str:
     """Add when this was so, if nothing was told of the subscription for long before `end_ms`."""
     if not row.lag and not row.blocked_keys:
         return text
-    return f"{text} (as of {words.when(row.seen_ms)})" if is_old(row, end_ms) else text
+    return f"{text} (as of {words.format_time(row.seen_ms)})" if is_old(row, end_ms) else text
 
 
 def is_old(row: Waiting, end_ms: int) -> bool:

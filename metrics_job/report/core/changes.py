@@ -1,4 +1,4 @@
-"""What changed since last week: the span against the same hours seven days before.
+"""List the changes since last week: the span against the same hours seven days before.
 
 Compared are totals, shares and p99s. When nothing was counted a week before there is nothing to compare, and
 the list is empty, which the page says in words.
@@ -15,8 +15,8 @@ from metrics_job.report.core.material import (
     Material,
     Sums,
     Totals,
-    merged,
-    percentiles,
+    compute_percentiles,
+    merge_buckets,
     stored_by_topic,
     totals_of,
 )
@@ -35,17 +35,17 @@ class Change(NamedTuple):
     worse: bool
 
 
-def changes(material: Material) -> list[Change]:
-    """Totals first, then the topics that changed most."""
+def list_changes(material: Material) -> list[Change]:
+    """List the changes: totals and percentiles first, then the topics that changed most."""
     if not any(row.total for row in material.before.counters):
         return []
     now, before = totals_of(material.now.counters), totals_of(material.before.counters)
-    return [*_totals(now, before), *_percentiles(material), *_topics(material)]
+    return [*_compare_totals(now, before), *_compare_percentiles(material), *_compare_topics(material)]
 
 
-def _totals(now: Totals, before: Totals) -> list[Change]:
-    found = [
-        _change(name, getattr(now, field), getattr(before, field), words.count, bad=bad)
+def _compare_totals(now: Totals, before: Totals) -> list[Change]:
+    rows = [
+        _build_change(name, getattr(now, field), getattr(before, field), words.format_count, bad=bad)
         for name, field, bad in (
             ("messages sent", "sent", False),
             ("messages delivered", "delivered", False),
@@ -57,43 +57,47 @@ def _totals(now: Totals, before: Totals) -> list[Change]:
             ("delayed messages fired", "fired", False),
         )
     ]
-    return [change for change in found if (change.now, change.before) != ("0", "0")]
+    return [change for change in rows if (change.now, change.before) != ("0", "0")]
 
 
-def _percentiles(material: Material) -> list[Change]:
-    found = []
+def _compare_percentiles(material: Material) -> list[Change]:
+    rows = []
     for name, metric in (
         ("send latency p99", catalogue.SEND_LATENCY.name),
         ("queue wait p99", catalogue.QUEUE_WAIT.name),
         ("delay lateness p99", catalogue.DELAY_LATENESS.name),
     ):
-        now, before = _p99(material.now, metric), _p99(material.before, metric)
+        now, before = _p99_ms(material.now, metric), _p99_ms(material.before, metric)
         if now is not None and before is not None:
-            found.append(_change(name, now, before, words.milliseconds, bad=True))
-    return found
+            rows.append(_build_change(name, now, before, words.format_ms, bad=True))
+    return rows
 
 
-def _p99(sums: Sums, metric: str) -> float | None:
-    found = percentiles(merged(row.buckets for row in sums.times if row.metric == metric))
-    return None if found is None else found.p99 / 1000
+def _p99_ms(sums: Sums, metric: str) -> float | None:
+    values = compute_percentiles(merge_buckets(row.buckets for row in sums.times if row.metric == metric))
+    return None if values is None else values.p99 / 1000
 
 
-def _topics(material: Material) -> list[Change]:
+def _compare_topics(material: Material) -> list[Change]:
     now, before = map(stored_by_topic, (material.now.counters, material.before.counters))
     moved = sorted(
         (topic for topic in {*now, *before} if now.get(topic, 0) != before.get(topic, 0)),
         key=lambda topic: (-abs(now.get(topic, 0) - before.get(topic, 0)), topic),
     )
     rows = [
-        _change(f"sent to {topic}", now.get(topic, 0), before.get(topic, 0), words.count, bad=False)
+        _build_change(
+            f"sent to {topic}", now.get(topic, 0), before.get(topic, 0), words.format_count, bad=False
+        )
         for topic in moved[:TOPICS_SHOWN]
     ]
     if len(moved) > TOPICS_SHOWN:
-        more = words.plural(len(moved) - TOPICS_SHOWN, "more topic")
+        more = words.format_plural(len(moved) - TOPICS_SHOWN, "more topic")
         rows.append(Change(f"sent to {more}, each changed by less", "", "", "", worse=False))
     return rows
 
 
-def _change(what: str, now: float, before: float, shown: Callable[[float], str], *, bad: bool) -> Change:
+def _build_change(
+    what: str, now: float, before: float, shown: Callable[[float], str], *, bad: bool
+) -> Change:
     worse = bad and now > before * WORSE_FROM
-    return Change(what, shown(now), shown(before), words.change(now, before), worse)
+    return Change(what, shown(now), shown(before), words.describe_change(now, before), worse)

@@ -1,4 +1,4 @@
-"""What a report tells, as plain data, made from Material. No Parquet, no HTML, no clock: all of it is tested.
+"""Make a report from Material, as plain data. No Parquet, no HTML, no clock: all of it is tested.
 
 Rates are totals over the time the proxies were seen in a step, so that a run of 20 seconds does not look like
 a third of its speed. Times are in milliseconds. What was not measured is absent, never 0.
@@ -28,9 +28,9 @@ from metrics_job.report.core.material import (
     Totals,
     Waiting,
     by_topic,
+    compute_percentiles,
     date_of,
-    merged,
-    percentiles,
+    merge_buckets,
     totals_of,
 )
 from metrics_job.report.core.offenders import Offenders
@@ -41,7 +41,7 @@ PER_MS = {"us": 1000.0, "ms": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """A named series."""
+    """A named series of a chart."""
 
     name: str
     points: Points
@@ -69,7 +69,7 @@ class Heat:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that is shown; `covered` is from when to when proxies were seen, None when never."""
+    """All data of a report; `covered` is the time from the first to the last sample, None without samples."""
 
     span: Span
     covered: tuple[int, int] | None
@@ -92,36 +92,36 @@ class Report:
     remarks: list[str] = field(default_factory=list)  # on purpose, or shortened: nothing to look at
 
     @property
-    def ok(self) -> bool:
-        """Nothing that somebody should look at."""
+    def is_well(self) -> bool:
+        """Whether the report has no finding."""
         return not self.findings
 
 
 def report_of(
     material: Material, sampled_ms: int | None = None, intended: Intended = NOTHING_INTENDED
 ) -> Report:
-    """The whole report. `sampled_ms`: until when the material holds everything; None: as far as it goes."""
-    covered, running = _covered(material), _running(material)
-    totals, slo = totals_of(material.now.counters), health.slos(material.slo)
-    processes = health.processes(material.processes, sampled_ms, intended.kills_ms)
+    """Make the report. `sampled_ms`: until when the material is complete; None: until its last row."""
+    covered, running = _covered_range(material), _running_steps(material)
+    totals, slo = totals_of(material.now.counters), health.to_slo_facts(material.slo)
+    processes = health.to_process_facts(material.processes, sampled_ms, intended.kills_ms)
     return Report(
         span=material.span,
         covered=covered,
         totals=totals,
         topics=by_topic(material.now.counters),
-        findings=health.findings(material, covered, totals, slo, processes, intended),
-        throughput=_throughput(material, covered, running),
-        times=_times(material),
-        lag=_lag(material, running),
+        findings=health.list_findings(material, covered, totals, slo, processes, intended),
+        throughput=_throughput_lines(material, covered, running),
+        times=_measured_times(material),
+        lag=_lag_lines(material, running),
         waiting=list(material.waiting),
-        heat=_heat(material.hours, material.span),
-        offenders=offenders.offenders(material, covered[1] if covered else material.span.end_ms),
+        heat=_build_heat(material.hours, material.span),
+        offenders=offenders.list_offenders(material, covered[1] if covered else material.span.end_ms),
         slo=slo,
         processes=processes,
-        changes=changes.changes(material),
+        changes=changes.list_changes(material),
         anomalies=list(material.anomalies),
         rejects=list(material.rejects),
-        measured=_measured(material),
+        measured=_measured_histograms(material),
         tallies=material.tallies,
         remarks=[
             *health.intended_remarks(material.now.counters, processes, intended),
@@ -148,21 +148,22 @@ def _describe_shortened_lists(material: Material) -> list[str]:
 # --- time
 
 
-def _covered(material: Material) -> tuple[int, int] | None:
-    """When the first and last sample of the span was taken; by the steps when no process was seen."""
+def _covered_range(material: Material) -> tuple[int, int] | None:
+    """Return the times of the first and last sample of the span; if no process was seen, those of the
+    steps."""
     span = material.span
-    seen = [row for row in material.processes if row["first_seen"] is not None]
-    if seen:
-        first = max(min(row["first_seen"] for row in seen), span.start_ms)
-        last = min(max(row["last_seen"] for row in seen), span.end_ms)
+    sampled = [row for row in material.processes if row["first_seen"] is not None]
+    if sampled:
+        first = max(min(row["first_seen"] for row in sampled), span.start_ms)
+        last = min(max(row["last_seen"] for row in sampled), span.end_ms)
         if first < last:
             return first, last
-    steps = _running(material)
+    steps = _running_steps(material)
     return (max(min(steps), span.start_ms), min(max(steps) + span.step_ms, span.end_ms)) if steps else None
 
 
-def _running(material: Material) -> set[int]:
-    """The steps in which anything was counted or measured: only there a missing value is a 0."""
+def _running_steps(material: Material) -> set[int]:
+    """Return the steps in which anything was counted or measured: only there a missing value is 0."""
     lines: list[Mapping[int, object]] = [*material.counted.values(), *material.lag.values()]
     lines += material.timed.values()
     return {step for line in lines for step in line}
@@ -171,7 +172,9 @@ def _running(material: Material) -> set[int]:
 # --- lines
 
 
-def _throughput(material: Material, covered: tuple[int, int] | None, running: set[int]) -> list[ChartLine]:
+def _throughput_lines(
+    material: Material, covered: tuple[int, int] | None, running: set[int]
+) -> list[ChartLine]:
     sends = catalogue.SENDS.name
     names = {
         "sent": [sends],
@@ -180,28 +183,29 @@ def _throughput(material: Material, covered: tuple[int, int] | None, running: se
         "fired later": [catalogue.DELAY_FIRED.name, catalogue.LEVELS_FIRED.name],
         "refused": [f"{sends}{{refused}}"],
     }
-    found = []
+    lines = []
     for name, metrics in names.items():
         present = [material.counted[metric] for metric in metrics if metric in material.counted]
         if covered and any(any(line.values()) for line in present):
-            found.append(ChartLine(name, _rates(present, material.span, covered, running)))
-    return found
+            lines.append(ChartLine(name, _rate_points(present, material.span, covered, running)))
+    return lines
 
 
-def _rates(
+def _rate_points(
     lines: Sequence[Mapping[int, float]], span: Span, covered: tuple[int, int], running: set[int]
 ) -> Points:
     points: Points = []
-    for step in span.steps():
+    for step in span.step_starts():
         seconds = (min(step + span.step_ms, covered[1]) - max(step, covered[0])) / 1000
         total = sum(line.get(step, 0.0) for line in lines)
-        known = step in running and seconds > 0
-        points.append((step, total / seconds if known else None))
+        is_covered = step in running and seconds > 0
+        points.append((step, total / seconds if is_covered else None))
     return points
 
 
-def _lag(material: Material, running: set[int]) -> list[ChartLine]:
-    """The largest first; a step without a value is 0 while anything ran."""
+def _lag_lines(material: Material, running: set[int]) -> list[ChartLine]:
+    """Return a line per subscription, the largest lag first; a step without a value is 0 while anything
+    ran."""
     order = {(row.group, row.topic): place for place, row in enumerate(material.waiting)}
     names = sorted(material.lag, key=lambda name: order.get(name, len(order)))
     several = {group for group, _ in names if sum(other == group for other, _ in names) > 1}
@@ -210,7 +214,7 @@ def _lag(material: Material, running: set[int]) -> list[ChartLine]:
             _lag_name(name, name[0] in several, len(material.waiting) - len(names) + 1),
             [
                 (step, material.lag[name].get(step, 0.0) if step in running else None)
-                for step in material.span.steps()
+                for step in material.span.step_starts()
             ],
         )
         for name in names
@@ -228,7 +232,7 @@ def _lag_name(name: tuple[str, str], with_topic: bool, others: int) -> str:
 # --- times
 
 
-def _times(material: Material) -> list[Times]:
+def _measured_times(material: Material) -> list[Times]:
     panels = (
         ("Send latency", "From a complete request to its answer, stored durably in between. Measured once "
          "for each request and topic in it, however many messages it has.", [catalogue.SEND_LATENCY]),
@@ -239,49 +243,53 @@ def _times(material: Material) -> list[Times]:
         ("Lateness of delays", "From the due time of a delayed message to its arrival in its topic. Measured "
          "for each message.", [catalogue.DELAY_LATENESS, catalogue.LEVELS_LATENESS]),
     )  # fmt: skip
-    return [_panel(material, *panel) for panel in panels]
+    return [_build_times(material, *panel) for panel in panels]
 
 
-def _panel(material: Material, title: str, meaning: str, metrics: list[Metric]) -> Times:
+def _build_times(material: Material, title: str, meaning: str, metrics: list[Metric]) -> Times:
     per_ms = PER_MS[metrics[0].unit]
     present = [material.timed[metric.name] for metric in metrics if metric.name in material.timed]
     by_step = {
-        step: _scaled(merged(line.get(step, {}) for line in present), per_ms)
-        for step in material.span.steps()
+        step: _scaled_percentiles(merge_buckets(line.get(step, {}) for line in present), per_ms)
+        for step in material.span.step_starts()
     }
-    known = {step: values for step, values in by_step.items() if values is not None}
+    measured_steps = {step: values for step, values in by_step.items() if values is not None}
     lines = [
         ChartLine(
             name, [(step, getattr(values, field) if values else None) for step, values in by_step.items()]
         )
         for name, field in (("p50", "p50"), ("p99", "p99"), ("p99.9", "p999"))
     ]
-    worst = max(((step, values.p99) for step, values in known.items()), key=lambda one: one[1], default=None)
-    whole = _scaled(merged(buckets for line in present for buckets in line.values()), per_ms)
-    return Times(title, meaning, lines if known else [], whole, worst)
+    worst = max(
+        ((step, values.p99) for step, values in measured_steps.items()), key=lambda one: one[1], default=None
+    )
+    whole = _scaled_percentiles(
+        merge_buckets(buckets for line in present for buckets in line.values()), per_ms
+    )
+    return Times(title, meaning, lines if measured_steps else [], whole, worst)
 
 
-def _scaled(buckets: Buckets, per_ms: float) -> Percentiles | None:
-    found = percentiles(buckets)
-    return found and Percentiles(found.measured, *(edge / per_ms for edge in found[1:]))
+def _scaled_percentiles(buckets: Buckets, per_ms: float) -> Percentiles | None:
+    values = compute_percentiles(buckets)
+    return values and Percentiles(values.measured, *(edge / per_ms for edge in values[1:]))
 
 
-def _measured(material: Material) -> list[tuple[str, str, Percentiles]]:
-    """Every histogram over the whole span: ms for times, its own unit for the rest."""
-    found = []
+def _measured_histograms(material: Material) -> list[tuple[str, str, Percentiles]]:
+    """Return every histogram over the whole span: in ms for times, in its own unit for the rest."""
+    histograms = []
     for metric in sorted(material.timed):
         unit = CATALOGUE[metric].unit if metric in CATALOGUE else ""
-        values = _scaled(merged(material.timed[metric].values()), PER_MS.get(unit, 1.0))
+        values = _scaled_percentiles(merge_buckets(material.timed[metric].values()), PER_MS.get(unit, 1.0))
         if values is not None:
-            found.append((metric, "ms" if unit in PER_MS else unit, values))
-    return found
+            histograms.append((metric, "ms" if unit in PER_MS else unit, values))
+    return histograms
 
 
 # --- hours
 
 
-def _heat(hours: Mapping[int, float], span: Span) -> Heat | None:
-    """None for less than three hours, which are no pattern. From two weeks on by weekday, else by date."""
+def _build_heat(hours: Mapping[int, float], span: Span) -> Heat | None:
+    """Return messages by hour, by weekday from two weeks on, else by date. None for less than three hours."""
     if len(hours) < 3:
         return None
     weekdays = span.length_ms >= 14 * 24 * HOUR_MS
@@ -290,7 +298,7 @@ def _heat(hours: Mapping[int, float], span: Span) -> Heat | None:
         row = cells.setdefault(_row_name(hour, weekdays), [[] for _ in range(24)])
         row[hour // HOUR_MS % 24].append(hours[hour])
     names = [name for name in WEEKDAYS if name in cells] if weekdays else list(cells)
-    return Heat(names, [[_mean(cell) for cell in cells[name]] for name in names], weekdays)
+    return Heat(names, [[_mean_of(cell) for cell in cells[name]] for name in names], weekdays)
 
 
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -302,14 +310,15 @@ def _row_name(hour: int, weekdays: bool) -> str:
     return weekday if weekdays else f"{weekday[:3]} {date_of(hour)}"
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def _mean_of(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def summary(report: Report) -> dict[str, Any]:
-    """Plain data; times in epoch ms, durations as their names say. `ok` is the verdict."""
+def to_summary(report: Report) -> dict[str, Any]:
+    """Convert a report to plain data; times are epoch ms, durations as their names say. `ok` is the
+    verdict."""
     return {
-        "ok": report.ok,
+        "ok": report.is_well,
         "from_ms": report.span.start_ms,
         "to_ms": report.span.end_ms,
         "covered_from_ms": report.covered[0] if report.covered else None,
@@ -322,11 +331,11 @@ def summary(report: Report) -> dict[str, Any]:
         "subscriptions": [
             {**row._asdict(), "outlook": describe_outlook(row)} for row in sort_worst_first(report.waiting)
         ],
-        "slo": [{**asdict(row), "compliance": row.compliance, "met": row.met} for row in report.slo],
+        "slo": [{**asdict(row), "compliance": row.compliance, "met": row.is_met} for row in report.slo],
         "processes": [{**asdict(row), "restarts": row.restarts} for row in report.processes],
         "offenders": {
-            found.title: [{"name": row.name, "value": row.value, "note": row.note} for row in found.rows]
-            for found in report.offenders
+            ranking.title: [{"name": row.name, "value": row.value, "note": row.note} for row in ranking.rows]
+            for ranking in report.offenders
         },
         "changes": [row._asdict() for row in report.changes],
         "anomalies": [{**row, "date": str(row.get("date"))} for row in report.anomalies],

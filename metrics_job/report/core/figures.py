@@ -12,7 +12,7 @@ from math import ceil, floor, log10
 from typing import Any
 
 from metrics_job.report.core.facts import ChartLine, Heat, Points, Report, Times
-from metrics_job.report.core.material import DAY_MS, moment
+from metrics_job.report.core.material import DAY_MS, to_utc_time
 
 Figure = dict[str, Any]
 FEW = 6  # points: as few as that are bars
@@ -23,35 +23,35 @@ NAME_MAX = 44  # characters
 ROLES = {"sent": "c0", "delivered": "c1", "acked": "c2", "fired later": "c4", "refused": "c5"}
 
 
-def figures(report: Report) -> dict[str, Figure]:
-    """By the id of the chart's place; what has no data has no figure."""
-    found: dict[str, Figure] = {}
+def build_figures(report: Report) -> dict[str, Figure]:
+    """Build the figures by the id of their chart; a chart without data has none."""
+    charts: dict[str, Figure] = {}
     if report.throughput:
-        found["throughput"] = _lines(report.throughput, ROLES, "messages per second", report)
+        charts["throughput"] = _lines_figure(report.throughput, ROLES, "messages per second", report)
     for number, times in enumerate(report.times):
         if times.lines:
-            found[f"times-{number}"] = _times(times, report)
+            charts[f"times-{number}"] = _times_figure(times, report)
     if report.lag:
         names = [line.name for line in report.lag]
         roles = {name: f"c{place}" if place < 8 else "rest" for place, name in enumerate(names)}
-        found["lag"] = _lines(report.lag, roles, "messages waiting", report)
+        charts["lag"] = _lines_figure(report.lag, roles, "messages waiting", report)
     if report.heat is not None:
-        found["heat"] = _heat(report.heat)
-    return found
+        charts["heat"] = _heat_figure(report.heat)
+    return charts
 
 
-def _lines(
+def _lines_figure(
     lines: list[ChartLine], roles: dict[str, str], unit: str, report: Report, few: Figure = BARS
 ) -> Figure:
-    """Lines over time; with only a few points what `few` says, and one place for each step."""
-    sparse = max(len(_known(line)) for line in lines) <= FEW
+    """Draw lines over time; if they have few points, in the style `few` with one category for each step."""
+    sparse = max(len(_points_with_value(line)) for line in lines) <= FEW
     form = "%d %b %H:%M" if report.span.length_ms > DAY_MS else "%H:%M"
     data = [
-        few | _sparse(line, roles[line.name], form) if sparse else _trace(line, roles[line.name])
+        few | _sparse_trace(line, roles[line.name], form) if sparse else _trace(line, roles[line.name])
         for line in lines
     ]
     layout = {
-        "xaxis": _moments(lines, form) if sparse else _whole(report),
+        "xaxis": _moment_axis(lines, form) if sparse else _span_axis(report),
         "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
         "hovermode": "x unified",
         "barmode": "group",
@@ -59,77 +59,82 @@ def _lines(
     return {"data": data, "layout": layout}
 
 
-def _moments(lines: list[ChartLine], form: str) -> Figure:
-    """In order, whichever line has which of them."""
-    known = sorted({at for line in lines for at, _ in _known(line)})
-    names = [moment(at).strftime(form) for at in known]
+def _moment_axis(lines: list[ChartLine], form: str) -> Figure:
+    """Return an axis with the moments of all lines, in order."""
+    moments = sorted({at for line in lines for at, _ in _points_with_value(line)})
+    names = [to_utc_time(at).strftime(form) for at in moments]
     return {"type": "category", "categoryorder": "array", "categoryarray": names}
 
 
-def _whole(report: Report) -> Figure:
-    """The whole range, so that charts can be compared, and what was not sampled shows."""
-    steps = report.span.steps()
-    return {"type": "date", "range": [_time(steps[0]), _time(steps[-1])]}
+def _span_axis(report: Report) -> Figure:
+    """Return an axis over the whole range, so that charts can be compared and gaps show."""
+    steps = report.span.step_starts()
+    return {"type": "date", "range": [_plotly_time(steps[0]), _plotly_time(steps[-1])]}
 
 
-def _known(line: ChartLine) -> list[tuple[int, float]]:
+def _points_with_value(line: ChartLine) -> list[tuple[int, float]]:
     return [(at, value) for at, value in line.points if value is not None]
 
 
-def _sparse(line: ChartLine, role: str, form: str) -> Figure:
-    known = _known(line)
+def _sparse_trace(line: ChartLine, role: str, form: str) -> Figure:
+    points = _points_with_value(line)
     return {
-        "name": _name(line),
+        "name": _legend_name(line),
         "meta": {"role": role},
-        "x": [moment(at).strftime(form) for at, _ in known],
-        "y": [_rounded(value) for _, value in known],
+        "x": [to_utc_time(at).strftime(form) for at, _ in points],
+        "y": [_round_value(value) for _, value in points],
     }
 
 
 def _trace(line: ChartLine, role: str) -> Figure:
-    """With a dot for each point, if they are few; else for those that stand alone, which no line shows."""
-    alone = [] if len(_known(line)) <= MARKERS_UP_TO else _alone(line.points)
+    """Draw a line with a dot for each point if they are few, else only for isolated points, which no line
+    shows."""
+    alone = [] if len(_points_with_value(line)) <= MARKERS_UP_TO else _isolated_points(line.points)
     return {
-        "name": _name(line),
+        "name": _legend_name(line),
         "meta": {"role": role, "dots": alone} if any(alone) else {"role": role},
         "type": "scatter",
         "mode": "lines" if alone and not any(alone) else "lines+markers",
-        "x": [_time(at) for at, _ in line.points],
-        "y": [_rounded(value) for _, value in line.points],
+        "x": [_plotly_time(at) for at, _ in line.points],
+        "y": [_round_value(value) for _, value in line.points],
         "connectgaps": False,
     }
 
 
-def _alone(points: Points) -> list[int]:
-    """1 for a point between two that are not known, else 0."""
-    known = [False, *(value is not None for _, value in points), False]
-    return [int(known[at] and not known[at - 1] and not known[at + 1]) for at in range(1, len(known) - 1)]
+def _isolated_points(points: Points) -> list[int]:
+    """Return 1 for a point between two without a value, else 0."""
+    has_value = [False, *(value is not None for _, value in points), False]
+    return [
+        int(has_value[at] and not has_value[at - 1] and not has_value[at + 1])
+        for at in range(1, len(has_value) - 1)
+    ]
 
 
-def _name(line: ChartLine) -> str:
-    """Short enough for a legend: the middle of a long one is left out."""
+def _legend_name(line: ChartLine) -> str:
+    """Shorten a name for the legend: the middle of a long one is left out."""
     name = line.name
     if len(name) > NAME_MAX:
         name = f"{name[: NAME_MAX // 2]}…{name[-NAME_MAX // 2 + 1 :]}"
     return escape(name, quote=False)
 
 
-def _times(times: Times, report: Report) -> Figure:
-    """On a logarithmic scale: medians and outliers are often a hundred times apart."""
-    figure = _lines(times.lines, {line.name: line.name for line in times.lines}, "", report, DOTS)
-    ticks = _decades([line.points for line in times.lines])
+def _times_figure(times: Times, report: Report) -> Figure:
+    """Draw times on a logarithmic scale: medians and outliers are often a hundred times apart."""
+    figure = _lines_figure(times.lines, {line.name: line.name for line in times.lines}, "", report, DOTS)
+    ticks = _decade_ticks([line.points for line in times.lines])
     figure["layout"]["yaxis"] = {
         "type": "log",
         "tickvals": ticks,
-        "ticktext": [_tick(value) for value in ticks],
+        "ticktext": [_tick_text(value) for value in ticks],
     }
     for trace in figure["data"]:
         trace["hovertemplate"] = "%{y:.3~g} ms"
     return figure
 
 
-def _decades(lines: list[Points]) -> list[float]:
-    """1, 10, 100, … from below the smallest value to above the largest; 1, 2, 5, 10 where that is close."""
+def _decade_ticks(lines: list[Points]) -> list[float]:
+    """Return 1, 10, 100, … from below the smallest value to above the largest; 1, 2, 5, 10 for a small
+    range."""
     values = [value for points in lines for _, value in points if value]
     low, high = min(values, default=1.0), max(values, default=1.0)
     factors = (1, 2, 5) if high < low * 100 else (1,)
@@ -137,7 +142,7 @@ def _decades(lines: list[Points]) -> list[float]:
     return [round(factor * 10.0**decade, 6) for decade in decades for factor in factors]
 
 
-def _tick(value_ms: float) -> str:
+def _tick_text(value_ms: float) -> str:
     if value_ms < 1:
         return f"{value_ms * 1000:.0f} µs"
     if value_ms < 1000:
@@ -145,14 +150,14 @@ def _tick(value_ms: float) -> str:
     return f"{value_ms / 1000:,.0f} s"
 
 
-def _heat(heat: Heat) -> Figure:
-    """Rows from above down, as one reads."""
+def _heat_figure(heat: Heat) -> Figure:
+    """Draw the heat map with its first row at the top."""
     unit = "messages an hour (mean)" if heat.mean else "messages"
     trace = {
         "type": "heatmap",
         "x": [f"{hour:02}" for hour in range(24)],
         "y": heat.rows,
-        "z": [[_rounded(cell) for cell in row] for row in heat.cells],
+        "z": [[_round_value(cell) for cell in row] for row in heat.cells],
         "meta": {"role": "heat"},
         "xgap": 2,
         "ygap": 2,
@@ -168,9 +173,9 @@ def _heat(heat: Heat) -> Figure:
     return {"data": [trace], "layout": layout}
 
 
-def _time(wall_ms: int) -> str:
-    return moment(wall_ms).strftime("%Y-%m-%d %H:%M")
+def _plotly_time(wall_ms: int) -> str:
+    return to_utc_time(wall_ms).strftime("%Y-%m-%d %H:%M")
 
 
-def _rounded(value: float | None) -> float | None:
+def _round_value(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")

@@ -1,10 +1,9 @@
-"""Promises kept or not, processes with their restarts and gaps, and the head line's verdict on all of it.
+"""Judge promises and processes, and list the findings of the report's verdict.
 
-The verdict says in plain words what somebody should look at, the most urgent first. Bad are: a promise
-missed, a subscription that for minutes does not get through its messages, keys still blocked at the end, dead
-letters, processes that vanished or fell silent, samples missing or unreadable, refused sends above a
-thousandth (and more than a few). The rest (a retry here, a restart there) is normal life and stands in the
-tables only.
+The findings name what an operator should look at, the most urgent first: a missed promise, a subscription
+that has not kept up with its messages for minutes, keys still blocked at the end, dead letters, processes
+that vanished or fell silent, missing or unreadable samples, and refused sends above a thousandth (and more
+than a few). Everything else (a retry, a restart) is normal and is shown in the tables only.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 from ddmq_common.metrics.catalogue import DEAD_LETTERS
 from metrics_job.report.core import behind, words
-from metrics_job.report.core.material import Counted, Material, Row, Totals, Waiting, added
+from metrics_job.report.core.material import Counted, Material, Row, Totals, Waiting, add_totals
 
 VANISHED = "vanished"
 STOPPED = "last"
@@ -46,16 +45,16 @@ class SloFacts:
         return self.good / self.total if self.total else None
 
     @property
-    def met(self) -> bool:
+    def is_met(self) -> bool:
         return not self.days_missed
 
     @property
     def shown_compliance(self) -> str:
         """The share over all days, and that of the newest missed day where the whole is good enough."""
-        whole = words.percent(self.compliance)
-        if self.met or (self.compliance or 0.0) < self.target:
+        whole = words.format_percent(self.compliance)
+        if self.is_met or (self.compliance or 0.0) < self.target:
             return whole
-        return f"{whole}, but {words.percent(self.compliance_missed)} on {self.days_missed[0]}"
+        return f"{whole}, but {words.format_percent(self.compliance_missed)} on {self.days_missed[0]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +74,11 @@ class ProcessFacts:
     intended: int = 0  # of those that vanished: killed on purpose
 
     @property
-    def unintended(self) -> int:
+    def unintended_count(self) -> int:
         return len(self.vanished_ms) - self.intended
 
     @property
-    def vanished(self) -> int:
+    def vanished_count(self) -> int:
         return len(self.vanished_ms)
 
     @property
@@ -87,8 +86,8 @@ class ProcessFacts:
         return self.starts - 1
 
 
-def slos(rows: Iterable[Row]) -> list[SloFacts]:
-    """In their order: missed ones first, the furthest from its target first."""
+def to_slo_facts(rows: Iterable[Row]) -> list[SloFacts]:
+    """Convert rows of promises; they come sorted, missed ones first, the furthest from its target first."""
     return [
         SloFacts(
             row["slo"],
@@ -106,11 +105,13 @@ def slos(rows: Iterable[Row]) -> list[SloFacts]:
     ]
 
 
-def processes(
+def to_process_facts(
     rows: Iterable[Row], sampled_ms: int | None = None, kills_ms: Sequence[int] = ()
 ) -> list[ProcessFacts]:
-    """By name. `sampled_ms`: until when the rows hold everything that was written; None: as far as they go.
-    `kills_ms`: when somebody killed one on purpose; each excuses one that was heard shortly before.
+    """Judge each process, sorted by name.
+
+    `sampled_ms`: until when the rows are complete; None: until the last one. `kills_ms`: when a process was
+    killed on purpose; each excuses one that was heard shortly before.
 
     A row judges its own date, which may have ended too soon to tell: here `running` is what nobody has
     outlived by long. `silent` is one of those that were the last to be heard, but too long before
@@ -124,47 +125,51 @@ def processes(
     if sampled_ms is None:
         sampled_ms = newest_ms
     newest_ms = min(newest_ms, sampled_ms)  # a clock that runs ahead outlives nobody
-    return _excused([_process(name, by[name], newest_ms, sampled_ms) for name in sorted(by)], kills_ms)
+    return _excuse_kills(
+        [_judge_process(name, by[name], newest_ms, sampled_ms) for name in sorted(by)], kills_ms
+    )
 
 
-def _excused(found: list[ProcessFacts], kills_ms: Sequence[int]) -> list[ProcessFacts]:
+def _excuse_kills(rows: list[ProcessFacts], kills_ms: Sequence[int]) -> list[ProcessFacts]:
     for kill_ms in kills_ms:
         near = [
-            (kill_ms - seen, place)
-            for place, row in enumerate(found)
-            for seen in row.vanished_ms
-            if 0 <= kill_ms - seen <= SILENT_AFTER_MS and row.unintended
+            (kill_ms - last_seen_ms, place)
+            for place, row in enumerate(rows)
+            for last_seen_ms in row.vanished_ms
+            if 0 <= kill_ms - last_seen_ms <= SILENT_AFTER_MS and row.unintended_count
         ]
         if near:
             place = min(near)[1]
-            found[place] = replace(found[place], intended=found[place].intended + 1)
-    return found
+            rows[place] = replace(rows[place], intended=rows[place].intended + 1)
+    return rows
 
 
-def _process(name: str, rows: list[Row], newest_ms: int, sampled_ms: int) -> ProcessFacts:
+def _judge_process(name: str, rows: list[Row], newest_ms: int, sampled_ms: int) -> ProcessFacts:
     ends: dict[str, Row] = {}  # the last row of each instance says how it ended
     for row in sorted(rows, key=lambda row: int(row["last_seen"])):
         ends[row["instance"]] = row
     latest = list(ends.values())[-1]
-    state = VANISHED if _vanished(latest, ends.values(), newest_ms) else latest["ended"]
-    if state == RUNNING and _outlived(latest, sampled_ms):
+    state = VANISHED if _has_vanished(latest, ends.values(), newest_ms) else latest["ended"]
+    if state == RUNNING and _is_outlived(latest, sampled_ms):
         state = SILENT
     return ProcessFacts(
         name,
         first_ms=min(row["first_seen"] for row in rows),
         last_ms=max(row["last_seen"] for row in rows),
         starts=len(ends),
-        vanished_ms=[row["last_seen"] for row in ends.values() if _vanished(row, ends.values(), newest_ms)],
+        vanished_ms=[
+            row["last_seen"] for row in ends.values() if _has_vanished(row, ends.values(), newest_ms)
+        ],
         missing=sum(int(row["missing"] or 0) for row in rows),
         duplicates=sum(int(row["duplicates"] or 0) for row in rows),
-        longest_gap_s=max(_down_s(rows), *(float(row["longest_gap_s"] or 0) for row in rows)),
+        longest_gap_s=max(_longest_down_s(rows), *(float(row["longest_gap_s"] or 0) for row in rows)),
         clock_steps=sum(int(row.get("clock_steps") or 0) for row in rows),
         ended=state,
     )
 
 
-def _down_s(rows: Iterable[Row]) -> float:
-    """The longest time between two rows: from the end of one instance to the start of the next."""
+def _longest_down_s(rows: Iterable[Row]) -> float:
+    """Return the longest time between two rows: from the end of one instance to the start of the next."""
     longest_ms, until_ms = 0, None
     for row in sorted(rows, key=lambda row: int(row["first_seen"])):
         if until_ms is not None:
@@ -173,16 +178,19 @@ def _down_s(rows: Iterable[Row]) -> float:
     return longest_ms / 1000
 
 
-def _vanished(row: Row, all_of_name: Iterable[Row], newest_ms: int) -> bool:
-    """It never said that it stops, and: said so, started again under its name, or outlived by others."""
+def _has_vanished(row: Row, all_of_name: Iterable[Row], newest_ms: int) -> bool:
+    """Whether an instance vanished: no last sample, and it is marked so, was restarted or is silent for too
+    long."""
     if row["ended"] == STOPPED:
         return False
     again = any(other is not row and other["first_seen"] >= row["last_seen"] for other in all_of_name)
-    return again or row["ended"] == VANISHED or _outlived(row, newest_ms)
+    return again or row["ended"] == VANISHED or _is_outlived(row, newest_ms)
 
 
-def _outlived(row: Row, until_ms: int) -> bool:
-    """Too long silent at that time for its intervals; None: not known yet, or tables of an older job."""
+def _is_outlived(row: Row, until_ms: int) -> bool:
+    """Whether an instance was silent at that time for longer than its intervals allow.
+
+    An interval of None is not known yet, or the tables are of an older job."""
     interval_s = row.get("interval_s")
     patience_ms = float(SILENT_AFTER_MAX_MS)
     if interval_s is not None:
@@ -210,7 +218,7 @@ class Finding(NamedTuple):
     section: str
 
 
-def findings(
+def list_findings(
     material: Material,
     covered: tuple[int, int] | None,
     totals: Totals,
@@ -218,60 +226,62 @@ def findings(
     processes: list[ProcessFacts],
     intended: Intended,
 ) -> list[Finding]:
-    """None: all is well."""
+    """List the findings, the most urgent first; [] means that all is well."""
     if covered is None:
         return [Finding("No samples in this range: nothing ran, or the samples lie elsewhere.", "processes")]
     return [
-        *_promises([row for row in slo if not row.met], material.tallies.promises_missed),
-        *_waiting(material.waiting, covered[1]),
-        *_blocked([row for row in material.waiting if row.blocked_keys], covered[1]),
-        *_dead(unintended_dead(material.now.counters, intended)),
-        *_refused(totals),
-        *_processes(processes),
-        *_left_out(material.tallies.starts_left_out),
-        *_unusual(material.anomalies, material.tallies.anomalies),
-        *_rejects(material.tallies.rejected_lines),
+        *_promise_findings([row for row in slo if not row.is_met], material.tallies.promises_missed),
+        *_waiting_findings(material.waiting, covered[1]),
+        *_blocked_findings([row for row in material.waiting if row.blocked_keys], covered[1]),
+        *_dead_letter_findings(unintended_dead(material.now.counters, intended)),
+        *_refusal_findings(totals),
+        *_process_findings(processes),
+        *_left_out_findings(material.tallies.starts_left_out),
+        *_anomaly_findings(material.anomalies, material.tallies.anomalies),
+        *_reject_findings(material.tallies.rejected_lines),
     ]
 
 
-def _promises(listed: list[SloFacts], missed: int) -> Iterator[Finding]:
+def _promise_findings(listed: list[SloFacts], missed: int) -> Iterator[Finding]:
     if listed:
-        worst, names = listed[0], words.listed(sorted({row.name for row in listed}))
+        worst, names = listed[0], words.list_names(sorted({row.name for row in listed}))
         yield Finding(
-            f"{words.plural(missed, 'promise')} missed ({names}); worst {worst.name} of "
-            f"{words.place(worst.group, worst.topic)}: {worst.shown_compliance} good, "
-            f"{words.percent(worst.target)} promised.",
+            f"{words.format_plural(missed, 'promise')} missed ({names}); worst {worst.name} of "
+            f"{words.name_place(worst.group, worst.topic)}: {worst.shown_compliance} good, "
+            f"{words.format_percent(worst.target)} promised.",
             "promises",
         )
 
 
-def _waiting(rows: Sequence[Waiting], end_ms: int) -> Iterator[Finding]:
-    stuck, slow = [row for row in rows if row.stuck], [row for row in rows if row.slow]
+def _waiting_findings(rows: Sequence[Waiting], end_ms: int) -> Iterator[Finding]:
+    stuck, slow = [row for row in rows if row.is_stuck], [row for row in rows if row.is_slow]
     if stuck:
-        yield _lag(stuck, "not getting fewer at present rates", end_ms)
+        yield _lag_finding(stuck, "not getting fewer at present rates", end_ms)
     if slow:
-        yield _lag(slow, f"{words.span(max(row.time_to_drain_s or 0 for row in slow))} to drain", end_ms)
+        yield _lag_finding(
+            slow, f"{words.format_span(max(row.time_to_drain_s or 0 for row in slow))} to drain", end_ms
+        )
 
 
-def _lag(rows: list[Waiting], how: str, end_ms: int) -> Finding:
+def _lag_finding(rows: list[Waiting], how: str, end_ms: int) -> Finding:
     worst = max(rows, key=lambda row: row.lag)
     how = how if worst.consumed else behind.UNCONSUMED
     how = behind.add_time(how, worst, end_ms)
-    more = f"; {words.plural(len(rows) - 1, 'other subscription')} too" if len(rows) > 1 else ""
+    more = f"; {words.format_plural(len(rows) - 1, 'other subscription')} too" if len(rows) > 1 else ""
+    messages, place = words.format_plural(worst.lag, "message"), words.name_place(worst.group, worst.topic)
     return Finding(
-        f"{words.plural(worst.lag, 'message')} waiting for {words.place(worst.group, worst.topic)}, "
-        f"the oldest for {words.milliseconds(worst.lag_age_ms)}, {how}{more}.",
+        f"{messages} waiting for {place}, the oldest for {words.format_ms(worst.lag_age_ms)}, {how}{more}.",
         "waiting",
     )
 
 
-def _blocked(rows: list[Waiting], end_ms: int) -> Iterator[Finding]:
+def _blocked_findings(rows: list[Waiting], end_ms: int) -> Iterator[Finding]:
     if rows:
-        names = words.listed(
-            [behind.add_time(words.place(row.group, row.topic), row, end_ms) for row in rows]
+        names = words.list_names(
+            [behind.add_time(words.name_place(row.group, row.topic), row, end_ms) for row in rows]
         )
-        keys = words.plural(sum(row.blocked_keys for row in rows), "order key")
-        longest = words.milliseconds(max(row.blocked_key_age_ms for row in rows))
+        keys = words.format_plural(sum(row.blocked_keys for row in rows), "order key")
+        longest = words.format_ms(max(row.blocked_key_age_ms for row in rows))
         yield Finding(f"{keys} blocked at the end ({names}), the longest for {longest}.", "top")
 
 
@@ -282,80 +292,83 @@ def intended_remarks(
     killed = sum(row.intended for row in rows)
     dead = round(sum(row.total for row in counters if row.metric == DEAD_LETTERS.name))
     dead -= unintended_dead(counters, intended)
-    actions = [f"{words.plural(killed, 'process', 'processes')} killed"] if killed else []
-    actions += [f"{words.plural(dead, 'message')} made a dead letter"] if dead == 1 else []
-    actions += [f"{words.plural(dead, 'message')} made dead letters"] if dead > 1 else []
+    actions = [f"{words.format_plural(killed, 'process', 'processes')} killed"] if killed else []
+    actions += [f"{words.format_plural(dead, 'message')} made a dead letter"] if dead == 1 else []
+    actions += [f"{words.format_plural(dead, 'message')} made dead letters"] if dead > 1 else []
     if actions:
         yield f"On purpose: {', '.join(actions)}."
 
 
 def unintended_dead(counters: Iterable[Counted], intended: Intended) -> int:
-    """Dead letters that nobody made on purpose."""
-    dead = added((row for row in counters if row.metric == DEAD_LETTERS.name), lambda row: row.topic)
+    """Count the dead letters that were not made on purpose."""
+    dead = add_totals((row for row in counters if row.metric == DEAD_LETTERS.name), lambda row: row.topic)
     return round(sum(max(0.0, count - intended.dead_letters.get(topic, 0)) for topic, count in dead.items()))
 
 
-def _dead(count: int) -> Iterator[Finding]:
+def _dead_letter_findings(count: int) -> Iterator[Finding]:
     if count:
         became = "became a dead letter" if count == 1 else "became dead letters"
-        yield Finding(f"{words.plural(count, 'message')} {became}.", "top")
+        yield Finding(f"{words.format_plural(count, 'message')} {became}.", "top")
 
 
-def _refused(totals: Totals) -> Iterator[Finding]:
-    """Answers of a proxy that stops are none: the client goes to another one."""
+def _refusal_findings(totals: Totals) -> Iterator[Finding]:
+    """Report refused sends, but not answers of a proxy that stops: the client goes to another one."""
     ratio = totals.refused_ratio or 0.0
     if ratio >= REFUSED_FROM and totals.failed_sends >= REFUSED_MIN:
-        sends = words.plural(totals.failed_sends, "send")
-        yield Finding(f"{sends} not stored, {words.percent(ratio)} of all answered.", "top")
+        sends = words.format_plural(totals.failed_sends, "send")
+        yield Finding(f"{sends} not stored, {words.format_percent(ratio)} of all answered.", "top")
 
 
-def _processes(rows: list[ProcessFacts]) -> Iterator[Finding]:
-    vanished = [row for row in rows if row.unintended]
+def _process_findings(rows: list[ProcessFacts]) -> Iterator[Finding]:
+    vanished = [row for row in rows if row.unintended_count]
     silent = [row for row in rows if row.ended == SILENT]
     missing = [row for row in rows if row.missing]
     if vanished:
-        times = words.plural(sum(row.unintended for row in vanished), "process", "processes")
+        times = words.format_plural(sum(row.unintended_count for row in vanished), "process", "processes")
         yield Finding(
-            f"{times} ended without a word ({_names(vanished)}): killed or crashed. What was counted after "
-            "the last sample is in no number here.",
+            f"{times} ended without a word ({_list_names(vanished)}): killed or crashed. What was counted "
+            "after the last sample is in no number here.",
             "processes",
         )
     if silent:
+        count = words.format_plural(len(silent), "process", "processes")
+        last_time = words.format_time(max(row.last_ms for row in silent))
         yield Finding(
-            f"Nothing heard of {words.plural(len(silent), 'process', 'processes')} ({_names(silent)}) since "
-            f"{words.when(max(row.last_ms for row in silent))} UTC, and no last sample: killed, or its "
-            "samples do not come here any more.",
+            f"Nothing heard of {count} ({_list_names(silent)}) since {last_time} UTC, and no last sample: "
+            "killed, or its samples do not come here any more.",
             "processes",
         )
     if missing:
-        files = words.plural(sum(row.missing for row in missing), "sample file")
-        yield Finding(f"{files} missing ({_names(missing)}): the numbers here are too low.", "processes")
+        files = words.format_plural(sum(row.missing for row in missing), "sample file")
+        yield Finding(f"{files} missing ({_list_names(missing)}): the numbers here are too low.", "processes")
 
 
-def _names(rows: list[ProcessFacts]) -> str:
-    return words.listed([row.name for row in rows])
+def _list_names(rows: list[ProcessFacts]) -> str:
+    return words.list_names([row.name for row in rows])
 
 
-def _left_out(starts: int) -> Iterator[Finding]:
+def _left_out_findings(starts: int) -> Iterator[Finding]:
     if starts:
         yield Finding(
-            f"{words.plural(starts, 'older start')} of processes left out: too many for one report, so "
-            "nothing is known of how they ended; a shorter --since tells.",
+            f"{words.format_plural(starts, 'older start')} of processes left out: too many for one report, "
+            "so nothing is known of how they ended; a shorter --since tells.",
             "processes",
         )
 
 
-def _unusual(listed: Sequence[Row], count: int) -> Iterator[Finding]:
+def _anomaly_findings(listed: Sequence[Row], count: int) -> Iterator[Finding]:
     if listed:
         first = listed[0]
+        hours = words.format_plural(count, "hour")
+        place = words.name_place(first["group"] or "", first["topic"] or "")
         yield Finding(
-            f"{words.plural(count, 'hour')} unlike the same hour of former weeks; {first['metric']} of "
-            f"{words.place(first['group'] or '', first['topic'] or '')} at {words.when(first['start'])}: "
-            f"{words.count(first['value'])}, usually {words.count(first['usual'])}.",
+            f"{hours} unlike the same hour of former weeks; {first['metric']} of {place} at "
+            f"{words.format_time(first['start'])}: "
+            f"{words.format_count(first['value'])}, usually {words.format_count(first['usual'])}.",
             "changes",
         )
 
 
-def _rejects(lines: int) -> Iterator[Finding]:
+def _reject_findings(lines: int) -> Iterator[Finding]:
     if lines:
-        yield Finding(f"{words.plural(lines, 'sample line')} not understood and left out.", "rejects")
+        yield Finding(f"{words.format_plural(lines, 'sample line')} not understood and left out.", "rejects")

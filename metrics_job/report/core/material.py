@@ -1,4 +1,4 @@
-"""What a report is made of: the span it covers, sums read from the tables, and what they come to.
+"""The data that a report is made of: the span it covers, sums read from the tables, and their totals.
 
 Plain data, made by reading.py or by hand in a test, small however large the tables are. Ranges are
 [start, end) in epoch milliseconds UTC; charts go in steps, at most POINTS_MAX of them, which begin at whole
@@ -40,28 +40,28 @@ class Span:
 
     @property
     def period(self) -> str:
-        """Which tables tell it: `minute` or `hour`."""
+        """The tables to read for this span: `minute` or `hour`."""
         return "hour" if self.step_ms >= HOUR_MS else "minute"
 
     @property
     def length_ms(self) -> int:
         return self.end_ms - self.start_ms
 
-    def steps(self) -> range:
-        """Where each step begins, the first at or before the start."""
+    def step_starts(self) -> range:
+        """Return the start of each step, the first at or before the start of the span."""
         return range(self.start_ms - self.start_ms % self.step_ms, self.end_ms, self.step_ms)
 
-    def earlier(self, by_ms: int = WEEK_MS) -> Span:
-        """As long, so much before."""
+    def shift_back(self, by_ms: int = WEEK_MS) -> Span:
+        """Return the span of the same length that lies `by_ms` earlier."""
         return Span(self.start_ms - by_ms, self.end_ms - by_ms, self.step_ms)
 
-    def dates(self) -> tuple[str, str]:
-        """The first and the last UTC date it touches, as the tables' partitions are named."""
+    def first_and_last_date(self) -> tuple[str, str]:
+        """Return the first and the last UTC date of the span, named as the tables' partitions are."""
         return date_of(self.start_ms), date_of(self.end_ms - 1)
 
 
 def span_of(start_ms: int, end_ms: int) -> Span:
-    """The span with its step; both ends are moved out to whole minutes, or hours where hours tell it."""
+    """Return the span with its step; both ends are widened to whole minutes, or hours if hours are read."""
     length = max(end_ms - start_ms, 1)
     fitting = [step for step in _STEPS if length <= step * (POINTS_MAX - 1)]
     step = fitting[0] if fitting else _STEPS[-1]
@@ -71,14 +71,14 @@ def span_of(start_ms: int, end_ms: int) -> Span:
     return Span(start_ms - start_ms % grain, max(end_ms + -end_ms % grain, start_ms + grain), step)
 
 
-def moment(wall_ms: int) -> datetime:
-    """As an aware UTC time."""
+def to_utc_time(wall_ms: int) -> datetime:
+    """Convert epoch ms to an aware UTC time."""
     return datetime.fromtimestamp(wall_ms / 1000, UTC)
 
 
 def date_of(wall_ms: int) -> str:
-    """`2026-11-22`, UTC."""
-    return moment(wall_ms).date().isoformat()
+    """Return the UTC date of a time, as in `2026-11-22`."""
+    return to_utc_time(wall_ms).date().isoformat()
 
 
 Buckets = Mapping[int, int]  # bucket number → count
@@ -101,30 +101,30 @@ class Percentiles(NamedTuple):
     max: float
 
 
-def percentiles(buckets: Buckets) -> Percentiles | None:
+def compute_percentiles(buckets: Buckets) -> Percentiles | None:
     total = sum(buckets.values())
     if not total:
         return None
-    at = iter(_edges(buckets, [total * share for share in (0.5, 0.99, 0.999, 1.0)]))
+    at = iter(_upper_edges(buckets, [total * share for share in (0.5, 0.99, 0.999, 1.0)]))
     return Percentiles(total, next(at), next(at), next(at), next(at))
 
 
-def _edges(buckets: Buckets, wanted: list[float]) -> list[float]:
-    found: list[float] = []
-    seen = 0
+def _upper_edges(buckets: Buckets, ranks: list[float]) -> list[float]:
+    edges: list[float] = []
+    counted = 0
     for index in sorted(buckets):
-        seen += buckets[index]
-        while len(found) < len(wanted) and buckets[index] and seen >= wanted[len(found)]:
-            found.append(AtLeast(TOP) if index >= OVERFLOW else upper_edge(index))
-    return found
+        counted += buckets[index]
+        while len(edges) < len(ranks) and buckets[index] and counted >= ranks[len(edges)]:
+            edges.append(AtLeast(TOP) if index >= OVERFLOW else upper_edge(index))
+    return edges
 
 
-def merged(many: Iterable[Buckets]) -> dict[int, int]:
-    found: dict[int, int] = {}
+def merge_buckets(many: Iterable[Buckets]) -> dict[int, int]:
+    sums: dict[int, int] = {}
     for buckets in many:
         for index, counted in buckets.items():
-            found[index] = found.get(index, 0) + counted
-    return found
+            sums[index] = sums.get(index, 0) + counted
+    return sums
 
 
 Row = Mapping[str, Any]
@@ -174,13 +174,13 @@ class Waiting(NamedTuple):
     consumed: bool = True  # False: messages wait, and nothing was handed out lately
 
     @property
-    def stuck(self) -> bool:
-        """For minutes not getting fewer, and the oldest of them waits for long."""
+    def is_stuck(self) -> bool:
+        """Whether the lag has not fallen for minutes and its oldest message is old."""
         late = self.lag > 0 and self.lag_age_ms >= STUCK_AGE_MS
         return late and self.time_to_drain_s is None and self.lag >= self.lag_before
 
     @property
-    def slow(self) -> bool:
+    def is_slow(self) -> bool:
         late = self.lag > 0 and self.lag_age_ms >= STUCK_AGE_MS
         return late and (self.time_to_drain_s or 0) > DRAIN_FROM_S
 
@@ -205,7 +205,7 @@ class Tallies:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """Everything a report tells."""
+    """All data that a report is made from."""
 
     span: Span
     now: Sums = Sums()
@@ -256,53 +256,53 @@ class Totals:
         return self.failed_sends / answered if answered else None
 
 
-def added(counters: Iterable[Counted], key: Callable[[Counted], Key]) -> dict[Key, float]:
-    """Totals by what `key` gives."""
-    found: dict[Key, float] = {}
+def add_totals(counters: Iterable[Counted], key: Callable[[Counted], Key]) -> dict[Key, float]:
+    """Add up counters by the result of `key`."""
+    totals: dict[Key, float] = {}
     for row in counters:
-        found[key(row)] = found.get(key(row), 0.0) + row.total
-    return found
+        totals[key(row)] = totals.get(key(row), 0.0) + row.total
+    return totals
 
 
 def totals_of(counters: Iterable[Counted]) -> Totals:
-    """Of all topics and groups."""
-    return _totals(added(counters, _name))
+    """Return the totals of all topics and groups."""
+    return _build_totals(add_totals(counters, _total_name))
 
 
 def by_topic(counters: Iterable[Counted]) -> dict[str, Totals]:
-    """Of each topic that was sent to or consumed, all groups together."""
-    found: dict[str, list[Counted]] = {}
+    """Return the totals of each topic that was sent to or consumed, all groups together."""
+    counters_of_topic: dict[str, list[Counted]] = {}
     for row in counters:
         if row.topic:
-            found.setdefault(row.topic, []).append(row)
-    return {topic: totals_of(rows) for topic, rows in found.items()}
+            counters_of_topic.setdefault(row.topic, []).append(row)
+    return {topic: totals_of(rows) for topic, rows in counters_of_topic.items()}
 
 
 def stored_by_topic(counters: Iterable[Counted]) -> dict[str, float]:
     stored = (row for row in counters if row.metric == catalogue.SENDS.name and row.detail == STORED)
-    return added(stored, lambda row: row.topic)
+    return add_totals(stored, lambda row: row.topic)
 
 
-def _name(row: Counted) -> str:
+def _total_name(row: Counted) -> str:
     if row.metric != catalogue.SENDS.name or row.detail == STORED:
         return row.metric
     return "sent elsewhere" if row.detail == STOPPING else "refused"
 
 
-def _totals(found: Mapping[str, float]) -> Totals:
-    def of(*names: str) -> int:
-        return round(sum(found.get(name, 0.0) for name in names))
+def _build_totals(sums: Mapping[str, float]) -> Totals:
+    def sum_of(*names: str) -> int:
+        return round(sum(sums.get(name, 0.0) for name in names))
 
     return Totals(
-        sent=of(catalogue.SENDS.name),
-        refused=of("refused", "sent elsewhere"),
-        sent_elsewhere=of("sent elsewhere"),
-        delivered=of(catalogue.DELIVERED.name, catalogue.FETCHED.name),
-        acked=of(catalogue.ACKED.name),
-        failed=of(catalogue.FAILED.name),
-        redelivered=of(catalogue.REDELIVERED.name),
-        timeouts=of(catalogue.LEASE_TIMEOUTS.name),
-        dead_lettered=of(catalogue.DEAD_LETTERS.name),
-        fired=of(catalogue.DELAY_FIRED.name, catalogue.LEVELS_FIRED.name),
-        sent_bytes=of(catalogue.SEND_BYTES.name),
+        sent=sum_of(catalogue.SENDS.name),
+        refused=sum_of("refused", "sent elsewhere"),
+        sent_elsewhere=sum_of("sent elsewhere"),
+        delivered=sum_of(catalogue.DELIVERED.name, catalogue.FETCHED.name),
+        acked=sum_of(catalogue.ACKED.name),
+        failed=sum_of(catalogue.FAILED.name),
+        redelivered=sum_of(catalogue.REDELIVERED.name),
+        timeouts=sum_of(catalogue.LEASE_TIMEOUTS.name),
+        dead_lettered=sum_of(catalogue.DEAD_LETTERS.name),
+        fired=sum_of(catalogue.DELAY_FIRED.name, catalogue.LEVELS_FIRED.name),
+        sent_bytes=sum_of(catalogue.SEND_BYTES.name),
     )

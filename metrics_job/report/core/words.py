@@ -4,49 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from metrics_job.report.core.material import AtLeast, Totals, moment
+from metrics_job.report.core.material import AtLeast, Totals, to_utc_time
 
 _UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
 
 
-def count(value: float) -> str:
+def format_count(value: float) -> str:
     """`12,345`; fractions of small rates stay: `0.25`."""
     if isinstance(value, AtLeast):
-        return f"≥ {count(float(value))}"
+        return f"≥ {format_count(float(value))}"
     if value == int(value) or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:,.1f}" if abs(value) >= 10 else f"{value:,.2f}"
 
 
-def rounded(value: float) -> float:
+def round_value(value: float) -> float:
     return type(value)(f"{value:.3g}")
 
 
-def short(value: float) -> str:
+def format_short(value: float) -> str:
     """`12.3 k`, `4.56 M`: for places with little room."""
     for size, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size * 10 or (size > 1e3 and abs(value) >= size):
             return f"{value / size:.3g} {name}"
-    return count(value)
+    return format_count(value)
 
 
-def plural(value: float, one: str, many: str | None = None) -> str:
+def format_plural(value: float, one: str, many: str | None = None) -> str:
     """`1 message`, `2 messages`."""
-    return f"{count(value)} {one if value == 1 else many or one + 's'}"
+    return f"{format_count(value)} {one if value == 1 else many or one + 's'}"
 
 
-def milliseconds(value: float | None) -> str:
+def format_ms(value: float | None) -> str:
     """`0.85 ms`, `12 ms`, `3.4 s`, `4 m 5 s`; – for none."""
     if value is None:
         return "–"
     if isinstance(value, AtLeast):
-        return f"≥ {milliseconds(float(value))}"
+        return f"≥ {format_ms(float(value))}"
     if value < 1000:
         return f"{value:.3g} ms" if value < 100 else f"{value:.0f} ms"
-    return span(value / 1000)
+    return format_span(value / 1000)
 
 
-def span(seconds: float) -> str:
+def format_span(seconds: float) -> str:
     """`340 ms`, `3.4 s`, `4 m 5 s`, `2 d 3 h`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
@@ -62,22 +62,22 @@ def span(seconds: float) -> str:
 
 def describe_refusals(totals: Totals) -> str:
     """`12 refused`, `19 refused, 7 of them by a proxy that stops`."""
-    text = f"{count(totals.refused)} refused"
+    text = f"{format_count(totals.refused)} refused"
     if totals.sent_elsewhere:
-        text += f", {count(totals.sent_elsewhere)} of them by a proxy that stops"
+        text += f", {format_count(totals.sent_elsewhere)} of them by a proxy that stops"
     return text
 
 
-def step(seconds: float) -> str:
+def describe_step(seconds: float) -> str:
     """`each minute`, `every 5 minutes`, `each hour`."""
     for size, name in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
         if seconds >= size:
             many = round(seconds / size)
             return f"each {name}" if many == 1 else f"every {many} {name}s"
-    return f"every {span(seconds)}"
+    return f"every {format_span(seconds)}"
 
 
-def percent(ratio: float | None) -> str:
+def format_percent(ratio: float | None) -> str:
     """`12.3 %`, `99.987 %`; – for none. What is not all never reads as 100 %."""
     if ratio is None:
         return "–"
@@ -93,7 +93,7 @@ def percent(ratio: float | None) -> str:
     return f"{value:.3g} %" if value < 100 else f"{value:,.0f} %"
 
 
-def change(now: float, before: float) -> str:
+def describe_change(now: float, before: float) -> str:
     """`+12 %`, `-3 %`, `×14`, `new`, `gone`, `same`."""
     if now == before:
         return "same"
@@ -108,27 +108,27 @@ def change(now: float, before: float) -> str:
     return "about the same" if text in ("+0 %", "-0 %") else text
 
 
-def when(wall_ms: int, with_date: bool = True) -> str:
+def format_time(wall_ms: int, with_date: bool = True) -> str:
     """`2026-11-22 03:05` (UTC), or the time alone."""
-    return moment(wall_ms).strftime("%Y-%m-%d %H:%M" if with_date else "%H:%M")
+    return to_utc_time(wall_ms).strftime("%Y-%m-%d %H:%M" if with_date else "%H:%M")
 
 
-def between(start_ms: int, end_ms: int) -> str:
+def format_range(start_ms: int, end_ms: int) -> str:
     """`2026-11-22 03:05:01 to 03:06:30 UTC`: the date once where it is one."""
-    start, end = moment(start_ms), moment(end_ms)
+    start, end = to_utc_time(start_ms), to_utc_time(end_ms)
     form = "%H:%M:%S" if end_ms - start_ms < 600_000 else "%H:%M"
     last = end.strftime(form if start.date() == end.date() else f"%Y-%m-%d {form}")
     return f"{start.strftime(f'%Y-%m-%d {form}')} to {last} UTC"
 
 
-def place(group: str, topic: str) -> str:
-    """`group on topic`, or what there is of them."""
+def name_place(group: str, topic: str) -> str:
+    """`group on topic`, or the one that is not empty, or `all`."""
     if group and topic:
         return f"{group} on {topic}"
     return group or topic or "all"
 
 
-def listed(names: Sequence[str], at_most: int = 3) -> str:
+def list_names(names: Sequence[str], at_most: int = 3) -> str:
     """`a, b and 3 more`."""
     if len(names) <= at_most:
         return ", ".join(names)

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from ddmq_common.metrics.samples import LAST
-from metrics_job.arrow.add import added
-from metrics_job.arrow.lines import Known, parse
-from metrics_job.lag import COLUMNS, followed
+from metrics_job.arrow.add import add_up_lines
+from metrics_job.arrow.lines import SeriesCodes, parse
+from metrics_job.lag import COLUMNS, follow_lags
 from metrics_job.minutes import INTERVAL
 from tests.examples import some_of
 from tests.unit.metrics_job.lag_histories import INTERVAL_MS, History, Raw, minutes_of
@@ -26,10 +26,10 @@ def encoded(lines: list[Raw]) -> bytes:
 
 def job(lines: list[Raw], now_ms: int = FAR_MS) -> dict[int, tuple[float, float]]:
     """Minute → lag and lag_max, by way of the job's parser and its workers."""
-    known = Known()
+    known = SeriesCodes()
     parsed = parse([encoded(lines)], known)
     assert not parsed.odd
-    tables = [table.to_pylist() for table in added(parsed.lines, known)]
+    tables = [table.to_pylist() for table in add_up_lines(parsed.lines, known)]
     rows = [row for table in tables for row in table]
     ends = [(line["process"], line["to"] - now_ms) for line in lines]
     ahead = {process: max(ms for other, ms in ends if other == process) for process, ms in ends if ms > 0}
@@ -38,7 +38,7 @@ def job(lines: list[Raw], now_ms: int = FAR_MS) -> dict[int, tuple[float, float]
     batch = pa.Table.from_pylist([dict(zip(COLUMNS, row, strict=True)) for row in given]).to_batches()
     return {
         row["minute"]: (row["lag"], row["lag_max"])
-        for made in followed(iter(batch), ahead)
+        for made in follow_lags(iter(batch), ahead)
         for row in made.to_pylist()
     }
 

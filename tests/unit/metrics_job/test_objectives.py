@@ -8,17 +8,17 @@ import pytest
 
 from ddmq_common.errors import ConfigError
 from ddmq_common.metrics.cells import upper_edge
-from metrics_job.rollups.judged import Objective, defaults, load_objectives
+from metrics_job.rollups.judged import Objective, default_objectives, load_objectives
 
 CONF = Path(__file__).parents[3] / "conf"
 
 
 def test_the_file_says_what_holds_without_it() -> None:
-    assert load_objectives(CONF) == defaults() == load_objectives(None)
+    assert load_objectives(CONF) == default_objectives() == load_objectives(None)
 
 
 def test_a_folder_without_the_file_has_the_defaults(tmp_path: Path) -> None:
-    assert load_objectives(tmp_path) == defaults()
+    assert load_objectives(tmp_path) == default_objectives()
 
 
 def test_a_good_bucket_lies_within_the_limit() -> None:

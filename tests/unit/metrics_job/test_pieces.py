@@ -9,7 +9,7 @@ import pytest
 
 from ddmq_common.metrics.samples import SampleName, part_name
 from metrics_job.arrow import work
-from metrics_job.arrow.work import DOUBT, Adding, Piece, pieces, unit_pieces
+from metrics_job.arrow.work import DOUBT, Piece, PieceAdder, gather_pieces, unit_pieces
 from metrics_job.folders import Days
 
 RUN = "00c0ffee00c0ffee"
@@ -24,8 +24,8 @@ def line(seq: int, metric: str) -> bytes:
 
 
 def rows(found: list[Piece]) -> list[dict[str, Any]]:
-    adding = Adding(Days(None, None))
-    return [row for piece in found for table in adding.alone(piece) for row in table.to_pylist()]
+    adding = PieceAdder(Days(None, None))
+    return [row for piece in found for table in adding.add_alone(piece) for row in table.to_pylist()]
 
 
 def totals(made: list[dict[str, Any]]) -> dict[str, float]:
@@ -42,7 +42,7 @@ def totals(made: list[dict[str, Any]]) -> dict[str, float]:
 def test_a_file_in_pieces_counts_every_line_once(size: int, count: int) -> None:
     """Three lines for each of so many intervals; one of them is there twice."""
     data = b"".join(line(seq, metric) * (1 + (seq == 17)) for seq in range(count) for metric in METRICS)
-    cut = list(pieces([(NAME, data)], size=size, uncut=1_000))
+    cut = list(gather_pieces([(NAME, data)], size=size, uncut=1_000))
     assert b"".join(piece.data[0] for piece in cut) == data
     assert len(cut) > 20
     made = rows(cut)
@@ -68,17 +68,17 @@ def test_a_worker_that_forgets_the_names_of_series_still_counts_every_line(
 @pytest.mark.parametrize("again", [0, 5, 28])
 def test_an_interval_that_comes_again_later_in_a_long_file_is_a_doubt(again: int) -> None:
     data = b"".join(line(seq, metric) for seq in range(30) for metric in METRICS)
-    made = rows(list(pieces([(NAME, data + line(again, METRICS[0]))], size=200, uncut=1_000)))
+    made = rows(list(gather_pieces([(NAME, data + line(again, METRICS[0]))], size=200, uncut=1_000)))
     assert DOUBT in {row["kind"] for row in made}
 
 
 def test_an_interval_that_the_name_does_not_tell_is_a_doubt() -> None:
-    made = rows(list(pieces([(NAME, line(200, METRICS[0]))])))
+    made = rows(list(gather_pieces([(NAME, line(200, METRICS[0]))])))
     assert [row["kind"] for row in made] == [DOUBT, "interval", "counter"]
 
 
 def test_small_files_come_together_and_some_are_left_out() -> None:
-    found = list(pieces([(f"x/{at}.jsonl", b"x" * 300) for at in range(10)], {"3.jsonl"}, size=1_000))
+    found = list(gather_pieces([(f"x/{at}.jsonl", b"x" * 300) for at in range(10)], {"3.jsonl"}, size=1_000))
     assert [len(piece.files) for piece in found] == [4, 4, 1]
     assert "x/3.jsonl" not in found[0].files
 

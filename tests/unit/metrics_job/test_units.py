@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddmq_common.metrics.samples import SampleName
-from metrics_job.arrow.work import holds, units_of
+from metrics_job.arrow.work import can_hold, units_of
 
 RUNS = ("0000000000000001", "0000000000000002")
 
@@ -36,7 +36,9 @@ def test_units_are_what_overlaps(files: list[SampleName], strange: bool) -> None
     for at, file in enumerate(files):
         same = [str(files[other]) for other in range(len(files)) if group[other] == group[at]]
         assert (str(file) in found.shared) is (len(same) > 1)
-        assert {name for name in map(str, files) if found.unit(name) == found.unit(str(file))} == set(same)
+        assert {name for name in map(str, files) if found.unit_of(name) == found.unit_of(str(file))} == set(
+            same
+        )
 
 
 @given(
@@ -47,4 +49,4 @@ def test_names_hold_intervals(files: list[SampleName], intervals: list[tuple[str
         any(file.instance == run and seq in range(file.first, file.last + 1) for file in files)
         for run, seq in intervals
     )
-    assert holds(map(str, files), intervals) is wanted
+    assert can_hold(map(str, files), intervals) is wanted

@@ -10,12 +10,12 @@ from ddmq_client import QueueBounds
 from metrics_job.sparksource.offsets import (
     OffsetRange,
     Places,
-    ends,
-    fixed,
-    limited,
+    end_places,
+    fixed_places,
+    limit_places,
     not_before,
     not_past,
-    spans,
+    plan_ranges,
 )
 from metrics_job.sparksource.options import SourceOptionError, Where
 
@@ -46,7 +46,7 @@ def covered(found: list[OffsetRange]) -> dict[tuple[str, int], list[int]]:
 def test_what_is_read_and_what_is_lost_is_all_between_two_places(
     start: Places, end: Places, bounds: list[QueueBounds], most: int
 ) -> None:
-    found, losses = spans(start, end, bounds, most)
+    found, losses = plan_ranges(start, end, bounds, most)
     assert all(0 < span.end - span.start <= most for span in found)
     there = {(at.topic, at.number): set(range(at.first, at.end)) for at in bounds}
     read = covered(found)
@@ -73,7 +73,7 @@ def test_what_is_read_and_what_is_lost_is_all_between_two_places(
 
 @given(PLACES, PLACES, st.integers(1, 60))
 def test_a_limit_holds_and_leaves_nothing_out_that_fits(start: Places, end: Places, most: int) -> None:
-    found = limited(start, end, most)
+    found = limit_places(start, end, most)
     taken, waiting = {}, {}
     for topic, queues in end.items():
         assert found[topic].keys() == queues.keys()
@@ -92,7 +92,7 @@ def test_a_limit_holds_and_leaves_nothing_out_that_fits(start: Places, end: Plac
 
 
 def test_with_fewer_messages_than_queues_the_longest_go_first() -> None:
-    assert limited({}, {"a": {"0": 1, "1": 9, "2": 5}}, 2) == {"a": {"0": 0, "1": 1, "2": 1}}
+    assert limit_places({}, {"a": {"0": 1, "1": 9, "2": 5}}, 2) == {"a": {"0": 0, "1": 1, "2": 1}}
 
 
 @given(PLACES, PLACES)
@@ -104,17 +104,19 @@ def test_nothing_goes_past_a_target(end: Places, target: Places) -> None:
 
 def test_places_of_edges_and_of_json() -> None:
     bounds = bounds_of({("a", 0): (3, 9), ("a", 1): (0, 4)})
-    assert ends(bounds, ["a", "new"]) == {"a": {"0": 9, "1": 4}, "new": {}}
-    assert fixed(Where(edge="first"), bounds, "o") == {"a": {"0": 3, "1": 0}}
-    assert fixed(Where(edge="last"), bounds, "o") == {"a": {"0": 9, "1": 4}}
+    assert end_places(bounds, ["a", "new"]) == {"a": {"0": 9, "1": 4}, "new": {}}
+    assert fixed_places(Where(edge="first"), bounds, "o") == {"a": {"0": 3, "1": 0}}
+    assert fixed_places(Where(edge="last"), bounds, "o") == {"a": {"0": 9, "1": 4}}
     named = Where(offsets={"a": {"1": "last"}})
-    assert fixed(named, bounds, "o") == {"a": {"0": 3, "1": 4}}, "the first message where nothing is said"
+    assert fixed_places(named, bounds, "o") == {"a": {"0": 3, "1": 4}}, (
+        "the first message where nothing is said"
+    )
 
 
 def test_a_queue_that_is_not_there_cannot_be_named() -> None:
     bounds = bounds_of({("a", 0): (0, 1)})
     with pytest.raises(SourceOptionError, match="startingOffsets names queue 7 of topic a"):
-        fixed(Where(offsets={"a": {"7": 1}}), bounds, "startingOffsets")
+        fixed_places(Where(offsets={"a": {"7": 1}}), bounds, "startingOffsets")
 
 
 @pytest.mark.parametrize(
@@ -132,6 +134,6 @@ def test_a_batch_from_a_place_that_is_not_there_is_a_loss(
 ) -> None:
     bounds = bounds_of({("a", 0): (0, 10)})
     since: Places = {"a": {"0": start}}
-    found, losses = spans(since, not_before({"a": {"0": end}}, since, bounds), bounds, 100)
+    found, losses = plan_ranges(since, not_before({"a": {"0": end}}, since, bounds), bounds, 100)
     assert covered(found).get(("a", 0), []) == read
     assert [(loss.start, loss.end) for loss in losses] == lost

@@ -21,7 +21,7 @@ from ddmq_client import (
 from ddmq_client.core.sending import result_of
 from ddmq_client.errors import SendError
 from metrics_job.sparksource.options import WriteError
-from metrics_job.sparksource.sink import RowStore, outgoing, with_key
+from metrics_job.sparksource.sink import RowStore, to_message, with_key
 
 Answer = Callable[[OutgoingMessage], SendError | None]
 REFUSED = InvalidMessageError("this engine takes no keys", 11, "mq:9613")
@@ -73,7 +73,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> TimeThatIsTold:
 
 
 def rows(count: int, first: int = 0) -> list[OutgoingMessage]:
-    return [outgoing(Row(value=f"v{at}"), "t", f"q/0/1/{at}") for at in range(first, first + count)]
+    return [to_message(Row(value=f"v{at}"), "t", f"q/0/1/{at}") for at in range(first, first + count)]
 
 
 def keys(messages: Sequence[OutgoingMessage]) -> list[str | None]:
@@ -93,14 +93,14 @@ def told(
 def test_a_key_says_which_row_it_is_and_what_is_in_it() -> None:
     place = "q/0/1/2"
     plain = {"value": b"v", "key": "k", "tags": "t", "properties": {"a": "b", "c": "d"}, "queue": 1}
-    first = with_key(outgoing(Row(**plain), "t", place)).idempotency_key
+    first = with_key(to_message(Row(**plain), "t", place)).idempotency_key
     assert first is not None
     assert first.startswith("q/0/1/2/")
     assert len(first) == len(place) + 1 + 16
     turned = plain | {"properties": {"c": "d", "a": "b"}}
-    assert with_key(outgoing(Row(**turned), "t", place)).idempotency_key == first, "the same row"
+    assert with_key(to_message(Row(**turned), "t", place)).idempotency_key == first, "the same row"
     others = [
-        with_key(outgoing(Row(**(plain | change)), topic, at)).idempotency_key
+        with_key(to_message(Row(**(plain | change)), topic, at)).idempotency_key
         for change, topic, at in (
             ({"value": b"w"}, "t", place), ({"key": "l"}, "t", place), ({"tags": None}, "t", place),
             ({"properties": {"a": "b"}}, "t", place), ({"queue": 2}, "t", place), ({}, "u", place),
@@ -111,7 +111,7 @@ def test_a_key_says_which_row_it_is_and_what_is_in_it() -> None:
 
 
 def test_a_key_that_the_row_brings_stays() -> None:
-    message = outgoing(Row(value="v", properties={"idempotency-key": "mine"}), "t", "q/0/1/2")
+    message = to_message(Row(value="v", properties={"idempotency-key": "mine"}), "t", "q/0/1/2")
     assert with_key(message).idempotency_key is None
     assert (message.properties or {})["idempotency-key"] == "mine"
 
@@ -121,10 +121,10 @@ def test_a_key_that_the_row_brings_stays() -> None:
 
 def test_a_task_that_is_repeated_has_the_same_keys(clock: TimeThatIsTold) -> None:
     first, store = told(lambda message: None, clock)
-    store.store(rows(3))
-    store.store(rows(3, first=3))
+    store.store_rows(rows(3))
+    store.store_rows(rows(3, first=3))
     again, repeated = told(lambda message: None, clock)
-    repeated.store(rows(6))
+    repeated.store_rows(rows(6))
     assert keys(first.stored) == keys(again.stored)
     assert len(set(keys(first.stored)) - {None}) == 6
 
@@ -132,7 +132,7 @@ def test_a_task_that_is_repeated_has_the_same_keys(clock: TimeThatIsTold) -> Non
 @pytest.mark.parametrize(("once", "named"), [("false", True), ("auto", False)])
 def test_rows_without_keys(clock: TimeThatIsTold, once: str, named: bool) -> None:
     producer, store = told(lambda message: None, clock, once, named)
-    store.store(rows(2))
+    store.store_rows(rows(2))
     assert keys(producer.stored) == [None, None]
     assert producer.calls == [(2, 30_000)]
 
@@ -142,8 +142,8 @@ def test_an_engine_that_takes_no_keys_gets_none(
 ) -> None:
     producer, store = told(lambda message: REFUSED if message.idempotency_key else None, clock)
     with caplog.at_level(logging.WARNING, logger="ddmq.spark"):
-        store.store(rows(3))
-        store.store(rows(3, first=3))
+        store.store_rows(rows(3))
+        store.store_rows(rows(3, first=3))
     assert keys(producer.stored) == [None] * 6
     assert [count for count, _ in producer.calls] == [3, 3, 3], "it is asked once"
     assert "without idempotency keys" in caplog.text
@@ -155,14 +155,14 @@ def test_what_is_stored_is_not_sent_without_its_key(clock: TimeThatIsTold) -> No
     producer, store = told(
         lambda message: REFUSED if message.idempotency_key and message.body == "v1" else None, clock
     )
-    store.store(rows(3))
+    store.store_rows(rows(3))
     assert [message.body for message in producer.stored] == ["v0", "v2", "v1"]
     assert [key is None for key in keys(producer.stored)] == [False, False, True]
 
 
 def test_full_proxies_are_waited_for_and_then_get_no_keys(clock: TimeThatIsTold) -> None:
     producer, store = told(lambda message: FULL if message.idempotency_key else None, clock)
-    store.store(rows(3))
+    store.store_rows(rows(3))
     assert keys(producer.stored) == [None] * 3
     assert clock.now == 15.0, "half of the time"
     assert producer.calls == [(3, 15_000), (3, 30_000)]
@@ -171,8 +171,8 @@ def test_full_proxies_are_waited_for_and_then_get_no_keys(clock: TimeThatIsTold)
 def test_what_passes_in_time_costs_no_keys(clock: TimeThatIsTold) -> None:
     left: list[SendError] = [UnknownOutcomeError("lost"), NotStoredError("down")]
     producer, store = told(lambda message: left.pop() if left else None, clock)
-    store.store(rows(1))
-    store.store(rows(1, first=1))
+    store.store_rows(rows(1))
+    store.store_rows(rows(1, first=1))
     assert None not in keys(producer.stored)
 
 
@@ -180,7 +180,7 @@ def test_what_passes_in_time_costs_no_keys(clock: TimeThatIsTold) -> None:
 def test_a_job_that_insists_fails_instead(clock: TimeThatIsTold, error: SendError) -> None:
     producer, store = told(lambda message: error if message.idempotency_key else None, clock, "true")
     with pytest.raises(WriteError, match=r"3 of 3 messages were not stored, first: .*keys"):
-        store.store(rows(3))
+        store.store_rows(rows(3))
     assert not producer.stored
     with pytest.raises(WriteError, match="no id of the query"):
         told(lambda message: None, clock, "true", named=False)
@@ -193,20 +193,20 @@ def test_a_job_that_insists_fails_instead(clock: TimeThatIsTold, error: SendErro
 def test_what_no_key_is_to_blame_for_fails_at_once(clock: TimeThatIsTold, error: SendError) -> None:
     producer, store = told(lambda message: error, clock)
     with pytest.raises(WriteError, match=r"2 of 2 messages were not stored"):
-        store.store(rows(2))
+        store.store_rows(rows(2))
     assert len(producer.calls) == 1
 
 
 def test_a_message_that_is_wrong_in_itself_is_tried_once_more(clock: TimeThatIsTold) -> None:
     producer, store = told(lambda message: REFUSED, clock)
     with pytest.raises(WriteError, match=r"2 of 2"):
-        store.store(rows(2))
+        store.store_rows(rows(2))
     assert len(producer.calls) == 2
 
 
 def test_the_time_ends(clock: TimeThatIsTold) -> None:
     producer, store = told(lambda message: NotStoredError("down"), clock)
     with pytest.raises(WriteError, match="down"):
-        store.store(rows(2))
+        store.store_rows(rows(2))
     assert clock.now <= 30.0
     assert len(producer.calls) > 10
