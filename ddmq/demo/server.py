@@ -41,7 +41,7 @@ class DemoServer:
         """Blocks until `ready`; returns the seconds it took."""
         began = time.monotonic()
         command = [sys.executable, "-P", "-m", "ddmq", "serve", "--data-dir", str(self.data_dir)]
-        command += ["--config", str(self._config())]
+        command += ["--config", str(self._write_config())]
         if self.cluster is not None:
             command += ["--backend", "kafka", "--bootstrap", self.cluster.bootstrap]
         for part in ("producer", "consumer", "admin"):
@@ -51,7 +51,7 @@ class DemoServer:
         self._read_ready(self._process)
         return time.monotonic() - began
 
-    def _config(self) -> Path:
+    def _write_config(self) -> Path:
         """A folder with the demo's settings: a name, and samples often, because the demo is short."""
         folder = self.data_dir.with_suffix(".conf")
         folder.mkdir(parents=True, exist_ok=True)

@@ -71,13 +71,13 @@ class OffsetMap:
 
     def progress(self, view: ProgressView) -> MappedProgress:
         """What a group that has `view` at the source has at the target."""
-        ranges = list(_joined(0, self.base, self._pieces(_finished(view))))
+        ranges = list(_join_ranges(0, self.base, self._mapped_ranges(_finished_ranges(view))))
         committed = ranges.pop(0)[1] if ranges and ranges[0][0] == 0 else 0
         attempts = ((self.target_of(offset), count) for offset, count in sorted(view.attempts.items()))
         known = tuple((offset, count) for offset, count in attempts if offset is not None)
         return MappedProgress(committed, tuple(ranges), known)
 
-    def _pieces(self, finished: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
+    def _mapped_ranges(self, finished: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
         """All records as pieces (start, end, whether they are finished), ascending."""
         ends = [end for _, end in finished]
         for source, target, count in zip(self._sources, self._targets, self._counts, strict=True):
@@ -95,12 +95,12 @@ class OffsetMap:
                 at, index = min(max(stop, at), end), index + 1
 
 
-def _finished(view: ProgressView) -> list[tuple[int, int]]:
+def _finished_ranges(view: ProgressView) -> list[tuple[int, int]]:
     below = [(0, view.committed)] if view.committed else []
     return below + list(view.finished)
 
 
-def _joined(start: int, end: int, pieces: Iterable[tuple[int, int, bool]]) -> Iterator[tuple[int, int]]:
+def _join_ranges(start: int, end: int, pieces: Iterable[tuple[int, int, bool]]) -> Iterator[tuple[int, int]]:
     """The finished ranges; what lies between two finished pieces that follow each other is no record."""
     open_ = True
     for first, after, finished in pieces:

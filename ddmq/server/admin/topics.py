@@ -1,8 +1,8 @@
 """Topics as an operator sees and changes them: from the admin API and from conf/topics.yaml.
 
-What stands in a file belongs to the file: the command line may not change it and is told its name. Times are
-wall-clock milliseconds, sizes bytes. Each call may wait on the backend, so it runs in a greenlet, never on
-the hub.
+A topic that a file declares belongs to the file: the command line may not change it, and the rejection names
+the file. Times are wall-clock milliseconds, sizes bytes. Each call may wait on the backend, so it runs in a
+greenlet, never on the hub.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ TOPICS_AT_ONCE = 16
 SETTINGS = [field.name for field in dataclasses.fields(TopicEntry)]  # a TopicInfo has the same
 
 
-def known_topic(backend: Backend, name: str) -> TopicInfo:
-    """Return the topic. Raises UnknownTopicError that says how to see what there is."""
+def require_topic(backend: Backend, name: str) -> TopicInfo:
+    """Return the topic. Raises UnknownTopicError, whose text says how to list the topics."""
     info = backend.topic(name)
     if info is None:
         raise UnknownTopicError(f"topic {name!r} does not exist; `ddmq topic list` shows those that do")
     return info
 
 
-def row(info: TopicInfo) -> dict[str, Any]:
+def topic_row(info: TopicInfo) -> dict[str, Any]:
     """Return a topic's settings."""
     return (
         {"topic": info.name}
@@ -51,7 +51,7 @@ def row(info: TopicInfo) -> dict[str, Any]:
     )
 
 
-def rows(backend: Backend, *, internal: bool, page: Page = WHOLE) -> list[dict[str, Any]]:
+def list_topics(backend: Backend, *, internal: bool, page: Page = WHOLE) -> list[dict[str, Any]]:
     """Return every topic with its message count, by name."""
     some = [info for info in backend.topics().values() if internal or not names.is_internal(info.name)]
     infos = page.of(some, lambda info: info.name)
@@ -65,15 +65,15 @@ def rows(backend: Backend, *, internal: bool, page: Page = WHOLE) -> list[dict[s
 
 def _with_messages(info: TopicInfo, bounds: Sequence[Bounds | None]) -> dict[str, Any]:
     known = [b for b in bounds if b is not None]
-    return row(info) | {
+    return topic_row(info) | {
         "messages": sum(b.next - b.min for b in known),
         "stored": sum(b.next for b in known),
     }
 
 
-def detail(backend: Backend, name: str) -> dict[str, Any]:
+def show_topic(backend: Backend, name: str) -> dict[str, Any]:
     """Return one topic with each queue's bounds."""
-    info = known_topic(backend, name)
+    info = require_topic(backend, name)
     queues = info.refs()
     rows = [
         {"queue": queue.queue_id, "min": b.min, "next": b.next, "messages": b.next - b.min}
@@ -81,11 +81,11 @@ def detail(backend: Backend, name: str) -> dict[str, Any]:
         if b is not None
     ]
     messages = sum(int(row["messages"]) for row in rows)
-    return row(info) | traced(backend, name) | {"messages": messages, "by_queue": rows}
+    return topic_row(info) | trace_setting(backend, name) | {"messages": messages, "by_queue": rows}
 
 
 def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any]) -> TopicInfo:
-    """Make a new topic. Raises CallerError for a bad name or setting, TopicExistsError when it is there."""
+    """Create a topic. Raises CallerError for a bad name or setting, TopicExistsError if it exists."""
     fault = names.topic_fault(name)
     if fault:
         raise CallerError(fault)
@@ -97,12 +97,12 @@ def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any
         raise TopicExistsError(f"topic {name!r} exists; `ddmq topic update {name} …` changes it")
     entry = build(TopicEntry, settings, ConfigPlace("request", name))
     _check_body(backend, f"topic {name!r}: ", entry)
-    return _put(backend, clock, info_of(name, entry, "log"))
+    return _put_topic(backend, clock, info_of(name, entry, "log"))
 
 
 def update(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any]) -> TopicInfo:
-    """Change what `settings` names; queues only grow."""
-    info = changeable(backend, name)
+    """Change the named settings; queues can only be added."""
+    info = require_changeable(backend, name)
     _check_own(name, settings)
     entry = build(TopicEntry, _as_settings(info) | dict(settings), ConfigPlace("request", name))
     if entry.body_bytes_max != info.body_bytes_max:
@@ -110,10 +110,10 @@ def update(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any
     if entry.queues < info.queues:
         raise CallerError(f"topic {name!r} has {info.queues} queues; they can be added, not removed")
     wanted = dataclasses.replace(info_of(name, entry, info.source), incarnation=info.incarnation)
-    return _put(backend, clock, wanted)
+    return _put_topic(backend, clock, wanted)
 
 
-def _put(backend: Backend, clock: Clock, info: TopicInfo) -> TopicInfo:
+def _put_topic(backend: Backend, clock: Clock, info: TopicInfo) -> TopicInfo:
     return backend.put_topic(info, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
 
 
@@ -130,19 +130,21 @@ def delete(backend: Backend, clock: Clock, name: str) -> None:
     """Delete a topic that no file owns."""
     if names.is_internal(name):
         raise CallerError(f"topic {name!r} belongs to the system and cannot be deleted")
-    changeable(backend, name)
+    require_changeable(backend, name)
     backend.delete_topic(name, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
     if one_in_of(backend, name):
         trace(backend, clock, name, 0)
 
 
-def traced(backend: Backend, name: str) -> dict[str, int]:
-    """Return of how many messages of a topic one is traced; 0: none."""
+def trace_setting(backend: Backend, name: str) -> dict[str, int]:
+    """Return `trace_one_in`: one of so many messages of a topic is traced; 0: none."""
     return {"trace_one_in": one_in_of(backend, name)}
 
 
-def trace_asked(backend: Backend, name: str, one_in: Any) -> int | None:
-    """Check what is asked for; None: nothing. A topic that a file owns may be traced: that stands in none."""
+def check_trace_one_in(backend: Backend, name: str, one_in: Any) -> int | None:
+    """Check the requested `trace_one_in`; None: not requested. A topic that a file owns may be traced,
+    because
+    no file has this setting."""
     if one_in is None:
         return None
     if isinstance(one_in, bool) or not isinstance(one_in, int) or not 0 <= one_in <= ONE_IN_MAX:
@@ -161,9 +163,9 @@ def trace(backend: Backend, clock: Clock, name: str, one_in: int) -> None:
     backend.commit(batch, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
 
 
-def changeable(backend: Backend, name: str) -> TopicInfo:
-    """The topic, unless a file owns it."""
-    info = known_topic(backend, name)
+def require_changeable(backend: Backend, name: str) -> TopicInfo:
+    """Return the topic. Raises CallerError if a file owns it."""
+    info = require_topic(backend, name)
     if info.source != "log":
         raise CallerError(f"topic {name!r} stands in {info.source}; change it there and reload")
     return info
@@ -174,7 +176,7 @@ def apply_file(backend: Backend, clock: Clock, entries: Mapping[str, TopicEntry]
 
     A topic that the file names no more keeps its settings, and belongs to the command line from then on.
     """
-    wanted = [_declared(backend, name, entry, path) for name, entry in entries.items()]
+    wanted = [_topic_from_file(backend, name, entry, path) for name, entry in entries.items()]
     left = [
         dataclasses.replace(info, source="log")
         for info in backend.topics().values()
@@ -182,12 +184,12 @@ def apply_file(backend: Backend, clock: Clock, entries: Mapping[str, TopicEntry]
     ]
     changed = [info for info in (*wanted, *left) if info != backend.topic(info.name)]
     for info in changed:
-        _put(backend, clock, info)
+        _put_topic(backend, clock, info)
     return [info.name for info in changed]
 
 
-def _declared(backend: Backend, name: str, entry: TopicEntry, path: Path) -> TopicInfo:
-    """The topic as the file wants it. Raises CallerError when it cannot become so."""
+def _topic_from_file(backend: Backend, name: str, entry: TopicEntry, path: Path) -> TopicInfo:
+    """Return the topic as the file declares it. Raises CallerError for a change that is not possible."""
     _check_body(backend, f"{path}: topics.{name}.", entry)
     info, wanted = backend.topic(name), info_of(name, entry, str(path))
     if info is None:
@@ -203,7 +205,7 @@ def _declared(backend: Backend, name: str, entry: TopicEntry, path: Path) -> Top
 
 
 def _check_body(backend: Backend, where: str, entry: TopicEntry) -> None:
-    """A topic cannot take larger bodies than the engine does."""
+    """Reject a topic with larger bodies than the engine accepts."""
     given, allowed = entry.body_bytes_max, backend.capabilities.body_bytes_max
     if given is not None and given > allowed:
         raise CallerError(
@@ -212,7 +214,7 @@ def _check_body(backend: Backend, where: str, entry: TopicEntry) -> None:
 
 
 def info_of(name: str, entry: TopicEntry, source: str) -> TopicInfo:
-    """A file's entry as the backend knows topics."""
+    """Return a file's entry as the backend's TopicInfo."""
     settings = vars(entry) | {"durability": DURABILITY[entry.durability]}
     return TopicInfo(name=name, incarnation=0, source=source, **settings)
 

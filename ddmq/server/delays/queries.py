@@ -111,21 +111,21 @@ class DelayQueries:
 
     def anywhere(self, request: AdminRequest, act: Callable[[AdminRequest], Any]) -> Any:
         """Return what `act` answers here, or what the process answers that can."""
-        address = None if FORWARDED in request.query else self._other(request)
+        address = None if FORWARDED in request.query else self._other_owner(request)
         return act(request) if address is None else in_thread(ask_other, address, request)
 
-    def _other(self, request: AdminRequest) -> str | None:
+    def _other_owner(self, request: AdminRequest) -> str | None:
         """Whom to ask instead: the owner of the shard that is asked for, or anybody where nothing is here."""
         service = self._timers
         wanted = self._shard_of(request.path["id"])[1] if "id" in request.path else None
         if service is not None and (wanted is None or wanted in service.shards):
             return None
-        addresses = self._addresses()
+        addresses = self._owner_addresses()
         if wanted is not None:
             return addresses.get(wanted)
         return next(iter(addresses.values()), None)
 
-    def _addresses(self) -> dict[int, str]:
+    def _owner_addresses(self) -> dict[int, str]:
         """Return the addresses at which the owners of the shards are reached."""
         asked = self._backend.holders(DELAY_GROUP, DELAY_TOPIC, self._clock.monotonic() + WAIT_S)
         return {queue.queue_id: address for queue, address in asked.wait(WAIT_S).items() if address}
@@ -161,7 +161,7 @@ class DelayQueries:
             raise TryLaterError(f"what waits is not known: {health.reason}")
         service, behind = self._caught_up()
         count = min(max(request.number("count", 20), 1), SHOWN_MAX)
-        rows, last = self._find_messages(_read_choice(request), count, _row)
+        rows, last = self._find_messages(_read_choice(request), count, _message_row)
         answer = {"messages": rows, "next": _cursor_text(last), "orders_waiting": sum(behind.values())}
         return answer | self._left_out(service)
 
@@ -220,7 +220,7 @@ class DelayQueries:
         if state.kind is not IdKind.PENDING:
             return found | {"at_ms": state.at_ms, "kept_until_ms": state.forget_ms}
         message = store.get(DueKey(state.at_ms, state.offset))
-        return found if message is None else found | _row(message, whole=True)
+        return found if message is None else found | _message_row(message, whole=True)
 
     def known(self, uuid: str) -> Mapping[str, Any]:
         """What `message` tells of a uuid, here or at the process that owns its shard."""
@@ -269,7 +269,7 @@ class DelayQueries:
         if not numbers:
             return {}
         found: dict[str, list[int]] = {}
-        for number, address in self._addresses().items():
+        for number, address in self._owner_addresses().items():
             if number in numbers:
                 found.setdefault(address, []).append(number)
         return found
@@ -332,7 +332,7 @@ class DelayQueries:
         return info.queues
 
 
-def _row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
+def _message_row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
     """Return a pending message as people and programs read it."""
     row: dict[str, Any] = {
         "due_ms": message.due_ms, "topic": message.topic, "occurrence": message.occurrence,
@@ -344,7 +344,7 @@ def _row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
     except DamagedError as error:
         return row | {"id": "", "error": str(error)}
     row["id"] = occurrence_id(command, 0)
-    row |= _repeats(command)
+    row |= _repeat_fields(command)
     row["key"] = content.key.decode("utf-8", "replace")
     row["tags"] = content.tag.decode("utf-8", "replace")
     row["body_bytes"] = len(content.value)
@@ -358,7 +358,7 @@ def _row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
     return row | body_fields(content.value)
 
 
-def _repeats(command: DelayCommand) -> dict[str, Any]:
+def _repeat_fields(command: DelayCommand) -> dict[str, Any]:
     """Tell how a message comes again, in numbers and in words; empty words for once."""
     schedule = command.schedule
     facts: dict[str, Any] = {"kind": command.kind}
@@ -378,7 +378,7 @@ def _repeats(command: DelayCommand) -> dict[str, Any]:
 
 def _read_choice(request: AdminRequest) -> DelayChoice:
     query = request.query
-    after = _cursor(query["after"]) if "after" in query else None
+    after = _parse_cursor(query["after"]) if "after" in query else None
     span = request.number("from_ms", 0), request.number("to_ms", FOREVER_MS)
     return DelayChoice(query.get("topic"), query.get("key"), *span, after)
 
@@ -387,7 +387,7 @@ def _ignore_message(_: Pending) -> None:
     """Tell nothing of a message that is only counted."""
 
 
-def _cursor(text: str) -> Cursor:
+def _parse_cursor(text: str) -> Cursor:
     parts = text.split(".")
     if len(parts) != 3 or not all(part.isdecimal() and len(part) <= 19 for part in parts):
         raise CallerError(f"after is {text!r}; the `next` of an earlier answer is wanted")

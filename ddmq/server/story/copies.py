@@ -30,7 +30,7 @@ def topic_of(record: StoredRecord) -> str:
     if name.startswith(names.RETRY_PREFIX):
         return record.system.get(headers.TOPIC, "")
     if name == names.HALF_TOPIC:
-        return mark.topic if (mark := _mark(record)) is not None else ""
+        return mark.topic if (mark := _read_mark(record)) is not None else ""
     if name == names.DELAY_TOPIC:
         try:
             return decode_command(record.system.get(COMMAND_PROPERTY, "")).topic
@@ -55,11 +55,11 @@ def copies_of(record: StoredRecord, topic: str) -> Iterator[MessageCopy]:
         why = f"transaction {mark.id} of {mark.group}"
         yield copy_of(record, CopyKind.HALF)._replace(reason=why)
     elif record.topic == names.SCHEDULE_TOPIC:
-        yield _level(record)
+        yield _level_copy(record)
     elif record.topic.startswith(names.RETRY_PREFIX):
         yield copy_of(record, CopyKind.RETRY)._replace(group=record.topic.removeprefix(names.RETRY_PREFIX))
     elif names.is_dead_letters(record.topic):
-        yield _dead(record)
+        yield _dead_copy(record)
 
 
 def transaction_of(record: StoredRecord) -> bytes:
@@ -67,14 +67,14 @@ def transaction_of(record: StoredRecord) -> bytes:
     return bytes.fromhex(parse_mark(record.system[TRANSACTION]).id)
 
 
-def _mark(record: StoredRecord) -> HalfMark | None:
+def _read_mark(record: StoredRecord) -> HalfMark | None:
     try:
         return parse_mark(record.system.get(TRANSACTION, ""))
     except DamagedError:
         return None
 
 
-def _dead(record: StoredRecord) -> MessageCopy:
+def _dead_copy(record: StoredRecord) -> MessageCopy:
     letter = read_dead_letter(record)
     copy = copy_of(record, CopyKind.DEAD)._replace(reason=letter.reason, error=letter.error)
     if record.topic == names.TRANSACTION_DEAD_TOPIC:
@@ -84,7 +84,7 @@ def _dead(record: StoredRecord) -> MessageCopy:
     return copy._replace(group=group, deliveries=letter.attempts)
 
 
-def _level(record: StoredRecord) -> MessageCopy:
+def _level_copy(record: StoredRecord) -> MessageCopy:
     real = record.system.get(REAL_TOPIC, "")
     copy = copy_of(record, CopyKind.LEVEL)._replace(due_ms=record.due_ms, step=record.queue_id + 1)
     if not real.startswith(names.RETRY_PREFIX):

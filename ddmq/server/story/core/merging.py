@@ -43,7 +43,7 @@ def streams_of(
     return streams
 
 
-def merged(
+def merge_by_time(
     copies: Sequence[MessageCopy], streams: list[list[TimedEvent]]
 ) -> Iterable[MessageCopy | TimedEvent]:
     """By time, each source in its own order. At the same millisecond: how a delivery ended, what was stored
@@ -70,7 +70,7 @@ def merged(
             heads[chosen] += 1
 
 
-def again_ms(standing: GroupStanding, streams: Iterable[Iterable[TimedEvent]]) -> int:
+def redelivered_ms(standing: GroupStanding, streams: Iterable[Iterable[TimedEvent]]) -> int:
     """When the group's offset was put before it."""
     at_ms = standing.reset_ms
     given = (one.at_ms for stream in streams for one in stream if one.event.kind == TraceKind.HANDED_OUT)

@@ -88,7 +88,7 @@ class Timeline:
         self.marks[first:] = [
             piece
             for mark, end_ms in zip(waiting, ends, strict=True)
-            for piece in (_pieces(mark, end_ms, noted) if _is_of(mark, teller) else [mark])
+            for piece in (_split_by_waits(mark, end_ms, noted) if _is_of(mark, teller) else [mark])
         ]
 
     def spans(self, now_ms: int) -> list[StorySpan]:
@@ -103,7 +103,7 @@ class Timeline:
             for mark, end in zip(marks, ends, strict=True)
         ]
         told = [one for one in found if one.end_ms > one.start_ms or one.phase in WORTH_TELLING]
-        return _folded(_joined(told)) or found[:1]
+        return _fold_middle(_join_neighbours(told)) or found[:1]
 
 
 def _is_of(mark: StoryMark, teller: str) -> bool:
@@ -116,7 +116,7 @@ def add_why(mark: StoryMark, text: str) -> None:
         mark.why = f"{mark.why}; {text}" if mark.why else text
 
 
-def _joined(spans: Iterable[StorySpan]) -> list[StorySpan]:
+def _join_neighbours(spans: Iterable[StorySpan]) -> list[StorySpan]:
     """Neighbours in the same phase are one, unless each is a delivery."""
     joined = list[StorySpan]()
     for span in spans:
@@ -129,7 +129,7 @@ def _joined(spans: Iterable[StorySpan]) -> list[StorySpan]:
     return joined
 
 
-def _folded(spans: list[StorySpan]) -> list[StorySpan]:
+def _fold_middle(spans: list[StorySpan]) -> list[StorySpan]:
     """As many as are told; of very many those in the middle are one."""
     if len(spans) <= SPANS_MAX:
         return spans
@@ -139,7 +139,7 @@ def _folded(spans: list[StorySpan]) -> list[StorySpan]:
     return [*spans[:half], many, *spans[-half:]]
 
 
-def _pieces(mark: StoryMark, end_ms: int, waits: Sequence[Wait]) -> list[StoryMark]:
+def _split_by_waits(mark: StoryMark, end_ms: int, waits: Sequence[Wait]) -> list[StoryMark]:
     """A waiting phase up to `end_ms`, cut by what is noted about it."""
     pieces, at_ms = list[StoryMark](), mark.at_ms
     for reason, start, until in waits:
