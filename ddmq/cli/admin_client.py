@@ -23,7 +23,7 @@ class NotThere(click.ClickException):
 
 
 def admin_address() -> HostPort:
-    """For commands that do without --admin."""
+    """Return the admin address for commands without --admin."""
     return ADDRESS.convert(os.environ.get("DDMQ_ADMIN", str(ADMIN)), None, None)
 
 

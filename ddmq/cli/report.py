@@ -138,7 +138,7 @@ def samples_folder(config_dir: Path | None, data_dir: Path | None) -> Path:
 
 
 def tables_folder(samples: Path) -> Path:
-    """Beside the samples."""
+    """Return the default folder for tables, which is next to the samples."""
     return samples.with_name(f"{samples.name}-tables")
 
 

@@ -69,7 +69,7 @@ def _unquote_key(key: str) -> str:
 
 
 def _fetch_rows(ctx: click.Context, *path: str, **query: Any) -> list[dict[str, Any]]:
-    """What the server lists there; nothing when it does not answer within a second."""
+    """Fetch a listing from the server; empty if it does not answer within a second."""
     from ddmq.cli.admin_client import AdminClient, admin_address
 
     given = ctx.params.get("admin")

@@ -55,7 +55,7 @@ def _walk_library() -> Iterator[LibraryFile]:
 
 
 def checksum(body: bytes) -> str:
-    """SHA-256, hex."""
+    """Return the SHA-256 of a body in hexadecimal."""
     return hashlib.sha256(body).hexdigest()
 
 

@@ -147,7 +147,7 @@ class OrderedAct:
                 "not alone": f"{order.together:,} began while another file of their module was in work",
                 "blocked": f"{self._during:,} files of others finished before {BROKEN!r} went on",
                 "dead letters": f"{self._died:,} died, {order.revived:,} arrived when sent again, "
-                f"{self._letters():,} wait now",
+                f"{self._count_letters():,} wait now",
                 "damaged": f"{len(self._damaged):,}",
                 "lost": f"{self._files - finished:,}",
             }

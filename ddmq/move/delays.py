@@ -44,7 +44,7 @@ _END = 1 << 64
 
 
 class ShardNote(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a shard is: behind which pending message, behind which id (hexadecimal), and whether all of it.
+    """The progress of a shard: the last pending message and the last id (hexadecimal) moved, and `done`.
     `moved`: pending messages sent; `check`: the sum of their digests."""
 
     due_ms: int = -1
@@ -56,7 +56,7 @@ class ShardNote(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def note_of(notes: MoveNotes, context: MoveContext, shard: int) -> ShardNote:
-    """What is noted of a shard."""
+    """Read the recorded progress of a shard."""
     value = context.target.setting(notes.delay_key(shard))
     return ShardNote() if value is None else msgspec.json.decode(value, type=ShardNote)
 
@@ -95,7 +95,9 @@ class DelayMove:
         return sum(note_of(self._notes, context, number).moved for number in range(source.queues))
 
     def _wait_for_shards(self, service: DelayService, queues: int) -> None:
-        """Until each is ours and its store has every command. Raises MoveError when somebody else has one."""
+        """Wait until this process owns each shard and its store has every command. Raises MoveError if
+        another
+        process owns one."""
         context = self._context
         end, said = context.clock.monotonic() + HELD_S, ""
         while not (len(service.shards) == queues and service.health().ready):
@@ -202,7 +204,7 @@ class DelayMove:
 
 
 def delay_faults(context: MoveContext, notes: MoveNotes) -> list[str]:
-    """What the target's %DELAY has of the moved messages, beside what was noted; empty: the same."""
+    """Compare the moved messages in the target's %DELAY with the record of the move; empty if they agree."""
     target = context.target.topic(DELAY_TOPIC)
     faults = []
     for queue in [] if target is None else target.refs():

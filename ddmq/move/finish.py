@@ -158,7 +158,7 @@ class Finish:
                 ) from error
 
     def places(self, source: QueueRef) -> list[GroupPlace]:
-        """What the groups are to have of one queue, by what they have at the source."""
+        """Return the progress that the groups must have on one queue, from their progress at the source."""
         context, copier = self._context, self._messages.copiers[source]
         groups = groups_of(context.scope.settings(context.source.settings("")))
         readers = readers_of(source.topic, groups)
@@ -175,7 +175,7 @@ class Finish:
         ]  # fmt: skip
 
     def _build_map(self, copier: QueueCopier, lowest: int) -> OffsetMap:
-        """Of the target's queue from where anything can be unfinished."""
+        """Map the target's queue from the first offset that may be unfinished."""
         context = self._context
         pure = copier.look_pure()
         found = OffsetMap(pure if lowest >= copier.position else self._copy_at(copier, lowest, pure))
@@ -206,12 +206,14 @@ class Finish:
     # --- levels
 
     def _copy_levels(self) -> None:
-        """What waits in a delay level: it goes behind nothing of the target's own, which may be due later."""
+        """Copy the messages that wait in a delay level, never behind the target's own, which may be due
+        later."""
         for copier, end in self.level_copiers():
             copier.copy(end)
 
     def level_copiers(self) -> list[tuple[QueueCopier, int]]:
-        """Of the queues of the levels, which skip what has fired, and their ends at the source."""
+        """Return a copier for each queue of the levels, which skips fired messages, with its end at the
+        source."""
         context, messages = self._context, self._messages
         source, target = (side.topic(SCHEDULE_TOPIC) for side in (context.source, context.target))
         if source is None or target is None:
@@ -251,7 +253,8 @@ class Finish:
     # --- whether it is there
 
     def faults(self) -> list[str]:
-        """What progress of the target is not as it is to be; empty: all of it is."""
+        """List the differences between the expected progress and that of the target; empty if there are
+        none."""
         found = []
         for source in self._messages.copiers:
             for group, queue, wanted, there in self.places(source):
@@ -266,7 +269,8 @@ class Finish:
 
 
 def _progress_deltas(place: GroupPlace) -> list[ProgressDelta]:
-    """What makes it so. Where a group has progress at the target that is another, it starts a generation."""
+    """Return the changes that give a group its progress at the target. Different progress there starts a new
+    generation."""
     group, queue, wanted, found = place
     if wanted.stands_in(found):
         return []

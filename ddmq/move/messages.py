@@ -131,7 +131,7 @@ class TopicCopies:
         return target
 
     def _fit_to_target(self, info: TopicInfo) -> TopicInfo:
-        """With what the target can give: its durability, copies where it has any."""
+        """Return the settings within what the target supports: durability and replication."""
         can = self._context.target.capabilities.durability
         if Durability.REPLICATED not in can:
             info = replace(info, replication_factor=None, min_insync=None, retention_ms=None)
@@ -175,7 +175,7 @@ class TopicCopies:
         return found
 
     def bounds(self, queues: list[QueueRef]) -> list[Bounds | None]:
-        """Of queues of the source."""
+        """Read the bounds of queues of the source."""
         context, found = self._context, list[Bounds | None]()
         for at in range(0, len(queues), ASKED_AT_ONCE):
             part = queues[at : at + ASKED_AT_ONCE]
@@ -186,7 +186,7 @@ class TopicCopies:
     # --- copying
 
     def copy_round(self) -> int:
-        """Everything that is there now; returns how many records that were."""
+        """Copy every record that exists now; return the number of records."""
         tally = self._context.tally
         before = tally.copied
         queues = list(self.copiers)
@@ -207,7 +207,7 @@ class TopicCopies:
                 gevent.sleep(FOLLOW_S)
 
     def left(self) -> Mapping[str, int]:
-        """By topic, how many offsets are not copied yet."""
+        """Return the number of offsets that are not copied yet, by topic."""
         queues = list(self.copiers)
         found: dict[str, int] = {}
         for queue, limits in zip(queues, self.bounds(queues), strict=True):

@@ -75,7 +75,9 @@ def _file_settings(config: Configuration, part: str) -> list[Any]:
         return [getattr(config, part)]
     nothing = SubscriptionDefaults()
     return [
-        wanted.over(nothing) for entry in config.groups.groups.values() for wanted in entry.topics.values()
+        subscription.over(nothing)
+        for entry in config.groups.groups.values()
+        for subscription in entry.topics.values()
     ]
 
 

@@ -55,7 +55,7 @@ log.segment.bytes=268435456
 
 
 class Ports(NamedTuple):
-    """Where one broker listens."""
+    """The ports of one broker."""
 
     port: int
     controller_port: int
@@ -88,7 +88,7 @@ class TrialCluster:
         return ",".join(f"{self.host(n)}:{self._ports[n - 1].port}" for n in self.brokers)
 
     def host(self, number: int) -> str:
-        """Where a broker listens."""
+        """Return the host that a broker listens on."""
         return HOST
 
     def make(self, ports: list[Ports]) -> None:

@@ -41,7 +41,7 @@ NOBODY = "no consumer proxy has answered"  # how the client begins what it says 
 
 
 class Settlement(NamedTuple):
-    """What is done with each message that was shown, and the word for it."""
+    """The action on each message that was shown, and the word for it."""
 
     said: str
     does: Callable[[Message], object]

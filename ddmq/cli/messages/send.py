@@ -174,7 +174,7 @@ class SendReport:
         }
 
     def tell(self, patience: Patience) -> None:
-        """For people."""
+        """Print the result for people."""
         total = self.stored + self.failed
         for place, result in self.failures:
             what = "outcome unknown" if isinstance(result.error, UnknownOutcomeError) else "not stored"

@@ -1,4 +1,4 @@
-"""What `ddmq send` and `ddmq delay` have in common: when a message is due, the proxy, what is told."""
+"""Shared by `ddmq send` and `ddmq delay`: due times, the client of the proxy, and the messages to people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `ddmq message --story` prints: a message's time, span by span, for each group."""
+"""The output of `ddmq message --story`: a message's time, span by span, for each group."""
 
 from __future__ import annotations
 

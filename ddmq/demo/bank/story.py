@@ -112,7 +112,7 @@ class BankStory:
         return all(one.sent() >= self._transfers for one in self._banks.values())
 
     def _is_settled(self) -> bool:
-        """What left has come, and how every transaction ended is known."""
+        """Return whether every sent transfer was received and every transaction is decided."""
         found = AdminClient(self._server.addresses["admin"]).get("transactions")
         if found["open"] or not found["whole"]:
             return False

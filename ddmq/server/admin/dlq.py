@@ -105,8 +105,8 @@ def list_dead_letters(backend: Backend, page: Page = WHOLE) -> list[dict[str, An
     topics = [name.removeprefix(DLQ_PREFIX) for name in backend.topics() if name.startswith(DLQ_PREFIX)]
     if backend.topic(TRANSACTION_DEAD_TOPIC) is not None:
         topics.append(TRANSACTION_DEAD_TOPIC)
-    found = [_group_row(backend, name) for name in paced(page.of(topics, str))]
-    return sorted(found, key=lambda row: -row["letters"]) if page == WHOLE else found
+    group_rows = [_group_row(backend, name) for name in paced(page.of(topics, str))]
+    return sorted(group_rows, key=lambda row: -row["letters"]) if page == WHOLE else group_rows
 
 
 def _group_row(backend: Backend, group: str) -> dict[str, Any]:
@@ -166,21 +166,21 @@ def gaps_of(backend: Backend, queue: QueueRef, limits: Bounds) -> list[tuple[int
     """
     if backend.gapless:
         return []
-    known = _known_gaps.setdefault(backend, {}).setdefault(queue, _Gaps(limits.min))
-    known.ranges = [found for found in known.ranges if found[1] > limits.min]
-    known.end = max(known.end, limits.min)
-    end = min(limits.next, known.end + SCANNED_MAX)
-    while known.end < end:
-        batch = backend.read(queue, known.end, BATCH, READ_BYTES_MAX).wait(WAIT_S)
-        if batch.next_offset <= known.end:  # nothing to be had now
+    gaps = _known_gaps.setdefault(backend, {}).setdefault(queue, _Gaps(limits.min))
+    gaps.ranges = [found for found in gaps.ranges if found[1] > limits.min]
+    gaps.end = max(gaps.end, limits.min)
+    end = min(limits.next, gaps.end + SCANNED_MAX)
+    while gaps.end < end:
+        batch = backend.read(queue, gaps.end, BATCH, READ_BYTES_MAX).wait(WAIT_S)
+        if batch.next_offset <= gaps.end:  # nothing to be had now
             break
-        at = known.end
+        at = gaps.end
         for offset in (*batch.offsets, batch.next_offset):
             if offset > at:
-                known.ranges.append((at, offset))
+                gaps.ranges.append((at, offset))
             at = offset + 1
-        known.end = batch.next_offset
-    return known.ranges
+        gaps.end = batch.next_offset
+    return gaps.ranges
 
 
 def show_dead_letters(backend: Backend, group: str, choice: Choice, start: int, count: int) -> dict[str, Any]:
@@ -191,19 +191,19 @@ def show_dead_letters(backend: Backend, group: str, choice: Choice, start: int, 
     queues = letter_queues(backend, group)
     bounds, opened = read_open_letters(backend, queues)
     spans = [LetterRange(queue, max(start, b.min), b.next) for queue, b in zip(queues, bounds, strict=True)]
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     size = 0
     go_on: list[int] = []
     for span, each in zip(spans, opened, strict=True):
         at = span.at
-        while at < span.end and len(found) < count and at - span.at < SCANNED_MAX:
+        while at < span.end and len(rows) < count and at - span.at < SCANNED_MAX:
             letters, at = read_letters(backend, span._replace(at=at), each)
             for letter in paced(letters):
                 if choice.takes(letter):
-                    found.append(letter_row(letter))
-                    size += sum(map(len, found[-1]["properties"].values())) + len(found[-1]["error"])
-                    if len(found) == count or size > ANSWER_BYTES_MAX:
-                        at, count = letter.record.offset + 1, len(found)
+                    rows.append(letter_row(letter))
+                    size += sum(map(len, rows[-1]["properties"].values())) + len(rows[-1]["error"])
+                    if len(rows) == count or size > ANSWER_BYTES_MAX:
+                        at, count = letter.record.offset + 1, len(rows)
                         break
         if at < span.end:
             go_on.append(at)
@@ -211,7 +211,7 @@ def show_dead_letters(backend: Backend, group: str, choice: Choice, start: int, 
     return {
         "group": group,
         "letters": total,
-        "shown": found,
+        "shown": rows,
         "next": min(go_on, default=None),
     }
 

@@ -75,15 +75,15 @@ class Resend:
 
     def run(self, spans: Sequence[LetterRange], stop_at: float) -> list[LetterRange]:
         """Resend at least one batch, until `stop_at` (monotonic seconds); return the remaining ranges."""
-        left = list(spans)
-        while left:
-            span = left.pop(0)
+        remaining = list(spans)
+        while remaining:
+            span = remaining.pop(0)
             at = _retry_when_fenced(span.queue, partial(self._resend_batch, span))
             if at < span.end:
-                left.insert(0, span._replace(at=at))
+                remaining.insert(0, span._replace(at=at))
             if self._clock.monotonic() >= stop_at:
                 break
-        return left
+        return remaining
 
     def _resend_batch(self, span: LetterRange) -> int:
         """Resend one batch; return the offset after it. The generation is read before the marks, so that a
@@ -95,18 +95,18 @@ class Resend:
         _, (opened,) = read_open_letters(backend, (queue,))
         letters, at = read_letters(backend, span, opened)
         sent: Counter[str] = Counter()
-        kept: Counter[str] = Counter()
-        chosen, records = self._choose_letters(letters, sent, kept)
+        not_sent: Counter[str] = Counter()
+        offsets, records = self._choose_letters(letters, sent, not_sent)
         if records and not self._dry_run:
-            self._store_records(queue, chosen, records, (done, changes))
+            self._store_records(queue, offsets, records, (done, changes))
         self.sent += sent
-        self.kept += kept
+        self.kept += not_sent
         return at
 
     def _choose_letters(
         self, letters: Sequence[DeadLetter], sent: Counter[str], kept: Counter[str]
     ) -> tuple[list[int], list[NewRecord]]:
-        chosen: list[int] = []
+        offsets: list[int] = []
         records: list[NewRecord] = []
         for letter in letters:
             if not self._choice.takes(letter):
@@ -120,10 +120,10 @@ class Resend:
             if len(record.delivery) > self._bytes_max:
                 kept[f"larger than topic {letter.topic} takes (body_bytes_max of the log)"] += 1
                 continue
-            chosen.append(letter.record.offset)
+            offsets.append(letter.record.offset)
             records.append(record)
             sent[letter.topic] += 1
-        return chosen, records
+        return offsets, records
 
     def _explain_refusal(self, letter: DeadLetter, info: TopicInfo | None) -> str:
         """Return why a letter is not sent, or "" where it may be."""
@@ -178,7 +178,9 @@ def resend(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) 
         raise CallerError("nothing is chosen; give all, offsets, reason, topic or since_ms")
     to_topic = is_to_topic(group, body)
     work = Resend(backend, clock, choice, "" if to_topic else group, dry_run=bool(body.get("dry_run")))
-    left = work.run(_ranges_to_resend(backend, group, choice, body.get("cursor")), clock.monotonic() + WORK_S)
+    remaining = work.run(
+        _ranges_to_resend(backend, group, choice, body.get("cursor")), clock.monotonic() + WORK_S
+    )
     return {
         "group": group,
         "dry_run": bool(body.get("dry_run")),
@@ -188,7 +190,7 @@ def resend(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) 
             topic: list_groups_reached(backend, topic, "" if to_topic else group) for topic in work.sent
         },
         "kept": dict(work.kept),
-        "cursor": [[span.queue.queue_id, span.at, span.end] for span in left] or None,
+        "cursor": [[span.queue.queue_id, span.at, span.end] for span in remaining] or None,
     }
 
 

@@ -88,12 +88,12 @@ class OtherParts:
     def merged(self, own: Counters) -> tuple[Counters, dict[str, str]]:
         """Return all counters, with `own`, and the addresses of the parts that did not answer within
         ASK_S."""
-        asked = {name: gevent.spawn(_fetch_counters, address) for name, address in self._addresses.items()}
-        gevent.joinall(list(asked.values()), timeout=ASK_S)
-        told = {name: each.value for name, each in asked.items() if each.value is not None}
-        gevent.killall(list(asked.values()), block=False)
-        silent = {name: str(self._addresses[name]) for name in asked.keys() - told.keys()}
-        return merge_counters(own, *told.values()), silent
+        requests = {name: gevent.spawn(_fetch_counters, address) for name, address in self._addresses.items()}
+        gevent.joinall(list(requests.values()), timeout=ASK_S)
+        answers = {name: each.value for name, each in requests.items() if each.value is not None}
+        gevent.killall(list(requests.values()), block=False)
+        silent = {name: str(self._addresses[name]) for name in requests.keys() - answers.keys()}
+        return merge_counters(own, *answers.values()), silent
 
 
 def component_line(name: str, address: HostPort) -> str:
@@ -107,15 +107,15 @@ def merge_counters(*snapshots: Counters) -> Counters:
     Counters and counts of histograms are added, means are weighted by count. Of gauges, percentiles and
     maxima the highest is taken, because percentiles over several processes cannot be computed from theirs.
     """
-    found: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
+    merged_rows: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
     for snapshot in snapshots:
         for name, rows in snapshot.items():
-            merged = found.setdefault(name, {})
+            merged = merged_rows.setdefault(name, {})
             for row in rows:
                 labels = tuple(value for key, value in row.items() if key not in FIGURES)
                 before = merged.get(labels)
                 merged[labels] = row if before is None else row | _merge_rows(name, before, row)
-    return {name: list(rows.values()) for name, rows in found.items()}
+    return {name: list(rows.values()) for name, rows in merged_rows.items()}
 
 
 def _merge_rows(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:

@@ -94,24 +94,24 @@ class RetryPathView:
         `retry_waiting_whole` is false."""
         if self._found is None:
             return {"retry_waiting": None} | dict.fromkeys(RETRY_DETAILS)
-        found = self._found.waiting.get((group, topic))
-        if found is None:
+        waiting = self._found.waiting.get((group, topic))
+        if waiting is None:
             return dict.fromkeys(RETRY_DETAILS) | {
                 "retry_waiting": 0,
                 "retry_waiting_whole": self._found.whole,
             }
         return {
-            "retry_waiting": found.messages,
+            "retry_waiting": waiting.messages,
             "retry_waiting_whole": self._found.whole,
-            "retry_oldest_s": max(0, self._now_ms - found.since_ms) / 1000,
-            "retry_next_s": max(0, found.due_ms - self._now_ms) / 1000,
+            "retry_oldest_s": max(0, self._now_ms - waiting.since_ms) / 1000,
+            "retry_next_s": max(0, waiting.due_ms - self._now_ms) / 1000,
         }
 
 
 def subscription_row(each: SubscriptionStats, letters: Mapping[str, int]) -> dict[str, Any]:
     """Return a subscription as a list shows it. `letters`: open dead letters, of whole groups."""
-    known = {name: getattr(each, name) for name in ROW}
-    return known | {
+    columns = {name: getattr(each, name) for name in ROW}
+    return columns | {
         "dead_letters": letters.get(each.group, 0),
         "dead_letters_open": letters.get(each.group, 0),
         "dead_letters_since_start": each.dead_lettered,
@@ -121,16 +121,16 @@ def subscription_row(each: SubscriptionStats, letters: Mapping[str, int]) -> dic
 
 def open_letters(backend: Backend) -> dict[str, int]:
     """Count the dead letters that were neither resent nor purged, by group."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for each in dead_letter_rows(backend):
-        found[each["group"]] = found.get(each["group"], 0) + int(each["letters"])
-    return found
+        counts[each["group"]] = counts.get(each["group"], 0) + int(each["letters"])
+    return counts
 
 
 def settings_in_force(config: Any) -> dict[str, Any]:
     """Return every setting in force, with secrets masked."""
-    found = resolved(config)
-    return {name: found[name] for name in BY_NAME}
+    settings = resolved(config)
+    return {name: settings[name] for name in BY_NAME}
 
 
 class AdminGroups:
@@ -150,19 +150,19 @@ class AdminGroups:
     def rows(self, page: Page = WHOLE) -> list[dict[str, Any]]:
         """Return a row a subscription, by group; a page is of groups."""
         retries, letters = RetryPathView(self._consumer, self._clock), open_letters(self._backend)
-        found: list[dict[str, Any]] = []
+        subscriptions: list[dict[str, Any]] = []
         for group in paced(page.of(self._consumer.groups(), lambda group: group.name)):
             for each in self._consumer.group_stats(group.name).wait(WAIT_S):
-                found.append(subscription_row(each, letters) | retries.row(each.group, each.topic))
-        return found
+                subscriptions.append(subscription_row(each, letters) | retries.row(each.group, each.topic))
+        return subscriptions
 
     def detail(self, group: str, keys_limit: int = keys.LIMIT_DEFAULT) -> dict[str, Any]:
         """Return a group: each subscription with its queues and settings, and the blocked keys."""
         summary = require_group(self._consumer, group)
-        found = self._consumer.group_stats(group).wait(WAIT_S)
+        subscriptions = self._consumer.group_stats(group).wait(WAIT_S)
         retries, letters = RetryPathView(self._consumer, self._clock), open_letters(self._backend)
         clients = self._consumer.clients(group)
-        ordered = any(each.config.order_key for each in found)
+        ordered = any(each.config.order_key for each in subscriptions)
         blocked = keys.list_blocked_keys(self._consumer, group, keys_limit + 1) if ordered else []
         return {
             "group": group,
@@ -172,7 +172,7 @@ class AdminGroups:
             "dead_letters_open": letters.get(group, 0),
             "subscriptions": [
                 self._subscription_detail(each, letters) | retries.row(each.group, each.topic)
-                for each in found
+                for each in subscriptions
             ],
             "clients": [dataclasses.asdict(each) for each in clients[:CLIENTS_MAX]],
             "clients_more": max(0, len(clients) - CLIENTS_MAX),
@@ -189,16 +189,18 @@ class AdminGroups:
         AGED_MAX."""
         if group is not None:
             require_group(self._consumer, group)
-        wanted = [each.name for each in self._consumer.groups() if group in (None, each.name)]
-        found = [each for name in paced(wanted) for each in self._consumer.group_stats(name).wait(WAIT_S)]
-        found.sort(key=lambda each: (-each.lag, each.group, each.topic))
+        group_names = [each.name for each in self._consumer.groups() if group in (None, each.name)]
+        subscriptions = [
+            each for name in paced(group_names) for each in self._consumer.group_stats(name).wait(WAIT_S)
+        ]
+        subscriptions.sort(key=lambda each: (-each.lag, each.group, each.topic))
         retries, letters = RetryPathView(self._consumer, self._clock), open_letters(self._backend)
         return [
             subscription_row(each, letters)
             | retries.row(each.group, each.topic)
             | self._per_second(each)
             | self._backend_columns(each, with_age=at < AGED_MAX)
-            for at, each in enumerate(paced(found[:count]))
+            for at, each in enumerate(paced(subscriptions[:count]))
         ]
 
     def create(self, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,15 +227,15 @@ class AdminGroups:
         unset = settings.pop("unset", [])
         if not isinstance(unset, list) or not all(isinstance(name, str) for name in unset):
             raise CallerError(f"unset is {unset!r}; a list of setting names is wanted")
-        done = self._consumer.change_subscription(group, topic, settings, unset).wait(WAIT_S)
+        change = self._consumer.change_subscription(group, topic, settings, unset).wait(WAIT_S)
         return {
             "group": group,
             "topic": topic,
-            "created": done.before is None,
-            "changed": _changed_settings(done),
-            "settings": settings_in_force(done.after),
-            "set_here": sorted(done.given),
-            "notes": [*_change_notes(group, topic, settings, done), *self._held_back(group, topic)],
+            "created": change.before is None,
+            "changed": _changed_settings(change),
+            "settings": settings_in_force(change.after),
+            "set_here": sorted(change.given),
+            "notes": [*_change_notes(group, topic, settings, change), *self._held_back(group, topic)],
         }
 
     def _catch_up(self, group: str, topic: str) -> None:
@@ -301,7 +303,7 @@ class AdminGroups:
             for index, queue in enumerate(paced(each.queues))
         ]
         ages = [queue["lag_age_s"] for queue in queues if queue["lag_age_s"] is not None]
-        found = self._consumer.subscription_source(group, topic)
+        source = self._consumer.subscription_source(group, topic)
         return (
             subscription_row(each, letters)
             | self._per_second(each)
@@ -311,8 +313,8 @@ class AdminGroups:
                 "order_scope": each.config.scope,
                 "order_merged": self._backend.capabilities.topic_order,
                 "filter": each.config.sql or each.config.tags,
-                "source": found.source,
-                "set_here": sorted(found.given),
+                "source": source.source,
+                "set_here": sorted(source.given),
                 "settings": settings_in_force(each.config),
                 "inconsistent": int(self._metrics.cell(catalogue.INCONSISTENT, group, topic).value),
                 "push_fault": self._consumer.push_fault(group, topic),
@@ -324,9 +326,9 @@ class AdminGroups:
         self, each: SubscriptionStats, queue: QueueStats, holders: Mapping[int, str], *, with_age: bool
     ) -> dict[str, Any]:
         age = self._age_s(each.topic, queue) if with_age and queue.lag else None
-        known = {name: getattr(queue, name) for name in QUEUE_ROW}
+        columns = {name: getattr(queue, name) for name in QUEUE_ROW}
         holder = holders.get(queue.queue_id)
-        return {"queue": queue.queue_id} | known | {"lag_age_s": age, "holder": holder}
+        return {"queue": queue.queue_id} | columns | {"lag_age_s": age, "holder": holder}
 
     def _age_s(self, topic: str, queue: QueueStats) -> float | None:
         """Return how long the message at the committed offset has been stored, in seconds."""
@@ -341,10 +343,10 @@ class AdminGroups:
     def _read_holders(self, group: str, topic: str) -> dict[int, str]:
         """Return the proxy that owns each queue; empty while the engine cannot say."""
         try:
-            found = self._backend.holders(group, topic, self._clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+            holders = self._backend.holders(group, topic, self._clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
         except (DdmqError, TimeoutError):
             return {}
-        return {queue.queue_id: address for queue, address in found.items()}
+        return {queue.queue_id: address for queue, address in holders.items()}
 
 
 def _queue_ref(info: TopicInfo, queue_id: int) -> QueueRef:

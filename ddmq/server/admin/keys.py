@@ -43,10 +43,10 @@ def possible_keys(text: str) -> list[str]:
         return [text, as_text]
     try:
         value = json.loads(text)
-        found = "null" if value is None else _canonical_key(text.strip())
+        key = "null" if value is None else _canonical_key(text.strip())
     except (ValueError, RecursionError):
         return [as_text]
-    return [found] if isinstance(value, str) else [found, as_text]
+    return [key] if isinstance(value, str) else [key, as_text]
 
 
 def _canonical_key(text: str) -> str:
@@ -131,17 +131,17 @@ def list_blocked_keys(consumer: ConsumerService, group: str, limit: int) -> list
         raise CallerError(f"limit is {limit}; allowed: 1 to {LIMIT_MAX}")
     require_group(consumer, group)
     ordering = consumer.order_keys(group)
-    found = sorted(
+    blocked = sorted(
         ordering.blocked_keys(limit), key=lambda each: (not each.since_ms, each.since_ms, each.key)
     )
-    there = {each.key for each in found}
-    found += [
+    there = {each.key for each in blocked}
+    blocked += [
         BlockedKey(key, "", -1, -1, 0, 0, "parked", "", 0, False, REASON_OPERATOR)
         for key in sorted(ordering.parked_keys - there)
     ]
     queues = whole_queues(ordering)
-    ends = _next_offsets(consumer, group) if queues and found else {}
-    return [dataclasses.asdict(_with_waiting(each, queues.get(each.key), ends)) for each in found[:limit]]
+    ends = _next_offsets(consumer, group) if queues and blocked else {}
+    return [dataclasses.asdict(_with_waiting(each, queues.get(each.key), ends)) for each in blocked[:limit]]
 
 
 def _next_offsets(consumer: ConsumerService, group: str) -> dict[tuple[str, int], int]:
@@ -161,7 +161,7 @@ def _with_waiting(row: BlockedKey, queue: QueueRef | None, ends: Mapping[tuple[s
 
 def require_group(consumer: ConsumerService, group: str) -> GroupSummary:
     """Return the group. Raises NoSuchGroupError, whose text says how to list the groups."""
-    summary = next((found for found in consumer.groups() if found.name == group), None)
+    summary = next((summary_of for summary_of in consumer.groups() if summary_of.name == group), None)
     if summary is None:
         raise NoSuchGroupError(f"group {group!r} does not exist; `ddmq group list` shows those that do")
     return summary

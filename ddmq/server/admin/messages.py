@@ -59,18 +59,18 @@ class MessageSearch:
         topic, query = request.path["topic"], request.query
         count = min(request.number("count", 10), FIND_MAX)
         if "id" in query:
-            found = find_by_id(self._backend, topic, query["id"])
+            records = find_by_id(self._backend, topic, query["id"])
         elif "key" in query:
-            found = find_by_key(self._backend, topic, query["key"], count)
+            records = find_by_key(self._backend, topic, query["key"], count)
         elif "offset" in query:
-            found = find_by_offset(
+            records = find_by_offset(
                 self._backend, topic, request.number("queue", 0), request.number("offset", 0), count
             )
         elif "time_ms" in query:
-            found = find_by_time(self._backend, topic, request.number("time_ms", 0), count)
+            records = find_by_time(self._backend, topic, request.number("time_ms", 0), count)
         else:
-            found = find_newest(self._backend, topic, count)
-        return self._message_rows(found, query)
+            records = find_newest(self._backend, topic, count)
+        return self._message_rows(records, query)
 
     def _message_rows(self, found: Sequence[StoredRecord], query: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return a row per message, within ANSWER_BYTES_MAX together; with `group=` each has its state
@@ -90,26 +90,28 @@ def message_row(record: StoredRecord, bytes_max: int | None = None) -> dict[str,
     the only group that it reaches, where it was resent to one.
     """
     content = delivery.decode(record.delivery)
-    left = _ByteBudget(bytes_max)
+    budget = _ByteBudget(bytes_max)
     row: dict[str, Any] = {
         "id": record.message_id.hex(),
         "topic": record.topic,
         "queue": record.queue_id,
         "offset": record.offset,
         "position": record.position,
-        "key": left.text(content.key),
-        "tags": left.text(content.tag),
+        "key": budget.text(content.key),
+        "tags": budget.text(content.tag),
         "properties": {
-            left.text(name): left.text(value) for name, value in content.properties.items() if left.is_left
+            budget.text(name): budget.text(value)
+            for name, value in content.properties.items()
+            if budget.is_left
         },
         "born_ms": record.born_ms,
         "stored_ms": record.stored_ms,
         "body_bytes": len(content.value),
     }
-    row |= body_fields(left.body(content.value))
+    row |= body_fields(budget.body(content.value))
     if ONE_GROUP in record.system:
         row["one_group"] = record.system[ONE_GROUP]
-    return row | ({"cut": True} if left.cut else {})
+    return row | ({"cut": True} if budget.cut else {})
 
 
 class _ByteBudget:
@@ -129,21 +131,21 @@ class _ByteBudget:
 
     def body(self, value: bytes) -> bytes:
         """Take a body; a text is cut between two characters."""
-        taken = self._take_bytes(value)
-        if len(taken) == len(value):
+        head = self._take_bytes(value)
+        if len(head) == len(value):
             return value
-        start = len(taken)
-        while start and len(taken) - start < 3 and value[start] & 0xC0 == 0x80:
+        start = len(head)
+        while start and len(head) - start < 3 and value[start] & 0xC0 == 0x80:
             start -= 1
-        return taken[:start]
+        return head[:start]
 
     def _take_bytes(self, value: bytes) -> bytes:
         if self._left is None:
             return value
-        taken = value[: self._left]
-        self._left -= len(taken)
-        self.cut = self.cut or len(taken) < len(value)
-        return taken
+        head = value[: self._left]
+        self._left -= len(head)
+        self.cut = self.cut or len(head) < len(value)
+        return head
 
 
 def read(
@@ -156,10 +158,10 @@ def read(
     bounds = backend.bounds([queue]).wait(WAIT_S)[0]
     if bounds is None:
         return []
-    found: list[StoredRecord] = []
+    records: list[StoredRecord] = []
     at, size = max(offset, bounds.min), held or 0
-    while len(found) < count:
-        batch = backend.read(queue, at, count - len(found), READ_BYTES_MAX).wait(WAIT_S)
+    while len(records) < count:
+        batch = backend.read(queue, at, count - len(records), READ_BYTES_MAX).wait(WAIT_S)
         if batch.status is not ReadStatus.DATA:
             break
         for index in range(len(batch.offsets)):
@@ -167,12 +169,12 @@ def read(
             size += len(record.delivery)
             if size > bytes_max and held is not None:
                 raise too_much_error()
-            if size > bytes_max and found:
-                return found
-            found.append(record)
+            if size > bytes_max and records:
+                return records
+            records.append(record)
         yield_if_long(sum(map(len, batch.deliveries)) * READ_S_PER_BYTE)
         at = batch.next_offset
-    return found
+    return records
 
 
 def too_much_error() -> CallerError:
@@ -194,12 +196,14 @@ def find_by_id(backend: Backend, topic: str | None, message_id: str) -> list[Sto
     if topic is not None:
         require_topic(backend, topic)
         return backend.find(topic, message_id=raw).wait(WAIT_S)
-    told = {names.TRACE_TOPIC}  # what is there is about messages
-    for name in sorted(backend.topics().keys() - told, key=lambda name: (names.is_internal(name), name)):
-        found = backend.find(name, message_id=raw).wait(WAIT_S)
+    trace_topics = {names.TRACE_TOPIC}  # what is there is about messages
+    for name in sorted(
+        backend.topics().keys() - trace_topics, key=lambda name: (names.is_internal(name), name)
+    ):
+        records = backend.find(name, message_id=raw).wait(WAIT_S)
         yield_if_long(FIND_S)
-        if found:
-            return found
+        if records:
+            return records
     return []
 
 
@@ -208,15 +212,15 @@ def find_by_key(backend: Backend, topic: str, key: str, count: int) -> list[Stor
     require_topic(backend, topic)
     if not count:
         return []
-    most, wanted = backend.capabilities.body_bytes_max, 0
-    found: list[StoredRecord] = []
-    while wanted < min(count, FIND_MAX) and len(found) == wanted:
-        room = LOOK_BYTES_MAX - sum(len(record.delivery) for record in found)
-        if room < most and found:
+    most, count_max = backend.capabilities.body_bytes_max, 0
+    records: list[StoredRecord] = []
+    while count_max < min(count, FIND_MAX) and len(records) == count_max:
+        room = LOOK_BYTES_MAX - sum(len(record.delivery) for record in records)
+        if room < most and records:
             raise too_much_error()
-        wanted = min(count, FIND_MAX, wanted + max(1, room // most))
-        found = backend.find(topic, key=key.encode(), count_max=wanted).wait(WAIT_S)
-    return found
+        count_max = min(count, FIND_MAX, count_max + max(1, room // most))
+        records = backend.find(topic, key=key.encode(), count_max=count_max).wait(WAIT_S)
+    return records
 
 
 def find_by_offset(
@@ -233,12 +237,12 @@ def find_by_offset(
 def find_by_time(backend: Backend, topic: str, wall_ms: int, count: int) -> list[StoredRecord]:
     """Find the first messages stored at or after `wall_ms`, over all queues, oldest first."""
     count = min(count, FIND_MAX)
-    found: list[StoredRecord] = []
+    records: list[StoredRecord] = []
     for queue in require_topic(backend, topic).refs():
         offset = backend.offset_for_time(queue, wall_ms).wait(WAIT_S)
-        found += read(backend, queue, offset, count, LOOK_BYTES_MAX, held=_total_bytes(found))
-        found = sorted(found, key=_stored_order)[:count]
-    return found
+        records += read(backend, queue, offset, count, LOOK_BYTES_MAX, held=_total_bytes(records))
+        records = sorted(records, key=_stored_order)[:count]
+    return records
 
 
 def find_newest(backend: Backend, topic: str, count: int) -> list[StoredRecord]:
@@ -246,12 +250,12 @@ def find_newest(backend: Backend, topic: str, count: int) -> list[StoredRecord]:
     count = min(count, FIND_MAX)
     queues: Sequence[QueueRef] = require_topic(backend, topic).refs()
     bounds = backend.bounds(queues).wait(WAIT_S)
-    found: list[StoredRecord] = []
+    records: list[StoredRecord] = []
     for queue, b in zip(queues, bounds, strict=True):
         if b is not None and count:
-            found += _read_last(backend, queue, b, count, _total_bytes(found))
-            found = sorted(found, key=_stored_order)[-count:]
-    return found
+            records += _read_last(backend, queue, b, count, _total_bytes(records))
+            records = sorted(records, key=_stored_order)[-count:]
+    return records
 
 
 def _read_last(
@@ -261,9 +265,9 @@ def _read_last(
     back = count
     while True:
         first = max(bounds.min, bounds.next - back)
-        found = read(backend, queue, first, back, LOOK_BYTES_MAX, held=held)
-        if len(found) >= count or first == bounds.min or back >= BACK_MAX:
-            return found[-count:]
+        records = read(backend, queue, first, back, LOOK_BYTES_MAX, held=held)
+        if len(records) >= count or first == bounds.min or back >= BACK_MAX:
+            return records[-count:]
         back = min(2 * back, BACK_MAX)
 
 
@@ -322,8 +326,8 @@ class MessageStates:
     ) -> dict[str, Any]:
         live = None if self._live is None else self._live(self._group, topic, queue, offset)
         if live is not None:
-            said = {"state": live.state, "deliveries": live.deliveries}
-            return said | ({"last_error": live.error} if live.error else {})
+            state = {"state": live.state, "deliveries": live.deliveries}
+            return state | ({"last_error": live.error} if live.error else {})
         if offset in view.attempts:
             return {"state": RETRYING}
         return {
@@ -338,25 +342,25 @@ class MessageStates:
             (names.dlq_topic(self._group), DEAD),
             (names.retry_topic(self._group), RETRYING),
         ):
-            for found in self._find_in_topic(topic, record.message_id):
-                if found.position < record.position:
+            for copy in self._find_in_topic(topic, record.message_id):
+                if copy.position < record.position:
                     continue  # it was sent again from there
-                queue = self._queue_of(found)
+                queue = self._queue_of(copy)
                 if state == DEAD:
-                    return {"state": DEAD, "dead_letter_offset": found.offset}
+                    return {"state": DEAD, "dead_letter_offset": copy.offset}
                 if queue is not None and not _is_finished(
-                    self._read_progress(self._group, queue), found.offset
+                    self._read_progress(self._group, queue), copy.offset
                 ):
                     view = self._read_progress(self._group, queue)
-                    return self._unfinished_state(record.topic, queue, found.offset, view) | {
+                    return self._unfinished_state(record.topic, queue, copy.offset, view) | {
                         "on_retry_path": True
                     }
-        for found in self._find_in_topic(names.SCHEDULE_TOPIC, record.message_id):
-            queue = self._queue_of(found)
+        for copy in self._find_in_topic(names.SCHEDULE_TOPIC, record.message_id):
+            queue = self._queue_of(copy)
             if queue is not None and not _is_finished(
-                self._read_progress(names.LEVELS_GROUP, queue), found.offset
+                self._read_progress(names.LEVELS_GROUP, queue), copy.offset
             ):
-                return {"state": RETRYING, "on_retry_path": True, "due_ms": found.due_ms}
+                return {"state": RETRYING, "on_retry_path": True, "due_ms": copy.due_ms}
         return None
 
     def _find_in_topic(self, topic: str, message_id: bytes) -> list[StoredRecord]:

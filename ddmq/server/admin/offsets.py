@@ -99,9 +99,9 @@ def list_positions(backend: Backend, group: str, topic: str | None) -> list[dict
     topics = [topic] if topic is not None else _subscribed_topics(backend, group)
     for name in topics:
         _check(backend, group, name)
-    found = [name for name in topics if topic is not None or backend.topic(name) is not None]
+    existing = [name for name in topics if topic is not None or backend.topic(name) is not None]
     return [
-        _position_row(name, each) for name in found for each in paced(read_positions(backend, group, name))
+        _position_row(name, each) for name in existing for each in paced(read_positions(backend, group, name))
     ]
 
 
@@ -172,8 +172,12 @@ def _commit(
         ProgressDelta(group, each.queue, each.view.epoch, each.view.generation + 1, reset_to=offset)
         for each, offset in zip(chosen, offsets, strict=True)
     ]
-    said = {"at_ms": clock.wall_ms(), "to": target.words, "queues": [each.queue.queue_id for each in chosen]}
-    settings = {f"{RESET_PREFIX}{group}/{topic}": msgspec.json.encode(said)}
+    reset_record = {
+        "at_ms": clock.wall_ms(),
+        "to": target.words,
+        "queues": [each.queue.queue_id for each in chosen],
+    }
+    settings = {f"{RESET_PREFIX}{group}/{topic}": msgspec.json.encode(reset_record)}
     try:
         backend.commit(CommitBatch((), deltas, settings), clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
     except FencedError:
@@ -193,10 +197,10 @@ def last_reset_ms(backend: Backend, group: str, topic: str, queue_id: int) -> in
     if value is None:
         return 0
     try:
-        said = msgspec.json.decode(value, type=_LastReset)
+        last_reset = msgspec.json.decode(value, type=_LastReset)
     except msgspec.DecodeError:
         return 0
-    return said.at_ms if queue_id in said.queues else 0
+    return last_reset.at_ms if queue_id in last_reset.queues else 0
 
 
 def _plan_row(each: Standing, to: int) -> dict[str, int]:
@@ -225,18 +229,18 @@ def _target_offsets(backend: Backend, chosen: Sequence[Standing], target: ResetT
     if target.kind == "last":
         return [each.bounds.next for each in chosen]
     if target.kind == "time":
-        asked = [backend.offset_for_time(each.queue, target.value) for each in chosen]
-        found = [each.wait(WAIT_S) for each in asked]
-        return [max(each.bounds.min, offset) for each, offset in zip(chosen, found, strict=True)]
+        requests = [backend.offset_for_time(each.queue, target.value) for each in chosen]
+        offsets = [each.wait(WAIT_S) for each in requests]
+        return [max(each.bounds.min, offset) for each, offset in zip(chosen, offsets, strict=True)]
     outside = [each for each in chosen if not each.bounds.min <= target.value <= each.bounds.next]
     if outside:
-        named = ", ".join(
+        ranges = ", ".join(
             f"queue {each.queue.queue_id}: {each.bounds.min} to {each.bounds.next}"
             for each in outside[:QUEUES_NAMED_MAX]
         )
         more = f" and {len(outside) - QUEUES_NAMED_MAX} more" if len(outside) > QUEUES_NAMED_MAX else ""
         hint = "" if len(chosen) == 1 else "; --queue N resets one queue alone"
-        raise CallerError(f"offset {target.value} is out of range; allowed: {named}{more}{hint}")
+        raise CallerError(f"offset {target.value} is out of range; allowed: {ranges}{more}{hint}")
     return [target.value] * len(chosen)
 
 
@@ -272,5 +276,5 @@ def is_broadcast(backend: Backend, group: str, topic: str) -> bool:
     """Return whether every instance of the group keeps its own progress on the topic."""
     key = subscription_key(group, topic)
     value = backend.setting(key)
-    given = {} if value is None else stored_subscription(key, value).given
-    return build(SubscriptionDefaults, given, ConfigPlace(key, "")).model == "broadcasting"
+    settings = {} if value is None else stored_subscription(key, value).given
+    return build(SubscriptionDefaults, settings, ConfigPlace(key, "")).model == "broadcasting"

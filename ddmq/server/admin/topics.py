@@ -55,19 +55,19 @@ def list_topics(backend: Backend, *, internal: bool, page: Page = WHOLE) -> list
     """Return every topic with its message count, by name."""
     some = [info for info in backend.topics().values() if internal or not names.is_internal(info.name)]
     infos = page.of(some, lambda info: info.name)
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for start in paced(range(0, len(infos), TOPICS_AT_ONCE)):
         some = infos[start : start + TOPICS_AT_ONCE]
         bounds = iter(backend.bounds([queue for info in some for queue in info.refs()]).wait(WAIT_S))
-        found += [_with_messages(info, list(islice(bounds, info.queues))) for info in some]
-    return found
+        rows += [_with_messages(info, list(islice(bounds, info.queues))) for info in some]
+    return rows
 
 
 def _with_messages(info: TopicInfo, bounds: Sequence[Bounds | None]) -> dict[str, Any]:
-    known = [b for b in bounds if b is not None]
+    existing = [b for b in bounds if b is not None]
     return topic_row(info) | {
-        "messages": sum(b.next - b.min for b in known),
-        "stored": sum(b.next for b in known),
+        "messages": sum(b.next - b.min for b in existing),
+        "stored": sum(b.next for b in existing),
     }
 
 
@@ -109,8 +109,8 @@ def update(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any
         _check_body(backend, f"topic {name!r}: ", entry)
     if entry.queues < info.queues:
         raise CallerError(f"topic {name!r} has {info.queues} queues; they can be added, not removed")
-    wanted = dataclasses.replace(info_of(name, entry, info.source), incarnation=info.incarnation)
-    return _put_topic(backend, clock, wanted)
+    target = dataclasses.replace(info_of(name, entry, info.source), incarnation=info.incarnation)
+    return _put_topic(backend, clock, target)
 
 
 def _put_topic(backend: Backend, clock: Clock, info: TopicInfo) -> TopicInfo:
@@ -176,13 +176,13 @@ def apply_file(backend: Backend, clock: Clock, entries: Mapping[str, TopicEntry]
 
     A topic that the file names no more keeps its settings, and belongs to the command line from then on.
     """
-    wanted = [_topic_from_file(backend, name, entry, path) for name, entry in entries.items()]
-    left = [
+    declared = [_topic_from_file(backend, name, entry, path) for name, entry in entries.items()]
+    released = [
         dataclasses.replace(info, source="log")
         for info in backend.topics().values()
         if info.source == str(path) and info.name not in entries
     ]
-    changed = [info for info in (*wanted, *left) if info != backend.topic(info.name)]
+    changed = [info for info in (*declared, *released) if info != backend.topic(info.name)]
     for info in changed:
         _put_topic(backend, clock, info)
     return [info.name for info in changed]
@@ -191,25 +191,25 @@ def apply_file(backend: Backend, clock: Clock, entries: Mapping[str, TopicEntry]
 def _topic_from_file(backend: Backend, name: str, entry: TopicEntry, path: Path) -> TopicInfo:
     """Return the topic as the file declares it. Raises CallerError for a change that is not possible."""
     _check_body(backend, f"{path}: topics.{name}.", entry)
-    info, wanted = backend.topic(name), info_of(name, entry, str(path))
+    info, declared = backend.topic(name), info_of(name, entry, str(path))
     if info is None:
-        return wanted
+        return declared
     if entry.queues < info.queues:
         raise CallerError(
             f"{path}: topics.{name}.queues: is {entry.queues}; the topic has {info.queues} "
             "already and queues cannot be removed"
         )
-    unsaid = [each for each in CLUSTER_SETTINGS if getattr(wanted, each) is None]
+    unsaid = [each for each in CLUSTER_SETTINGS if getattr(declared, each) is None]
     as_it_is = {each: getattr(info, each) for each in unsaid}
-    return dataclasses.replace(wanted, incarnation=info.incarnation, **as_it_is)
+    return dataclasses.replace(declared, incarnation=info.incarnation, **as_it_is)
 
 
 def _check_body(backend: Backend, where: str, entry: TopicEntry) -> None:
     """Reject a topic with larger bodies than the engine accepts."""
-    given, allowed = entry.body_bytes_max, backend.capabilities.body_bytes_max
-    if given is not None and given > allowed:
+    requested, allowed = entry.body_bytes_max, backend.capabilities.body_bytes_max
+    if requested is not None and requested > allowed:
         raise CallerError(
-            f"{where}body_bytes_max is {given}; allowed: at most {allowed}, the log's own body_bytes_max"
+            f"{where}body_bytes_max is {requested}; allowed: at most {allowed}, the log's own body_bytes_max"
         )
 
 
@@ -221,5 +221,7 @@ def info_of(name: str, entry: TopicEntry, source: str) -> TopicInfo:
 
 def _as_settings(info: TopicInfo) -> dict[str, Any]:
     words = {"durability": DURABILITY_WORDS[info.durability], "delay_dialects": list(info.delay_dialects)}
-    found = {name: getattr(info, name) for name in SETTINGS} | words
-    return {name: value for name, value in found.items() if value is not None or name not in CLUSTER_SETTINGS}
+    settings = {name: getattr(info, name) for name in SETTINGS} | words
+    return {
+        name: value for name, value in settings.items() if value is not None or name not in CLUSTER_SETTINGS
+    }

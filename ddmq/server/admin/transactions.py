@@ -99,30 +99,30 @@ class AdminTransactions:
         """Return the open transactions, oldest first. `whole` is False if the scan stopped at SCANNED_MAX."""
         group = request.query.get("group")
         count = min(max(request.number("count", COUNT_DEFAULT), 1), SHOWN_MAX)
-        found: dict[str, dict[str, Any]] = {}
+        by_id: dict[str, dict[str, Any]] = {}
         scanned = 0
         for each in paced(open_halves(self._backend)):
             scanned += 1
             if scanned > SCANNED_MAX:
                 break
             if group in (None, each.half.mark.group):
-                _add(found, each)
-        rows = sorted(found.values(), key=lambda row: (row["began_ms"], row["transaction"]))
+                _add(by_id, each)
+        rows = sorted(by_id.values(), key=lambda row: (row["began_ms"], row["transaction"]))
         return {"open": len(rows), "whole": scanned <= SCANNED_MAX, "transactions": rows[:count]}
 
     def show(self, request: AdminRequest) -> dict[str, Any]:
         """Return one transaction: its messages while it is open, else its outcome."""
         transaction = _parse_transaction(request.path["id"])
-        found: dict[str, dict[str, Any]] = {}
+        by_id: dict[str, dict[str, Any]] = {}
         messages = []
         for each in paced(open_halves(self._backend, transaction)):
             if each.half.mark.id == transaction.hex():
-                _add(found, each)
+                _add(by_id, each)
                 messages.append(_message_row(each.half))
         ended = self._find_outcome(transaction)
         if ended is not None:
             return ended
-        for row in found.values():
+        for row in by_id.values():
             more = {"owner": self._find_owner(row), "contents": messages[:SHOWN_MAX]}
             return row | {"state": WORDS[TransactionOutcome.OPEN]} | more
         return {"transaction": transaction.hex(), "state": "unknown"}
@@ -159,12 +159,12 @@ class AdminTransactions:
         if action is None:
             raise CallerError(f"action is {request.body.get('action')!r}; allowed: {', '.join(ACTIONS)}")
         transaction = _parse_transaction(request.path["id"])
-        known = self.show(request)
-        if known["state"] == "unknown":
+        transaction_row = self.show(request)
+        if transaction_row["state"] == "unknown":
             raise CallerError(f"transaction {transaction.hex()} is not open, and how it ended is not known")
         answer: Any = None
         for _ in range(TRIES):
-            answer = self._ask_owner(transaction, known["group"], action)
+            answer = self._ask_owner(transaction, transaction_row["group"], action)
             if answer is not None and answer.code not in (Code.BUSY, Code.SHUTTING_DOWN):
                 break
             self._owners.forget()
@@ -174,7 +174,7 @@ class AdminTransactions:
         if answer.code:
             raise CallerError(_error_text(answer))
         outcome = TransactionOutcome(answer.outcome)
-        return {"transaction": transaction.hex(), "state": WORDS[outcome], "group": known["group"]}
+        return {"transaction": transaction.hex(), "state": WORDS[outcome], "group": transaction_row["group"]}
 
     def _ask_owner(self, transaction: bytes, group: str, action: TransactionAction) -> Any:
         """Return the owner's answer; None without one."""
@@ -197,8 +197,8 @@ class AdminTransactions:
         self._owners.call(
             address, "endTransaction", request, lambda answer, error: answered.set(error or answer)
         )
-        found = answered.get()
-        return None if isinstance(found, Exception) else found
+        reply = answered.get()
+        return None if isinstance(reply, Exception) else reply
 
 
 def _parse_transaction(text: str) -> bytes:

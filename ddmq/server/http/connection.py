@@ -223,9 +223,9 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
             self.server.unsent -= size
 
     def log_error(self, msg: str, *args: Any) -> None:
-        said = (msg % args if args else msg)[:100]
+        text = (msg % args if args else msg)[:100]
         log.warning(
-            "admin request refused", extra={"peer": HostPort(*self.client_address[:2]), "said": repr(said)}
+            "admin request refused", extra={"peer": HostPort(*self.client_address[:2]), "said": repr(text)}
         )
 
 
@@ -259,25 +259,27 @@ def find_refusal(environ: Mapping[str, Any], names: Iterable[str]) -> RefusedReq
 def _check_length(environ: Mapping[str, Any]) -> RefusedRequest | None:
     if "HTTP_TRANSFER_ENCODING" in environ:
         return RefusedRequest(411, "Transfer-Encoding is not taken; send the body with its Content-Length")
-    given = environ.get("ddmq.lengths") or [environ.get("CONTENT_LENGTH") or "0"]
-    if len(given) > 1 or not (given[0].isascii() and given[0].isdigit() and len(given[0]) < 19):
-        return RefusedRequest(400, f"Content-Length is {', '.join(given)[:60]!r}; one whole number is wanted")
+    lengths = environ.get("ddmq.lengths") or [environ.get("CONTENT_LENGTH") or "0"]
+    if len(lengths) > 1 or not (lengths[0].isascii() and lengths[0].isdigit() and len(lengths[0]) < 19):
+        return RefusedRequest(
+            400, f"Content-Length is {', '.join(lengths)[:60]!r}; one whole number is wanted"
+        )
     return None
 
 
 def _check_host(environ: Mapping[str, Any], names: Iterable[str]) -> RefusedRequest | None:
-    given = environ.get("HTTP_HOST")
-    if given is None:
+    host = environ.get("HTTP_HOST")
+    if host is None:
         return None  # no browser leaves it out
     own = {
         *LOOPBACK_NAMES,
         *map(_normalize_host, names),
         _normalize_host(environ.get("ddmq.own_address", "")),
     } - {""}
-    if _host_of(given) not in own:
+    if _host_of(host) not in own:
         return RefusedRequest(
             403,
-            f"Host is {given[:100]!r}, no name of this server; admin_names in ddmq.yaml names further ones, "
+            f"Host is {host[:100]!r}, no name of this server; admin_names in ddmq.yaml names further ones, "
             "and the server's log has those that it knows",
             f"its names are {', '.join(sorted(own))}",
         )
@@ -286,8 +288,8 @@ def _check_host(environ: Mapping[str, Any], names: Iterable[str]) -> RefusedRequ
 
 def _host_of(authority: str) -> str | None:
     """Return the normalized host of HOST, HOST:PORT or [V6]:PORT; None for anything else."""
-    found = _AUTHORITY.fullmatch(authority)
-    return None if found is None else _normalize_host(found[1] or found[2])
+    match = _AUTHORITY.fullmatch(authority)
+    return None if match is None else _normalize_host(match[1] or match[2])
 
 
 def _normalize_host(host: str) -> str:
@@ -315,6 +317,6 @@ def _check_content_type(environ: Mapping[str, Any]) -> RefusedRequest | None:
         return None
     kind = environ.get("CONTENT_TYPE", "")
     if kind.partition(";")[0].strip().lower() != JSON:
-        said = repr(kind[:100]) if kind else "missing"
-        return RefusedRequest(415, f"Content-Type is {said}; allowed: {JSON}")
+        stated = repr(kind[:100]) if kind else "missing"
+        return RefusedRequest(415, f"Content-Type is {stated}; allowed: {JSON}")
     return None

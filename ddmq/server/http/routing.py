@@ -189,8 +189,8 @@ class AdminRouter:
             raise TryLaterError(self._closed())
         if known_path:
             raise _HttpError(405, f"{method} is not for /{'/'.join(parts)}")
-        known = ", ".join(sorted({"/" + "/".join(pattern) for _, pattern, _ in self._routes}))
-        raise _HttpError(404, f"no such path: /{'/'.join(parts)}; there are {known}")
+        paths = ", ".join(sorted({"/" + "/".join(pattern) for _, pattern, _ in self._routes}))
+        raise _HttpError(404, f"no such path: /{'/'.join(parts)}; there are {paths}")
 
 
 def _await_turn(environ: Mapping[str, Any], pattern: str) -> AbstractContextManager[None]:
@@ -227,10 +227,10 @@ def _match(pattern: list[str], parts: list[str]) -> dict[str, str] | None:
     if len(pattern) != len(parts):
         return None
     variables: dict[str, str] = {}
-    for wanted, found in zip(pattern, parts, strict=True):
-        if wanted.startswith("{"):
-            variables[wanted[1:-1]] = found
-        elif wanted != found:
+    for expected, part_text in zip(pattern, parts, strict=True):
+        if expected.startswith("{"):
+            variables[expected[1:-1]] = part_text
+        elif expected != part_text:
             return None
     return variables
 

@@ -89,10 +89,10 @@ class SchedulerWatch:
         if self._backend.topic(SCHEDULE_TOPIC) is None:
             return NO_SCHEDULER
         try:
-            held = self._backend.holders(LEVELS_GROUP, SCHEDULE_TOPIC, now + ASK_S).wait(ASK_S)
+            holders = self._backend.holders(LEVELS_GROUP, SCHEDULE_TOPIC, now + ASK_S).wait(ASK_S)
         except (DdmqError, TimeoutError):
             return Health(True, "")
-        return Health(True, "") if held else NO_SCHEDULER
+        return Health(True, "") if holders else NO_SCHEDULER
 
 
 class ServerProcess:

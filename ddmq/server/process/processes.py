@@ -271,8 +271,8 @@ def admin_of_part(public: HostPort, name: str) -> HostPort:
     port = public.port + ADMIN_ABOVE.get(name, 0)
     if port == public.port:
         return public
-    known = public.port and port < EPHEMERAL_FROM and _is_free(HostPort(public.host, port))
-    return HostPort(public.host, port if known else 0)
+    is_usable = public.port and port < EPHEMERAL_FROM and _is_free(HostPort(public.host, port))
+    return HostPort(public.host, port if is_usable else 0)
 
 
 def _is_free(address: HostPort) -> bool:

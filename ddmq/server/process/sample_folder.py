@@ -119,18 +119,18 @@ class SampleFolder:
                 swept.merge(hour, self.instance)
             if hour.start_ms + HOUR_MS + keep_days * DAY_MS <= now_ms:
                 swept.clear(hour)
-        kept = swept.shrink(self._list_hours(swept), bytes_max)
-        return Swept(swept.deleted, kept, swept.failed)
+        remaining = swept.shrink(self._list_hours(swept), bytes_max)
+        return Swept(swept.deleted, remaining, swept.failed)
 
     def _list_hours(self, swept: _Sweep) -> list[_Hour]:
         """List the folders of hours, oldest first."""
-        found = []
+        hours = []
         for date in swept.entries(self.root):
             for hour in swept.entries(date) if date.name.startswith("date=") else ():
                 start = samples.hour_start(date.name, hour.name)
                 if start is not None:
-                    found.append(_Hour(hour, start))
-        return sorted(found, key=lambda hour: hour.start_ms)
+                    hours.append(_Hour(hour, start))
+        return sorted(hours, key=lambda hour: hour.start_ms)
 
 
 class _Sweep:
@@ -237,14 +237,14 @@ class _Sweep:
 
     def _oldest_first(self, hour: _Hour) -> list[tuple[Path, int]]:
         """Return the hour's files with their sizes, oldest first."""
-        found = []
+        files = []
         for path, _ in self.ours(hour):
             try:
                 status = path.stat()
             except OSError:
                 continue  # deleted by another process just now
-            found.append((status.st_mtime_ns, path, status.st_size))
-        return [(path, size) for _, path, size in sorted(found)]
+            files.append((status.st_mtime_ns, path, status.st_size))
+        return [(path, size) for _, path, size in sorted(files)]
 
     def _remove_folder(self, hour: Path) -> None:
         """Remove the hour's folder and its date's folder, each only if it is empty."""

@@ -76,16 +76,16 @@ class SampleWriter:
         self._metrics.fill()
         gevent.sleep(ANSWERS_S)
         sample = self._deltas.begin(self._clock.wall_ms(), state)
-        done = False
+        is_written = False
         try:
             self._encode(sample)
             _, error = self._off_hub(lambda: self._write(sample))
-            done = error is None
+            is_written = error is None
         finally:
-            (sample.written if done else sample.failed)()
-        self._written.value += done
+            (sample.written if is_written else sample.failed)()
+        self._written.value += is_written
         self._report_failures("write", [error] if error else [])
-        return done
+        return is_written
 
     def _encode(self, sample: Sample) -> None:
         """Encode on the hub, with pauses in which it polls its sockets."""
@@ -110,8 +110,8 @@ class SampleWriter:
 
     def _off_hub(self, call: Callable[[], T]) -> tuple[T | None, OSError | None]:
         """Run `call` in the writer's thread; return its result or its OSError."""
-        done: tuple[T | None, OSError | None] = self._thread.apply(_call_catching, (call,))
-        return done
+        result: tuple[T | None, OSError | None] = self._thread.apply(_call_catching, (call,))
+        return result
 
     def _report_failures(self, what: str, errors: Sequence[OSError]) -> None:
         """Count failures; log a failure when it begins and when it ends."""

@@ -63,10 +63,10 @@ def reload_configuration(process: ServerProcess) -> None:
     except (DdmqError, TimeoutError) as error:
         log.error("not reloaded", extra={"error": str(error)})
         return
-    said = {"topics": ",".join(names) or "none changed", "changed": ",".join(changed) or "nothing else"}
+    fields = {"topics": ",".join(names) or "none changed", "changed": ",".join(changed) or "nothing else"}
     if waiting:
-        said["at_the_next_start"] = ",".join(waiting)
-    log.info("reloaded", extra=said)
+        fields["at_the_next_start"] = ",".join(waiting)
+    log.info("reloaded", extra=fields)
 
 
 def _apply(process: ServerProcess, fresh: Configuration) -> tuple[list[str], list[str]]:
@@ -95,8 +95,8 @@ def _apply(process: ServerProcess, fresh: Configuration) -> tuple[list[str], lis
 
 def _merge_serve(config: Configuration, fresh: Configuration) -> Reloaded:
     """Merge the serve settings; flags of the command line override the file."""
-    kept = {name: getattr(config.serve, name) for name in config.flags}
-    return reloaded(config.serve, dataclasses.replace(fresh.serve, **kept), SERVE_LIVE)
+    flags = {name: getattr(config.serve, name) for name in config.flags}
+    return reloaded(config.serve, dataclasses.replace(fresh.serve, **flags), SERVE_LIVE)
 
 
 def when_parent_ends(stop: Callable[[], None], hear: Callable[[str], None], descriptor: int = STDIN) -> None:

@@ -30,28 +30,28 @@ class StoryTeller:
         self._waits = waits
 
     def by_id(self, request: AdminRequest) -> Any:
-        """Of the message with the id in the path, in whatever topic."""
+        """Return the story of the message with the id in the path, from any topic."""
         message_id = request.path["id"]
-        found = find_by_id(self._backend, None, message_id)
+        records = find_by_id(self._backend, None, message_id)
         return self._story_answer(
-            found, request, f"no message with id {message_id}; it may be older than what is kept"
+            records, request, f"no message with id {message_id}; it may be older than what is kept"
         )
 
     def in_topic(self, request: AdminRequest) -> Any:
-        """Of a message of a topic: by id, by queue and offset, or the newest with a key."""
+        """Return the story of a message of a topic: by id, by queue and offset, or the newest with a key."""
         topic, query = request.path["topic"], request.query
         if sum(name in query for name in ("id", "key", "offset")) != 1:
             raise CallerError("a story is told of one message; allowed: one of id, key, or queue and offset")
         if "id" in query:
-            found = find_by_id(self._backend, topic, query["id"])
+            records = find_by_id(self._backend, topic, query["id"])
         elif "key" in query:
-            found = find_by_key(self._backend, topic, query["key"], 1)
+            records = find_by_key(self._backend, topic, query["key"], 1)
         else:
             queue, offset = request.number("queue", 0), request.number("offset", 0)
-            found = find_by_offset(self._backend, topic, queue, offset, 1)
-            found = [record for record in found if record.offset == offset]
+            records = find_by_offset(self._backend, topic, queue, offset, 1)
+            records = [record for record in records if record.offset == offset]
         return self._story_answer(
-            found, request, f"no such message in topic {topic!r}; it may be older than what is kept"
+            records, request, f"no such message in topic {topic!r}; it may be older than what is kept"
         )
 
     def _story_answer(
@@ -67,7 +67,7 @@ class StoryTeller:
 
 
 def story_row(backend: Backend, found: StoredRecord, gathered: GatheredStory) -> dict[str, Any]:
-    """What is told of the message, for people and programs. Times are epoch milliseconds."""
+    """Return the story of a message, for people and programs. Times are epoch milliseconds."""
     stories = list(paced(build_stories(gathered.facts)))
     key = delivery.key_and_tags(found.delivery)[0]
     row: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What one record says of a message: a copy of it, at one place of its way. Pure."""
+"""Reads a record as a copy of a message at one stage of its way. Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ OCCURRENCE_BITS = 44  # of an id's second half; what is above counts the deliver
 
 
 def first_id(message_id: bytes) -> bytes:
-    """That of the first delivery, of a message that repeats; of others it is their own."""
+    """Return the id of the first delivery of a repeating message; of other messages the id itself."""
     own = int.from_bytes(message_id[8:], "big") & ((1 << OCCURRENCE_BITS) - 1)
     return message_id[:8] + own.to_bytes(8, "big")
 
 
 def topic_of(record: StoredRecord) -> str:
-    """The topic that a message was sent to, by any record of it; "" when that one does not say."""
+    """Return the topic that a message was sent to, from any record of it; "" if the record does not name
+    it."""
     name = record.topic
     if name == names.SCHEDULE_TOPIC:
         name = record.system.get(REAL_TOPIC, "")
@@ -42,7 +43,8 @@ def topic_of(record: StoredRecord) -> str:
 
 
 def copies_of(record: StoredRecord, topic: str) -> Iterator[MessageCopy]:
-    """What a record beside its topic says; nothing where it is of another message that had its id."""
+    """Yield the copy that a record outside the topic is; none if it belongs to another message with that
+    id."""
     if not topic or topic_of(record) != topic:
         return
     if record.topic == names.DELAY_TOPIC:
@@ -63,7 +65,7 @@ def copies_of(record: StoredRecord, topic: str) -> Iterator[MessageCopy]:
 
 
 def transaction_of(record: StoredRecord) -> bytes:
-    """The transaction that a half record is of."""
+    """Return the transaction that a half record belongs to."""
     return bytes.fromhex(parse_mark(record.system[TRANSACTION]).id)
 
 
@@ -89,17 +91,17 @@ def _level_copy(record: StoredRecord) -> MessageCopy:
     copy = copy_of(record, CopyKind.LEVEL)._replace(due_ms=record.due_ms, step=record.queue_id + 1)
     if not real.startswith(names.RETRY_PREFIX):
         return copy
-    said = headers.headers_of(record._replace(topic=real))
+    retry_headers = headers.headers_of(record._replace(topic=real))
     return copy._replace(
         group=real.removeprefix(names.RETRY_PREFIX),
-        step=said.steps,
-        deliveries=said.deliveries,
-        error=said.error,
+        step=retry_headers.steps,
+        deliveries=retry_headers.deliveries,
+        error=retry_headers.error,
     )
 
 
 def copy_of(record: StoredRecord, kind: CopyKind) -> MessageCopy:
-    """What any record says of itself."""
+    """Build the copy from the fields that every record has."""
     return MessageCopy(
         kind, record.topic, record.queue_id, record.offset, record.born_ms, record.stored_ms,
         position=record.position,
@@ -112,6 +114,6 @@ def main_of(record: StoredRecord) -> MessageCopy:
 
 
 def is_at(copy: MessageCopy, record: StoredRecord) -> bool:
-    """Whether it is the copy of this record."""
+    """Return whether `copy` was made from `record`."""
     place = (record.topic, record.queue_id, record.offset)
     return (copy.topic, copy.queue_id, copy.offset) == place

@@ -44,19 +44,19 @@ def build_stories(facts: StoryFacts) -> Iterator[GroupStory]:
     if not landed or not facts.groups:
         yield _finish_story(way, "", GroupStanding("", "", False), facts.now_ms)
         return
-    heard: dict[str, list[HeardEvent]] = {}
+    by_group: dict[str, list[HeardEvent]] = {}
     for one in facts.events:
         if one.event.kind in _KINDS:
-            heard.setdefault(one.event.group, []).append(one)
+            by_group.setdefault(one.event.group, []).append(one)
     for standing in facts.groups:
-        yield _group_story(way.copy(), facts, standing, heard.get(standing.group, []))
+        yield _group_story(way.copy(), facts, standing, by_group.get(standing.group, []))
 
 
 # --- to its topic
 
 
 def _timeline_to_topic(facts: StoryFacts) -> tuple[Timeline, bool]:
-    """Up to the first record in its topic; whether there is one."""
+    """Build the timeline up to the first record in the topic; return it and whether there is one."""
     copies = sorted((one for one in facts.copies if not one.group), key=_when)
     events = {TraceKind(one.event.kind): one for one in facts.events if _is_of_none(one)}
     timeline = _sending_timeline(facts, copies, events.get(TraceKind.SENT))
@@ -78,8 +78,8 @@ def _timeline_to_topic(facts: StoryFacts) -> tuple[Timeline, bool]:
         if copy.kind is CopyKind.DEAD:
             timeline.mark(stored_ms, Phase.DEAD, why=words.death_reason(copy))
             return timeline, False
-        taken = events.get(TraceKind.TAKEN)
-        who = "" if taken is None else taken.process
+        ingested = events.get(TraceKind.TAKEN)
+        who = "" if ingested is None else ingested.process
         why = f"level {copy.step}" if copy.kind is CopyKind.LEVEL else "by the delay service"
         timeline.mark(stored_ms, Phase.DELAYED, who, why, _overdue_from(copy))
     landed = not copies  # its records are gone; what groups did may still be known
@@ -90,7 +90,7 @@ def _timeline_to_topic(facts: StoryFacts) -> tuple[Timeline, bool]:
 
 
 def _note_late_firing(timeline: Timeline, stored_ms: int, before: Sequence[MessageCopy]) -> None:
-    """It came from the delay service, perhaps late: a due time that was changed is not in its records."""
+    """Note that a late message may have been moved: its records do not contain a changed due time."""
     timeline.pass_to(stored_ms)
     late_ms = stored_ms - timeline.last.at_ms
     if timeline.phase is Phase.OVERDUE and before[-1].kind is CopyKind.COMMAND and late_ms >= MOVED_MS:
@@ -98,13 +98,13 @@ def _note_late_firing(timeline: Timeline, stored_ms: int, before: Sequence[Messa
 
 
 def _sending_timeline(facts: StoryFacts, copies: Sequence[MessageCopy], sent: HeardEvent | None) -> Timeline:
-    known = [one.stored_ms for one in copies] + [one.event.at_ms for one in facts.events]
-    known += [one.stored_ms for one in facts.copies]
-    born_ms = min([one.born_ms for one in facts.copies if one.born_ms > 0], default=min(known))
+    times = [one.stored_ms for one in copies] + [one.event.at_ms for one in facts.events]
+    times += [one.stored_ms for one in facts.copies]
+    born_ms = min([one.born_ms for one in facts.copies if one.born_ms > 0], default=min(times))
     if sent is None:
-        return Timeline(StoryMark(min(born_ms, *known), Phase.SENDING))
+        return Timeline(StoryMark(min(born_ms, *times), Phase.SENDING))
     event = sent.event
-    first = StoryMark(min(event.at_ms, *known), Phase.SENDING, words.describe_route(sent), "")
+    first = StoryMark(min(event.at_ms, *times), Phase.SENDING, words.describe_route(sent), "")
     held_ms = event.number_of("held_ms")
     if held_ms <= 0:
         return Timeline(first)
@@ -277,7 +277,7 @@ class _Teller:
             self._timeline.mark(heard.at_ms, Phase.MOVING, heard.process)
 
     def left(self, heard: TimedEvent) -> None:
-        """What a client has stays its own."""
+        """End the ownership of the queue; a lease that a client holds goes on."""
         if self._timeline.phase is Phase.LEASED:
             self._timeline.note(f"{heard.process} gave up the queue meanwhile")
         else:
@@ -287,7 +287,7 @@ class _Teller:
         self._timeline.mark(heard.at_ms, Phase.PASSED)
 
     def nothing(self, heard: TimedEvent) -> None:
-        """Of no group's concern."""
+        """Ignore an event that concerns no group."""
 
 
 _NEXT = {"parked": Phase.PARKED, "spent": Phase.MOVING, "key": Phase.KEY}
@@ -352,15 +352,15 @@ def _finished_somewhere(timeline: Timeline, standing: GroupStanding, now_ms: int
 
 def _waits_now(timeline: Timeline, standing: GroupStanding, now_ms: int) -> None:
     last = timeline.last
-    known = _NOW.get(standing.state)
-    if known is not None and last.phase is Phase.TURN:
-        last.phase = known
-    elif known is not None or standing.state not in ("", "not yet"):
+    phase = _NOW.get(standing.state)
+    if phase is not None and last.phase is Phase.TURN:
+        last.phase = phase
+    elif phase is not None or standing.state not in ("", "not yet"):
         add_why(last, f"now: {standing.state}")
     else:
         timeline.waited(standing.waits, now_ms)
 
 
 def _overdue_from(copy: MessageCopy) -> tuple[int, Phase] | None:
-    """From when on it is late; None: nobody knows when it was to come (a message that repeats)."""
+    """Return when the message becomes overdue; None if its due time is unknown (a message that repeats)."""
     return (copy.due_ms, Phase.OVERDUE) if copy.due_ms else None

@@ -1,4 +1,4 @@
-"""What a story says in words. Pure."""
+"""The words of a story. Pure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from ddmq_common.trace.events import TraceEvent, TraceKind
 
 
 def describe_route(heard: HeardEvent) -> str:
-    """From whom to which process."""
+    """Return the client and the process of an event."""
     return f"{describe_client(heard.event)} → {heard.process}"
 
 
 def describe_client(event: TraceEvent) -> str:
-    """What a client calls itself, and where it is."""
+    """Return a client's name and address."""
     name, address = event.text_of("client"), event.text_of("address")
     return f"{name} ({address})" if name and address else name or address
 
 
 def describe_key(event: TraceEvent) -> str:
     """The order key that an event names."""
-    named = event.text_of("key")
-    return f"key {named}" if named else ""
+    key = event.text_of("key")
+    return f"key {key}" if key else ""
 
 
 def describe_position(copy: MessageCopy) -> str:
@@ -29,7 +29,7 @@ def describe_position(copy: MessageCopy) -> str:
 
 
 def count_deliveries(copy: MessageCopy) -> str:
-    """How many there were."""
+    """Return the number of deliveries in words."""
     return "1 delivery" if copy.deliveries == 1 else f"{copy.deliveries} deliveries"
 
 
@@ -39,13 +39,13 @@ def with_error(text: str, error: str) -> str:
 
 
 def death_reason(copy: MessageCopy) -> str:
-    """Why it is a dead letter."""
+    """Return why the message is a dead letter."""
     after = f" after {count_deliveries(copy)}" if copy.deliveries else ""
     return with_error(f"{copy.reason or 'died'}{after}", copy.error)
 
 
 def describe_ending(event: TraceEvent) -> str:
-    """How a delivery ended."""
+    """Return how a delivery ended."""
     if event.kind == TraceKind.TIMED_OUT:
         return "the lease ran out"
     if event.kind == TraceKind.FAILED:
