@@ -23,7 +23,7 @@ class NotThere(click.ClickException):
 
 
 def admin_address() -> HostPort:
-    """For commands that do without --admin."""
+    """Return the admin address for commands without --admin."""
     return ADDRESS.convert(os.environ.get("DDMQ_ADMIN", str(ADMIN)), None, None)
 
 
@@ -53,7 +53,7 @@ class AdminClient:
         wanted = {key: value for key, value in query.items() if value is not None}
         if wanted:
             target += "?" + urlencode(wanted)
-        status, payload = self._exchange(method, target, body)
+        status, payload = self._send_request(method, target, body)
         answer = self._decode(payload, status)
         if status >= 400:
             if not isinstance(answer, dict):
@@ -62,7 +62,7 @@ class AdminClient:
             raise kind(str(answer.get("error", f"HTTP status {status}")))
         return answer
 
-    def _exchange(self, method: str, target: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
+    def _send_request(self, method: str, target: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(*self.address, timeout=self._timeout_s)
         try:
             payload = None if body is None else msgspec.json.encode(body)

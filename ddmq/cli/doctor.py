@@ -126,8 +126,8 @@ def secrets(config: Configuration) -> Iterator[CheckResult]:
 def disk(data_dir: Path, config: Configuration) -> Iterator[CheckResult]:
     """Check the folder in which the log lives."""
     yield directory(data_dir)
-    yield disk_space(_existing(data_dir), config)
-    yield sync_speed(_existing(data_dir))
+    yield disk_space(_nearest_existing(data_dir), config)
+    yield sync_speed(_nearest_existing(data_dir))
 
 
 def kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
@@ -160,7 +160,7 @@ def kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
 
 def python() -> CheckResult:
     """The interpreter, which release of ours it runs, and whether that is compiled."""
-    release = f"ddmq-proxy {_installed('ddmq-proxy')}"
+    release = f"ddmq-proxy {_installed_version('ddmq-proxy')}"
     versions = f"{platform.python_version()}, {release}, {compiled.STATE}"
     if compiled.STATE.failed:
         return CheckResult("python", WARNING, versions, COMPILE_AGAIN)
@@ -169,20 +169,20 @@ def python() -> CheckResult:
 
 def two_distributions() -> Iterator[CheckResult]:
     """Warn where ddmq-client is installed, too: both contain ddmq_client."""
-    if _installed("ddmq-proxy") and _installed("ddmq-client"):
+    if _installed_version("ddmq-proxy") and _installed_version("ddmq-client"):
         remedy = f"run: pip uninstall ddmq-client; then {INSTALL_AGAIN}"
         yield CheckResult("ddmq-client", WARNING, UNINSTALLED, remedy)
 
 
 def report() -> CheckResult:
     """Whether `ddmq report` can run; a server does without."""
-    version = _installed("pyspark")
+    version = _installed_version("pyspark")
     if not version:
         return CheckResult("ddmq report", OK, "not installed", "in the source tree: pip install '.[spark]'")
     return CheckResult("ddmq report", OK, f"with Spark {version}")
 
 
-def _installed(package: str) -> str:
+def _installed_version(package: str) -> str:
     """Its version; empty when it is not there."""
     try:
         return importlib.metadata.version(package)
@@ -203,10 +203,10 @@ def library(name: str) -> CheckResult:
 
 def open_files(config: Configuration) -> CheckResult:
     """Whether the bounds of connections fit in what one server process may hold open."""
-    from ddmq.server.process.open_files import RESERVE_MAX, open_files_max, share
+    from ddmq.server.process.open_files import RESERVE_MAX, open_files_max, share_of_limit
 
     wanted, limit = config.rpc.connections_max, open_files_max()
-    connections = share(limit, SERVERS, wanted).connections
+    connections = share_of_limit(limit, SERVERS, wanted).connections
     if connections == wanted:
         return CheckResult("open files", OK, f"{limit}: room for {wanted} connections of each Thrift server")
     found = f"{limit}: {connections} connections of each Thrift server instead of {wanted}"
@@ -216,7 +216,7 @@ def open_files(config: Configuration) -> CheckResult:
 
 def directory(data_dir: Path) -> CheckResult:
     """Whether the log could be made or written there."""
-    target = _existing(data_dir)
+    target = _nearest_existing(data_dir)
     if not target.is_dir():
         return CheckResult("directory", FAILED, f"{target} is not a folder", "choose another --data-dir")
     if not os.access(target, os.W_OK | os.X_OK):
@@ -232,15 +232,15 @@ def disk_space(target: Path, config: Configuration) -> CheckResult:
 
     usage = shutil.disk_usage(target)
     mark = marks(config.log.retention, usage.total)
-    found = f"{_gib(usage.free)} free of {_gib(usage.total)}"
+    found = f"{_format_gib(usage.free)} free of {_format_gib(usage.total)}"
     if usage.free < mark.refuse:
-        return CheckResult("disk space", FAILED, found, f"sends are refused under {_gib(mark.refuse)}")
+        return CheckResult("disk space", FAILED, found, f"sends are refused under {_format_gib(mark.refuse)}")
     if usage.free < mark.clean:
-        return CheckResult("disk space", WARNING, found, f"cleaning starts under {_gib(mark.clean)}")
+        return CheckResult("disk space", WARNING, found, f"cleaning starts under {_format_gib(mark.clean)}")
     return CheckResult("disk space", OK, found)
 
 
-def _gib(size: int) -> str:
+def _format_gib(size: int) -> str:
     return f"{size / (1 << 30):.1f} GiB"
 
 
@@ -277,7 +277,7 @@ def port(part: str, address: HostPort) -> CheckResult:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((address.host, address.port))
     except OSError as error:
-        if part == "admin" and (said := _running(address)):
+        if part == "admin" and (said := _server_state(address)):
             return CheckResult(f"{part} port", OK, f"{address}: {SERVER_RUNS}, {said}")
         remedy = f"a running server's own, or choose another with --{part} HOST:PORT"
         return CheckResult(f"{part} port", WARNING, f"{address}: {reason(error)}", remedy)
@@ -286,7 +286,7 @@ def port(part: str, address: HostPort) -> CheckResult:
     return CheckResult(f"{part} port", OK, f"{address} is free")
 
 
-def _running(address: HostPort) -> str:
+def _server_state(address: HostPort) -> str:
     """Whether the server there is ready; empty when it is none of ours."""
     from ddmq.cli.admin_client import AdminClient
 
@@ -297,7 +297,7 @@ def _running(address: HostPort) -> str:
         return ""
 
 
-def _existing(path: Path) -> Path:
+def _nearest_existing(path: Path) -> Path:
     """The path itself or its nearest folder that exists."""
     path = path.absolute()
     while not path.exists() and path != path.parent:

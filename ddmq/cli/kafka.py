@@ -60,20 +60,20 @@ def _check_free(ports: Ports) -> None:
 @folder_option
 def down(folder: Path) -> None:
     """Stop the brokers; their data stays."""
-    _existing(folder).stop()
+    _open_cluster(folder).stop()
 
 
 @kafka.command("status")
 @folder_option
 def status(folder: Path) -> None:
     """Show which brokers run."""
-    cluster = _existing(folder)
+    cluster = _open_cluster(folder)
     addresses = cluster.bootstrap.split(",")
     rows = [(n, addresses[n - 1], cluster.pid(n) or "does not run") for n in cluster.brokers]
     print_table("", ("broker", "address", "pid"), rows)
 
 
-def _existing(folder: Path) -> TrialCluster:
+def _open_cluster(folder: Path) -> TrialCluster:
     cluster = TrialCluster(folder)
     if not cluster.brokers:
         raise ConfigError(f"{folder} holds no cluster; `ddmq kafka up --dir {folder}` makes one")

@@ -54,14 +54,14 @@ def move(
         shown = " and ".join(f"--{name.replace('_', '-')}" for name in chosen)
         raise click.UsageError(f"{shown} exclude each other")
     os.umask(UMASK)
-    with _opened(source, target, source_config, target_config, topics, make=chosen != ["dry_run"]) as run:
-        said = _done(run, chosen[0] if chosen else "copy")
-    _print(said, as_json)
+    with _open_run(source, target, source_config, target_config, topics, make=chosen != ["dry_run"]) as run:
+        said = _run_mode(run, chosen[0] if chosen else "copy")
+    _print_report(said, as_json)
     if said.faults:
         raise click.ClickException(f"source and target are not the same in {len(said.faults)} places")
 
 
-def _done(run: Any, mode: str) -> Any:
+def _run_mode(run: Any, mode: str) -> Any:
     if mode == "dry_run":
         return run.plan()
     if mode == "finish":
@@ -72,7 +72,7 @@ def _done(run: Any, mode: str) -> Any:
 
 
 @contextmanager
-def _opened(
+def _open_run(
     source: str,
     target: str,
     source_config: Path | None,
@@ -109,7 +109,7 @@ def _opened(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddmq-move-")))
         shards = sides[0].config.delay.shards
         watch = HubTimer(ref=False)
-        watch.every(SHOW_S, lambda: _show(context.tally))
+        watch.every(SHOW_S, lambda: _print_tally(context.tally))
         stack.callback(watch.stop)
         yield MoveRun(
             context, str(sides[0]), sides[0].config.delay, stores_in(folder, shards),
@@ -117,14 +117,14 @@ def _opened(
         )  # fmt: skip
 
 
-def _show(tally: Any) -> None:
+def _print_tally(tally: Any) -> None:
     if tally.copied:
         hint(
             f"{cell(tally.copied)} messages, {cell(tally.copied_bytes)} bytes copied, {cell(tally.left)} left"
         )
 
 
-def _print(said: Any, as_json: bool) -> None:
+def _print_report(said: Any, as_json: bool) -> None:
     import msgspec
 
     facts = msgspec.to_builtins(said)

@@ -43,14 +43,14 @@ def print_json(value: Any) -> None:
     """Print one JSON document on one line."""
     encoding = sys.stdout.encoding or "utf-8"
     text = json_plain(msgspec.json.encode(value).decode(), ascii_only=not encoding.lower().startswith("utf"))
-    with _writing():
+    with _translate_write_errors():
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
 
 def say(text: str, *, err: bool = False) -> None:
     """A line on standard output; `err`: on standard error."""
-    _echo(plain(text), err=err)
+    _print_line(plain(text), err=err)
 
 
 def hint(text: str) -> None:
@@ -62,8 +62,8 @@ def say_message(place: str, facts: Mapping[str, Any], properties: Mapping[str, s
     """Print one message on one line: where it is, what is known of it (not empty), its body."""
     known = "".join(f" {name}={value}" for name, value in facts.items() if value)
     text = join_properties(properties)
-    known += f" properties={{{_cut(text)}}}" if text else ""
-    _echo(click.style(plain(place), fg="cyan") + plain(f"{known}  {body}"))
+    known += f" properties={{{_cut_text(text)}}}" if text else ""
+    _print_line(click.style(plain(place), fg="cyan") + plain(f"{known}  {body}"))
 
 
 def join_properties(properties: Mapping[str, str]) -> str:
@@ -72,22 +72,22 @@ def join_properties(properties: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in properties.items() if own.get(name) != value)
 
 
-def _cut(text: str) -> str:
+def _cut_text(text: str) -> str:
     return text if len(text) <= BODY_SHOWN else f"{text[:BODY_SHOWN]}…"
 
 
-def _echo(line: str, *, err: bool = False) -> None:
-    with _writing():
-        click.echo(line, err=err, color=None if _coloured() else False)
+def _print_line(line: str, *, err: bool = False) -> None:
+    with _translate_write_errors():
+        click.echo(line, err=err, color=None if _can_colour() else False)
 
 
-def _coloured() -> bool:
+def _can_colour() -> bool:
     """Whether a terminal may be sent colours."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 @contextmanager
-def _writing() -> Iterator[None]:
+def _translate_write_errors() -> Iterator[None]:
     """Raises ClickException when standard output takes no more; a closed pipe is as its reader wants it."""
     try:
         yield
@@ -127,7 +127,7 @@ def show(renderable: Any, *, wide: bool = False) -> None:
     screen.width = max(
         screen.width, *(_measure_narrowest(part) for part in parts if isinstance(part, Table)), 0
     )
-    with _writing():
+    with _translate_write_errors():
         screen.print(renderable)
         sys.stdout.flush()
 
@@ -158,7 +158,7 @@ def table(
         prose = columns[at] in PROSE
         width = max(_measure_cells(rows, at, prose=prose), *map(len, heading.split("\n")))
         built.add_column(
-            heading, justify="right" if _numeric(rows, at) else "left", overflow="fold",
+            heading, justify="right" if _is_numeric(rows, at) else "left", overflow="fold",
             min_width=min(width, UNBROKEN_MAX), no_wrap=not prose and width <= UNBROKEN_MAX,
         )  # fmt: skip
     for row in rows:
@@ -171,12 +171,12 @@ def _columns_that_fit(columns: Sequence[str], rows: list[Sequence[Any]], spare: 
     indexes = list(range(len(columns)))
     idle = [name for name in spare if _is_idle(rows, columns.index(name))]
     for name in dict.fromkeys([*idle, *spare]):
-        stacked = _stacked([columns[at].replace("_", " ") for at in indexes])
+        stacked = _stack_headings([columns[at].replace("_", " ") for at in indexes])
         widths = [
             max(_measure_cells(rows, at, prose=columns[at] in PROSE), *map(len, heading.split("\n")))
             for heading, at in zip(stacked, indexes, strict=True)
         ]
-        if sum(widths) + GAP * (len(widths) - 1) <= _room():
+        if sum(widths) + GAP * (len(widths) - 1) <= _console_width():
             break
         indexes.remove(columns.index(name))
     return indexes
@@ -193,10 +193,10 @@ def _choose_headings(
     headings = [column.replace("_", " ") for column in columns]
     widths = [_measure_cells(rows, at) for at in indexes]
     room = sum(max(len(name), width) + GAP for name, width in zip(headings, widths, strict=True))
-    return _stacked(headings) if room > _room() else headings
+    return _stack_headings(headings) if room > _console_width() else headings
 
 
-def _stacked(headings: Sequence[str]) -> list[str]:
+def _stack_headings(headings: Sequence[str]) -> list[str]:
     """Headings one word a line, all with their last line at the bottom."""
     split = [name.replace(" ", "\n").replace("/", "\n/").split("\n") for name in headings]
     lines = max(map(len, split), default=1)
@@ -212,13 +212,13 @@ def _measure_cells(rows: Sequence[Sequence[Any]], index: int, *, prose: bool = F
     return max(words, min(PROSE_MIN, max(map(len, cells), default=1)))
 
 
-def _numeric(rows: Sequence[Sequence[Any]], index: int) -> bool:
+def _is_numeric(rows: Sequence[Sequence[Any]], index: int) -> bool:
     """Whether numbers stand there, also ones with a word such as 14+ or ≥ 3."""
     known = [cell(row[index]) for row in rows if row[index] is not None]
     return bool(known) and all(_NUMBER.match(text) for text in known)
 
 
-def _room() -> int:
+def _console_width() -> int:
     return console(wide=True).width
 
 

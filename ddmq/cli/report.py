@@ -63,11 +63,11 @@ def report(
     Runs the Spark job over the samples (the first second of it is a Java that starts; a laptop will do),
     writes one HTML file with charts and prints the short form. docs/report.md tells how to read it.
     """
-    since_ms = None if since is None else _ago(since)
-    found = samples_folder(config_dir, data_dir) if samples is None else _local("--samples", samples)
+    since_ms = None if since is None else _parse_since(since)
+    found = samples_folder(config_dir, data_dir) if samples is None else _local_path("--samples", samples)
     kept: Path | str = tables_folder(found) if tables is None else tables
     if not no_job and tables is not None:
-        kept = _local("--tables", tables)
+        kept = _local_path("--tables", tables)
     made = make_report(found, kept, out, since_ms, with_job=not no_job, config_dir=config_dir)
     if as_json:
         from metrics_job.report.core.facts import to_summary
@@ -98,14 +98,14 @@ def make_report(
 
     now_ms = time.time_ns() // 1_000_000
     if with_job:
-        make_tables(partial(_job, config_dir), samples, Path(tables), since_ms, now_ms)
+        make_tables(partial(_run_job, config_dir), samples, Path(tables), since_ms, now_ms)
     intended = Intended(kills_ms, dead_letters or {})
     made = read_report(tables, since_ms, now_ms, up_to_date=with_job, intended=intended)
     write_page(made, out, now_ms)
     return made
 
 
-def _job(config_dir: Path | None, samples: Path, tables: Path, from_ms: int, to_ms: int) -> None:
+def _run_job(config_dir: Path | None, samples: Path, tables: Path, from_ms: int, to_ms: int) -> None:
     from metrics_job.batch import run_batch
 
     hint(f"running the job over {samples}; tables go to {tables}")
@@ -138,11 +138,11 @@ def samples_folder(config_dir: Path | None, data_dir: Path | None) -> Path:
 
 
 def tables_folder(samples: Path) -> Path:
-    """Beside the samples."""
+    """Return the default folder for tables, which is next to the samples."""
     return samples.with_name(f"{samples.name}-tables")
 
 
-def _local(option: str, folder: str) -> Path:
+def _local_path(option: str, folder: str) -> Path:
     if "://" in folder:
         raise click.UsageError(
             f"{option} {folder}: the job of `ddmq report` works on disks of this machine; for a URL run "
@@ -151,7 +151,7 @@ def _local(option: str, folder: str) -> Path:
     return Path(folder)
 
 
-def _ago(since: str) -> int:
+def _parse_since(since: str) -> int:
     try:
         return time.time_ns() // 1_000_000 - duration(since)
     except ValueError as error:

@@ -128,13 +128,13 @@ def _run(config_dir: Path | None, flags: dict[str, Any], parts: tuple[str, ...])
     try:
         process.start()
     except OSError as error:
-        raise click.ClickException(_said(error, process)) from error
+        raise click.ClickException(_describe_start_error(error, process)) from error
     install_signals(process)
     say(ready_line(process.addresses, config.serve.data_dir))
     process.run_until_stopped()
 
 
-def _said(error: OSError, process: Any) -> str:
+def _describe_start_error(error: OSError, process: Any) -> str:
     folder = process.config.serve.data_dir
     where = f" at {error.filename}" if error.filename and str(error.filename) != str(folder) else ""
     return (

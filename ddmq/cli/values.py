@@ -41,7 +41,7 @@ class KnownName(Name):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        names = {row[self._kind] for row in _rows(ctx, self._kind + "s")}
+        names = {row[self._kind] for row in _fetch_rows(ctx, self._kind + "s")}
         return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
 
 
@@ -50,8 +50,8 @@ def blocked_keys(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
     A key is anybody's text: what a shell, or the command, would take for something else is left out.
     """
-    rows = _rows(ctx, "groups", ctx.params.get("name") or "", "keys", limit=KEYS_MAX)
-    keys = {_unquoted(row["key"]) for row in rows}
+    rows = _fetch_rows(ctx, "groups", ctx.params.get("name") or "", "keys", limit=KEYS_MAX)
+    keys = {_unquote_key(row["key"]) for row in rows}
     return [
         CompletionItem(key)
         for key in sorted(keys)
@@ -59,7 +59,7 @@ def blocked_keys(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     ]
 
 
-def _unquoted(key: str) -> str:
+def _unquote_key(key: str) -> str:
     """`ddmq group park` takes the text of a JSON string without its quotes."""
     try:
         value = json.loads(key)
@@ -68,8 +68,8 @@ def _unquoted(key: str) -> str:
     return value if isinstance(value, str) else key
 
 
-def _rows(ctx: click.Context, *path: str, **query: Any) -> list[dict[str, Any]]:
-    """What the server lists there; nothing when it does not answer within a second."""
+def _fetch_rows(ctx: click.Context, *path: str, **query: Any) -> list[dict[str, Any]]:
+    """Fetch a listing from the server; empty if it does not answer within a second."""
     from ddmq.cli.admin_client import AdminClient, admin_address
 
     given = ctx.params.get("admin")

@@ -40,12 +40,12 @@ def files() -> tuple[list[LibraryFile], list[LibraryFile]]:
     """(those that fit into a message, those that do not: empty ones, and ones over 2 MiB)."""
     fit: list[LibraryFile] = []
     rest: list[LibraryFile] = []
-    for found in _walk():
+    for found in _walk_library():
         (fit if 0 < found.size <= BODY_BYTES_MAX else rest).append(found)
     return fit, rest
 
 
-def _walk() -> Iterator[LibraryFile]:
+def _walk_library() -> Iterator[LibraryFile]:
     base = root()
     for path in sorted(base.rglob("*")):
         relative = path.relative_to(base)
@@ -55,7 +55,7 @@ def _walk() -> Iterator[LibraryFile]:
 
 
 def checksum(body: bytes) -> str:
-    """SHA-256, hex."""
+    """Return the SHA-256 of a body in hexadecimal."""
     return hashlib.sha256(body).hexdigest()
 
 

@@ -78,7 +78,7 @@ class OrderedAct:
             self._show_blocked()
             self._wait_for_letters()
             self._resend()
-        return self._prove(time.monotonic() - began)
+        return self._check_order(time.monotonic() - began)
 
     def _send(self) -> None:
         runs = [
@@ -108,7 +108,7 @@ class OrderedAct:
     # --- steps
 
     def _show_blocked(self) -> None:
-        wait_for(lambda: any(key["attempts"] >= 2 for key in self._blocked()), f"{BROKEN} blocked")
+        wait_for(lambda: any(key["attempts"] >= 2 for key in self._blocked_keys()), f"{BROKEN} blocked")
         say(
             f"{BROKEN!r} is stuck: {self._order.finished_of(BROKEN)} of its {self._broken} files "
             f"are finished; meanwhile {self._order.finished_but(BROKEN):,} files of the other modules are"
@@ -116,8 +116,8 @@ class OrderedAct:
         self._typed(f"group keys {GROUP}")
 
     def _wait_for_letters(self) -> None:
-        wait_for(lambda: self._letters() == self._broken, f"{self._broken} dead letters")
-        self._died, self._during = self._letters(), self._order.finished_but(BROKEN)
+        wait_for(lambda: self._count_letters() == self._broken, f"{self._broken} dead letters")
+        self._died, self._during = self._count_letters(), self._order.finished_but(BROKEN)
         say(
             f"each file of {BROKEN!r} failed {DELIVERIES_MAX} times and is a dead letter; until then "
             f"{self._during:,} of {self._files - self._broken:,} files of the others were finished"
@@ -129,13 +129,13 @@ class OrderedAct:
         self._mended.set()
         say(f"the consumer of {BROKEN!r} is mended; its dead letters are sent to {GROUP} again")
         self._typed(f"dlq resend {GROUP} --all")
-        wait_for(lambda: self._finished() == self._files, f"{self._files} finished files")
-        wait_for(lambda: self._lag() == 0, "a lag of 0")
+        wait_for(lambda: self._count_finished() == self._files, f"{self._files} finished files")
+        wait_for(lambda: self._read_lag() == 0, "a lag of 0")
         self._typed(f"group keys {GROUP}")
         self._typed(f"lag {GROUP}")
 
-    def _prove(self, seconds: float) -> bool:
-        order, sent, finished = self._order, self._sent, self._finished()
+    def _check_order(self, seconds: float) -> bool:
+        order, sent, finished = self._order, self._sent, self._count_finished()
         tell(
             {
                 "acknowledged": f"{len(sent.acknowledged):,} of {self._files:,} files of "
@@ -147,7 +147,7 @@ class OrderedAct:
                 "not alone": f"{order.together:,} began while another file of their module was in work",
                 "blocked": f"{self._during:,} files of others finished before {BROKEN!r} went on",
                 "dead letters": f"{self._died:,} died, {order.revived:,} arrived when sent again, "
-                f"{self._letters():,} wait now",
+                f"{self._count_letters():,} wait now",
                 "damaged": f"{len(self._damaged):,}",
                 "lost": f"{self._files - finished:,}",
             }
@@ -157,14 +157,14 @@ class OrderedAct:
         return proven
 
     def _adds_up(self) -> bool:
-        order, finished = self._order, self._finished()
+        order, finished = self._order, self._count_finished()
         return (
             len(self._sent.acknowledged) == finished == self._files
             and order.deliveries == finished + order.failures + order.came_again
             and max(order.came_again, order.went_back) <= self._sent.sent_again
             and order.failures == self._broken * DELIVERIES_MAX
             and self._died == order.revived == self._broken
-            and self._letters() == len(self._damaged) == 0
+            and self._count_letters() == len(self._damaged) == 0
             and self._during > 0
         )
 
@@ -179,17 +179,17 @@ class OrderedAct:
 
     # --- what the server says
 
-    def _blocked(self) -> list[dict[str, Any]]:
+    def _blocked_keys(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self._admin.get("groups", GROUP, "keys")
         return [key for key in found if key["key"] == f'"{BROKEN}"']
 
-    def _letters(self) -> int:
+    def _count_letters(self) -> int:
         return sum(int(row["letters"]) for row in self._admin.get("dlq") if row["group"] == GROUP)
 
-    def _lag(self) -> int:
+    def _read_lag(self) -> int:
         return sum(int(row["lag"]) for row in self._admin.get("lag", group=GROUP))
 
-    def _finished(self) -> int:
+    def _count_finished(self) -> int:
         return self._order.finished_of(BROKEN) + self._order.finished_but(BROKEN)
 
     @property

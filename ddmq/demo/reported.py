@@ -73,7 +73,8 @@ def report_of_the_run(data_dir: Path, out: Path, counted: list[ClientCounts], ki
     samples = data_dir / "metrics"
     try:
         made = make_report(
-            samples, tables_folder(samples), out, None, config_dir=_promises(data_dir), kills_ms=[killed_ms],
+            samples, tables_folder(samples), out, None, config_dir=_write_promises(data_dir),
+            kills_ms=[killed_ms],
             dead_letters={counts.topic: counts.dead for counts in counted if counts.dead},
         )  # fmt: skip
     except DdmqError as error:
@@ -84,7 +85,7 @@ def report_of_the_run(data_dir: Path, out: Path, counted: list[ClientCounts], ki
     return same
 
 
-def _promises(data_dir: Path) -> Path:
+def _write_promises(data_dir: Path) -> Path:
     """A configuration of its own: a server that is killed halfway lets messages wait until it is back."""
     folder = data_dir / "promises"
     folder.mkdir(exist_ok=True)
@@ -132,13 +133,13 @@ def exact(what: str, reported: int, counted: int) -> Compared:
 def tell(rows: list[Compared]) -> bool:
     """Each number with what the clients counted; True when all are the same."""
     for row in rows:
-        click.echo(f"  {row.what:<24} {row.reported:>7,} {_beside(row)}")
+        click.echo(f"  {row.what:<24} {row.reported:>7,} {_describe_difference(row)}")
     same = all(row.same for row in rows)
     say("the report's numbers are those the demo counted" if same else "NOT THE SAME NUMBERS: see above")
     return same
 
 
-def _beside(row: Compared) -> str:
+def _describe_difference(row: Compared) -> str:
     if row.reported == row.counted:
         return "as counted"
     if not row.same:

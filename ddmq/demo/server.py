@@ -41,7 +41,7 @@ class DemoServer:
         """Blocks until `ready`; returns the seconds it took."""
         began = time.monotonic()
         command = [sys.executable, "-P", "-m", "ddmq", "serve", "--data-dir", str(self.data_dir)]
-        command += ["--config", str(self._config())]
+        command += ["--config", str(self._write_config())]
         if self.cluster is not None:
             command += ["--backend", "kafka", "--bootstrap", self.cluster.bootstrap]
         for part in ("producer", "consumer", "admin"):
@@ -51,8 +51,8 @@ class DemoServer:
         self._read_ready(self._process)
         return time.monotonic() - began
 
-    def _config(self) -> Path:
-        """A folder with the demo's settings: a name, and samples often, because the demo is short."""
+    def _write_config(self) -> Path:
+        """Write the demo's settings: a name, and frequent samples, because the demo is short."""
         folder = self.data_dir.with_suffix(".conf")
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in self._files.items():
@@ -95,7 +95,7 @@ class Typed:
         self._shown = ""
 
     def at(self, addresses: Mapping[str, HostPort]) -> None:
-        """From now on this server; says what to type once, before everything else."""
+        """Direct later commands to this server; print the `export` line when it changes."""
         where = {f"DDMQ_{part.upper()}": str(address) for part, address in addresses.items()}
         os.environ.update(where)
         export = "export " + " ".join(f"{name}={value}" for name, value in where.items())

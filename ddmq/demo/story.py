@@ -58,19 +58,19 @@ def demo(data_dir: Path | None, report_file: Path, kafka: bool) -> None:
     whose numbers must be those that were counted.
     """
     if data_dir is not None:
-        _tell(data_dir, report_file, kafka)
+        _run_demo(data_dir, report_file, kafka)
         return
     with tempfile.TemporaryDirectory(prefix="ddmq-demo-") as folder:
-        _tell(Path(folder) / "data", report_file, kafka)
+        _run_demo(Path(folder) / "data", report_file, kafka)
 
 
-def _tell(data_dir: Path, report_file: Path, kafka: bool) -> None:
+def _run_demo(data_dir: Path, report_file: Path, kafka: bool) -> None:
     from ddmq.demo.reported import report_of_the_run
     from ddmq.demo.server import DemoServer
     from ddmq.demo.story import Story
 
     data_dir.parent.mkdir(parents=True, exist_ok=True)
-    with _brokers(data_dir.with_suffix(".kafka")) if kafka else nullcontext() as cluster:
+    with _start_brokers(data_dir.with_suffix(".kafka")) if kafka else nullcontext() as cluster:
         server = DemoServer(data_dir, cluster)
         story = Story(server)
         try:
@@ -83,7 +83,7 @@ def _tell(data_dir: Path, report_file: Path, kafka: bool) -> None:
 
 
 @contextmanager
-def _brokers(folder: Path) -> Iterator[TrialCluster]:
+def _start_brokers(folder: Path) -> Iterator[TrialCluster]:
     """Three brokers on free ports while the demo runs."""
     cluster = TrialCluster(folder)
     if not cluster.brokers:
@@ -190,7 +190,7 @@ class Story:
         consumer = str(self.server.addresses["consumer"])
         consume_s = consume_all(consumer, self.sent.acknowledged, self.received)
         self._typed(f"lag {GROUP}")
-        return self._prove(len(files), send_s, consume_s)
+        return self._check_delivery(len(files), send_s, consume_s)
 
     def _send(self, files: list[LibraryFile]) -> float:
         half = len(files) // 2
@@ -216,7 +216,7 @@ class Story:
         self.killed_ms = time.time_ns() // 1_000_000
         say(f"started again, ready after {self._restart_s:.2f} s")
 
-    def _prove(self, files: int, send_s: float, consume_s: float) -> bool:
+    def _check_delivery(self, files: int, send_s: float, consume_s: float) -> bool:
         sent, received = self.sent, self.received
         missing = sorted(set(sent.acknowledged) - set(received.intact))
         twice = sum(count > 1 for count in received.intact.values())

@@ -1,4 +1,4 @@
-"""What the parts of one move share, and how they ask the engines: a writer that is replaced is waited for."""
+"""The context that the parts of one move share, and requests to engines that wait for a new writer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MoveError(DdmqError):
 
 @dataclass(slots=True)
 class MoveTally:
-    """What has been done so far, for whoever shows it."""
+    """The progress of a move so far, for display."""
 
     copied: int = 0
     copied_bytes: int = 0
@@ -65,7 +65,7 @@ class MoveContext:
         return f"{MOVE_PREFIX}{self.source_id}%PURE"
 
     def deadline(self) -> float:
-        """Of one call, monotonic seconds."""
+        """Return the deadline of one call, in monotonic seconds."""
         return self.clock.monotonic() + WAIT_S
 
 
@@ -135,7 +135,7 @@ def read_run(context: MoveContext, backend: Backend, queue: QueueRef, offset: in
 def all_records(
     context: MoveContext, backend: Backend, queue: QueueRef, offset: int, end: int
 ) -> Iterator[StoredRecord]:
-    """Everything in `[offset, end)` that can be read."""
+    """Yield every readable record in `[offset, end)`."""
     while offset < end:
         run = read_run(context, backend, queue, offset)
         yield from (record for record in run.records if record.offset < end)

@@ -63,7 +63,7 @@ class QueueCopier:
         self._skip: AckMap | None = None
 
     def skip(self, finished: AckMap) -> None:
-        """What is finished there is not wanted."""
+        """Skip the offsets that `finished` contains."""
         self._skip = finished
 
     def skips(self, offset: int) -> bool:
@@ -73,7 +73,7 @@ class QueueCopier:
     # --- copying
 
     def copy(self, end: int) -> None:
-        """Everything below offset `end` of the source."""
+        """Copy every record below offset `end` of the source."""
         context = self._context
         while self.position < end:
             run = read_run(context, context.source, self.source, self.position)

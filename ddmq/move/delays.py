@@ -44,7 +44,7 @@ _END = 1 << 64
 
 
 class ShardNote(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a shard is: behind which pending message, behind which id (hexadecimal), and whether all of it.
+    """The progress of a shard: the last pending message and the last id (hexadecimal) moved, and `done`.
     `moved`: pending messages sent; `check`: the sum of their digests."""
 
     due_ms: int = -1
@@ -56,7 +56,7 @@ class ShardNote(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def note_of(notes: MoveNotes, context: MoveContext, shard: int) -> ShardNote:
-    """What is noted of a shard."""
+    """Read the recorded progress of a shard."""
     value = context.target.setting(notes.delay_key(shard))
     return ShardNote() if value is None else msgspec.json.decode(value, type=ShardNote)
 
@@ -87,7 +87,7 @@ class DelayMove:
             for queue in target.refs():
                 shard = service.shards[queue.queue_id].context
                 assert shard is not None
-                self._shard(queue, shard)
+                self._copy_shard(queue, shard)
         finally:
             with suppress(TimeoutError):
                 service.drain(context.deadline()).wait(WAIT_S)  # its stores are closed then
@@ -95,7 +95,9 @@ class DelayMove:
         return sum(note_of(self._notes, context, number).moved for number in range(source.queues))
 
     def _wait_for_shards(self, service: DelayService, queues: int) -> None:
-        """Until each is ours and its store has every command. Raises MoveError when somebody else has one."""
+        """Wait until this process owns each shard and its store has every command. Raises MoveError if
+        another
+        process owns one."""
         context = self._context
         end, said = context.clock.monotonic() + HELD_S, ""
         while not (len(service.shards) == queues and service.health().ready):
@@ -115,34 +117,34 @@ class DelayMove:
 
     # --- one shard
 
-    def _shard(self, target: QueueRef, shard: ShardContext) -> None:
+    def _copy_shard(self, target: QueueRef, shard: ShardContext) -> None:
         note = note_of(self._notes, self._context, target.queue_id)
         if note.done:
             return
         origin = CopyOrigin(self._context.source_id, DELAY_TOPIC, target.queue_id)
-        for page in self._pages(shard, note):
-            records, over, check = self._adds(page, shard, target, origin)
-            records += self._known(over, target)
+        for page in self._read_pages(shard, note):
+            records, over, check = self._add_commands(page, shard, target, origin)
+            records += self._known_id_records(over, target)
             moved = len(records) - bool(over)
             note = msgspec.structs.replace(
                 note, due_ms=page[-1].due_ms, offset=page[-1].offset, moved=note.moved + moved,
                 check=(note.check + check) % _END,
             )  # fmt: skip
-            self._store(target, records, note)
+            self._store_records(target, records, note)
             self._context.tally.copied += moved
         while ids := in_thread(shard.store.known, bytes.fromhex(note.known), KNOWN_PAGE):
             note = msgspec.structs.replace(note, known=ids[-1][0].hex())
             over = [KnownId(*each) for each in ids if each[1].kind is not IdKind.PENDING]
-            self._store(target, self._known(over, target), note)
-        self._store(target, [], msgspec.structs.replace(note, done=True))
+            self._store_records(target, self._known_id_records(over, target), note)
+        self._store_records(target, [], msgspec.structs.replace(note, done=True))
 
-    def _pages(self, shard: ShardContext, note: ShardNote) -> Iterator[list[Pending]]:
+    def _read_pages(self, shard: ShardContext, note: ShardNote) -> Iterator[list[Pending]]:
         after = None if note.due_ms < 0 else DueKey(note.due_ms, note.offset)
         while page := in_thread(shard.store.scan, Scan(None, 0, FOREVER_MS, PAGE, after, PAGE_BYTES)):
             yield page
             after = page[-1].key
 
-    def _adds(
+    def _add_commands(
         self, page: Iterable[Pending], shard: ShardContext, target: QueueRef, origin: CopyOrigin
     ) -> tuple[list[NewRecord], list[KnownId], int]:
         """Commands for what waits, what turned out to be over, and the sum of digests."""
@@ -167,11 +169,11 @@ class DelayMove:
                 continue
             record.queue_id = target.queue_id
             record.system = {**(record.system or {}), MOVED_PROPERTY: f"{origin.prefix}{message.offset}"}
-            check += _digest(record.message_id, record.delivery, record.system[COMMAND_PROPERTY])
+            check += _digest_command(record.message_id, record.delivery, record.system[COMMAND_PROPERTY])
             records.append(record)
         return records, over, check % _END
 
-    def _known(self, over: list[KnownId], target: QueueRef) -> list[NewRecord]:
+    def _known_id_records(self, over: list[KnownId], target: QueueRef) -> list[NewRecord]:
         if not over:
             return []
         command = encode_command(DelayCommand(KNOWN, ""))
@@ -184,7 +186,7 @@ class DelayMove:
             )
         ]
 
-    def _store(self, target: QueueRef, records: list[NewRecord], note: ShardNote) -> None:
+    def _store_records(self, target: QueueRef, records: list[NewRecord], note: ShardNote) -> None:
         context = self._context
         settings: dict[str, bytes | None] = {
             self._notes.delay_key(target.queue_id): msgspec.json.encode(note)
@@ -202,7 +204,7 @@ class DelayMove:
 
 
 def delay_faults(context: MoveContext, notes: MoveNotes) -> list[str]:
-    """What the target's %DELAY has of the moved messages, beside what was noted; empty: the same."""
+    """Compare the moved messages in the target's %DELAY with the record of the move; empty if they agree."""
     target = context.target.topic(DELAY_TOPIC)
     faults = []
     for queue in [] if target is None else target.refs():
@@ -227,9 +229,9 @@ def delay_faults(context: MoveContext, notes: MoveNotes) -> list[str]:
 
 
 def _of_stored(record: StoredRecord) -> int:
-    return _digest(record.message_id, record.delivery, record.system.get(COMMAND_PROPERTY, ""))
+    return _digest_command(record.message_id, record.delivery, record.system.get(COMMAND_PROPERTY, ""))
 
 
-def _digest(message_id: bytes, delivery: bytes, command: str) -> int:
+def _digest_command(message_id: bytes, delivery: bytes, command: str) -> int:
     text = b"%b%b%b" % (message_id, command.encode(), delivery)
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")

@@ -78,7 +78,7 @@ class Finish:
         self._messages.prepare()
         while self._messages.copy_round():
             pass
-        for step, work in self._steps():
+        for step, work in self._list_steps():
             note = self._notes.note
             if note is None or step not in note.done:
                 self._context.say(f"{step} …")
@@ -86,9 +86,10 @@ class Finish:
                 self._notes.reached(FINISHING, step)
         self._notes.reached(FINISHED)
 
-    def _steps(self) -> list[tuple[str, Callable[[], object]]]:
+    def _list_steps(self) -> list[tuple[str, Callable[[], object]]]:
         return [
-            ("settings", self._settings), ("progress", self._progress), ("levels", self._levels),
+            ("settings", self._copy_settings), ("progress", self._copy_progress),
+            ("levels", self._copy_levels),
             ("delays", self._delays.run), ("topics", self._messages.settle_topics),
         ]  # fmt: skip
 
@@ -101,7 +102,7 @@ class Finish:
         if not self._exclusive:
             firing = [(LEVELS_GROUP, SCHEDULE_TOPIC), (DELAY_GROUP, DELAY_TOPIC)]
             firing.append((TRANSACTION_GROUP, HALF_TOPIC))
-            busy = self._busy(context.source, [*reading, *firing])
+            busy = self._find_busy(context.source, [*reading, *firing])
             if busy:
                 raise MoveError(f"the source is still at work: {busy}; stop all its servers, then finish")
         opened = {each.half.mark.id for each in islice(open_halves(context.source), OPEN_LOOKED_AT)}
@@ -110,14 +111,14 @@ class Finish:
                 f"{len(opened)} transactions are open at the source, {min(opened)} among them, and are not"
                 " moved: commit them or roll them back (`ddmq tx list` at the source), then finish"
             )
-        busy = self._busy(context.target, reading)
+        busy = self._find_busy(context.target, reading)
         if busy:
             raise MoveError(
                 f"consumers are at the target before their progress is: {busy}; stop them until the move"
                 " is finished"
             )
 
-    def _busy(self, backend: Backend, wanted: Sequence[tuple[str, str]]) -> str:
+    def _find_busy(self, backend: Backend, wanted: Sequence[tuple[str, str]]) -> str:
         found = []
         for group, topic in wanted:
             if backend.topic(topic) is None:
@@ -131,7 +132,7 @@ class Finish:
 
     # --- settings
 
-    def _settings(self) -> None:
+    def _copy_settings(self) -> None:
         context = self._context
         wanted = context.scope.settings(context.source.settings(""))
         there = context.target.settings("")
@@ -141,12 +142,12 @@ class Finish:
 
     # --- progress
 
-    def _progress(self) -> None:
+    def _copy_progress(self) -> None:
         at_once(self._store_progress, list(self._messages.copiers))
 
     def _store_progress(self, source: QueueRef) -> None:
         context = self._context
-        deltas = [delta for place in self.places(source) for delta in _deltas(place)]
+        deltas = [delta for place in self.places(source) for delta in _progress_deltas(place)]
         if deltas:
             try:
                 answer(context.target.commit(CommitBatch(progress=deltas), context.deadline()))
@@ -157,7 +158,7 @@ class Finish:
                 ) from error
 
     def places(self, source: QueueRef) -> list[GroupPlace]:
-        """What the groups are to have of one queue, by what they have at the source."""
+        """Return the progress that the groups must have on one queue, from their progress at the source."""
         context, copier = self._context, self._messages.copiers[source]
         groups = groups_of(context.scope.settings(context.source.settings("")))
         readers = readers_of(source.topic, groups)
@@ -166,15 +167,15 @@ class Finish:
         lowest = lowest_unfinished(begun.values())
         if lowest is None:
             return []
-        mapped = self._map(copier, lowest)
+        mapped = self._build_map(copier, lowest)
         return [
             GroupPlace(group, copier.target, mapped.progress(view),
                        views_of(context, context.target, group, [copier.target])[0])
             for group, view in begun.items()
         ]  # fmt: skip
 
-    def _map(self, copier: QueueCopier, lowest: int) -> OffsetMap:
-        """Of the target's queue from where anything can be unfinished."""
+    def _build_map(self, copier: QueueCopier, lowest: int) -> OffsetMap:
+        """Map the target's queue from the first offset that may be unfinished."""
         context = self._context
         pure = copier.look_pure()
         found = OffsetMap(pure if lowest >= copier.position else self._copy_at(copier, lowest, pure))
@@ -204,13 +205,15 @@ class Finish:
 
     # --- levels
 
-    def _levels(self) -> None:
-        """What waits in a delay level: it goes behind nothing of the target's own, which may be due later."""
+    def _copy_levels(self) -> None:
+        """Copy the messages that wait in a delay level, never behind the target's own, which may be due
+        later."""
         for copier, end in self.level_copiers():
             copier.copy(end)
 
     def level_copiers(self) -> list[tuple[QueueCopier, int]]:
-        """Of the queues of the levels, which skip what has fired, and their ends at the source."""
+        """Return a copier for each queue of the levels, which skips fired messages, with its end at the
+        source."""
         context, messages = self._context, self._messages
         source, target = (side.topic(SCHEDULE_TOPIC) for side in (context.source, context.target))
         if source is None or target is None:
@@ -250,7 +253,8 @@ class Finish:
     # --- whether it is there
 
     def faults(self) -> list[str]:
-        """What progress of the target is not as it is to be; empty: all of it is."""
+        """List the differences between the expected progress and that of the target; empty if there are
+        none."""
         found = []
         for source in self._messages.copiers:
             for group, queue, wanted, there in self.places(source):
@@ -264,8 +268,9 @@ class Finish:
         return found
 
 
-def _deltas(place: GroupPlace) -> list[ProgressDelta]:
-    """What makes it so. Where a group has progress at the target that is another, it starts a generation."""
+def _progress_deltas(place: GroupPlace) -> list[ProgressDelta]:
+    """Return the changes that give a group its progress at the target. Different progress there starts a new
+    generation."""
     group, queue, wanted, found = place
     if wanted.stands_in(found):
         return []

@@ -63,14 +63,14 @@ class TopicCopies:
                 pair = pairs[name] = TopicPair(info, context.target.topic(name))
                 note = known.get(name)
                 said = None if note is None else (note.source, note.target)
-                fault = self._fault(pair, said)
+                fault = self._find_fault(pair, said)
                 faults += [] if fault is None else [fault]
         if faults:
             more = f"; and {len(faults) - SHOWN_MAX} more" if len(faults) > SHOWN_MAX else ""
             raise MoveError("; ".join(faults[:SHOWN_MAX]) + more)
         return pairs
 
-    def _fault(self, pair: TopicPair, said: tuple[int, int] | None) -> str | None:
+    def _find_fault(self, pair: TopicPair, said: tuple[int, int] | None) -> str | None:
         source, target = pair
         if said is not None:
             now = source.incarnation, 0 if target is None else target.incarnation
@@ -113,25 +113,25 @@ class TopicCopies:
         self.pairs = self.look()
         fresh: list[tuple[QueueRef, QueueRef]] = []
         for name, pair in self.pairs.items():
-            target = self._made(pair)
+            target = self._make_topic(pair)
             self.pairs[name] = pair._replace(target=target)
             if name not in AT_THE_END:
                 both = zip(pair.source.refs(), target.refs(), strict=False)
                 fresh += [(source, into) for source, into in both if source not in self.copiers]
         self.copiers |= {each.source: each for each in self.copiers_of(fresh)}
 
-    def _made(self, pair: TopicPair) -> TopicInfo:
+    def _make_topic(self, pair: TopicPair) -> TopicInfo:
         source, target = pair
         if target is None:
-            target = self._put(replace(self._fit(source), incarnation=0, writable=True))
+            target = self._put(replace(self._fit_to_target(source), incarnation=0, writable=True))
         elif target.queues < source.queues:
             target = self._put(replace(target, queues=source.queues))
         if source.name not in self._notes.topics():
             self._notes.topic(source, target)
         return target
 
-    def _fit(self, info: TopicInfo) -> TopicInfo:
-        """With what the target can give: its durability, copies where it has any."""
+    def _fit_to_target(self, info: TopicInfo) -> TopicInfo:
+        """Return the settings within what the target supports: durability and replication."""
         can = self._context.target.capabilities.durability
         if Durability.REPLICATED not in can:
             info = replace(info, replication_factor=None, min_insync=None, retention_ms=None)
@@ -146,7 +146,7 @@ class TopicCopies:
         for name, pair in self.pairs.items():
             target = self._context.target.topic(name)
             if target is not None and name not in AT_THE_END:
-                fit = self._fit(pair.source)
+                fit = self._fit_to_target(pair.source)
                 own = {key: getattr(target, key) for key in CLUSTER_SETTINGS if getattr(fit, key) is None}
                 wanted = replace(fit, incarnation=target.incarnation, queues=target.queues, **own)
                 if wanted != target:
@@ -175,7 +175,7 @@ class TopicCopies:
         return found
 
     def bounds(self, queues: list[QueueRef]) -> list[Bounds | None]:
-        """Of queues of the source."""
+        """Read the bounds of queues of the source."""
         context, found = self._context, list[Bounds | None]()
         for at in range(0, len(queues), ASKED_AT_ONCE):
             part = queues[at : at + ASKED_AT_ONCE]
@@ -186,7 +186,7 @@ class TopicCopies:
     # --- copying
 
     def copy_round(self) -> int:
-        """Everything that is there now; returns how many records that were."""
+        """Copy every record that exists now; return the number of records."""
         tally = self._context.tally
         before = tally.copied
         queues = list(self.copiers)
@@ -207,7 +207,7 @@ class TopicCopies:
                 gevent.sleep(FOLLOW_S)
 
     def left(self) -> Mapping[str, int]:
-        """By topic, how many offsets are not copied yet."""
+        """Return the number of offsets that are not copied yet, by topic."""
         queues = list(self.copiers)
         found: dict[str, int] = {}
         for queue, limits in zip(queues, self.bounds(queues), strict=True):

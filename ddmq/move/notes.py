@@ -1,4 +1,4 @@
-"""What stands in the target about a move: settings `move/SOURCE…`, so that the next run goes on.
+"""The record of a move in the target: settings `move/SOURCE…`, from which the next run resumes.
 
     move/SOURCE                 JSON: what the source is called, when the move began, its state, steps done
     move/SOURCE/run             the number of the newest run: the epoch under which it copies

@@ -21,7 +21,8 @@ COPIED, VERIFIED, PLANNED = "copied", "verified", "planned"
 
 
 class MoveSaid(msgspec.Struct, frozen=True):
-    """What a run did, or would do: for people and for programs. `left`: offsets not copied yet, by topic."""
+    """The result of a run, or of a dry run, for people and programs. `left`: offsets not copied yet, by
+    topic."""
 
     did: str
     state: str
@@ -56,7 +57,8 @@ class MoveRun:
         self._finish = Finish(context, self._notes, self.messages, delays, exclusive)
 
     def plan(self) -> MoveSaid:
-        """What would be copied; nothing is written. Raises MoveError for what cannot be."""
+        """Return the messages that would be copied; write nothing. Raises MoveError for a move that is
+        impossible."""
         pairs = self.messages.look()
         note = self._notes.note
         left = {}
@@ -67,7 +69,7 @@ class MoveRun:
         return self._said(PLANNED, "not begun" if note is None else note.state, len(pairs), left)
 
     def copy(self, stopped: Callable[[], bool] | None) -> MoveSaid:
-        """What is there now; with `stopped` also what comes, until it says so."""
+        """Copy the existing messages; with `stopped` also new ones, until it returns True."""
         self.begin()
         self.messages.prepare()
         try:

@@ -20,7 +20,7 @@ _END = 1 << 64
 
 
 class QueueSum(NamedTuple):
-    """How many messages, and the sum of their digests."""
+    """The number of messages of a queue, and the sum of their digests."""
 
     messages: int
     check: int

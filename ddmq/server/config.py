@@ -131,7 +131,7 @@ class TopicEntry:
 
 @dataclass(frozen=True)
 class TopicsConfig:
-    """conf/topics.yaml."""
+    """The settings of conf/topics.yaml."""
 
     topics: Mapping[str, TopicEntry] = field(default_factory=dict)
 

@@ -30,12 +30,12 @@ class ReadableSecret(NamedTuple):
 
     @property
     def fault(self) -> str:
-        """What is wrong."""
+        """The problem, as a sentence."""
         return f"{self.path} has mode {self.mode:04o}, so every user may read {', '.join(self.keys)} in it"
 
     @property
     def remedy(self) -> str:
-        """What to do."""
+        """The command that solves it."""
         return (
             f"run: chmod 640 {self.path} (owner root, group of the server's user), or write file:NAME in its "
             "place (docs/push.md)"
@@ -43,20 +43,20 @@ class ReadableSecret(NamedTuple):
 
 
 def readable_secrets(config: Configuration) -> list[ReadableSecret]:
-    """Return the files of the configuration that give a secret away."""
+    """Return the configuration files whose secrets every user may read."""
     if config.folder is None:
         return []
     secrets = []
     for part, (name, _) in FILES.items():
         path = config.folder / name
-        keys = tuple(dict.fromkeys(_secret_keys(_contents(config, part))))
+        keys = tuple(dict.fromkeys(_secret_keys(_file_settings(config, part))))
         if keys and _is_readable_by_all(path):
             secrets.append(ReadableSecret(path, stat.S_IMODE(path.stat().st_mode), keys))
     return secrets
 
 
 def warn_of_secrets(config: Configuration) -> None:
-    """Log each of them."""
+    """Log a warning for each readable secret."""
     for secret in readable_secrets(config):
         log.warning(
             "a configuration file with secrets is for all users to read",
@@ -69,13 +69,15 @@ def warn_of_secrets(config: Configuration) -> None:
         )
 
 
-def _contents(config: Configuration, part: str) -> list[Any]:
-    """Return what one file sets itself."""
+def _file_settings(config: Configuration, part: str) -> list[Any]:
+    """Return the settings that one file sets itself."""
     if part != "groups":
         return [getattr(config, part)]
     nothing = SubscriptionDefaults()
     return [
-        wanted.over(nothing) for entry in config.groups.groups.values() for wanted in entry.topics.values()
+        subscription.over(nothing)
+        for entry in config.groups.groups.values()
+        for subscription in entry.topics.values()
     ]
 
 
@@ -95,7 +97,7 @@ def _secret_keys(value: Any) -> Iterator[str]:
 
 
 def _is_readable_by_all(path: Path) -> bool:
-    """Whether the file and every folder above it are open to all."""
+    """Return whether every user may read the file and enter all folders above it."""
     path = path.resolve()
     return bool(path.stat().st_mode & stat.S_IROTH) and all(
         folder.stat().st_mode & stat.S_IXOTH for folder in path.parents

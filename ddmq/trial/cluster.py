@@ -55,7 +55,7 @@ log.segment.bytes=268435456
 
 
 class Ports(NamedTuple):
-    """Where one broker listens."""
+    """The ports of one broker."""
 
     port: int
     controller_port: int
@@ -69,12 +69,12 @@ class TrialCluster:
         self._more = more or {}
         self._id = ""
         self._ports: list[Ports] = []
-        if self._file.exists():
-            kept = json.loads(self._file.read_text(encoding="utf-8"))
+        if self._state_file.exists():
+            kept = json.loads(self._state_file.read_text(encoding="utf-8"))
             self._id, self._ports = kept["id"], [Ports(*each) for each in kept["ports"]]
 
     @property
-    def _file(self) -> Path:
+    def _state_file(self) -> Path:
         return self.folder / "cluster.json"
 
     @property
@@ -88,7 +88,7 @@ class TrialCluster:
         return ",".join(f"{self.host(n)}:{self._ports[n - 1].port}" for n in self.brokers)
 
     def host(self, number: int) -> str:
-        """Where a broker listens."""
+        """Return the host that a broker listens on."""
         return HOST
 
     def make(self, ports: list[Ports]) -> None:
@@ -106,7 +106,7 @@ class TrialCluster:
             folder = self._broker(number)
             folder.mkdir(exist_ok=True)
             (folder / "server.properties").write_text(self._properties(number), encoding="utf-8")
-        self._file.write_text(json.dumps({"id": self._id, "ports": self._ports}), encoding="utf-8")
+        self._state_file.write_text(json.dumps({"id": self._id, "ports": self._ports}), encoding="utf-8")
 
     def _properties(self, number: int) -> str:
         count = len(self._ports)

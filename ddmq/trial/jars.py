@@ -1,4 +1,4 @@
-"""Where Kafka's program is: an installation that is there, or its jars, brought once by Maven.
+"""Finds Kafka's program: an installation, or its jars, which Maven downloads once.
 
 Nothing of this is needed to run on a cluster that exists; it is for trials and tests.
 """

@@ -24,7 +24,7 @@ from ddmq.server.story.core.facts import (
     Phase,
     StoryFacts,
 )
-from ddmq.server.story.core.telling import tell
+from ddmq.server.story.core.telling import build_stories
 from ddmq_common.trace.events import TraceEvent, TraceKind
 from tests.examples import examples
 
@@ -233,7 +233,7 @@ def test_what_was_recorded_whole_is_told_whole(life: SimulatedLife, later_ms: in
     now_ms = life.at_ms + later_ms
     last = life.truth[-1][1]
     standing = GroupStanding("g", "", last in ENDS)
-    (story,) = tell(StoryFacts(life.copies, life.events, [standing], now_ms))
+    (story,) = build_stories(StoryFacts(life.copies, life.events, [standing], now_ms))
     _check_whole(story, now_ms)
     told = [(one.start_ms, one.end_ms, one.phase) for one in story.spans if one.end_ms > one.start_ms]
     assert told == _truth(life, now_ms)
@@ -253,7 +253,7 @@ def test_what_is_left_of_it_still_adds_up(life: SimulatedLife, data: st.DataObje
     copies = [one for one in life.copies if data.draw(st.booleans())]
     now_ms = life.at_ms + data.draw(st.integers(-1_000, 10_000))
     standing = GroupStanding("g", data.draw(st.sampled_from(("", "parked", "in flight"))), finished)
-    stories = list(tell(StoryFacts(copies, data.draw(st.permutations(events)), [standing], now_ms)))
+    stories = list(build_stories(StoryFacts(copies, data.draw(st.permutations(events)), [standing], now_ms)))
     assert bool(stories) is bool(copies or events)
     for story in stories:
         _check_whole(story, now_ms, story.spans[-1].end_ms if story.spans[-1].end_ms > now_ms else 0)

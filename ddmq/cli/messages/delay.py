@@ -120,12 +120,12 @@ def show(delay_id: str, admin: AdminClient, as_json: bool) -> None:
     if as_json:
         print_json(found)
     elif found["state"] != "unknown":
-        print_facts(_facts(found))
+        print_facts(_message_facts(found))
     if found["state"] == "unknown":
         raise click.ClickException(f"nothing is known of {delay_id}: never sent, or forgotten after its time")
 
 
-def _facts(row: dict[str, Any]) -> dict[str, Any]:
+def _message_facts(row: dict[str, Any]) -> dict[str, Any]:
     facts = {"state": row["state"], "id": row.get("id") or row["uuid"]}
     for name, label in (
         ("due_ms", "due"),

@@ -140,12 +140,14 @@ class _Cancelling:
         if not ids:
             return
         with client_of(self._producer, self._timeout_ms) as client:
-            self._count(_ask_one(client, ids[0], _cancel_one, self._patience))  # it tells if nobody answers
+            self._count_outcome(
+                _ask_one(client, ids[0], _cancel_one, self._patience)
+            )  # it tells if nobody answers
             quiet = Patience(self._producer, self._timeout_ms, quiet=True)
             for outcome in _ask_at_once(client, ids[1:], quiet):
-                self._count(outcome)
+                self._count_outcome(outcome)
 
-    def _count(self, outcome: CancelOutcome | str) -> None:
+    def _count_outcome(self, outcome: CancelOutcome | str) -> None:
         text = outcome if isinstance(outcome, str) else outcome.status.value
         if text not in self.outcomes and len(self.outcomes) >= SHOWN:
             text = "other errors"

@@ -83,7 +83,7 @@ def message(
             f"--id {message_id!r} is not a message id (32 hex digits, as send prints them)"
         )
     if story:
-        _tell(admin, topic, query, group, as_json=as_json)
+        _print_story(admin, topic, query, group, as_json=as_json)
         return
     if topic is not None and queue is not None:
         rows = list(_from_offset(admin, topic, query, count, group))
@@ -96,16 +96,16 @@ def message(
     if as_json:
         print_json(rows)
     if not rows:
-        raise click.ClickException(_nothing(topic, message_id, key, queue, offset, moment))
+        raise click.ClickException(_describe_no_match(topic, message_id, key, queue, offset, moment))
     if as_json:
         return
     if len(rows) == 1:
-        print_facts(_readable(rows[0]))
+        print_facts(_readable_row(rows[0]))
     else:
         _print_rows(rows)
 
 
-def _tell(
+def _print_story(
     admin: AdminClient, topic: str | None, query: dict[str, Any], group: str | None, *, as_json: bool
 ) -> None:
     """The story of the one message that the options name."""
@@ -132,7 +132,7 @@ def _from_offset(
         query, count = query | {"offset": rows[-1]["offset"] + 1}, count - len(rows)
 
 
-def _nothing(
+def _describe_no_match(
     topic: str | None, message_id: str | None, key: str | None, queue: int | None, offset: int | None,
     moment: str | None,
 ) -> str:  # fmt: skip
@@ -146,7 +146,7 @@ def _nothing(
     return f"no message in {where}" + ("" if moment is None else f" from {moment} on")
 
 
-def _readable(row: dict[str, Any]) -> dict[str, Any]:
+def _readable_row(row: dict[str, Any]) -> dict[str, Any]:
     facts = dict(row)
     facts["born"] = shown(facts.pop("born_ms"))
     facts["stored"] = shown(facts.pop("stored_ms"))
@@ -196,17 +196,17 @@ def tail(
     detail = admin.get("topics", topic)
     at = {row["queue"]: max(row["min"], row["next"] - count) for row in detail["by_queue"]}
     while True:
-        rows = [row for queue in at for row in _newer(admin, topic, queue, at)]
+        rows = [row for queue in at for row in _read_newer(admin, topic, queue, at)]
         for row in sorted(rows, key=lambda row: (row["stored_ms"], row["position"])):
-            if key in (None, row["key"]) and (text is None or _contains(row, text)):
-                print_json(row) if as_json else _show(row)
+            if key in (None, row["key"]) and (text is None or _contains_text(row, text)):
+                print_json(row) if as_json else _print_message(row)
         if not rows and not follow:
             return
         if not rows:
             pause(PAUSE_S)
 
 
-def _newer(client: AdminClient, topic: str, queue: int, at: dict[int, int]) -> list[dict[str, Any]]:
+def _read_newer(client: AdminClient, topic: str, queue: int, at: dict[int, int]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = client.get(
         "topics", topic, "messages", queue=queue, offset=at[queue], count=100
     )
@@ -215,7 +215,7 @@ def _newer(client: AdminClient, topic: str, queue: int, at: dict[int, int]) -> l
     return rows
 
 
-def _contains(row: dict[str, Any], text: str) -> bool:
+def _contains_text(row: dict[str, Any], text: str) -> bool:
     """Whether its key or body has the text, a binary body the bytes of it."""
     if "body_base64" in row:
         found = text.encode(errors="surrogateescape") in base64.b64decode(row["body_base64"])
@@ -224,6 +224,6 @@ def _contains(row: dict[str, Any], text: str) -> bool:
     return found or text in row["key"]
 
 
-def _show(row: dict[str, Any]) -> None:
+def _print_message(row: dict[str, Any]) -> None:
     place = f"{shown(row['stored_ms'])} {row['queue']}/{row['offset']}"
     say_message(place, {"key": row["key"], "tags": row["tags"]}, row["properties"], show_row_body(row))

@@ -41,7 +41,7 @@ NOBODY = "no consumer proxy has answered"  # how the client begins what it says 
 
 
 class Settlement(NamedTuple):
-    """What is done with each message that was shown, and the word for it."""
+    """The action on each message that was shown, and the word for it."""
 
     said: str
     does: Callable[[Message], object]
@@ -91,27 +91,27 @@ def pull(
         ending = Settlement("failed", lambda message: message.fail(reason=fail))
     proxy = known_host(consumer, "--consumer")
     if save_to is not None:
-        _saving(save_to, lambda folder: folder.mkdir(parents=True, exist_ok=True))
+        _save_with(save_to, lambda folder: folder.mkdir(parents=True, exist_ok=True))
     if not follow:
-        _reach(consumer, group)
+        _check_proxy(consumer, group)
     _subscribe(admin, topic, group, follow, as_json)
     try:
         with (
             _quiet_client(),
             Consumer(proxy, group, [topic], auto_ack=False, max_batch=100) as client,
         ):
-            taken = _take(client, proxy, count, follow, ending, save_to, as_json)
+            taken = _pull_messages(client, proxy, count, follow, ending, save_to, as_json)
     except ClientError as error:
         raise click.ClickException(f"{error}{WHERE if NOBODY in str(error) else ''}") from error
     if not as_json:
         hint(
             f"{taken:,} message{'s' if taken != 1 else ''}, {ending.said}"
             if taken
-            else _nothing(admin, topic, group)
+            else _describe_empty_pull(admin, topic, group)
         )
 
 
-def _nothing(client: AdminClient, topic: str, group: str) -> str:
+def _describe_empty_pull(client: AdminClient, topic: str, group: str) -> str:
     """Say that no messages came, and where those are that the group has not finished."""
     if not _is_ordinary(client, group):
         return f"no messages for instance {group}; it gets what comes from its first pull on (--follow waits)"
@@ -149,7 +149,7 @@ def _is_ordinary(client: AdminClient, group: str) -> bool:
     return "%" not in group or any(row["group"] == group for row in client.get("groups"))
 
 
-def _reach(consumer: HostPort, group: str) -> None:
+def _check_proxy(consumer: HostPort, group: str) -> None:
     """Raises ClickException unless a consumer proxy answers there: before it does nothing is made."""
     connection = FramedConnection(ProxyAddress(consumer.host, consumer.port))
     try:
@@ -176,7 +176,7 @@ def _subscribe(client: AdminClient, topic: str, group: str, follow: bool, as_jso
         hint(f"created group {group} on {topic}, starting at its first message")
 
 
-def _take(
+def _pull_messages(
     client: Consumer,
     proxy: str,
     count: int | None,
@@ -190,13 +190,13 @@ def _take(
         wanted = min(100, count - taken) if count is not None else 100
         messages = client.pull(wanted, timeout_ms=PATIENCE_MS)
         if not messages:
-            lost = _judge(client, proxy, lost, follow)
+            lost = _check_empty_pull(client, proxy, lost, follow)
             if not follow:
                 break
         settled = taken
         try:
             for message in messages:
-                _show(message, as_json)
+                _print_message(message, as_json)
                 if save_to is not None:
                     _save(message, save_to)
                 ending.does(message)
@@ -207,7 +207,7 @@ def _take(
     return taken
 
 
-def _judge(client: Consumer, proxy: str, seen: int, follow: bool) -> int:
+def _check_empty_pull(client: Consumer, proxy: str, seen: int, follow: bool) -> int:
     """An empty pull: nothing there, or nobody there? Returns the failures seen by now."""
     errors = client.counts().pull_errors
     if errors > seen:
@@ -221,20 +221,20 @@ def _judge(client: Consumer, proxy: str, seen: int, follow: bool) -> int:
     return errors
 
 
-def _show(message: Message, as_json: bool) -> None:
+def _print_message(message: Message, as_json: bool) -> None:
     if as_json:
-        print_json(_row(message))
+        print_json(_message_row(message))
         return
     attempt = {"attempt": message.attempt} if message.attempt not in (None, 1) else {}
     facts = {"key": message.key, "tags": message.tags} | attempt
-    place = f"{_number(message.queue)}/{message.offset}"
+    place = f"{_queue_number(message.queue)}/{message.offset}"
     say_message(place, facts, message.properties, show_body(message.body))
 
 
-def _row(message: Message) -> dict[str, Any]:
+def _message_row(message: Message) -> dict[str, Any]:
     return {
         "topic": message.topic,
-        "queue": _number(message.queue),
+        "queue": _queue_number(message.queue),
         "qid": message.queue,
         "offset": message.offset,
         "id": message.message_id,
@@ -247,18 +247,18 @@ def _row(message: Message) -> dict[str, Any]:
     } | body_fields(message.body)
 
 
-def _number(qid: str) -> int | str:
+def _queue_number(qid: str) -> int | str:
     """`R_default_a_3` → 3; a name of another form as it is."""
     number = qid.rpartition("_")[2]
     return int(number) if number.isdecimal() else qid
 
 
 def _save(message: Message, folder: Path) -> None:
-    name = f"{message.topic}-{_number(message.queue)}-{message.offset}"
-    _saving(folder / name, lambda path: path.write_bytes(message.body))
+    name = f"{message.topic}-{_queue_number(message.queue)}-{message.offset}"
+    _save_with(folder / name, lambda path: path.write_bytes(message.body))
 
 
-def _saving(path: Path, does: Callable[[Path], object]) -> None:
+def _save_with(path: Path, does: Callable[[Path], object]) -> None:
     """Raises ClickException; what is not saved is not acknowledged either, and comes again."""
     try:
         does(path)

@@ -99,14 +99,14 @@ def send(
     A topic that does not exist is created. Exit code 1 when any message was not stored; the first 20 of those
     are named by their place in what was sent, with the reason.
     """
-    named = dict(_property(text) for text in properties)
+    named = dict(_parse_property(text) for text in properties)
     wanted = when(given)
     if wanted and delay_level is not None:
         raise click.UsageError("--delay-level stands beside another delay; choose one")
     if delay_level is not None:
         named[DELAY_PROPERTY] = str(delay_level)
-    keys = _keys(prefix, delayed=bool(wanted))
-    payloads = zip(_payloads(bodies, files, lines, stdin, repeat), keys, strict=False)
+    keys = _idempotency_keys(prefix, delayed=bool(wanted))
+    payloads = zip(_read_payloads(bodies, files, lines, stdin, repeat), keys, strict=False)
     messages = (
         OutgoingMessage(topic, body, key, tags, named or None, shard_key, queue, once)
         for body, once in payloads
@@ -174,7 +174,7 @@ class SendReport:
         }
 
     def tell(self, patience: Patience) -> None:
-        """For people."""
+        """Print the result for people."""
         total = self.stored + self.failed
         for place, result in self.failures:
             what = "outcome unknown" if isinstance(result.error, UnknownOutcomeError) else "not stored"
@@ -224,7 +224,7 @@ def _send_all(
     quiet = as_json or not screen.is_terminal or known == 1
     with Progress(*columns, console=screen, disable=quiet, transient=True) as progress:
         task = progress.add_task("sending", total=known)
-        windows = _windows(messages)
+        windows = _cut_windows(messages)
         for window in windows:
             with patience.waiting(client):
                 results = client.send_batch(window)
@@ -242,7 +242,7 @@ def _is_for_later(result: SendResult) -> bool:
     return isinstance(result.error, NotStoredError | UnknownOutcomeError)
 
 
-def _windows(messages: Iterable[OutgoingMessage]) -> Iterator[list[OutgoingMessage]]:
+def _cut_windows(messages: Iterable[OutgoingMessage]) -> Iterator[list[OutgoingMessage]]:
     """Cut messages into windows by count, and by bytes so that a window of large files is not held at
     once."""
     window: list[OutgoingMessage] = []
@@ -257,7 +257,7 @@ def _windows(messages: Iterable[OutgoingMessage]) -> Iterator[list[OutgoingMessa
         yield window
 
 
-def _payloads(
+def _read_payloads(
     bodies: tuple[str, ...], files: tuple[Path, ...], lines: Path | None, stdin: bool, repeat: int
 ) -> Iterator[bytes]:
     for _ in range(repeat):
@@ -268,10 +268,10 @@ def _payloads(
         if stdin:
             yield sys.stdin.buffer.read()
         if lines is not None:
-            yield from _lines(lines)
+            yield from _read_lines(lines)
 
 
-def _keys(prefix: str | None, delayed: bool) -> Iterator[str | None]:
+def _idempotency_keys(prefix: str | None, delayed: bool) -> Iterator[str | None]:
     """The idempotency key of each message, in their order. Raises UsageError."""
     if prefix is None:
         return itertools.repeat(None)
@@ -286,15 +286,15 @@ def _keys(prefix: str | None, delayed: bool) -> Iterator[str | None]:
     return (f"{prefix}/{number}" for number in itertools.count(1))
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _read_lines(path: Path) -> Iterator[bytes]:
     if str(path) == "-":
-        yield from _stripped(sys.stdin.buffer)
+        yield from _nonempty_lines(sys.stdin.buffer)
     else:
         with path.open("rb") as file:
-            yield from _stripped(file)
+            yield from _nonempty_lines(file)
 
 
-def _stripped(file: BinaryIO) -> Iterator[bytes]:
+def _nonempty_lines(file: BinaryIO) -> Iterator[bytes]:
     """Empty lines are left out: a message's body cannot be empty."""
     for line in file:
         body = line.rstrip(b"\r\n")
@@ -302,7 +302,7 @@ def _stripped(file: BinaryIO) -> Iterator[bytes]:
             yield body
 
 
-def _property(text: str) -> tuple[str, str]:
+def _parse_property(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip() or not value.strip():
         raise click.UsageError(f"--property {text!r} is not NAME=VALUE")

@@ -1,4 +1,4 @@
-"""What `ddmq send` and `ddmq delay` have in common: when a message is due, the proxy, what is told."""
+"""Shared by `ddmq send` and `ddmq delay`: due times, the client of the proxy, and the messages to people."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def when(given: dict[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in set_ones.items() if name in ("cron", "times", "catch_up")}
     for name in ("delay", "every"):
         if name in set_ones:
-            found[name] = _duration(set_ones[name], f"--{name}")
+            found[name] = _parse_duration(set_ones[name], f"--{name}")
     if "at" in set_ones:
         found["deliver_at"] = moment_at(set_ones["at"], zone)
     if "cron" in set_ones and zone is not None:
@@ -84,16 +84,16 @@ def when(given: dict[str, Any]) -> dict[str, Any]:
     try:
         when_of(**found)
     except OptionError as error:
-        raise click.UsageError(_KEYWORD.sub(_option, str(error))) from error
+        raise click.UsageError(_KEYWORD.sub(_option_of, str(error))) from error
     return found
 
 
 def in_options(error: ClientError) -> str:
     """Return what a producer says, with the name of the option for that of the argument."""
-    return _ARGUMENT_IS.sub(_option, str(error))
+    return _ARGUMENT_IS.sub(_option_of, str(error))
 
 
-def _option(keyword: re.Match[str]) -> str:
+def _option_of(keyword: re.Match[str]) -> str:
     return {"deliver_at": "--at", "level": "--delay-level"}.get(
         keyword[0], "--" + keyword[0].replace("_", "-")
     )
@@ -132,7 +132,7 @@ def shown(moment: datetime, now: datetime, zone: tzinfo | None = None) -> str:
     return f"{there.isoformat(sep=' ', timespec=precise)} ({relation})"
 
 
-def _duration(text: str, option: str) -> timedelta:
+def _parse_duration(text: str, option: str) -> timedelta:
     try:
         return timedelta(milliseconds=duration(text))
     except ValueError as error:
@@ -172,26 +172,26 @@ class Patience:
 
     def over(self, errors: Iterable[BaseException | None]) -> None:
         """Say what may help, unless that was said, where nobody answered: `errors` are what came of all."""
-        if not self._helped and all(map(_unanswered, errors)):
-            self._help()
+        if not self._helped and all(map(_is_unanswered, errors)):
+            self._print_help()
 
     def _watch_request(self, client: Producer, ended: threading.Event) -> None:
         while not ended.wait(PATIENCE_S) and not self._refusal_told:
             error = client.last_error
-            if error is not None and not _unanswered(error):
+            if error is not None and not _is_unanswered(error):
                 self._refusal_told = True
                 hint(f"not stored yet: {error}; {self._again}")
             elif not self._silence_told:
                 self._silence_told = True
                 hint(self._silence)
-                self._help()
+                self._print_help()
 
-    def _help(self) -> None:
+    def _print_help(self) -> None:
         self._helped = True
         hint(HELP)
 
 
-def _unanswered(error: BaseException | None) -> bool:
+def _is_unanswered(error: BaseException | None) -> bool:
     """No proxy has answered, and the message is not refused by the client."""
     return isinstance(error, SendError) and error.code is None and not isinstance(error, InvalidMessageError)
 
@@ -237,19 +237,19 @@ def add_all(
     patience = Patience(producer, timeout_ms, quiet=as_json)
     with new_topic_told(topic), client_of(producer, timeout_ms) as client:
         for message in messages:
-            row = _added(client, message, wanted, patience)
+            row = _send_delayed(client, message, wanted, patience)
             stored, failed = stored + (row["error"] is None), failed + (row["error"] is not None)
             if len(rows) < SHOWN_MAX or (row["error"] is not None and failed <= SHOWN_MAX):
                 rows.append({"message": stored + failed} | row)
     if as_json:
         print_json({"stored": stored, "failed": failed, "results": rows})
     else:
-        _tell(rows, stored, failed, wanted)
+        _print_outcomes(rows, stored, failed, wanted)
     if failed:
         raise click.exceptions.Exit(1)
 
 
-def _added(
+def _send_delayed(
     client: Producer, message: OutgoingMessage, wanted: dict[str, Any], patience: Patience
 ) -> dict[str, Any]:
     try:
@@ -264,7 +264,7 @@ def _added(
     return {"id": result.delay_id, "due_ms": due_ms, "error": None}
 
 
-def _tell(rows: list[dict[str, Any]], stored: int, failed: int, wanted: dict[str, Any]) -> None:
+def _print_outcomes(rows: list[dict[str, Any]], stored: int, failed: int, wanted: dict[str, Any]) -> None:
     zone, now = zone_of(wanted.get("zone")), datetime.now(UTC)
     repeated = "first " if "cron" in wanted or "every" in wanted else ""
     for row in rows:

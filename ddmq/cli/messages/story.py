@@ -1,4 +1,4 @@
-"""What `ddmq message --story` prints: a message's time, span by span, for each group."""
+"""The output of `ddmq message --story`: a message's time, span by span, for each group."""
 
 from __future__ import annotations
 
@@ -33,15 +33,23 @@ def print_story(story: Mapping[str, Any]) -> None:
 
 def _print_one(one: Mapping[str, Any], now_ms: int) -> None:
     rows = [
-        [_time(span["start_ms"]), _seconds(span["ms"]), _what(span), span["who"], span["why"]]
+        [
+            _format_time(span["start_ms"]),
+            _format_seconds(span["ms"]),
+            _span_text(span),
+            span["who"],
+            span["why"],
+        ]
         for span in one["spans"]
     ]
     end_ms = now_ms if one["ended_ms"] is None else one["ended_ms"]
-    rows.append([_time(end_ms), _seconds(one["whole_ms"]), f"in all: {_end(one)}", "", one["end_why"]])
+    rows.append(
+        [_format_time(end_ms), _format_seconds(one["whole_ms"]), f"in all: {_end(one)}", "", one["end_why"]]
+    )
     print_table(one["group"] or "on its way", COLUMNS, rows)
 
 
-def _what(span: Mapping[str, Any]) -> str:
+def _span_text(span: Mapping[str, Any]) -> str:
     return span["what"] if span["known"] else f"? {span['what']}"
 
 
@@ -51,9 +59,9 @@ def _end(one: Mapping[str, Any]) -> str:
     return f"now: {one['state']}" if one["state"] else "now"
 
 
-def _time(wall_ms: int) -> str:
+def _format_time(wall_ms: int) -> str:
     return shown(wall_ms)[:DATE_AND_TIME]
 
 
-def _seconds(ms: int) -> str:
+def _format_seconds(ms: int) -> str:
     return f"{ms / 1000:,.3f}"

@@ -98,11 +98,11 @@ def say_missing(found: dict[str, Any]) -> None:
     if found.get("orders_waiting"):
         hint(f"{found['orders_waiting']:,} orders are not taken in yet: what they add is not among these")
     if found["not_open"]:
-        hint(f"shards {_numbers(found['not_open'])} are not open: what waits there is not among these")
+        hint(f"shards {_join_numbers(found['not_open'])} are not open: what waits there is not among these")
     if found["elsewhere"]:
-        elsewhere = _numbers(found["elsewhere"])
+        elsewhere = _join_numbers(found["elsewhere"])
         hint(f"shards {elsewhere} are held by other delay services: ask their admin ports, too")
 
 
-def _numbers(shards: list[int]) -> str:
+def _join_numbers(shards: list[int]) -> str:
     return ", ".join(str(number) for number in shards)

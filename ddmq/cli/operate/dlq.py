@@ -38,7 +38,12 @@ def list_letters(group: str | None, admin: AdminClient, as_json: bool) -> None:
     if as_json:
         return print_json(rows)
     cells = [
-        [row["group"], row["letters"], _moment(row["oldest_ms"] if row["letters"] else None), row["stored"]]
+        [
+            row["group"],
+            row["letters"],
+            _format_moment(row["oldest_ms"] if row["letters"] else None),
+            row["stored"],
+        ]
         for row in rows
     ]
     print_table("", COLUMNS, cells)
@@ -73,7 +78,7 @@ def show(
 
     Nothing is taken from anyone. The whole of one: `ddmq message %DLQ%GROUP --queue 0 --offset N`.
     """
-    query = {"count": limit, "from": start, "reason": reason, "topic": topic, "since_ms": _since(since)}
+    query = {"count": limit, "from": start, "reason": reason, "topic": topic, "since_ms": _parse_since(since)}
     found = admin.get("dlq", group, **query)
     if as_json:
         return print_json(found)
@@ -95,7 +100,8 @@ def _letter_cells(row: dict[str, Any]) -> list[Any]:
     if row["transaction"]:
         origin = f"{origin or ''} (transaction {row['transaction']})".lstrip()
     return [
-        str(row["offset"]), _moment(row["time_ms"]), row["reason"], row["error"][:80], origin, row["key"],
+        str(row["offset"]), _format_moment(row["time_ms"]), row["reason"], row["error"][:80], origin,
+        row["key"],
         row["attempts"], row["resent"], show_body(row["preview"].encode())[:60],
     ]  # fmt: skip
 
@@ -138,7 +144,7 @@ def resend(
     together with the others of its transaction: send only what its application says is committed. One that
     was to be delayed is not sent.
     """
-    chosen = {"offsets": list(offsets), "reason": reason, "topic": topic, "since_ms": _since(since)}
+    chosen = {"offsets": list(offsets), "reason": reason, "topic": topic, "since_ms": _parse_since(since)}
     given = {name: value for name, value in chosen.items() if value not in (None, [])}
     if everything == bool(given):
         raise click.UsageError("say which: either --all, or any of --offset, --reason, --topic, --since")
@@ -213,14 +219,14 @@ def purge(
     answer: dict[str, Any] = {"group": group, "purged": 0}
     waiting = 0 if yes else admin.get("dlq", group, count=1)["letters"]
     if waiting:
-        confirm(_question(group, waiting, before))
+        confirm(_purge_question(group, waiting, before))
     if yes or waiting:
         answer = admin.post("dlq", group, "purge", body=body)
     purged = answer["purged"]
-    print_json(answer) if as_json else say(f"purged {_letters(purged)} of {group}")
+    print_json(answer) if as_json else say(f"purged {_count_letters(purged)} of {group}")
 
 
-def _question(group: str, waiting: int, before: str | None) -> str:
+def _purge_question(group: str, waiting: int, before: str | None) -> str:
     """Ask about all that wait, or those of them from `before`; how many those are is not known yet."""
     if waiting == 1:
         bound = "" if before is None else f", if it was stored before {before}"
@@ -231,13 +237,13 @@ def _question(group: str, waiting: int, before: str | None) -> str:
     return f"Purge {which}? They are not sent again."
 
 
-def _letters(count: int) -> str:
+def _count_letters(count: int) -> str:
     return f"{count:,} dead letter{'' if count == 1 else 's'}"
 
 
-def _since(text: str | None) -> int | None:
+def _parse_since(text: str | None) -> int | None:
     return None if text is None else parse_moment(text, "--since")
 
 
-def _moment(wall_ms: int | None) -> str:
+def _format_moment(wall_ms: int | None) -> str:
     return cell(None) if wall_ms is None else shown(wall_ms)

@@ -37,21 +37,21 @@ class Value(click.ParamType[Any]):
         text = value.strip()
         kind = self._setting.kind
         if kind == "object":
-            return self._object(text, param, ctx)
+            return self._parse_object(text, param, ctx)
         if kind in ("numbers", "words"):
             inner = text.removeprefix("[").removesuffix("]").strip()
             parts = [part.strip() for part in inner.split(",")] if inner else []
-            return parts if kind == "words" else [self._number(part, param, ctx) for part in parts]
+            return parts if kind == "words" else [self._parse_number(part, param, ctx) for part in parts]
         if _SIZE.match(text):
             return text
-        return self._number(text, param, ctx)
+        return self._parse_number(text, param, ctx)
 
-    def _number(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def _parse_number(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if not _NUMBER.match(text):
             self.fail(f"{text!r} is not a whole number; allowed: {self._setting.allowed}", param, ctx)
         return int(text)
 
-    def _object(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def _parse_object(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             found = json.loads(text)
         except ValueError as error:
@@ -61,7 +61,7 @@ class Value(click.ParamType[Any]):
         return found
 
 
-def _option(setting: Setting) -> Callable[[Any], Any]:
+def _setting_option(setting: Setting) -> Callable[[Any], Any]:
     if setting.kind == "flag":
         name = setting.option.removeprefix("--")
         return click.option(f"--{name}/--no-{name}", setting.name, default=None, help=setting.help)
@@ -73,7 +73,7 @@ def _option(setting: Setting) -> Callable[[Any], Any]:
     return click.option(setting.option, setting.name, type=kind, metavar=setting.metavar, help=setting.help)
 
 
-settings_options = options(*map(_option, TABLE))  # what is not given is None
+settings_options = options(*map(_setting_option, TABLE))  # what is not given is None
 
 
 def given(named: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,13 +104,13 @@ def list_groups(admin: AdminClient, as_json: bool) -> None:
     rows = admin.get("groups")
     if as_json:
         return print_json(rows)
-    print_table("", COLUMNS, (_row(each) for each in rows))
+    print_table("", COLUMNS, (_group_row(each) for each in rows))
     if not rows:
         hint("no groups yet: `ddmq group create NAME --topic TOPIC`, or `ddmq pull TOPIC --group NAME`")
     return None
 
 
-def _row(each: Mapping[str, Any]) -> list[Any]:
+def _group_row(each: Mapping[str, Any]) -> list[Any]:
     values = dict(each) | {"later": retry_path(each), "dead": each["dead_letters_open"]}
     return [values[name] for name in COLUMNS]
 

@@ -30,9 +30,9 @@ def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
     """The answer of GET /groups/NAME."""
     for each in found["subscriptions"]:
         say(f"{found['group']} on {each['topic']}")
-        print_facts(_facts(each, all_settings=all_settings))
+        print_facts(_subscription_facts(each, all_settings=all_settings))
         own = {"committed": None, "lag": None} if _is_broadcast(each) else {}
-        print_table("", QUEUE_COLUMNS, (_queue(queue | own) for queue in each["queues"]))
+        print_table("", QUEUE_COLUMNS, (_queue_row(queue | own) for queue in each["queues"]))
     if found["dead_letters_open"]:
         many = "" if found["dead_letters_open"] == 1 else "s"
         hint(f"{found['dead_letters_open']:,} dead letter{many}: `ddmq dlq show {found['group']}`")
@@ -46,13 +46,13 @@ def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
             hint(f"there are more: `ddmq group keys {found['group']} --limit 1000`")
     if found["clients"]:
         say("clients at this proxy")
-        print_table("", CLIENT_COLUMNS, (_client(each) for each in found["clients"]))
+        print_table("", CLIENT_COLUMNS, (_client_row(each) for each in found["clients"]))
         if found["clients_more"]:
             hint(f"and {found['clients_more']:,} clients more")
     if found["differences"]:
         now_ms = time.time() * 1000
         say("clients that subscribe differently")
-        print_table("", DIFFERENCE_COLUMNS, (_difference(each, now_ms) for each in found["differences"]))
+        print_table("", DIFFERENCE_COLUMNS, (_difference_row(each, now_ms) for each in found["differences"]))
     hint_elsewhere(found)
 
 
@@ -84,7 +84,7 @@ def hint_elsewhere(found: Mapping[str, Any]) -> None:
         )
 
 
-def _facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
+def _subscription_facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
     key = each["order_key"]
     rates = [each["delivered_per_s"], each["acked_per_s"]]
     oldest = each["lag_age_s"]
@@ -108,7 +108,7 @@ def _facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[str, Any]:
     }
     names = each["settings"] if all_settings else each["set_here"]
     for name in names:
-        facts |= _setting(name.replace("_", "-"), each["settings"][name], whole=all_settings)
+        facts |= _setting_facts(name.replace("_", "-"), each["settings"][name], whole=all_settings)
     if each.get("consumed") is False:
         facts["NOBODY CONSUMES"] = nobody_text(each)
     if each["push_fault"]:
@@ -126,7 +126,7 @@ def _count_died(each: Mapping[str, Any]) -> int:
     return int(each.get("dead_letters_since_start", each["dead_letters"]))
 
 
-def _setting(name: str, value: Any, *, whole: bool) -> dict[str, str]:
+def _setting_facts(name: str, value: Any, *, whole: bool) -> dict[str, str]:
     """`whole`: of one with parts also those that are the program's default."""
     if whole or not isinstance(value, dict):
         return {"  " + name: shown(value)}
@@ -149,7 +149,7 @@ def _is_broadcast(each: Mapping[str, Any]) -> bool:
     return bool(each["settings"]["model"] == "broadcasting")
 
 
-def _queue(queue: Mapping[str, Any]) -> list[Any]:
+def _queue_row(queue: Mapping[str, Any]) -> list[Any]:
     holder = queue["holder"] or ("this proxy" if queue["held"] else None)
     oldest = None if queue["lag_age_s"] is None else age(queue["lag_age_s"])
     values = dict(queue) | {"holder": holder, "oldest": oldest}
@@ -216,7 +216,7 @@ def _show_state(each: Mapping[str, Any]) -> str:
     return f"{each['state']} ({reason})" if reason else str(each["state"])
 
 
-def _client(each: Mapping[str, Any]) -> list[Any]:
+def _client_row(each: Mapping[str, Any]) -> list[Any]:
     return [
         each["client_id"],
         each["address"] + ("" if each.get("connected", True) else " (gone)"),
@@ -227,6 +227,6 @@ def _client(each: Mapping[str, Any]) -> list[Any]:
     ]
 
 
-def _difference(each: Mapping[str, Any], now_ms: float) -> list[Any]:
+def _difference_row(each: Mapping[str, Any], now_ms: float) -> list[Any]:
     since = age((now_ms - each["since_ms"]) / 1000) + " ago"
     return [each["client_id"], each["topic"] or None, since, each["what"]]

@@ -77,7 +77,7 @@ def reset(
     Everything from the new offset on is delivered (again); what clients hold from before no longer counts
     when they acknowledge it. Messages on their way through retries keep coming; dead letters stay.
     """
-    body = {"topic": topic, "to": _zoned(to), "queue": queue, "dry_run": dry_run}
+    body = {"topic": topic, "to": _with_zone(to), "queue": queue, "dry_run": dry_run}
     if not (dry_run or yes):
         would = admin.post("groups", group, "offsets", body=body | {"dry_run": True})
         confirm(
@@ -94,7 +94,7 @@ def reset(
     return None
 
 
-def _zoned(text: str) -> Any:
+def _with_zone(text: str) -> Any:
     """A time without a zone is meant in this machine's; the server wants it said."""
     if text in ("first", "last") or text.isdecimal() or is_relative(text):
         return text

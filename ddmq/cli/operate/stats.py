@@ -54,7 +54,7 @@ def watch_options(what: str, interval_s: float) -> Callable[[F], F]:
     return lambda command: watch(interval(command))
 
 
-def _stream(look: Callable[[], Any], interval: float | None) -> None:
+def _print_stream(look: Callable[[], Any], interval: float | None) -> None:
     """JSON documents: one, or with an interval one after the other."""
     print_json(look())
     while interval is not None:
@@ -62,7 +62,7 @@ def _stream(look: Callable[[], Any], interval: float | None) -> None:
         print_json(look())
 
 
-def _watch(look: Callable[[], T], interval: float, view: Callable[[T | None, T, int], Any]) -> None:
+def _show_live(look: Callable[[], T], interval: float, view: Callable[[T | None, T, int], Any]) -> None:
     """The live view: `view` gets what was seen before, what is seen now, and the lines of the terminal."""
     screen, before, now = console(), None, look()
     with Live(view(before, now, screen.height), console=screen, auto_refresh=False) as live:
@@ -83,9 +83,9 @@ def stats(watch: bool, interval: float, admin: AdminClient, as_json: bool) -> No
     """
     look = partial(admin.get, "stats")
     if as_json:
-        _stream(look, interval if watch else None)
+        _print_stream(look, interval if watch else None)
     elif watch:
-        _watch(look, interval, view)
+        _show_live(look, interval, view)
     else:
         show(view(None, look()))
 
@@ -103,9 +103,9 @@ def lag(group: str | None, watch: bool, interval: float, admin: AdminClient, as_
     """
     look = partial(admin.get, "lag", group=group)
     if as_json:
-        return _stream(look, interval if watch else None)
+        return _print_stream(look, interval if watch else None)
     if watch:
-        return _watch(look, interval, lambda _, rows, height: _lag_view(rows, height))
+        return _show_live(look, interval, lambda _, rows, height: _lag_view(rows, height))
     print_lag(look())
     return None
 
@@ -131,8 +131,8 @@ def nobody_text(row: Mapping[str, Any]) -> str:
 def view(before: Stats | None, now: Stats, height: int | None = None) -> Group:
     """The tables of one moment, cut to `height` lines; rates need the moment before."""
     topics, groups = [row for row in now["topics"] if not row["internal"]], now.get("groups", [])
-    latencies = _latencies(now, height)
-    for_topics, for_groups = _shares(len(topics), len(groups), height and height - latencies.lines)
+    latencies = _latency_table(now, height)
+    for_topics, for_groups = _share_rows(len(topics), len(groups), height and height - latencies.lines)
     parts: list[Any] = [_health_line(now)]
     parts += _cut_table("topics", _topic_columns(before), _topic_rows(before, now, topics), for_topics)
     if groups:
@@ -141,7 +141,7 @@ def view(before: Stats | None, now: Stats, height: int | None = None) -> Group:
     return Group(*parts, *latencies.parts)
 
 
-def _shares(topics: int, groups: int, height: int | None) -> tuple[int, int]:
+def _share_rows(topics: int, groups: int, height: int | None) -> tuple[int, int]:
     """Return how many rows of each fit: half the room each, and what one leaves over for the other."""
     if height is None:
         return topics, groups
@@ -177,7 +177,7 @@ def _topic_rows(before: Stats | None, now: Stats, topics: list[Stats]) -> list[l
         return rows
     stored = {row["topic"]: row["stored"] for row in before["topics"]}
     for cells, row in zip(rows, topics, strict=True):
-        cells.append((row["stored"] - stored.get(row["topic"], 0)) / _seconds(before, now))
+        cells.append((row["stored"] - stored.get(row["topic"], 0)) / _seconds_between(before, now))
     return sorted(rows, key=lambda cells: -float(cells[-1]))
 
 
@@ -195,19 +195,19 @@ def _group_rows(before: Stats | None, now: Stats, groups: list[Stats]) -> list[l
     ]
     if before is None:
         return sorted(rows, key=lambda cells: -int(cells[2] or 0))
-    earlier, later = _acked(before), _acked(now)
+    earlier, later = _acked_counts(before), _acked_counts(now)
     for cells in rows:
         at = (str(cells[0]), str(cells[1]))
-        cells.append((later.get(at, 0.0) - earlier.get(at, 0.0)) / _seconds(before, now))
+        cells.append((later.get(at, 0.0) - earlier.get(at, 0.0)) / _seconds_between(before, now))
     return sorted(rows, key=lambda cells: (-float(cells[-1] or 0), -int(cells[2] or 0)))
 
 
-def _acked(moment: Stats) -> dict[tuple[str, str], float]:
+def _acked_counts(moment: Stats) -> dict[tuple[str, str], float]:
     cells = moment["counters"].get("ddmq_acked_total", [])
     return {(cell["group"], cell["topic"]): float(cell["value"]) for cell in cells}
 
 
-def _seconds(before: Stats, now: Stats) -> float:
+def _seconds_between(before: Stats, now: Stats) -> float:
     return max(float(now["at_ms"] - before["at_ms"]) / 1000, 0.001)
 
 
@@ -218,7 +218,7 @@ class Latencies(NamedTuple):
     lines: int
 
 
-def _latencies(now: Stats, height: int | None) -> Latencies:
+def _latency_table(now: Stats, height: int | None) -> Latencies:
     """Return a row for each histogram of times: where it has labels, those with the highest p99."""
     order = {name: at for at, name in enumerate(LATENCIES)}
     names = sorted(
@@ -229,7 +229,7 @@ def _latencies(now: Stats, height: int | None) -> Latencies:
         cells = [cell for cell in now["counters"][name] if cell.get("count")]
         if cells:
             worst = max(cells, key=lambda cell: float(cell["p99"]))
-            milliseconds = [_milliseconds(worst[key]) for key in ("p50", "p99", "max")]
+            milliseconds = [_format_milliseconds(worst[key]) for key in ("p50", "p99", "max")]
             rows.append(
                 [_latency_name(name, worst), int(sum(cell["count"] for cell in cells)), *milliseconds]
             )
@@ -239,7 +239,7 @@ def _latencies(now: Stats, height: int | None) -> Latencies:
     return Latencies(parts, min(len(rows), room) + len(parts) - 1)
 
 
-def _milliseconds(us: float) -> float | str:
+def _format_milliseconds(us: float) -> float | str:
     """Format a time; of a value above all buckets only the lower edge is known."""
     return f"≥ {TOP / 1000:,.1f}" if us > TOP else us / 1000
 

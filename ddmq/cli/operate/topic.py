@@ -14,7 +14,7 @@ from ddmq_common.names import DELAY_DIALECTS
 from ddmq_common.trace.sampling import ONE_IN_MAX
 
 
-def _dialects(given: str | None) -> list[str] | None:
+def _split_dialects(given: str | None) -> list[str] | None:
     if given is None:
         return None
     return [name.strip() for name in given.split(",") if name.strip() not in ("", "none")]
@@ -36,7 +36,7 @@ settings_options = options(
     click.option(
         "--delay-dialects",
         metavar="NAMES",
-        callback=lambda _, __, given: _dialects(given),
+        callback=lambda _, __, given: _split_dialects(given),
         help="Delay-property dialects accepted on plain sends: of "
         f"{', '.join(DELAY_DIALECTS)}, with commas between; none: they are ordinary properties (default).",
     ),
@@ -100,7 +100,7 @@ def show(name: str, admin: AdminClient, as_json: bool) -> None:
 @admin_options
 def create(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None:
     """Create a topic (4 queues unless told otherwise)."""
-    made = admin.post("topics", name, body={"create": True} | _given(changes))
+    made = admin.post("topics", name, body={"create": True} | _drop_unset(changes))
     print_json(made) if as_json else say(f"created {name} with {made['queues']} queues")
 
 
@@ -110,7 +110,7 @@ def create(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None
 @admin_options
 def update(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None:
     """Change a topic; what is not named stays as it is."""
-    given = _given(changes)
+    given = _drop_unset(changes)
     if not given:
         raise click.UsageError("nothing to change: name at least one option (see --help)")
     made = admin.post("topics", name, body={"create": False} | given)
@@ -125,24 +125,24 @@ def update(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None
 @admin_option
 def delete(name: str, yes: bool, admin: AdminClient) -> None:
     """Delete a topic and its messages; one created later under that name is a new one."""
-    waiting = _delayed(admin, name)
+    waiting = _count_delayed(admin, name)
     if not yes:
-        also = f" {_waits(waiting)}, and will be dead letters." if waiting > 1 else ""
-        also = f" {_waits(waiting)}, and will be a dead letter." if waiting == 1 else also
+        also = f" {_describe_waiting(waiting)}, and will be dead letters." if waiting > 1 else ""
+        also = f" {_describe_waiting(waiting)}, and will be a dead letter." if waiting == 1 else also
         confirm(f"Delete topic {name} and every message in it?{also}")
     admin.delete("topics", name)
     say(f"deleted {name}")
     if waiting:
         they_are, them = ("it is a dead letter", "it") if waiting == 1 else ("they are dead letters", "them")
-        hint(f"note: {_waits(waiting)}: {they_are} when due, unless a topic {name} is there again; "
-             f"ddmq delay cancel --topic {name} takes {them} back")  # fmt: skip
+        hint(f"note: {_describe_waiting(waiting)}: {they_are} when due, unless a topic {name} is there "
+             f"again; ddmq delay cancel --topic {name} takes {them} back")  # fmt: skip
 
 
-def _waits(count: int) -> str:
+def _describe_waiting(count: int) -> str:
     return "1 delayed message for it waits" if count == 1 else f"{count} delayed messages for it wait"
 
 
-def _delayed(client: AdminClient, name: str) -> int:
+def _count_delayed(client: AdminClient, name: str) -> int:
     """Count the delayed messages that wait for this topic; 0 also where nobody knows."""
     try:
         return int(client.get("delay", "count", topic=name)["count"])
@@ -150,5 +150,5 @@ def _delayed(client: AdminClient, name: str) -> int:
         return 0
 
 
-def _given(changes: dict[str, Any]) -> dict[str, Any]:
+def _drop_unset(changes: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in changes.items() if value is not None}

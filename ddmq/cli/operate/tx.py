@@ -38,7 +38,7 @@ def list_open(group: str | None, limit: int, admin: AdminClient, as_json: bool) 
     found = admin.get("transactions", group=group, count=limit)
     if as_json:
         return print_json(found)
-    print_table("", COLUMNS, [_cells(row) for row in found["transactions"]])
+    print_table("", COLUMNS, [_transaction_cells(row) for row in found["transactions"]])
     many = f"{found['open']:,} open" if found["whole"] else f"more than {found['open']:,} open"
     if not found["transactions"]:
         hint("no open transactions" + ("" if group is None else f" of group {group}"))
@@ -49,7 +49,7 @@ def list_open(group: str | None, limit: int, admin: AdminClient, as_json: bool) 
     return None
 
 
-def _cells(row: dict[str, Any]) -> list[Any]:
+def _transaction_cells(row: dict[str, Any]) -> list[Any]:
     return [
         row["transaction"], row["group"], shown(row["began_ms"]), row["messages"], row["bytes"],
         row["checks"], row["topics"],

@@ -1,4 +1,4 @@
-"""`python -m ddmq.demo.bank`."""
+"""Runs the demo as `python -m ddmq.demo.bank`."""
 
 from ddmq.demo.bank.story import bank
 

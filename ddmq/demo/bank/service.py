@@ -97,7 +97,7 @@ class Bank:
             ledger.execute("INSERT INTO received VALUES (?, ?)", (transfer["transfer"], transfer["amount"]))
 
     def sent(self) -> int:
-        """How many transfers have left."""
+        """Count the transfers that were sent."""
         with self.ledger() as ledger:
             (count,) = ledger.execute("SELECT COUNT(*) FROM sent").fetchone()
             return int(count)
@@ -120,7 +120,7 @@ class Bank:
 
 
 def main(arguments: list[str]) -> None:
-    """The command line."""
+    """Run one bank with the arguments of its command line."""
     name, peer, folder, transfers, producer_proxy, consumer_proxy = arguments
     bank = Bank(name, peer, Path(folder))
     bank.create()

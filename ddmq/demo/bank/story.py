@@ -75,10 +75,10 @@ class BankStory:
                 one.create()
                 self._begin(name)
             self._kill_all_the_time()
-            settled = self._until(self._settled, SETTLED_WITHIN_S)
+            settled = self._wait_until(self._is_settled, SETTLED_WITHIN_S)
             self._typed("lag")
             self._typed("tx list")
-            return self._prove() and settled
+            return self._check_balances() and settled
         finally:
             for service in self._running.values():
                 service.kill()
@@ -111,27 +111,28 @@ class BankStory:
     def _all_sent(self) -> bool:
         return all(one.sent() >= self._transfers for one in self._banks.values())
 
-    def _settled(self) -> bool:
-        """What left has come, and how every transaction ended is known."""
+    def _is_settled(self) -> bool:
+        """Return whether every sent transfer was received and every transaction is decided."""
         found = AdminClient(self._server.addresses["admin"]).get("transactions")
         if found["open"] or not found["whole"]:
             return False
         return all(
-            self._transfers_in(one.name, "sent") == self._received(one) for one in self._banks.values()
+            self._transfers_in(one.name, "sent") == self._received_transfers(one)
+            for one in self._banks.values()
         )
 
-    def _received(self, bank: Bank) -> dict[str, int]:
+    def _received_transfers(self, bank: Bank) -> dict[str, int]:
         return self._transfers_in(bank.peer, "received")
 
     def _transfers_in(self, name: str, table: str) -> dict[str, int]:
-        return dict(self._asked(name, f"SELECT transfer, amount FROM {table}"))
+        return dict(self._query_bank(name, f"SELECT transfer, amount FROM {table}"))
 
-    def _asked(self, name: str, query: str) -> list[tuple[str, int]]:
+    def _query_bank(self, name: str, query: str) -> list[tuple[str, int]]:
         with self._banks[name].ledger() as ledger:
             return ledger.execute(query).fetchall()
 
     @staticmethod
-    def _until(condition: Callable[[], bool], seconds: float) -> bool:
+    def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
         end = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > end:
@@ -139,17 +140,17 @@ class BankStory:
             time.sleep(LOOK_S)
         return True
 
-    def _prove(self) -> bool:
+    def _check_balances(self) -> bool:
         before = len(NAMES) * ACCOUNTS * BALANCE
         after = sum(
             balance
             for name in NAMES
-            for _, balance in self._asked(name, "SELECT name, balance FROM accounts")
+            for _, balance in self._query_bank(name, "SELECT name, balance FROM accounts")
         )
         proven = before == after
         facts = {}
         for one in self._banks.values():
-            left, came = self._transfers_in(one.name, "sent"), self._received(one)
+            left, came = self._transfers_in(one.name, "sent"), self._received_transfers(one)
             proven = proven and left == came
             facts[f"{one.name} to {one.peer}"] = (
                 f"{len(left):,} transfers of {sum(left.values()):,} left, "
@@ -158,7 +159,7 @@ class BankStory:
         given_up = sum(
             count
             for name in NAMES
-            for _, count in self._asked(
+            for _, count in self._query_bank(
                 name,
                 "SELECT decision, COUNT(*) FROM ddmq_decisions WHERE decision = 'rolled back' GROUP BY 1",
             )

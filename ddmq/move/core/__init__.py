@@ -1,1 +1,1 @@
-"""What decides in a move; it knows no engine, file or clock."""
+"""The decisions of a move; this package knows no engine, file or clock."""

@@ -25,7 +25,7 @@ class CopyOrigin(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """How what its copies say begins."""
+        """The prefix of the source reference that each copy carries."""
         return f"{self.source}/{self.topic}/{self.queue_id}/"
 
     def offset_of(self, said: str | bytes) -> int:
@@ -49,7 +49,7 @@ def copy_of(record: StoredRecord, origin: CopyOrigin, target: QueueRef) -> NewRe
 
 
 def digest(record: StoredRecord) -> bytes:
-    """Of everything that a copy has from its message."""
+    """Return the digest of everything that a copy takes over from its message."""
     system = sorted((name, value) for name, value in record.system.items() if name != MOVED_PROPERTY)
     facts = f"{record.born_ms} {record.flags} {record.due_ms} {system}".encode()
     return blake2b(

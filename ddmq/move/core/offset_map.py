@@ -31,7 +31,7 @@ class MappedProgress(NamedTuple):
 
 
 class OffsetMap:
-    """Of one queue. `base`: see the module's text."""
+    """The offset map of one queue. `base`: see the module's text."""
 
     def __init__(self, base: int) -> None:
         self.base = base
@@ -42,7 +42,7 @@ class OffsetMap:
         self._firsts: list[int] = []  # … the source offset of the first of each
 
     def __len__(self) -> int:
-        """How many runs."""
+        """Return the number of runs."""
         return len(self._counts)
 
     def add(self, target: int, source: int) -> None:
@@ -61,7 +61,7 @@ class OffsetMap:
             self._firsts.append(source)
 
     def target_of(self, source: int) -> int | None:
-        """Where the copy of this offset is; None: there is none at or above `base`."""
+        """Return the target offset of the copy of `source`; None if there is none at or above `base`."""
         place = bisect_right(self._firsts, source) - 1
         if place < 0:
             return None
@@ -70,14 +70,14 @@ class OffsetMap:
         return self._targets[index] + behind if behind < self._counts[index] else None
 
     def progress(self, view: ProgressView) -> MappedProgress:
-        """What a group that has `view` at the source has at the target."""
-        ranges = list(_joined(0, self.base, self._pieces(_finished(view))))
+        """Translate a group's progress at the source into its progress at the target."""
+        ranges = list(_join_ranges(0, self.base, self._mapped_ranges(_finished_ranges(view))))
         committed = ranges.pop(0)[1] if ranges and ranges[0][0] == 0 else 0
         attempts = ((self.target_of(offset), count) for offset, count in sorted(view.attempts.items()))
         known = tuple((offset, count) for offset, count in attempts if offset is not None)
         return MappedProgress(committed, tuple(ranges), known)
 
-    def _pieces(self, finished: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
+    def _mapped_ranges(self, finished: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
         """All records as pieces (start, end, whether they are finished), ascending."""
         ends = [end for _, end in finished]
         for source, target, count in zip(self._sources, self._targets, self._counts, strict=True):
@@ -95,12 +95,12 @@ class OffsetMap:
                 at, index = min(max(stop, at), end), index + 1
 
 
-def _finished(view: ProgressView) -> list[tuple[int, int]]:
+def _finished_ranges(view: ProgressView) -> list[tuple[int, int]]:
     below = [(0, view.committed)] if view.committed else []
     return below + list(view.finished)
 
 
-def _joined(start: int, end: int, pieces: Iterable[tuple[int, int, bool]]) -> Iterator[tuple[int, int]]:
+def _join_ranges(start: int, end: int, pieces: Iterable[tuple[int, int, bool]]) -> Iterator[tuple[int, int]]:
     """The finished ranges; what lies between two finished pieces that follow each other is no record."""
     open_ = True
     for first, after, finished in pieces:

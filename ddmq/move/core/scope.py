@@ -1,4 +1,4 @@
-"""What belongs to a move: topics, settings, records. Pure.
+"""Selects the topics, settings and records of a move. Pure.
 
 Without patterns everything does. With patterns: the topics of applications that one of them matches, the
 subscriptions to these, and of the system's own topics (retries, dead letters, delays) what is theirs. Never
@@ -68,7 +68,7 @@ class Scope:
         return not self.patterns or not is_internal(record.topic) or self.takes(_belongs_to(record))
 
     def settings(self, found: Mapping[str, bytes]) -> dict[str, bytes]:
-        """What is to stand in the target, too."""
+        """Return the settings that the target must also have."""
         kept = {key: value for key, value in found.items() if not key.startswith(LEFT_SETTINGS)}
         if not self.patterns:
             return kept

@@ -1,4 +1,4 @@
-"""The admin HTTP API: one table of what it answers. docs/admin-api.md tells the same at length."""
+"""The admin HTTP API: one table of what it answers. docs/admin-api.md describes them at length."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ CATCH_UP_PAUSES_S = (0.1, 0.3, 1.0, 0.0)  # between tries
 class AdminApi:
     """The routes over one process's parts; `consumer` is None where that part runs elsewhere.
 
-    `names`: what the server is called by those who reach it, beside loopback. `backups`: where backups go.
-    `others`: the processes whose counters belong to the answer as well.
+    `names`: the host names by which clients reach the server, loopback apart. `backups`: the folder for
+    backups.
+    `others`: the processes whose counters are added to the answer.
     """
 
     def __init__(
@@ -69,9 +70,9 @@ class AdminApi:
         self.page = MetricsPage(metrics, clock)
         self.router = AdminRouter(names)
         for route in ROUTES:
-            self.router.add(route.method, route.path, partial(self._answer, route))
+            self.router.add(route.method, route.path, partial(self._answer_route, route))
 
-    def _answer(self, route: Route, request: AdminRequest) -> Any:
+    def _answer_route(self, route: Route, request: AdminRequest) -> Any:
         try:
             if route.method != "GET":
                 self._catch_up()
@@ -83,7 +84,9 @@ class AdminApi:
             raise TryLaterError(f"{error}: {health.reason}") from error
 
     def _catch_up(self) -> None:
-        """A change starts from what other processes have just changed; whoever leads there may just move."""
+        """Wait until the changes of other processes are visible here. Retry, because the log's leader may
+        just
+        move."""
         for pause_s in CATCH_UP_PAUSES_S:
             try:
                 return self.backend.caught_up().wait(topics.WAIT_S)
@@ -96,17 +99,17 @@ class AdminApi:
 
     @property
     def groups(self) -> AdminGroups:
-        return _here(self._groups)
+        return _require_consumer(self._groups)
 
     @property
     def consumer(self) -> ConsumerService:
-        return _here(self._consumer)
+        return _require_consumer(self._consumer)
 
     def stats(self, request: AdminRequest) -> Any:
         if FORWARDED in request.query:
             return {"counters": self._metrics.snapshot(paced)}
         found: dict[str, Any] = {"health": self.health()._asdict(), "at_ms": self.clock.wall_ms()}
-        found["topics"] = topics.rows(self.backend, internal=True)
+        found["topics"] = topics.list_topics(self.backend, internal=True)
         if self._groups is not None:
             found["groups"] = self._groups.rows()
         found["counters"], found["silent_parts"] = self._others.merged(self._metrics.snapshot(paced))
@@ -114,15 +117,15 @@ class AdminApi:
 
     def post_topic(self, request: AdminRequest) -> Any:
         settings = dict(request.body)
-        one_in = topics.trace_asked(self.backend, request.topic, settings.pop("trace_one_in", None))
+        one_in = topics.check_trace_one_in(self.backend, request.topic, settings.pop("trace_one_in", None))
         change = topics.create if settings.pop("create", True) else topics.update
         if settings or one_in is None or change is topics.create:
             info = change(self.backend, self.clock, request.topic, settings)
         else:
-            info = topics.known_topic(self.backend, request.topic)
+            info = topics.require_topic(self.backend, request.topic)
         if one_in is not None:
             topics.trace(self.backend, self.clock, request.topic, one_in)
-        return topics.row(info) | topics.traced(self.backend, request.topic)
+        return topics.topic_row(info) | topics.trace_setting(self.backend, request.topic)
 
     def delete_group(self, request: AdminRequest) -> None:
         unknown = sorted(set(request.query) - {"topic"})
@@ -131,34 +134,34 @@ class AdminApi:
         self.groups.delete(request.group, request.query.get("topic"))
 
 
-def _here(part: T | None) -> T:
+def _require_consumer(part: T | None) -> T:
     if part is None:
         raise UnsupportedError("no consumer proxy in this process; ask the admin port of the one that has it")
     return part
 
 
-def _limit(request: AdminRequest, name: str) -> int:
+def _read_limit(request: AdminRequest, name: str) -> int:
     text = request.query.get(name, str(keys.LIMIT_DEFAULT))
     if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= keys.LIMIT_MAX:
         raise CallerError(f"{name} is {text!r}; allowed: 1 to {keys.LIMIT_MAX}")
     return int(text)
 
 
-def alive(health: Health) -> dict[str, Any]:
-    """The answer of /health."""
+def alive_answer(health: Health) -> dict[str, Any]:
+    """Return the answer of /health."""
     return {"alive": True} | health._asdict()
 
 
-def ready(health: Health) -> Text:
-    """The answer of /ready."""
+def ready_answer(health: Health) -> Text:
+    """Return the answer of /ready."""
     return Text("application/json", msgspec.json.encode(health._asdict()), 200 if health.ready else 503)
 
 
-def starting(health: Callable[[], Health], names: Iterable[str]) -> AdminRouter:
-    """What the admin port answers while the parts are not there yet: that, and why."""
+def build_starting_router(health: Callable[[], Health], names: Iterable[str]) -> AdminRouter:
+    """Return the routes of the admin port while the server starts: any other path gets the reason."""
     router = AdminRouter(names, lambda: f"the server is starting: {health().reason}")
-    router.add("GET", "/health", lambda _: alive(health()))
-    router.add("GET", "/ready", lambda _: ready(health()))
+    router.add("GET", "/health", lambda _: alive_answer(health()))
+    router.add("GET", "/ready", lambda _: ready_answer(health()))
     return router
 
 
@@ -173,14 +176,15 @@ class Route(NamedTuple):
 
 ROUTES = (
     Route("GET", "/health", "200 while the process lives",
-          lambda api, _: alive(api.health())),
-    Route("GET", "/ready", "200 when it takes sends, else 503 and why", lambda api, _: ready(api.health())),
+          lambda api, _: alive_answer(api.health())),
+    Route("GET", "/ready", "200 when it takes sends, else 503 and why",
+          lambda api, _: ready_answer(api.health())),
     Route("GET", "/metrics", "Prometheus text", lambda api, _: api.page.text()),
     Route("GET", "/stats", "everything `ddmq stats` shows", AdminApi.stats),
     Route("GET", "/topics", "rows by name; internal, count, after",
-          lambda api, r: topics.rows(api.backend, internal=r.flag("internal"), page=r.page())),
+          lambda api, r: topics.list_topics(api.backend, internal=r.flag("internal"), page=r.page())),
     Route("GET", "/topics/{topic}", "one with its queues",
-          lambda api, r: topics.detail(api.backend, r.topic)),
+          lambda api, r: topics.show_topic(api.backend, r.topic)),
     Route("POST", "/topics/{topic}", "the topic, made or changed", AdminApi.post_topic),
     Route("DELETE", "/topics/{topic}", "{}",
           lambda api, r: topics.delete(api.backend, api.clock, r.topic)),
@@ -196,26 +200,27 @@ ROUTES = (
     Route("GET", "/lag", "the same with lag age and rates, the furthest behind first; group, count",
           lambda api, r: api.groups.lag(r.query.get("group"), r.page().most)),
     Route("GET", "/groups/{group}", "one in full, with so many blocked keys; keys",
-          lambda api, r: api.groups.detail(r.group, _limit(r, "keys"))),
+          lambda api, r: api.groups.detail(r.group, _read_limit(r, "keys"))),
     Route("POST", "/groups/{group}", "the group, subscribed to topics",
           lambda api, r: api.groups.create(r.group, r.body)),
     Route("POST", "/groups/{group}/topics/{topic}", "what differs and what is in force",
           lambda api, r: api.groups.change(r.group, r.topic, r.body)),
     Route("DELETE", "/groups/{group}", "{}; topic", AdminApi.delete_group),
     Route("GET", "/groups/{group}/offsets", "where it stands, queue by queue; topic",
-          lambda api, r: offsets.show(api.backend, r.group, r.query.get("topic"))),
+          lambda api, r: offsets.list_positions(api.backend, r.group, r.query.get("topic"))),
     Route("POST", "/groups/{group}/offsets", "what a reset did, or would do",
-          lambda api, r: offsets.reset_asked(api.backend, api.clock, r.group, r.body)),
+          lambda api, r: offsets.reset_from_body(api.backend, api.clock, r.group, r.body)),
     Route("GET", "/groups/{group}/keys", "blocked and parked keys; limit",
-          lambda api, r: keys.rows(api.consumer, r.group, _limit(r, "limit"))),
+          lambda api, r: keys.list_blocked_keys(api.consumer, r.group, _read_limit(r, "limit"))),
     Route("POST", "/groups/{group}/keys", "the key, and what parking, skipping or replaying it came to",
-          lambda api, r: keys.act(api.consumer, r.group, str(r.body.get("action")), r.body.get("key"),
+          lambda api, r: keys.act_on_key(api.consumer, r.group, str(r.body.get("action")), r.body.get("key"),
                                   r.body.get("take_away", False))),
     Route("GET", "/dlq", "groups with dead letters; count, after",
-          lambda api, r: dlq.rows(api.backend, r.page())),
+          lambda api, r: dlq.list_dead_letters(api.backend, r.page())),
     Route("GET", "/dlq/{group}", "the open ones; reason, topic, since_ms, from, count",
-          lambda api, r: dlq.show(api.backend, r.group, dlq.choice_of(r.query), r.number("from", 0),
-                                  min(r.number("count", 20), dlq.SHOWN_MAX))),
+          lambda api, r: dlq.show_dead_letters(
+              api.backend, r.group, dlq.choice_of(r.query), r.number("from", 0),
+              min(r.number("count", 20), dlq.SHOWN_MAX))),
     Route("POST", "/dlq/{group}/resend", "what was sent again",
           lambda api, r: dlq_changes.resend(api.backend, api.clock, r.group, r.body)),
     Route("POST", "/dlq/{group}/purge", "how many are done with",

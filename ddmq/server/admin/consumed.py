@@ -1,4 +1,4 @@
-"""Whether anybody takes the messages of a subscription that is behind."""
+"""Tells whether a subscription with lag is being consumed."""
 
 from __future__ import annotations
 

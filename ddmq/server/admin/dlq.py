@@ -1,4 +1,4 @@
-"""Dead letters as the admin API shows them: which groups have some, and what stands in them.
+"""Dead letters as the admin API shows them: which groups have some, and their contents.
 
 A dead letter is open until it was sent again or purged; that is kept as the progress of an internal group
 on the dead-letter topic, so that it lives exactly as long as the letters do. Nothing here changes anything
@@ -30,7 +30,7 @@ PREVIEW_CHARS = 200
 
 
 class LetterRange(NamedTuple):
-    """Offsets `[at, end)` of one queue, still to be looked at."""
+    """Offsets `[at, end)` of one queue that must still be read."""
 
     queue: QueueRef
     at: int
@@ -38,7 +38,8 @@ class LetterRange(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The letters that are meant; None (or no offsets) chooses by nothing. Times are epoch milliseconds."""
+    """The dead letters that a request chooses; None (or no offsets) means any. Times are epoch
+    milliseconds."""
 
     offsets: frozenset[int] = frozenset()
     reason: str | None = None
@@ -46,7 +47,7 @@ class Choice(NamedTuple):
     since_ms: int | None = None
 
     def takes(self, letter: DeadLetter) -> bool:
-        """Whether `letter` is one of them."""
+        """Return whether the choice includes `letter`."""
         return (
             (not self.offsets or letter.record.offset in self.offsets)
             and self.reason in (None, letter.reason)
@@ -56,7 +57,7 @@ class Choice(NamedTuple):
 
 
 class Open:
-    """The open letters of one queue, as read once."""
+    """A snapshot of the open dead letters of one queue."""
 
     def __init__(self, view: ProgressView, bounds: Bounds, gaps: Iterable[tuple[int, int]] = ()) -> None:
         self._done = AckMap(view.committed or 0)
@@ -69,18 +70,18 @@ class Open:
         return not self._done.is_finished(offset)
 
     def count(self, start: int, end: int) -> int:
-        """Open letters of `[start, end)`, as far as they are still there."""
+        """Count the open letters of `[start, end)` that retention has not deleted."""
         low, high = max(start, self._bounds.min), min(end, self._bounds.next)
         return sum(max(0, min(last, high) - first) for first, last in self.runs(low, high))
 
     @property
     def stored(self) -> int:
-        """Letters that are still there, open or not."""
+        """The number of letters that retention has not deleted, open or not."""
         low, high = self._bounds
         return high - low - sum(max(0, min(end, high) - max(start, low)) for start, end in self._gaps)
 
     def runs(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Open ranges within `[start, end)`."""
+        """Yield the open ranges within `[start, end)`."""
         at = max(start, self._done.committed)
         for first, last in self._done.finished(at):
             if first >= end:
@@ -93,24 +94,24 @@ class Open:
 
     @property
     def first(self) -> int:
-        """The oldest open one; `next` when there is none."""
+        """The offset of the oldest open letter; `next` when there is none."""
         low, high = self._bounds
         return next((start for start, _ in self.runs(low, high)), high)
 
 
-def rows(backend: Backend, page: Page = WHOLE) -> list[dict[str, Any]]:
+def list_dead_letters(backend: Backend, page: Page = WHOLE) -> list[dict[str, Any]]:
     """Return a row for each group with a dead-letter topic, and for transactions: those with most open
     letters first, but a page is by name."""
     topics = [name.removeprefix(DLQ_PREFIX) for name in backend.topics() if name.startswith(DLQ_PREFIX)]
     if backend.topic(TRANSACTION_DEAD_TOPIC) is not None:
         topics.append(TRANSACTION_DEAD_TOPIC)
-    found = [_row(backend, name) for name in paced(page.of(topics, str))]
-    return sorted(found, key=lambda row: -row["letters"]) if page == WHOLE else found
+    group_rows = [_group_row(backend, name) for name in paced(page.of(topics, str))]
+    return sorted(group_rows, key=lambda row: -row["letters"]) if page == WHOLE else group_rows
 
 
-def _row(backend: Backend, group: str) -> dict[str, Any]:
+def _group_row(backend: Backend, group: str) -> dict[str, Any]:
     queues = letter_queues(backend, group)
-    bounds, opened = look(backend, queues)
+    bounds, opened = read_open_letters(backend, queues)
     oldest = [_stored_ms(backend, queue, each.first) for queue, each in zip(queues, opened, strict=True)]
     return {
         "group": group,
@@ -127,7 +128,7 @@ def _stored_ms(backend: Backend, queue: QueueRef, offset: int) -> int | None:
 
 
 def letter_queues(backend: Backend, group: str) -> list[QueueRef]:
-    """The queues of a group's dead-letter topic, none where it never had a dead letter.
+    """Return the queues of a group's dead-letter topic; none if the group never had a dead letter.
 
     Raises NoSuchGroupError when there is no such group either.
     """
@@ -139,8 +140,8 @@ def letter_queues(backend: Backend, group: str) -> list[QueueRef]:
     return info.refs()
 
 
-def look(backend: Backend, queues: Sequence[QueueRef]) -> tuple[list[Bounds], list[Open]]:
-    """Bounds and open letters, per queue."""
+def read_open_letters(backend: Backend, queues: Sequence[QueueRef]) -> tuple[list[Bounds], list[Open]]:
+    """Read the bounds and the open letters of each queue."""
     views = backend.progress(DONE_GROUP, queues).wait(WAIT_S)
     bounds = [limits or Bounds(0, 0) for limits in backend.bounds(queues).wait(WAIT_S)]
     gaps = [gaps_of(backend, queue, limits) for queue, limits in zip(queues, bounds, strict=True)]
@@ -148,7 +149,7 @@ def look(backend: Backend, queues: Sequence[QueueRef]) -> tuple[list[Bounds], li
 
 
 class _Gaps:
-    """Offsets of one queue at which nothing stands, looked for up to `end`."""
+    """The offsets below `end` of one queue that hold no record."""
 
     def __init__(self, start: int) -> None:
         self.ranges: list[tuple[int, int]] = []
@@ -159,50 +160,50 @@ _known_gaps: WeakKeyDictionary[Backend, dict[QueueRef, _Gaps]] = WeakKeyDictiona
 
 
 def gaps_of(backend: Backend, queue: QueueRef, limits: Bounds) -> list[tuple[int, int]]:
-    """The offsets in `limits` at which no letter ever stood: on Kafka each transaction takes one more.
+    """Return the offsets in `limits` that never held a letter: on Kafka each transaction uses one more.
 
-    What was looked at once is remembered; SCANNED_MAX offsets more are, at most.
+    Earlier scans are cached; a call scans at most SCANNED_MAX further offsets.
     """
     if backend.gapless:
         return []
-    known = _known_gaps.setdefault(backend, {}).setdefault(queue, _Gaps(limits.min))
-    known.ranges = [found for found in known.ranges if found[1] > limits.min]
-    known.end = max(known.end, limits.min)
-    end = min(limits.next, known.end + SCANNED_MAX)
-    while known.end < end:
-        batch = backend.read(queue, known.end, BATCH, READ_BYTES_MAX).wait(WAIT_S)
-        if batch.next_offset <= known.end:  # nothing to be had now
+    gaps = _known_gaps.setdefault(backend, {}).setdefault(queue, _Gaps(limits.min))
+    gaps.ranges = [found for found in gaps.ranges if found[1] > limits.min]
+    gaps.end = max(gaps.end, limits.min)
+    end = min(limits.next, gaps.end + SCANNED_MAX)
+    while gaps.end < end:
+        batch = backend.read(queue, gaps.end, BATCH, READ_BYTES_MAX).wait(WAIT_S)
+        if batch.next_offset <= gaps.end:  # nothing to be had now
             break
-        at = known.end
+        at = gaps.end
         for offset in (*batch.offsets, batch.next_offset):
             if offset > at:
-                known.ranges.append((at, offset))
+                gaps.ranges.append((at, offset))
             at = offset + 1
-        known.end = batch.next_offset
-    return known.ranges
+        gaps.end = batch.next_offset
+    return gaps.ranges
 
 
-def show(backend: Backend, group: str, choice: Choice, start: int, count: int) -> dict[str, Any]:
+def show_dead_letters(backend: Backend, group: str, choice: Choice, start: int, count: int) -> dict[str, Any]:
     """Return up to `count` open letters from offset `start` on, oldest first.
 
-    `next` is the offset to go on at, None at the end; at most SCANNED_MAX letters are looked at.
+    `next` is the offset of the next page, None at the end; at most SCANNED_MAX letters are read.
     """
     queues = letter_queues(backend, group)
-    bounds, opened = look(backend, queues)
+    bounds, opened = read_open_letters(backend, queues)
     spans = [LetterRange(queue, max(start, b.min), b.next) for queue, b in zip(queues, bounds, strict=True)]
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     size = 0
     go_on: list[int] = []
     for span, each in zip(spans, opened, strict=True):
         at = span.at
-        while at < span.end and len(found) < count and at - span.at < SCANNED_MAX:
+        while at < span.end and len(rows) < count and at - span.at < SCANNED_MAX:
             letters, at = read_letters(backend, span._replace(at=at), each)
             for letter in paced(letters):
                 if choice.takes(letter):
-                    found.append(letter_row(letter))
-                    size += sum(map(len, found[-1]["properties"].values())) + len(found[-1]["error"])
-                    if len(found) == count or size > ANSWER_BYTES_MAX:
-                        at, count = letter.record.offset + 1, len(found)
+                    rows.append(letter_row(letter))
+                    size += sum(map(len, rows[-1]["properties"].values())) + len(rows[-1]["error"])
+                    if len(rows) == count or size > ANSWER_BYTES_MAX:
+                        at, count = letter.record.offset + 1, len(rows)
                         break
         if at < span.end:
             go_on.append(at)
@@ -210,13 +211,13 @@ def show(backend: Backend, group: str, choice: Choice, start: int, count: int) -
     return {
         "group": group,
         "letters": total,
-        "shown": found,
+        "shown": rows,
         "next": min(go_on, default=None),
     }
 
 
 def read_letters(backend: Backend, span: LetterRange, opened: Open) -> tuple[list[DeadLetter], int]:
-    """The next open letters of `span`, and where to go on; a batch at a time."""
+    """Read the next batch of open letters of `span`; return them and the offset after the batch."""
     start = next((first for first, _ in opened.runs(span.at, span.end)), span.end)
     if start >= span.end:
         return [], span.end
@@ -259,12 +260,12 @@ def letter_row(letter: DeadLetter) -> dict[str, Any]:
             if not name.startswith(PREFIX.encode())
         },
         "body_bytes": len(value),
-        "preview": preview(value),
+        "preview": preview_body(value),
     }
 
 
-def preview(value: bytes) -> str:
-    """The beginning of a body; binary ones in hexadecimal."""
+def preview_body(value: bytes) -> str:
+    """Return the beginning of a body as text; a binary body in hexadecimal."""
     head = value[: 4 * PREVIEW_CHARS]
     try:
         return head.decode("utf-8", "strict" if len(head) == len(value) else "ignore")[:PREVIEW_CHARS]
@@ -273,7 +274,8 @@ def preview(value: bytes) -> str:
 
 
 def choice_of(query: Mapping[str, Any]) -> Choice:
-    """From query parameters or a JSON body: `offsets`, `reason`, `topic`, `since_ms`. Raises CallerError."""
+    """Read `offsets`, `reason`, `topic` and `since_ms` from query parameters or a JSON body. Raises
+    CallerError."""
     offsets = query.get("offsets", [])
     if not isinstance(offsets, list) or not all(isinstance(each, int) and each >= 0 for each in offsets):
         raise CallerError(f"offsets is {offsets!r}; a list of whole numbers of 0 or more is wanted")

@@ -33,8 +33,8 @@ from ddmq.server.admin.dlq import (
     LetterRange,
     choice_of,
     letter_queues,
-    look,
     read_letters,
+    read_open_letters,
 )
 from ddmq.server.admin.topics import WAIT_S
 from ddmq_common.clock import Clock
@@ -48,8 +48,8 @@ TRIES_MAX = 8
 GROUPS_SHOWN = 100  # names of groups that one topic's resent letters reach
 
 
-def _tried(queue: QueueRef, change: Callable[[], int]) -> int:
-    """What `change` gives; it is tried again where someone else was first."""
+def _retry_when_fenced(queue: QueueRef, change: Callable[[], int]) -> int:
+    """Call `change`, again after each FencedError; return its result."""
     for _ in range(TRIES_MAX):
         try:
             return change()
@@ -59,8 +59,8 @@ def _tried(queue: QueueRef, change: Callable[[], int]) -> int:
 
 
 class Resend:
-    """A request to resend: what is left of it, and what came of it so far. `group`: the only group that the
-    letters are to reach; "": every group of their topics."""
+    """A request to resend, and its counts so far. `group`: the only group that gets the letters; "": every
+    group of their topics."""
 
     def __init__(self, backend: Backend, clock: Clock, choice: Choice, group: str, *, dry_run: bool) -> None:
         self._backend = backend
@@ -74,37 +74,39 @@ class Resend:
         self.kept: Counter[str] = Counter()  # by why they were not sent
 
     def run(self, spans: Sequence[LetterRange], stop_at: float) -> list[LetterRange]:
-        """Work until `stop_at` (monotonic seconds); gives what is left, at least one batch less."""
-        left = list(spans)
-        while left:
-            span = left.pop(0)
-            at = _tried(span.queue, partial(self._batch, span))
+        """Resend at least one batch, until `stop_at` (monotonic seconds); return the remaining ranges."""
+        remaining = list(spans)
+        while remaining:
+            span = remaining.pop(0)
+            at = _retry_when_fenced(span.queue, partial(self._resend_batch, span))
             if at < span.end:
-                left.insert(0, span._replace(at=at))
+                remaining.insert(0, span._replace(at=at))
             if self._clock.monotonic() >= stop_at:
                 break
-        return left
+        return remaining
 
-    def _batch(self, span: LetterRange) -> int:
-        """The generation is read before the marks: whoever changes them later makes our commit fail."""
+    def _resend_batch(self, span: LetterRange) -> int:
+        """Resend one batch; return the offset after it. The generation is read before the marks, so that a
+        later
+        change of the marks makes the commit fail."""
         backend, queue = self._backend, span.queue
         changes = backend.progress(TURN_GROUP, (queue,)).wait(WAIT_S)[0]
         done = backend.progress(DONE_GROUP, (queue,)).wait(WAIT_S)[0]
-        _, (opened,) = look(backend, (queue,))
+        _, (opened,) = read_open_letters(backend, (queue,))
         letters, at = read_letters(backend, span, opened)
         sent: Counter[str] = Counter()
-        kept: Counter[str] = Counter()
-        chosen, records = self._choose(letters, sent, kept)
+        not_sent: Counter[str] = Counter()
+        offsets, records = self._choose_letters(letters, sent, not_sent)
         if records and not self._dry_run:
-            self._store(queue, chosen, records, (done, changes))
+            self._store_records(queue, offsets, records, (done, changes))
         self.sent += sent
-        self.kept += kept
+        self.kept += not_sent
         return at
 
-    def _choose(
+    def _choose_letters(
         self, letters: Sequence[DeadLetter], sent: Counter[str], kept: Counter[str]
     ) -> tuple[list[int], list[NewRecord]]:
-        chosen: list[int] = []
+        offsets: list[int] = []
         records: list[NewRecord] = []
         for letter in letters:
             if not self._choice.takes(letter):
@@ -118,10 +120,10 @@ class Resend:
             if len(record.delivery) > self._bytes_max:
                 kept[f"larger than topic {letter.topic} takes (body_bytes_max of the log)"] += 1
                 continue
-            chosen.append(letter.record.offset)
+            offsets.append(letter.record.offset)
             records.append(record)
             sent[letter.topic] += 1
-        return chosen, records
+        return offsets, records
 
     def _explain_refusal(self, letter: DeadLetter, info: TopicInfo | None) -> str:
         """Return why a letter is not sent, or "" where it may be."""
@@ -141,7 +143,7 @@ class Resend:
             )
         return ""
 
-    def _store(
+    def _store_records(
         self,
         queue: QueueRef,
         chosen: Sequence[int],
@@ -156,16 +158,16 @@ class Resend:
                     raise result.error or RemoteError("a resent message may or may not be stored")
             records = ()
         ranges = [(offset, offset + 1) for offset in chosen]
-        marks = (_mark(queue, views[0], ranges), next_generation(queue, views[1]))
+        marks = (_done_delta(queue, views[0], ranges), next_generation(queue, views[1]))
         backend.commit(CommitBatch(records=records, progress=marks), deadline).wait(WAIT_S)
 
 
-def _mark(queue: QueueRef, done: ProgressView, ranges: Sequence[tuple[int, int]]) -> ProgressDelta:
+def _done_delta(queue: QueueRef, done: ProgressView, ranges: Sequence[tuple[int, int]]) -> ProgressDelta:
     return ProgressDelta(DONE_GROUP, queue, done.epoch, done.generation, finished=ranges)
 
 
 def resend(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Send chosen letters to their own group again, as far as a few seconds go.
+    """Send chosen letters to their own group again, for a few seconds at most.
 
     `body`: `all`, or any of `offsets`, `reason`, `topic`, `since_ms`; `to_topic`: to every group of their
     topics; `dry_run`; `cursor` of an earlier answer. Answers `resent` (by topic), `reached` (by topic, the
@@ -176,7 +178,9 @@ def resend(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) 
         raise CallerError("nothing is chosen; give all, offsets, reason, topic or since_ms")
     to_topic = is_to_topic(group, body)
     work = Resend(backend, clock, choice, "" if to_topic else group, dry_run=bool(body.get("dry_run")))
-    left = work.run(_spans(backend, group, choice, body.get("cursor")), clock.monotonic() + WORK_S)
+    remaining = work.run(
+        _ranges_to_resend(backend, group, choice, body.get("cursor")), clock.monotonic() + WORK_S
+    )
     return {
         "group": group,
         "dry_run": bool(body.get("dry_run")),
@@ -186,12 +190,12 @@ def resend(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) 
             topic: list_groups_reached(backend, topic, "" if to_topic else group) for topic in work.sent
         },
         "kept": dict(work.kept),
-        "cursor": [[span.queue.queue_id, span.at, span.end] for span in left] or None,
+        "cursor": [[span.queue.queue_id, span.at, span.end] for span in remaining] or None,
     }
 
 
 def is_to_topic(group: str, body: Mapping[str, Any]) -> bool:
-    """Whether letters reach every group of their topics: on request, and those that no group ever had.
+    """Return whether letters reach every group of their topics: on request, or if no group ever had them.
 
     Raises CallerError.
     """
@@ -210,11 +214,11 @@ def list_groups_reached(backend: Backend, topic: str, group: str) -> dict[str, A
     return {"count": len(groups), "groups": groups[:GROUPS_SHOWN]}
 
 
-def _spans(backend: Backend, group: str, choice: Choice, cursor: object) -> list[LetterRange]:
+def _ranges_to_resend(backend: Backend, group: str, choice: Choice, cursor: object) -> list[LetterRange]:
     queues = letter_queues(backend, group)
     if cursor is not None:
-        return _spans_of(queues, cursor)
-    bounds, _ = look(backend, queues)
+        return _parse_cursor(queues, cursor)
+    bounds, _ = read_open_letters(backend, queues)
     spans = [
         LetterRange(queue, limits.min, limits.next) for queue, limits in zip(queues, bounds, strict=True)
     ]
@@ -224,7 +228,7 @@ def _spans(backend: Backend, group: str, choice: Choice, cursor: object) -> list
     return [span for span in spans if span.at < span.end]
 
 
-def _spans_of(queues: Sequence[QueueRef], cursor: object) -> list[LetterRange]:
+def _parse_cursor(queues: Sequence[QueueRef], cursor: object) -> list[LetterRange]:
     try:
         rows: list[tuple[int, int, int]] = [tuple(row) for row in cursor]  # type: ignore[attr-defined]
         return [
@@ -245,7 +249,7 @@ def purge(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) -
     if bool(body.get("all")) == (before is not None) or not isinstance(before, int | None):
         raise CallerError(f"before_ms is {before!r}; give either all, or before_ms in epoch milliseconds")
     purged = sum(
-        _tried(queue, partial(_purge_queue, backend, clock, queue, before))
+        _retry_when_fenced(queue, partial(_purge_queue, backend, clock, queue, before))
         for queue in letter_queues(backend, group)
     )
     return {"group": group, "purged": purged}
@@ -254,12 +258,12 @@ def purge(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) -
 def _purge_queue(backend: Backend, clock: Clock, queue: QueueRef, before_ms: int | None) -> int:
     changes = backend.progress(TURN_GROUP, (queue,)).wait(WAIT_S)[0]
     done = backend.progress(DONE_GROUP, (queue,)).wait(WAIT_S)[0]
-    (limits,), (opened,) = look(backend, (queue,))
+    (limits,), (opened,) = read_open_letters(backend, (queue,))
     end = limits.next
     if before_ms is not None:
         end = min(end, backend.offset_for_time(queue, before_ms).wait(WAIT_S))
     count = opened.count(0, end)
     if count:
-        marks = (_mark(queue, done, [(0, end)]), next_generation(queue, changes))
+        marks = (_done_delta(queue, done, [(0, end)]), next_generation(queue, changes))
         backend.commit(CommitBatch(progress=marks), clock.monotonic() + WAIT_S).wait(WAIT_S)
     return count

@@ -1,6 +1,6 @@
-"""The figures of this process, and of those beside it.
+"""The metrics of this process, and of the other processes of the server.
 
-The page of metrics: one that was hard to make is given again for a while, so that scrapers cost little.
+The page of metrics: an expensive page is reused for a while, so that scrapers cost little.
 
 The counters of the other processes of `ddmq serve --processes`, which are asked on their own admin ports.
 Their addresses come line by line from the process that started them all: `part producer 127.0.0.1:9913`.
@@ -21,7 +21,7 @@ from gevent import socket
 from gevent.lock import BoundedSemaphore
 
 from ddmq.address import HostPort, parse
-from ddmq.server.http.pace import breathe
+from ddmq.server.http.pace import yield_if_long
 from ddmq.server.http.routing import FORWARDED, Text
 from ddmq_common.clock import Clock
 from ddmq_common.metrics.catalogue import CATALOGUE
@@ -37,7 +37,7 @@ log = logging.getLogger("ddmq.server")
 
 
 class MetricsPage:
-    """The page as Prometheus reads it. It is made by one greenlet at a time."""
+    """The Prometheus page, cached. One greenlet at a time renders it."""
 
     def __init__(self, metrics: Registry, clock: Clock) -> None:
         self._metrics = metrics
@@ -46,25 +46,26 @@ class MetricsPage:
         self._made, self._kept_until = Text("text/plain", b""), -math.inf
 
     def text(self) -> Text:
-        """The page, made now or a short while ago."""
+        """Return the page, rendered now or at most PAGE_KEPT_S ago."""
         with self._making:
             if self._kept_until <= self._clock.monotonic():
                 began = time.thread_time()
                 self._metrics.run_collectors()
                 spent = time.thread_time() - began
                 gevent.sleep(ANSWERS_S)
-                payload, more = self._exposition()
+                payload, more = self._render_page()
                 self._made = Text("text/plain; version=0.0.4", payload)
                 self._kept_until = self._clock.monotonic() + _kept_s(spent + more)
             return self._made
 
-    def _exposition(self) -> tuple[bytes, float]:
-        """The page and the processor time it took; others run between its pieces, which may be many."""
+    def _render_page(self) -> tuple[bytes, float]:
+        """Render the page; return it and the processor time it took. Other greenlets run between its
+        chunks."""
         parts, spent, began = [], 0.0, time.thread_time()
         for part in self._metrics.exposition_pieces():
             parts.append(part)
             spent += time.thread_time() - began
-            breathe()
+            yield_if_long()
             began = time.thread_time()
         return b"".join(parts), spent
 
@@ -74,46 +75,50 @@ def _kept_s(spent_s: float) -> float:
 
 
 class OtherParts:
-    """The parts beside this process; none until it is told of one."""
+    """The admin addresses of the other processes of the server; empty until a line names one."""
 
     def __init__(self) -> None:
         self._addresses: dict[str, HostPort] = {}
 
     def hear(self, line: str) -> None:
-        """`part NAME ADDRESS`: where that part's admin API listens from now on."""
+        """Record the admin address that a line `part NAME ADDRESS` names."""
         _, name, address = line.split()
         self._addresses[name] = parse(address)
 
     def merged(self, own: Counters) -> tuple[Counters, dict[str, str]]:
-        """All counters, with `own`, and the addresses of the parts by name that did not answer in ASK_S."""
-        asked = {name: gevent.spawn(_ask, address) for name, address in self._addresses.items()}
-        gevent.joinall(list(asked.values()), timeout=ASK_S)
-        told = {name: each.value for name, each in asked.items() if each.value is not None}
-        gevent.killall(list(asked.values()), block=False)
-        silent = {name: str(self._addresses[name]) for name in asked.keys() - told.keys()}
-        return merge(own, *told.values()), silent
+        """Return all counters, with `own`, and the addresses of the parts that did not answer within
+        ASK_S."""
+        requests = {name: gevent.spawn(_fetch_counters, address) for name, address in self._addresses.items()}
+        gevent.joinall(list(requests.values()), timeout=ASK_S)
+        answers = {name: each.value for name, each in requests.items() if each.value is not None}
+        gevent.killall(list(requests.values()), block=False)
+        silent = {name: str(self._addresses[name]) for name in requests.keys() - answers.keys()}
+        return merge_counters(own, *answers.values()), silent
 
 
-def told_line(name: str, address: HostPort) -> str:
+def component_line(name: str, address: HostPort) -> str:
     """Return the line that `hear` takes."""
     return f"part {name} {address}\n"
 
 
-def merge(*snapshots: Counters) -> Counters:
-    """Counters and counts of histograms are added up, means weighed by count; of gauges, percentiles and
-    maxima the highest is taken: percentiles over several processes cannot be told from theirs."""
-    found: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
+def merge_counters(*snapshots: Counters) -> Counters:
+    """Merge the counters of several processes.
+
+    Counters and counts of histograms are added, means are weighted by count. Of gauges, percentiles and
+    maxima the highest is taken, because percentiles over several processes cannot be computed from theirs.
+    """
+    merged_rows: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
     for snapshot in snapshots:
         for name, rows in snapshot.items():
-            merged = found.setdefault(name, {})
+            merged = merged_rows.setdefault(name, {})
             for row in rows:
                 labels = tuple(value for key, value in row.items() if key not in FIGURES)
                 before = merged.get(labels)
-                merged[labels] = row if before is None else row | _together(name, before, row)
-    return {name: list(rows.values()) for name, rows in found.items()}
+                merged[labels] = row if before is None else row | _merge_rows(name, before, row)
+    return {name: list(rows.values()) for name, rows in merged_rows.items()}
 
 
-def _together(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
+def _merge_rows(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
     if "value" in one:
         pair = (one["value"], other["value"])
         return {"value": sum(pair) if CATALOGUE[name].kind == "counter" else max(pair)}
@@ -123,8 +128,8 @@ def _together(name: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> di
     return {"count": count, "mean": total / count if count else 0.0} | highest
 
 
-def _ask(address: HostPort) -> Counters | None:
-    """The counters of the process there; None when it does not answer as it should."""
+def _fetch_counters(address: HostPort) -> Counters | None:
+    """Fetch the counters of the process at `address`; None without a valid answer."""
     connection = http.client.HTTPConnection(*address)
     try:
         connection.sock = socket.create_connection(tuple(address), ASK_S)

@@ -15,8 +15,8 @@ from backend.port import Backend
 from backend.records import QueueRef, ReadStatus, TopicInfo
 from ddmq.server.admin import keys
 from ddmq.server.admin.consumed import is_consumed
-from ddmq.server.admin.dlq import rows as dead_letter_rows
-from ddmq.server.admin.keys import known
+from ddmq.server.admin.dlq import list_dead_letters as dead_letter_rows
+from ddmq.server.admin.keys import require_group
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import COUNT_MAX, WHOLE, NoSuchGroupError, Page
@@ -44,10 +44,10 @@ AGES_MAX = 64  # queues of one topic whose oldest waiting message is looked at
 PERIOD_S = 5.0  # between two samples of the counters
 
 
-def _differences(done: SubscriptionChange) -> list[dict[str, Any]]:
+def _changed_settings(done: SubscriptionChange) -> list[dict[str, Any]]:
     if done.before is None:
         return []
-    before, after = values(done.before), values(done.after)
+    before, after = settings_in_force(done.before), settings_in_force(done.after)
     return [
         {"key": name, "before": before[name], "after": after[name]}
         for name in BY_NAME
@@ -55,21 +55,21 @@ def _differences(done: SubscriptionChange) -> list[dict[str, Any]]:
     ]
 
 
-def _notes(group: str, topic: str, settings: Mapping[str, Any], done: SubscriptionChange) -> list[str]:
+def _change_notes(group: str, topic: str, settings: Mapping[str, Any], done: SubscriptionChange) -> list[str]:
     notes = []
     if "start" in settings and done.before is not None:
         notes.append(
             "start only says where a new subscription begins: offsets do not move; "
             f"`ddmq offset reset {group} --topic {topic} --to {settings['start']}` moves them"
         )
-    if done.after.scope == "group" and _order(done.before) != _order(done.after):
+    if done.after.scope == "group" and _order_terms(done.before) != _order_terms(done.after):
         notes.append(
             "order over the whole group: all queues of all its ordered topics belong to one proxy at a time"
         )
     return notes
 
 
-def _order(config: SubscriptionDefaults | None) -> tuple[str, str] | None:
+def _order_terms(config: SubscriptionDefaults | None) -> tuple[str, str] | None:
     return None if config is None else (config.order_key, config.scope)
 
 
@@ -80,8 +80,7 @@ def _check_names(group: str, *topics: str) -> None:
 
 
 class RetryPathView:
-    """The messages that wait in the delay levels, as rows show them; what cannot be read just now is
-    unknown."""
+    """The messages that wait in the delay levels, as rows show them; unknown while they cannot be read."""
 
     def __init__(self, consumer: ConsumerService, clock: Clock) -> None:
         self._now_ms = clock.wall_ms()
@@ -91,27 +90,28 @@ class RetryPathView:
             self._found = None
 
     def row(self, group: str, topic: str) -> dict[str, Any]:
-        """`retry_waiting`: messages, at least, where `retry_waiting_whole` is false; null: not known."""
+        """Return the retry columns of a row. `retry_waiting` is null while unknown, and a minimum where
+        `retry_waiting_whole` is false."""
         if self._found is None:
             return {"retry_waiting": None} | dict.fromkeys(RETRY_DETAILS)
-        found = self._found.waiting.get((group, topic))
-        if found is None:
+        waiting = self._found.waiting.get((group, topic))
+        if waiting is None:
             return dict.fromkeys(RETRY_DETAILS) | {
                 "retry_waiting": 0,
                 "retry_waiting_whole": self._found.whole,
             }
         return {
-            "retry_waiting": found.messages,
+            "retry_waiting": waiting.messages,
             "retry_waiting_whole": self._found.whole,
-            "retry_oldest_s": max(0, self._now_ms - found.since_ms) / 1000,
-            "retry_next_s": max(0, found.due_ms - self._now_ms) / 1000,
+            "retry_oldest_s": max(0, self._now_ms - waiting.since_ms) / 1000,
+            "retry_next_s": max(0, waiting.due_ms - self._now_ms) / 1000,
         }
 
 
-def row(each: SubscriptionStats, letters: Mapping[str, int]) -> dict[str, Any]:
+def subscription_row(each: SubscriptionStats, letters: Mapping[str, int]) -> dict[str, Any]:
     """Return a subscription as a list shows it. `letters`: open dead letters, of whole groups."""
-    known = {name: getattr(each, name) for name in ROW}
-    return known | {
+    columns = {name: getattr(each, name) for name in ROW}
+    return columns | {
         "dead_letters": letters.get(each.group, 0),
         "dead_letters_open": letters.get(each.group, 0),
         "dead_letters_since_start": each.dead_lettered,
@@ -120,17 +120,17 @@ def row(each: SubscriptionStats, letters: Mapping[str, int]) -> dict[str, Any]:
 
 
 def open_letters(backend: Backend) -> dict[str, int]:
-    """Dead letters that were neither sent again nor purged, by group."""
-    found: dict[str, int] = {}
+    """Count the dead letters that were neither resent nor purged, by group."""
+    counts: dict[str, int] = {}
     for each in dead_letter_rows(backend):
-        found[each["group"]] = found.get(each["group"], 0) + int(each["letters"])
-    return found
+        counts[each["group"]] = counts.get(each["group"], 0) + int(each["letters"])
+    return counts
 
 
-def values(config: Any) -> dict[str, Any]:
-    """Every setting in force, secrets masked."""
-    found = resolved(config)
-    return {name: found[name] for name in BY_NAME}
+def settings_in_force(config: Any) -> dict[str, Any]:
+    """Return every setting in force, with secrets masked."""
+    settings = resolved(config)
+    return {name: settings[name] for name in BY_NAME}
 
 
 class AdminGroups:
@@ -144,26 +144,26 @@ class AdminGroups:
         self._rates = Rates()
 
     def sample(self) -> None:
-        """Note how far the counters of groups are; call it every PERIOD_S seconds."""
+        """Sample the counters of all groups; the caller does so every PERIOD_S seconds."""
         self._rates.sample(self._clock.monotonic(), self._consumer.counts())
 
     def rows(self, page: Page = WHOLE) -> list[dict[str, Any]]:
         """Return a row a subscription, by group; a page is of groups."""
         retries, letters = RetryPathView(self._consumer, self._clock), open_letters(self._backend)
-        found: list[dict[str, Any]] = []
+        subscriptions: list[dict[str, Any]] = []
         for group in paced(page.of(self._consumer.groups(), lambda group: group.name)):
             for each in self._consumer.group_stats(group.name).wait(WAIT_S):
-                found.append(row(each, letters) | retries.row(each.group, each.topic))
-        return found
+                subscriptions.append(subscription_row(each, letters) | retries.row(each.group, each.topic))
+        return subscriptions
 
     def detail(self, group: str, keys_limit: int = keys.LIMIT_DEFAULT) -> dict[str, Any]:
         """Return a group: each subscription with its queues and settings, and the blocked keys."""
-        summary = known(self._consumer, group)
-        found = self._consumer.group_stats(group).wait(WAIT_S)
+        summary = require_group(self._consumer, group)
+        subscriptions = self._consumer.group_stats(group).wait(WAIT_S)
         retries, letters = RetryPathView(self._consumer, self._clock), open_letters(self._backend)
         clients = self._consumer.clients(group)
-        ordered = any(each.config.order_key for each in found)
-        blocked = keys.rows(self._consumer, group, keys_limit + 1) if ordered else []
+        ordered = any(each.config.order_key for each in subscriptions)
+        blocked = keys.list_blocked_keys(self._consumer, group, keys_limit + 1) if ordered else []
         return {
             "group": group,
             "source": summary.source,
@@ -171,14 +171,15 @@ class AdminGroups:
             "waiters": summary.waiters,
             "dead_letters_open": letters.get(group, 0),
             "subscriptions": [
-                self._subscription(each, letters) | retries.row(each.group, each.topic) for each in found
+                self._subscription_detail(each, letters) | retries.row(each.group, each.topic)
+                for each in subscriptions
             ],
             "clients": [dataclasses.asdict(each) for each in clients[:CLIENTS_MAX]],
             "clients_more": max(0, len(clients) - CLIENTS_MAX),
             "differences": [
                 dataclasses.asdict(each) for each in self._consumer.differences(group)[:DIFFERENCES_MAX]
             ],
-            "stalled": self._stalled(group),
+            "stalled": self._stalled_queues(group),
             "blocked_keys": blocked[:keys_limit],
             "blocked_keys_more": len(blocked) > keys_limit,
         }
@@ -187,17 +188,19 @@ class AdminGroups:
         """Return how far behind `count` subscriptions are, the furthest first; how long, for the first
         AGED_MAX."""
         if group is not None:
-            known(self._consumer, group)
-        wanted = [each.name for each in self._consumer.groups() if group in (None, each.name)]
-        found = [each for name in paced(wanted) for each in self._consumer.group_stats(name).wait(WAIT_S)]
-        found.sort(key=lambda each: (-each.lag, each.group, each.topic))
+            require_group(self._consumer, group)
+        group_names = [each.name for each in self._consumer.groups() if group in (None, each.name)]
+        subscriptions = [
+            each for name in paced(group_names) for each in self._consumer.group_stats(name).wait(WAIT_S)
+        ]
+        subscriptions.sort(key=lambda each: (-each.lag, each.group, each.topic))
         retries, letters = RetryPathView(self._consumer, self._clock), open_letters(self._backend)
         return [
-            row(each, letters)
+            subscription_row(each, letters)
             | retries.row(each.group, each.topic)
             | self._per_second(each)
-            | self._looked_up(each, with_age=at < AGED_MAX)
-            for at, each in enumerate(paced(found[:count]))
+            | self._backend_columns(each, with_age=at < AGED_MAX)
+            for at, each in enumerate(paced(subscriptions[:count]))
         ]
 
     def create(self, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,30 +227,30 @@ class AdminGroups:
         unset = settings.pop("unset", [])
         if not isinstance(unset, list) or not all(isinstance(name, str) for name in unset):
             raise CallerError(f"unset is {unset!r}; a list of setting names is wanted")
-        done = self._consumer.change_subscription(group, topic, settings, unset).wait(WAIT_S)
+        change = self._consumer.change_subscription(group, topic, settings, unset).wait(WAIT_S)
         return {
             "group": group,
             "topic": topic,
-            "created": done.before is None,
-            "changed": _differences(done),
-            "settings": values(done.after),
-            "set_here": sorted(done.given),
-            "notes": [*_notes(group, topic, settings, done), *self._held_back(group, topic)],
+            "created": change.before is None,
+            "changed": _changed_settings(change),
+            "settings": settings_in_force(change.after),
+            "set_here": sorted(change.given),
+            "notes": [*_change_notes(group, topic, settings, change), *self._held_back(group, topic)],
         }
 
     def _catch_up(self, group: str, topic: str) -> None:
-        """Hear what others have changed by now, which comes before any answer of the writer: a change is made
-        to what a subscription sets, and must not take back one that was answered at another proxy. Where it
-        cannot be heard, the change itself will say so."""
-        self._holders(group, topic)
+        """Wait until changes that other proxies have answered are visible here, so that this change does not
+        undo them. If that fails, the change itself reports it."""
+        self._read_holders(group, topic)
 
     def _held_back(self, group: str, topic: str) -> list[str]:
         why = self._consumer.push_fault(group, topic)
         return [f"the push is held back, its messages stay where they are: {why}"] if why else []
 
     def delete(self, group: str, topic: str | None = None) -> None:
-        """Forget a group (or one subscription) and the right to its progress; not what stands in a file."""
-        summary = known(self._consumer, group)
+        """Delete a group, or one of its subscriptions, with its progress. One that a file declares is
+        rejected."""
+        summary = require_group(self._consumer, group)
         if topic is not None and topic not in summary.topics:
             consumes = ", ".join(summary.topics) or "nothing"
             raise NoSuchGroupError(
@@ -263,8 +266,8 @@ class AdminGroups:
         ages = (self._age_s(each.topic, queue) for queue in each.queues[:AGES_MAX] if queue.lag)
         return max((age for age in ages if age is not None), default=None)
 
-    def _looked_up(self, each: SubscriptionStats, *, with_age: bool) -> dict[str, Any]:
-        """Return what takes further questions to the backend; unknown (None) without them."""
+    def _backend_columns(self, each: SubscriptionStats, *, with_age: bool) -> dict[str, Any]:
+        """Return the columns that need further backend requests; None (unknown) without them."""
         if not with_age:
             return {"lag_age_s": None, "consumed": None}
         return {"lag_age_s": self._oldest_s(each), "consumed": self._is_consumed(each)}
@@ -273,14 +276,14 @@ class AdminGroups:
         return is_consumed(self._backend, self._consumer, self._clock, each)
 
     def _per_second(self, each: SubscriptionStats) -> dict[str, float | None]:
-        counts = counted(self._metrics, each.group, each.topic)
+        counts = read_counts(self._metrics, each.group, each.topic)
         rates = self._rates.rates(self._clock.monotonic(), (each.group, each.topic), counts)
         return {
             "delivered_per_s": None if rates is None else rates[0],
             "acked_per_s": None if rates is None else rates[1],
         }
 
-    def _stalled(self, group: str) -> list[dict[str, Any]]:
+    def _stalled_queues(self, group: str) -> list[dict[str, Any]]:
         self._metrics.run_collectors()
         return [
             {
@@ -292,17 +295,17 @@ class AdminGroups:
             for each in self._consumer.stalled(group)
         ]
 
-    def _subscription(self, each: SubscriptionStats, letters: Mapping[str, int]) -> dict[str, Any]:
+    def _subscription_detail(self, each: SubscriptionStats, letters: Mapping[str, int]) -> dict[str, Any]:
         group, topic = each.group, each.topic
-        holders = self._holders(group, topic)
+        holders = self._read_holders(group, topic)
         queues = [
-            self._queue(each, queue, holders, with_age=index < AGES_MAX)
+            self._queue_row(each, queue, holders, with_age=index < AGES_MAX)
             for index, queue in enumerate(paced(each.queues))
         ]
         ages = [queue["lag_age_s"] for queue in queues if queue["lag_age_s"] is not None]
-        found = self._consumer.subscription_source(group, topic)
+        source = self._consumer.subscription_source(group, topic)
         return (
-            row(each, letters)
+            subscription_row(each, letters)
             | self._per_second(each)
             | {
                 "lag_age_s": max(ages, default=None),
@@ -310,48 +313,48 @@ class AdminGroups:
                 "order_scope": each.config.scope,
                 "order_merged": self._backend.capabilities.topic_order,
                 "filter": each.config.sql or each.config.tags,
-                "source": found.source,
-                "set_here": sorted(found.given),
-                "settings": values(each.config),
+                "source": source.source,
+                "set_here": sorted(source.given),
+                "settings": settings_in_force(each.config),
                 "inconsistent": int(self._metrics.cell(catalogue.INCONSISTENT, group, topic).value),
                 "push_fault": self._consumer.push_fault(group, topic),
                 "queues": queues,
             }
         )
 
-    def _queue(
+    def _queue_row(
         self, each: SubscriptionStats, queue: QueueStats, holders: Mapping[int, str], *, with_age: bool
     ) -> dict[str, Any]:
         age = self._age_s(each.topic, queue) if with_age and queue.lag else None
-        known = {name: getattr(queue, name) for name in QUEUE_ROW}
+        columns = {name: getattr(queue, name) for name in QUEUE_ROW}
         holder = holders.get(queue.queue_id)
-        return {"queue": queue.queue_id} | known | {"lag_age_s": age, "holder": holder}
+        return {"queue": queue.queue_id} | columns | {"lag_age_s": age, "holder": holder}
 
     def _age_s(self, topic: str, queue: QueueStats) -> float | None:
         """Return how long the message at the committed offset has been stored, in seconds."""
         info = self._backend.topic(topic)
         if info is None:
             return None
-        batch = self._backend.read(_ref(info, queue.queue_id), queue.committed, 1, 1).wait(WAIT_S)
+        batch = self._backend.read(_queue_ref(info, queue.queue_id), queue.committed, 1, 1).wait(WAIT_S)
         if batch.status is not ReadStatus.DATA:
             return None
         return max(0, self._backend.clock_ms() - batch.record(0).stored_ms) / 1000
 
-    def _holders(self, group: str, topic: str) -> dict[int, str]:
-        """Return which proxy has which queue; nothing where the engine cannot say just now."""
+    def _read_holders(self, group: str, topic: str) -> dict[int, str]:
+        """Return the proxy that owns each queue; empty while the engine cannot say."""
         try:
-            found = self._backend.holders(group, topic, self._clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+            holders = self._backend.holders(group, topic, self._clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
         except (DdmqError, TimeoutError):
             return {}
-        return {queue.queue_id: address for queue, address in found.items()}
+        return {queue.queue_id: address for queue, address in holders.items()}
 
 
-def _ref(info: TopicInfo, queue_id: int) -> QueueRef:
+def _queue_ref(info: TopicInfo, queue_id: int) -> QueueRef:
     return QueueRef(info.name, info.incarnation, queue_id)
 
 
-def counted(metrics: Registry, group: str, topic: str) -> tuple[float, float]:
-    """Delivered and acknowledged since this process started."""
+def read_counts(metrics: Registry, group: str, topic: str) -> tuple[float, float]:
+    """Return the messages delivered and acknowledged since this process started."""
     return (
         metrics.cell(catalogue.DELIVERED, group, topic).value,
         metrics.cell(catalogue.ACKED, group, topic).value,
@@ -359,9 +362,9 @@ def counted(metrics: Registry, group: str, topic: str) -> tuple[float, float]:
 
 
 class Rates:
-    """Rates over 5 to 10 seconds, by (group, topic): two samples of the counters are kept, nothing else.
+    """Rates over 5 to 10 seconds, by (group, topic), from the last two samples of the counters.
 
-    `sample` comes every PERIOD_S; times are monotonic.
+    `add_sample` must be called every PERIOD_S; times are monotonic.
     """
 
     def __init__(self) -> None:
@@ -369,7 +372,7 @@ class Rates:
         self._newer: tuple[float, Mapping[tuple[str, str], Sequence[float]]] = (0.0, {})
 
     def sample(self, now: float, counts: Mapping[tuple[str, str], Sequence[float]]) -> None:
-        """Note the counters as they stand."""
+        """Record the present counters."""
         self._older, self._newer = self._newer, (now, counts)
 
     def rates(self, now: float, key: tuple[str, str], counts: Sequence[float]) -> list[float] | None:

@@ -34,22 +34,22 @@ KEY_CHARS_MAX = 100_000
 ACTIONS = ("park", "skip", "replay")
 
 
-def readings(text: str) -> list[str]:
+def possible_keys(text: str) -> list[str]:
     """Return what `text` may mean, as canonical JSON, the likeliest first. Raises CallerError."""
     if not text or len(text) > KEY_CHARS_MAX:
         raise CallerError(f"key has {len(text)} characters; allowed: 1 to {KEY_CHARS_MAX}")
-    as_text = _canonical(json.dumps(text, ensure_ascii=False))
+    as_text = _canonical_key(json.dumps(text, ensure_ascii=False))
     if text.startswith("sha256:"):  # what stands for a very long key
         return [text, as_text]
     try:
         value = json.loads(text)
-        found = "null" if value is None else _canonical(text.strip())
+        key = "null" if value is None else _canonical_key(text.strip())
     except (ValueError, RecursionError):
         return [as_text]
-    return [found] if isinstance(value, str) else [found, as_text]
+    return [key] if isinstance(value, str) else [key, as_text]
 
 
-def _canonical(text: str) -> str:
+def _canonical_key(text: str) -> str:
     """Return a key as the proxies compare keys. Raises ValueError."""
     try:
         return bound_text(text_of_raw(text.encode()) or "null")
@@ -57,7 +57,7 @@ def _canonical(text: str) -> str:
         raise ValueError(str(error)) from error
 
 
-def act(
+def act_on_key(
     consumer: ConsumerService, group: str, action: str, text: object, take_away: object = False
 ) -> dict[str, Any]:
     """Park, skip or replay the key that `text` means; durable when it returns. Raises CallerError.
@@ -67,7 +67,7 @@ def act(
     """
     if not isinstance(text, str):
         raise CallerError(f"key is {text!r}; the key as text is wanted, as `ddmq group keys` shows it")
-    known(consumer, group)
+    require_group(consumer, group)
     ordering = consumer.order_keys(group)
     does: dict[str, Callable[[str], Completion[list[KeyOutcome]]]] = {
         "park": ordering.park,
@@ -76,7 +76,7 @@ def act(
     }
     if action not in does:
         raise CallerError(f"action is {action!r}; allowed: {', '.join(ACTIONS)}")
-    key = meant(ordering, readings(text))
+    key = choose_key(ordering, possible_keys(text))
     shown = {internal: shown_key(queue) for internal, queue in whole_queues(ordering).items()}
     inside = {chain: internal for internal, chain in shown.items()}
     internal = inside.get(key, key)
@@ -98,20 +98,21 @@ def _takes_away(action: str, take_away: object) -> bool:
 
 
 def whole_queues(ordering: GroupOrdering) -> dict[str, QueueRef]:
-    """The queues of a group whose order key is QID, by their keys as proxies compare them."""
+    """Return the queues of a group whose order key is QID, by their canonical keys."""
     return {
-        _canonical(json.dumps(f"{queue.topic}/{qid}")): queue
+        _canonical_key(json.dumps(f"{queue.topic}/{qid}")): queue
         for queue, qid in ordering.whole_queues().items()
     }
 
 
 def shown_key(queue: QueueRef) -> str:
-    """The key of a queue that is one chain, as people see it."""
-    return _canonical(json.dumps(f"{queue.topic}/{queue.queue_id}"))
+    """Return the key that people see for a queue that is one chain."""
+    return _canonical_key(json.dumps(f"{queue.topic}/{queue.queue_id}"))
 
 
-def meant(ordering: GroupOrdering, candidates: list[str]) -> str:
-    """The first that is blocked or parked; else text where the order key is KEY, and so always text."""
+def choose_key(ordering: GroupOrdering, candidates: list[str]) -> str:
+    """Return the first candidate that is blocked or parked; else the text if the order key is KEY, which is
+    always text; else the first."""
     if len(candidates) == 1:
         return candidates[0]
     there = {each.key for each in ordering.blocked_keys(LIMIT_MAX)} | ordering.parked_keys
@@ -121,36 +122,36 @@ def meant(ordering: GroupOrdering, candidates: list[str]) -> str:
     return candidates[-1] if ordering.order_keys == {"KEY"} else candidates[0]
 
 
-def rows(consumer: ConsumerService, group: str, limit: int) -> list[dict[str, Any]]:
-    """The blocked keys of a group at this proxy, those that wait longest first; then other parked ones.
+def list_blocked_keys(consumer: ConsumerService, group: str, limit: int) -> list[dict[str, Any]]:
+    """Return the blocked keys of a group at this proxy, the longest waiting first, then other parked keys.
 
-    Those whose head nobody has got yet stand behind those whose head somebody did.
+    Keys whose head was never delivered come after those whose head was.
     """
     if not 1 <= limit <= LIMIT_MAX + 1:
         raise CallerError(f"limit is {limit}; allowed: 1 to {LIMIT_MAX}")
-    known(consumer, group)
+    require_group(consumer, group)
     ordering = consumer.order_keys(group)
-    found = sorted(
+    blocked = sorted(
         ordering.blocked_keys(limit), key=lambda each: (not each.since_ms, each.since_ms, each.key)
     )
-    there = {each.key for each in found}
-    found += [
+    there = {each.key for each in blocked}
+    blocked += [
         BlockedKey(key, "", -1, -1, 0, 0, "parked", "", 0, False, REASON_OPERATOR)
         for key in sorted(ordering.parked_keys - there)
     ]
     queues = whole_queues(ordering)
-    ends = _next_offsets(consumer, group) if queues and found else {}
-    return [dataclasses.asdict(_shown(each, queues.get(each.key), ends)) for each in found[:limit]]
+    ends = _next_offsets(consumer, group) if queues and blocked else {}
+    return [dataclasses.asdict(_with_waiting(each, queues.get(each.key), ends)) for each in blocked[:limit]]
 
 
 def _next_offsets(consumer: ConsumerService, group: str) -> dict[tuple[str, int], int]:
-    """Topic and queue number → the offset that its next message gets."""
+    """Map topic and queue number to the offset that the queue's next message gets."""
     stats = consumer.group_stats(group).wait(WAIT_S)
     return {(each.topic, queue.queue_id): queue.next for each in stats for queue in each.queues}
 
 
-def _shown(row: BlockedKey, queue: QueueRef | None, ends: Mapping[tuple[str, int], int]) -> BlockedKey:
-    """Count all that lies behind the head in a queue that is one chain: it waits, whether read or not."""
+def _with_waiting(row: BlockedKey, queue: QueueRef | None, ends: Mapping[tuple[str, int], int]) -> BlockedKey:
+    """Return the row with every message behind the head counted as waiting, for a queue that is one chain."""
     end = None if queue is None else ends.get((queue.topic, queue.queue_id))
     if queue is None or end is None:
         return row
@@ -158,9 +159,9 @@ def _shown(row: BlockedKey, queue: QueueRef | None, ends: Mapping[tuple[str, int
     return dataclasses.replace(row, key=shown_key(queue), waiting=max(row.waiting, behind), more=False)
 
 
-def known(consumer: ConsumerService, group: str) -> GroupSummary:
-    """The group. Raises NoSuchGroupError that says how to see what there is."""
-    summary = next((found for found in consumer.groups() if found.name == group), None)
+def require_group(consumer: ConsumerService, group: str) -> GroupSummary:
+    """Return the group. Raises NoSuchGroupError, whose text says how to list the groups."""
+    summary = next((summary_of for summary_of in consumer.groups() if summary_of.name == group), None)
     if summary is None:
         raise NoSuchGroupError(f"group {group!r} does not exist; `ddmq group list` shows those that do")
     return summary

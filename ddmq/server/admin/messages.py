@@ -1,4 +1,4 @@
-"""Messages as an operator finds them: by id, key, offset or time, and what became of them for one group.
+"""Messages as an operator finds them: by id, key, offset or time, with their state for one group.
 
 Nothing here changes anything. A message's state for a group: progress says what is finished. A finished
 message may have gone on: to the retry path or to the dead letters, where its id finds it. Of an unfinished
@@ -15,8 +15,8 @@ from gevent.lock import BoundedSemaphore
 from backend.port import Backend
 from backend.records import ONE_GROUP, Bounds, ProgressView, QueueRef, ReadStatus, StoredRecord
 from ddmq.server.admin.offsets import check_group, is_broadcast
-from ddmq.server.admin.topics import WAIT_S, known_topic
-from ddmq.server.http.pace import breathe, paced
+from ddmq.server.admin.topics import WAIT_S, require_topic
+from ddmq.server.http.pace import paced, yield_if_long
 from ddmq.server.http.routing import AdminRequest
 from ddmq_common import delivery, names
 from ddmq_common.errors import CallerError, UnknownTopicError, UnsupportedError
@@ -39,7 +39,7 @@ Live = Callable[[str, str, QueueRef, int], LiveState | None]
 
 
 class MessageSearch:
-    """Finds messages. `live`: what the consumer proxy knows of one; None where that runs elsewhere."""
+    """Finds messages. `live`: the consumer proxy's state of a message; None if no proxy runs here."""
 
     def __init__(self, backend: Backend, live: Live | None) -> None:
         self._backend = backend
@@ -47,11 +47,11 @@ class MessageSearch:
         self._looking = BoundedSemaphore()
 
     def by_id(self, request: AdminRequest) -> Any:
-        """The message with the id in the path, in whatever topic: a list of one or none."""
-        return self._rows(find_by_id(self._backend, None, request.path["id"]), request.query)
+        """Return the message with the id in the path, from any topic: a list of one or none."""
+        return self._message_rows(find_by_id(self._backend, None, request.path["id"]), request.query)
 
     def in_topic(self, request: AdminRequest) -> Any:
-        """Messages of a topic. Searches take turns: each may hold many messages."""
+        """Return messages of a topic. One search runs at a time, because each may hold many messages."""
         with self._looking:
             return self._in_topic(request)
 
@@ -59,21 +59,22 @@ class MessageSearch:
         topic, query = request.path["topic"], request.query
         count = min(request.number("count", 10), FIND_MAX)
         if "id" in query:
-            found = find_by_id(self._backend, topic, query["id"])
+            records = find_by_id(self._backend, topic, query["id"])
         elif "key" in query:
-            found = find_by_key(self._backend, topic, query["key"], count)
+            records = find_by_key(self._backend, topic, query["key"], count)
         elif "offset" in query:
-            found = find_by_offset(
+            records = find_by_offset(
                 self._backend, topic, request.number("queue", 0), request.number("offset", 0), count
             )
         elif "time_ms" in query:
-            found = find_by_time(self._backend, topic, request.number("time_ms", 0), count)
+            records = find_by_time(self._backend, topic, request.number("time_ms", 0), count)
         else:
-            found = newest(self._backend, topic, count)
-        return self._rows(found, query)
+            records = find_newest(self._backend, topic, count)
+        return self._message_rows(records, query)
 
-    def _rows(self, found: Sequence[StoredRecord], query: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Rows, which share what an answer may hold; with `group=` each says what became of it there."""
+    def _message_rows(self, found: Sequence[StoredRecord], query: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return a row per message, within ANSWER_BYTES_MAX together; with `group=` each has its state
+        there."""
         share = ANSWER_BYTES_MAX // max(len(found), 1)
         whole = len(found) == 1 or "offset" in query
         rows = [message_row(record, None if whole else share) for record in paced(found)]
@@ -89,30 +90,32 @@ def message_row(record: StoredRecord, bytes_max: int | None = None) -> dict[str,
     the only group that it reaches, where it was resent to one.
     """
     content = delivery.decode(record.delivery)
-    left = _ByteBudget(bytes_max)
+    budget = _ByteBudget(bytes_max)
     row: dict[str, Any] = {
         "id": record.message_id.hex(),
         "topic": record.topic,
         "queue": record.queue_id,
         "offset": record.offset,
         "position": record.position,
-        "key": left.text(content.key),
-        "tags": left.text(content.tag),
+        "key": budget.text(content.key),
+        "tags": budget.text(content.tag),
         "properties": {
-            left.text(name): left.text(value) for name, value in content.properties.items() if left.is_left
+            budget.text(name): budget.text(value)
+            for name, value in content.properties.items()
+            if budget.is_left
         },
         "born_ms": record.born_ms,
         "stored_ms": record.stored_ms,
         "body_bytes": len(content.value),
     }
-    row |= body_fields(left.body(content.value))
+    row |= body_fields(budget.body(content.value))
     if ONE_GROUP in record.system:
         row["one_group"] = record.system[ONE_GROUP]
-    return row | ({"cut": True} if left.cut else {})
+    return row | ({"cut": True} if budget.cut else {})
 
 
 class _ByteBudget:
-    """The bytes of a message that a row may still hold; None: all."""
+    """The bytes of a message that its row may still hold; None: no limit."""
 
     def __init__(self, bytes_max: int | None) -> None:
         self._left = bytes_max
@@ -124,25 +127,25 @@ class _ByteBudget:
         return self._left != 0
 
     def text(self, value: bytes) -> str:
-        return self._taken(value).decode("utf-8", "replace")
+        return self._take_bytes(value).decode("utf-8", "replace")
 
     def body(self, value: bytes) -> bytes:
-        """A text is cut between two characters."""
-        taken = self._taken(value)
-        if len(taken) == len(value):
+        """Take a body; a text is cut between two characters."""
+        head = self._take_bytes(value)
+        if len(head) == len(value):
             return value
-        start = len(taken)
-        while start and len(taken) - start < 3 and value[start] & 0xC0 == 0x80:
+        start = len(head)
+        while start and len(head) - start < 3 and value[start] & 0xC0 == 0x80:
             start -= 1
-        return taken[:start]
+        return head[:start]
 
-    def _taken(self, value: bytes) -> bytes:
+    def _take_bytes(self, value: bytes) -> bytes:
         if self._left is None:
             return value
-        taken = value[: self._left]
-        self._left -= len(taken)
-        self.cut = self.cut or len(taken) < len(value)
-        return taken
+        head = value[: self._left]
+        self._left -= len(head)
+        self.cut = self.cut or len(head) < len(value)
+        return head
 
 
 def read(
@@ -155,26 +158,26 @@ def read(
     bounds = backend.bounds([queue]).wait(WAIT_S)[0]
     if bounds is None:
         return []
-    found: list[StoredRecord] = []
+    records: list[StoredRecord] = []
     at, size = max(offset, bounds.min), held or 0
-    while len(found) < count:
-        batch = backend.read(queue, at, count - len(found), READ_BYTES_MAX).wait(WAIT_S)
+    while len(records) < count:
+        batch = backend.read(queue, at, count - len(records), READ_BYTES_MAX).wait(WAIT_S)
         if batch.status is not ReadStatus.DATA:
             break
         for index in range(len(batch.offsets)):
             record = batch.record(index)
             size += len(record.delivery)
             if size > bytes_max and held is not None:
-                raise too_much()
-            if size > bytes_max and found:
-                return found
-            found.append(record)
-        breathe(sum(map(len, batch.deliveries)) * READ_S_PER_BYTE)
+                raise too_much_error()
+            if size > bytes_max and records:
+                return records
+            records.append(record)
+        yield_if_long(sum(map(len, batch.deliveries)) * READ_S_PER_BYTE)
         at = batch.next_offset
-    return found
+    return records
 
 
-def too_much() -> CallerError:
+def too_much_error() -> CallerError:
     """Return the error that says how to ask for less."""
     return CallerError(
         f"these messages have more than {LOOK_BYTES_MAX >> 20} MiB together; ask for fewer with count, or "
@@ -191,31 +194,33 @@ def find_by_id(backend: Backend, topic: str | None, message_id: str) -> list[Sto
     if len(raw) != 16:
         raise CallerError(f"{message_id!r} is not a message id (32 hex digits)")
     if topic is not None:
-        known_topic(backend, topic)
+        require_topic(backend, topic)
         return backend.find(topic, message_id=raw).wait(WAIT_S)
-    told = {names.TRACE_TOPIC}  # what is there is about messages
-    for name in sorted(backend.topics().keys() - told, key=lambda name: (names.is_internal(name), name)):
-        found = backend.find(name, message_id=raw).wait(WAIT_S)
-        breathe(FIND_S)
-        if found:
-            return found
+    trace_topics = {names.TRACE_TOPIC}  # what is there is about messages
+    for name in sorted(
+        backend.topics().keys() - trace_topics, key=lambda name: (names.is_internal(name), name)
+    ):
+        records = backend.find(name, message_id=raw).wait(WAIT_S)
+        yield_if_long(FIND_S)
+        if records:
+            return records
     return []
 
 
 def find_by_key(backend: Backend, topic: str, key: str, count: int) -> list[StoredRecord]:
     """Find messages by their key, newest first."""
-    known_topic(backend, topic)
+    require_topic(backend, topic)
     if not count:
         return []
-    most, wanted = backend.capabilities.body_bytes_max, 0
-    found: list[StoredRecord] = []
-    while wanted < min(count, FIND_MAX) and len(found) == wanted:
-        room = LOOK_BYTES_MAX - sum(len(record.delivery) for record in found)
-        if room < most and found:
-            raise too_much()
-        wanted = min(count, FIND_MAX, wanted + max(1, room // most))
-        found = backend.find(topic, key=key.encode(), count_max=wanted).wait(WAIT_S)
-    return found
+    most, count_max = backend.capabilities.body_bytes_max, 0
+    records: list[StoredRecord] = []
+    while count_max < min(count, FIND_MAX) and len(records) == count_max:
+        room = LOOK_BYTES_MAX - sum(len(record.delivery) for record in records)
+        if room < most and records:
+            raise too_much_error()
+        count_max = min(count, FIND_MAX, count_max + max(1, room // most))
+        records = backend.find(topic, key=key.encode(), count_max=count_max).wait(WAIT_S)
+    return records
 
 
 def find_by_offset(
@@ -223,7 +228,7 @@ def find_by_offset(
 ) -> list[StoredRecord]:
     """Read on from one offset of one queue, as much as fits into an answer; the next one is where to go
     on."""
-    info = known_topic(backend, topic)
+    info = require_topic(backend, topic)
     if not 0 <= queue_id < info.queues:
         raise UnknownTopicError(f"topic {topic!r} has no queue {queue_id}; it has 0 to {info.queues - 1}")
     return read(backend, info.refs()[queue_id], offset, min(count, FIND_MAX), ANSWER_BYTES_MAX)
@@ -232,48 +237,51 @@ def find_by_offset(
 def find_by_time(backend: Backend, topic: str, wall_ms: int, count: int) -> list[StoredRecord]:
     """Find the first messages stored at or after `wall_ms`, over all queues, oldest first."""
     count = min(count, FIND_MAX)
-    found: list[StoredRecord] = []
-    for queue in known_topic(backend, topic).refs():
+    records: list[StoredRecord] = []
+    for queue in require_topic(backend, topic).refs():
         offset = backend.offset_for_time(queue, wall_ms).wait(WAIT_S)
-        found += read(backend, queue, offset, count, LOOK_BYTES_MAX, held=_bytes(found))
-        found = sorted(found, key=_when)[:count]
-    return found
+        records += read(backend, queue, offset, count, LOOK_BYTES_MAX, held=_total_bytes(records))
+        records = sorted(records, key=_stored_order)[:count]
+    return records
 
 
-def newest(backend: Backend, topic: str, count: int) -> list[StoredRecord]:
+def find_newest(backend: Backend, topic: str, count: int) -> list[StoredRecord]:
     """Read the last `count` messages (at most FIND_MAX) of a topic, oldest first."""
     count = min(count, FIND_MAX)
-    queues: Sequence[QueueRef] = known_topic(backend, topic).refs()
+    queues: Sequence[QueueRef] = require_topic(backend, topic).refs()
     bounds = backend.bounds(queues).wait(WAIT_S)
-    found: list[StoredRecord] = []
+    records: list[StoredRecord] = []
     for queue, b in zip(queues, bounds, strict=True):
         if b is not None and count:
-            found += _last(backend, queue, b, count, _bytes(found))
-            found = sorted(found, key=_when)[-count:]
-    return found
+            records += _read_last(backend, queue, b, count, _total_bytes(records))
+            records = sorted(records, key=_stored_order)[-count:]
+    return records
 
 
-def _last(backend: Backend, queue: QueueRef, bounds: Bounds, count: int, held: int) -> list[StoredRecord]:
-    """The last `count` messages of a queue; where offsets have gaps they are looked for farther back."""
+def _read_last(
+    backend: Backend, queue: QueueRef, bounds: Bounds, count: int, held: int
+) -> list[StoredRecord]:
+    """Read the last `count` messages of a queue; where offsets have gaps, search further back."""
     back = count
     while True:
         first = max(bounds.min, bounds.next - back)
-        found = read(backend, queue, first, back, LOOK_BYTES_MAX, held=held)
-        if len(found) >= count or first == bounds.min or back >= BACK_MAX:
-            return found[-count:]
+        records = read(backend, queue, first, back, LOOK_BYTES_MAX, held=held)
+        if len(records) >= count or first == bounds.min or back >= BACK_MAX:
+            return records[-count:]
         back = min(2 * back, BACK_MAX)
 
 
-def _when(record: StoredRecord) -> tuple[int, int]:
+def _stored_order(record: StoredRecord) -> tuple[int, int]:
     return record.stored_ms, record.position
 
 
-def _bytes(records: Sequence[StoredRecord]) -> int:
+def _total_bytes(records: Sequence[StoredRecord]) -> int:
     return sum(len(record.delivery) for record in records)
 
 
 class MessageStates:
-    """The answers to one request about one group. `live`: what the proxy here knows; None elsewhere."""
+    """The states of messages for one group, in one request. `live`: the state at the proxy of this process;
+    None if no proxy runs here."""
 
     def __init__(self, backend: Backend, group: str, live: Live | None) -> None:
         check_group(backend, group)
@@ -283,12 +291,12 @@ class MessageStates:
         self._views: dict[tuple[str, QueueRef], ProgressView] = {}
 
     def add(self, rows: Sequence[dict[str, Any]], records: Sequence[StoredRecord]) -> list[dict[str, Any]]:
-        """The rows with `state`, and what is known besides."""
+        """Return the rows with `state` and its details."""
         if len(rows) > STATES_MAX:
             raise CallerError(f"{len(rows)} messages with their state are asked for; allowed: {STATES_MAX}")
-        return [row | self._of(record) for row, record in zip(rows, records, strict=True)]
+        return [row | self._message_state(record) for row, record in zip(rows, records, strict=True)]
 
-    def _of(self, record: StoredRecord) -> dict[str, Any]:
+    def _message_state(self, record: StoredRecord) -> dict[str, Any]:
         key = subscription_key(self._group, record.topic)
         if self._backend.setting(key) is None:
             return {"state": f"{self._group} does not consume {record.topic}"}
@@ -300,12 +308,12 @@ class MessageStates:
         if info is None:
             return {"state": "gone with its topic"}
         queue = QueueRef(info.name, info.incarnation, record.queue_id)
-        view = self._view(self._group, queue)
-        if _finished(view, record.offset):
-            return self._moved_on(record) or self._done()
-        return self._unfinished(record.topic, queue, record.offset, view)
+        view = self._read_progress(self._group, queue)
+        if _is_finished(view, record.offset):
+            return self._moved_state(record) or self._finished_state()
+        return self._unfinished_state(record.topic, queue, record.offset, view)
 
-    def _done(self) -> dict[str, Any]:
+    def _finished_state(self) -> dict[str, Any]:
         ways = (names.retry_topic(self._group), names.dlq_topic(self._group))
         if self._backend.capabilities.find_by_key or not any(map(self._backend.topic, ways)):
             return {"state": DONE}
@@ -313,11 +321,13 @@ class MessageStates:
         note = f"acknowledged, or gone on to a retry or a dead letter, where {engine} finds nothing by its id"
         return {"state": LEFT, "note": note}
 
-    def _unfinished(self, topic: str, queue: QueueRef, offset: int, view: ProgressView) -> dict[str, Any]:
+    def _unfinished_state(
+        self, topic: str, queue: QueueRef, offset: int, view: ProgressView
+    ) -> dict[str, Any]:
         live = None if self._live is None else self._live(self._group, topic, queue, offset)
         if live is not None:
-            said = {"state": live.state, "deliveries": live.deliveries}
-            return said | ({"last_error": live.error} if live.error else {})
+            state = {"state": live.state, "deliveries": live.deliveries}
+            return state | ({"last_error": live.error} if live.error else {})
         if offset in view.attempts:
             return {"state": RETRYING}
         return {
@@ -325,28 +335,35 @@ class MessageStates:
             "note": "its queue is not held by this proxy: another may have it in flight",
         }
 
-    def _moved_on(self, record: StoredRecord) -> dict[str, Any] | None:
-        """Finished here because it went to the dead letters or along the retry path."""
+    def _moved_state(self, record: StoredRecord) -> dict[str, Any] | None:
+        """Return the state of a message that went to the dead letters or along the retry path; None if
+        neither."""
         for topic, state in (
             (names.dlq_topic(self._group), DEAD),
             (names.retry_topic(self._group), RETRYING),
         ):
-            for found in self._find(topic, record.message_id):
-                if found.position < record.position:
+            for copy in self._find_in_topic(topic, record.message_id):
+                if copy.position < record.position:
                     continue  # it was sent again from there
-                queue = self._queue(found)
+                queue = self._queue_of(copy)
                 if state == DEAD:
-                    return {"state": DEAD, "dead_letter_offset": found.offset}
-                if queue is not None and not _finished(self._view(self._group, queue), found.offset):
-                    view = self._view(self._group, queue)
-                    return self._unfinished(record.topic, queue, found.offset, view) | {"on_retry_path": True}
-        for found in self._find(names.SCHEDULE_TOPIC, record.message_id):
-            queue = self._queue(found)
-            if queue is not None and not _finished(self._view(names.LEVELS_GROUP, queue), found.offset):
-                return {"state": RETRYING, "on_retry_path": True, "due_ms": found.due_ms}
+                    return {"state": DEAD, "dead_letter_offset": copy.offset}
+                if queue is not None and not _is_finished(
+                    self._read_progress(self._group, queue), copy.offset
+                ):
+                    view = self._read_progress(self._group, queue)
+                    return self._unfinished_state(record.topic, queue, copy.offset, view) | {
+                        "on_retry_path": True
+                    }
+        for copy in self._find_in_topic(names.SCHEDULE_TOPIC, record.message_id):
+            queue = self._queue_of(copy)
+            if queue is not None and not _is_finished(
+                self._read_progress(names.LEVELS_GROUP, queue), copy.offset
+            ):
+                return {"state": RETRYING, "on_retry_path": True, "due_ms": copy.due_ms}
         return None
 
-    def _find(self, topic: str, message_id: bytes) -> list[StoredRecord]:
+    def _find_in_topic(self, topic: str, message_id: bytes) -> list[StoredRecord]:
         if self._backend.topic(topic) is None:
             return []
         try:
@@ -354,18 +371,18 @@ class MessageStates:
         except UnsupportedError:
             return []
 
-    def _queue(self, record: StoredRecord) -> QueueRef | None:
+    def _queue_of(self, record: StoredRecord) -> QueueRef | None:
         info = self._backend.topic(record.topic)
         return None if info is None else QueueRef(info.name, info.incarnation, record.queue_id)
 
-    def _view(self, group: str, queue: QueueRef) -> ProgressView:
+    def _read_progress(self, group: str, queue: QueueRef) -> ProgressView:
         view = self._views.get((group, queue))
         if view is None:
             view = self._views[group, queue] = self._backend.progress(group, [queue]).wait(WAIT_S)[0]
         return view
 
 
-def _finished(view: ProgressView, offset: int) -> bool:
+def _is_finished(view: ProgressView, offset: int) -> bool:
     if offset < (view.committed or 0):
         return True
     return any(start <= offset < end for start, end in view.finished)

@@ -16,7 +16,7 @@ import msgspec
 from backend.port import Backend
 from backend.records import Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
 from ddmq.moments import WALL_MS_MIN, moment, shown
-from ddmq.server.admin.topics import WAIT_S, known_topic
+from ddmq.server.admin.topics import WAIT_S, require_topic
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import NoSuchGroupError
 from ddmq_common.clock import Clock
@@ -41,7 +41,7 @@ _ALLOWED = (
 
 
 class ResetTarget(NamedTuple):
-    """The place to reset to. `kind`: first, last, offset or time; `value`: the offset or epoch
+    """The target of a reset. `kind`: first, last, offset or time; `value`: the offset or epoch
     milliseconds."""
 
     kind: str
@@ -49,7 +49,7 @@ class ResetTarget(NamedTuple):
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The target in words, for people."""
         if self.kind == "time":
             return f"the first message stored at or after {shown(self.value)}"
         if self.kind == "offset":
@@ -58,7 +58,7 @@ class ResetTarget(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """A queue of a topic as a group stands on it. `at`: committed, or the oldest message there is."""
+    """A group's progress on one queue. `position`: the committed offset, or that of the oldest message."""
 
     queue: QueueRef
     view: ProgressView
@@ -70,7 +70,7 @@ class Standing(NamedTuple):
 
 
 def target_of(raw: Any, now_ms: int) -> ResetTarget:
-    """Return what `to` asks for. Raises CallerError with what is allowed."""
+    """Parse the `to` of a request. Raises CallerError, whose text says what is allowed."""
     if raw in ("first", "last"):
         return ResetTarget(raw, 0)
     text = str(raw) if isinstance(raw, int) and not isinstance(raw, bool) else raw
@@ -85,25 +85,27 @@ def target_of(raw: Any, now_ms: int) -> ResetTarget:
         raise CallerError(f"to is {raw!r}{reason}; allowed: {_ALLOWED}") from error
 
 
-def standings(backend: Backend, group: str, topic: str) -> list[Standing]:
-    """Return where the group stands on every queue of a topic."""
-    queues = known_topic(backend, topic).refs()
+def read_positions(backend: Backend, group: str, topic: str) -> list[Standing]:
+    """Read the group's progress on every queue of a topic."""
+    queues = require_topic(backend, topic).refs()
     views = backend.progress(group, queues)
     bounds = backend.bounds(queues).wait(WAIT_S)
     rows = zip(queues, views.wait(WAIT_S), bounds, strict=True)
     return [Standing(queue, view, limits) for queue, view, limits in rows if limits is not None]
 
 
-def show(backend: Backend, group: str, topic: str | None) -> list[dict[str, Any]]:
+def list_positions(backend: Backend, group: str, topic: str | None) -> list[dict[str, Any]]:
     """Return a row per queue of one topic, or of all that the group subscribes to and that exist."""
-    topics = [topic] if topic is not None else _subscribed(backend, group)
+    topics = [topic] if topic is not None else _subscribed_topics(backend, group)
     for name in topics:
         _check(backend, group, name)
-    found = [name for name in topics if topic is not None or backend.topic(name) is not None]
-    return [_row(name, each) for name in found for each in paced(standings(backend, group, name))]
+    existing = [name for name in topics if topic is not None or backend.topic(name) is not None]
+    return [
+        _position_row(name, each) for name in existing for each in paced(read_positions(backend, group, name))
+    ]
 
 
-def _row(topic: str, each: Standing) -> dict[str, Any]:
+def _position_row(topic: str, each: Standing) -> dict[str, Any]:
     finished = sum(end - start for start, end in each.view.finished)
     return {
         "topic": topic,
@@ -118,8 +120,8 @@ def _row(topic: str, each: Standing) -> dict[str, Any]:
     }
 
 
-def reset_asked(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The reset that a request's body asks for. Raises CallerError for a body that asks for none."""
+def reset_from_body(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Reset offsets as the request's body says. Raises CallerError for an invalid body."""
     unknown = sorted(set(body) - set(_RESET_KEYS))
     if unknown:
         raise CallerError(f"{unknown[0]!r} is not a key of a reset; known are: {', '.join(_RESET_KEYS)}")
@@ -136,15 +138,15 @@ def reset_asked(backend: Backend, clock: Clock, group: str, body: Mapping[str, A
 def reset(
     backend: Backend, clock: Clock, group: str, topic: str, to: Any, queue: int | None, dry_run: bool
 ) -> dict[str, Any]:
-    """Put the group's offsets on `topic` (or one queue of it) elsewhere; says what that means per queue."""
+    """Move the group's offsets on `topic` (or one queue of it); return the effect on each queue."""
     _check(backend, group, topic)
     target = target_of(to, backend.clock_ms())
     for _ in range(TRIES_MAX):
-        chosen = _chosen(standings(backend, group, topic), topic, queue)
-        offsets = _offsets(backend, chosen, target)
+        chosen = _choose_queues(read_positions(backend, group, topic), topic, queue)
+        offsets = _target_offsets(backend, chosen, target)
         if not dry_run and not _commit(backend, clock, group, topic, target, chosen, offsets):
             continue  # an owner changed meanwhile: look again
-        rows = [_plan(each, offset) for each, offset in zip(chosen, offsets, strict=True)]
+        rows = [_plan_row(each, offset) for each, offset in zip(chosen, offsets, strict=True)]
         return {
             "group": group,
             "topic": topic,
@@ -170,8 +172,12 @@ def _commit(
         ProgressDelta(group, each.queue, each.view.epoch, each.view.generation + 1, reset_to=offset)
         for each, offset in zip(chosen, offsets, strict=True)
     ]
-    said = {"at_ms": clock.wall_ms(), "to": target.words, "queues": [each.queue.queue_id for each in chosen]}
-    settings = {f"{RESET_PREFIX}{group}/{topic}": msgspec.json.encode(said)}
+    reset_record = {
+        "at_ms": clock.wall_ms(),
+        "to": target.words,
+        "queues": [each.queue.queue_id for each in chosen],
+    }
+    settings = {f"{RESET_PREFIX}{group}/{topic}": msgspec.json.encode(reset_record)}
     try:
         backend.commit(CommitBatch((), deltas, settings), clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
     except FencedError:
@@ -184,21 +190,22 @@ class _LastReset(msgspec.Struct):
     queues: list[int]
 
 
-def reset_at(backend: Backend, group: str, topic: str, queue_id: int) -> int:
-    """When the group's offset on a queue was put elsewhere, epoch ms; 0: it was not, or other queues were
-    since."""
+def last_reset_ms(backend: Backend, group: str, topic: str, queue_id: int) -> int:
+    """Return when the group's offset on a queue was reset, epoch ms; 0: never, or the last reset was of other
+    queues."""
     value = backend.setting(f"{RESET_PREFIX}{group}/{topic}")
     if value is None:
         return 0
     try:
-        said = msgspec.json.decode(value, type=_LastReset)
+        last_reset = msgspec.json.decode(value, type=_LastReset)
     except msgspec.DecodeError:
         return 0
-    return said.at_ms if queue_id in said.queues else 0
+    return last_reset.at_ms if queue_id in last_reset.queues else 0
 
 
-def _plan(each: Standing, to: int) -> dict[str, int]:
-    """`again`: finished messages that come again; `passed_over`: unfinished ones that will not come."""
+def _plan_row(each: Standing, to: int) -> dict[str, int]:
+    """Return the effect on one queue. `again`: finished messages that will be redelivered; `passed_over`:
+    unfinished ones that will not be delivered."""
     at = each.at
     above = each.view.finished
     again = max(0, at - to) + sum(max(0, end - max(start, to)) for start, end in above)
@@ -207,7 +214,7 @@ def _plan(each: Standing, to: int) -> dict[str, int]:
     return {"queue": each.queue.queue_id, "from": at, "to": to, "again": again, "passed_over": passed}
 
 
-def _chosen(found: list[Standing], topic: str, queue: int | None) -> list[Standing]:
+def _choose_queues(found: list[Standing], topic: str, queue: int | None) -> list[Standing]:
     if queue is None:
         return found
     chosen = [each for each in found if each.queue.queue_id == queue]
@@ -216,24 +223,24 @@ def _chosen(found: list[Standing], topic: str, queue: int | None) -> list[Standi
     return chosen
 
 
-def _offsets(backend: Backend, chosen: Sequence[Standing], target: ResetTarget) -> list[int]:
+def _target_offsets(backend: Backend, chosen: Sequence[Standing], target: ResetTarget) -> list[int]:
     if target.kind == "first":
         return [each.bounds.min for each in chosen]
     if target.kind == "last":
         return [each.bounds.next for each in chosen]
     if target.kind == "time":
-        asked = [backend.offset_for_time(each.queue, target.value) for each in chosen]
-        found = [each.wait(WAIT_S) for each in asked]
-        return [max(each.bounds.min, offset) for each, offset in zip(chosen, found, strict=True)]
+        requests = [backend.offset_for_time(each.queue, target.value) for each in chosen]
+        offsets = [each.wait(WAIT_S) for each in requests]
+        return [max(each.bounds.min, offset) for each, offset in zip(chosen, offsets, strict=True)]
     outside = [each for each in chosen if not each.bounds.min <= target.value <= each.bounds.next]
     if outside:
-        named = ", ".join(
+        ranges = ", ".join(
             f"queue {each.queue.queue_id}: {each.bounds.min} to {each.bounds.next}"
             for each in outside[:QUEUES_NAMED_MAX]
         )
         more = f" and {len(outside) - QUEUES_NAMED_MAX} more" if len(outside) > QUEUES_NAMED_MAX else ""
         hint = "" if len(chosen) == 1 else "; --queue N resets one queue alone"
-        raise CallerError(f"offset {target.value} is out of range; allowed: {named}{more}{hint}")
+        raise CallerError(f"offset {target.value} is out of range; allowed: {ranges}{more}{hint}")
     return [target.value] * len(chosen)
 
 
@@ -241,19 +248,19 @@ def _offsets(backend: Backend, chosen: Sequence[Standing], target: ResetTarget) 
 
 
 def check_group(backend: Backend, group: str) -> None:
-    """Raises NoSuchGroupError that says how to see what there is."""
+    """Raise NoSuchGroupError if there is no such group; its text says how to list the groups."""
     if backend.setting(group_key(group)) is None:
         raise NoSuchGroupError(f"group {group!r} does not exist; `ddmq group list` shows those that do")
 
 
-def _subscribed(backend: Backend, group: str) -> list[str]:
+def _subscribed_topics(backend: Backend, group: str) -> list[str]:
     check_group(backend, group)
     prefix = f"{SUBSCRIPTION_PREFIX}{group}/"
     return sorted(key.removeprefix(prefix) for key in backend.settings(prefix))
 
 
 def _check(backend: Backend, group: str, topic: str) -> None:
-    topics = _subscribed(backend, group)
+    topics = _subscribed_topics(backend, group)
     if topic not in topics:
         raise NoSuchGroupError(
             f"group {group!r} does not consume topic {topic!r}; it consumes: {', '.join(topics)}"
@@ -266,8 +273,8 @@ def _check(backend: Backend, group: str, topic: str) -> None:
 
 
 def is_broadcast(backend: Backend, group: str, topic: str) -> bool:
-    """Whether every instance of the group has a place of its own on the topic."""
+    """Return whether every instance of the group keeps its own progress on the topic."""
     key = subscription_key(group, topic)
     value = backend.setting(key)
-    given = {} if value is None else stored_subscription(key, value).given
-    return build(SubscriptionDefaults, given, ConfigPlace(key, "")).model == "broadcasting"
+    settings = {} if value is None else stored_subscription(key, value).given
+    return build(SubscriptionDefaults, settings, ConfigPlace(key, "")).model == "broadcasting"

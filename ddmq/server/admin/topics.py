@@ -1,8 +1,8 @@
 """Topics as an operator sees and changes them: from the admin API and from conf/topics.yaml.
 
-What stands in a file belongs to the file: the command line may not change it and is told its name. Times are
-wall-clock milliseconds, sizes bytes. Each call may wait on the backend, so it runs in a greenlet, never on
-the hub.
+A topic that a file declares belongs to the file: the command line may not change it, and the rejection names
+the file. Times are wall-clock milliseconds, sizes bytes. Each call may wait on the backend, so it runs in a
+greenlet, never on the hub.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ TOPICS_AT_ONCE = 16
 SETTINGS = [field.name for field in dataclasses.fields(TopicEntry)]  # a TopicInfo has the same
 
 
-def known_topic(backend: Backend, name: str) -> TopicInfo:
-    """Return the topic. Raises UnknownTopicError that says how to see what there is."""
+def require_topic(backend: Backend, name: str) -> TopicInfo:
+    """Return the topic. Raises UnknownTopicError, whose text says how to list the topics."""
     info = backend.topic(name)
     if info is None:
         raise UnknownTopicError(f"topic {name!r} does not exist; `ddmq topic list` shows those that do")
     return info
 
 
-def row(info: TopicInfo) -> dict[str, Any]:
+def topic_row(info: TopicInfo) -> dict[str, Any]:
     """Return a topic's settings."""
     return (
         {"topic": info.name}
@@ -51,29 +51,29 @@ def row(info: TopicInfo) -> dict[str, Any]:
     )
 
 
-def rows(backend: Backend, *, internal: bool, page: Page = WHOLE) -> list[dict[str, Any]]:
+def list_topics(backend: Backend, *, internal: bool, page: Page = WHOLE) -> list[dict[str, Any]]:
     """Return every topic with its message count, by name."""
     some = [info for info in backend.topics().values() if internal or not names.is_internal(info.name)]
     infos = page.of(some, lambda info: info.name)
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for start in paced(range(0, len(infos), TOPICS_AT_ONCE)):
         some = infos[start : start + TOPICS_AT_ONCE]
         bounds = iter(backend.bounds([queue for info in some for queue in info.refs()]).wait(WAIT_S))
-        found += [_with_messages(info, list(islice(bounds, info.queues))) for info in some]
-    return found
+        rows += [_with_messages(info, list(islice(bounds, info.queues))) for info in some]
+    return rows
 
 
 def _with_messages(info: TopicInfo, bounds: Sequence[Bounds | None]) -> dict[str, Any]:
-    known = [b for b in bounds if b is not None]
-    return row(info) | {
-        "messages": sum(b.next - b.min for b in known),
-        "stored": sum(b.next for b in known),
+    existing = [b for b in bounds if b is not None]
+    return topic_row(info) | {
+        "messages": sum(b.next - b.min for b in existing),
+        "stored": sum(b.next for b in existing),
     }
 
 
-def detail(backend: Backend, name: str) -> dict[str, Any]:
+def show_topic(backend: Backend, name: str) -> dict[str, Any]:
     """Return one topic with each queue's bounds."""
-    info = known_topic(backend, name)
+    info = require_topic(backend, name)
     queues = info.refs()
     rows = [
         {"queue": queue.queue_id, "min": b.min, "next": b.next, "messages": b.next - b.min}
@@ -81,11 +81,11 @@ def detail(backend: Backend, name: str) -> dict[str, Any]:
         if b is not None
     ]
     messages = sum(int(row["messages"]) for row in rows)
-    return row(info) | traced(backend, name) | {"messages": messages, "by_queue": rows}
+    return topic_row(info) | trace_setting(backend, name) | {"messages": messages, "by_queue": rows}
 
 
 def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any]) -> TopicInfo:
-    """Make a new topic. Raises CallerError for a bad name or setting, TopicExistsError when it is there."""
+    """Create a topic. Raises CallerError for a bad name or setting, TopicExistsError if it exists."""
     fault = names.topic_fault(name)
     if fault:
         raise CallerError(fault)
@@ -97,23 +97,23 @@ def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any
         raise TopicExistsError(f"topic {name!r} exists; `ddmq topic update {name} …` changes it")
     entry = build(TopicEntry, settings, ConfigPlace("request", name))
     _check_body(backend, f"topic {name!r}: ", entry)
-    return _put(backend, clock, info_of(name, entry, "log"))
+    return _put_topic(backend, clock, info_of(name, entry, "log"))
 
 
 def update(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any]) -> TopicInfo:
-    """Change what `settings` names; queues only grow."""
-    info = changeable(backend, name)
+    """Change the named settings; queues can only be added."""
+    info = require_changeable(backend, name)
     _check_own(name, settings)
     entry = build(TopicEntry, _as_settings(info) | dict(settings), ConfigPlace("request", name))
     if entry.body_bytes_max != info.body_bytes_max:
         _check_body(backend, f"topic {name!r}: ", entry)
     if entry.queues < info.queues:
         raise CallerError(f"topic {name!r} has {info.queues} queues; they can be added, not removed")
-    wanted = dataclasses.replace(info_of(name, entry, info.source), incarnation=info.incarnation)
-    return _put(backend, clock, wanted)
+    target = dataclasses.replace(info_of(name, entry, info.source), incarnation=info.incarnation)
+    return _put_topic(backend, clock, target)
 
 
-def _put(backend: Backend, clock: Clock, info: TopicInfo) -> TopicInfo:
+def _put_topic(backend: Backend, clock: Clock, info: TopicInfo) -> TopicInfo:
     return backend.put_topic(info, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
 
 
@@ -130,19 +130,21 @@ def delete(backend: Backend, clock: Clock, name: str) -> None:
     """Delete a topic that no file owns."""
     if names.is_internal(name):
         raise CallerError(f"topic {name!r} belongs to the system and cannot be deleted")
-    changeable(backend, name)
+    require_changeable(backend, name)
     backend.delete_topic(name, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
     if one_in_of(backend, name):
         trace(backend, clock, name, 0)
 
 
-def traced(backend: Backend, name: str) -> dict[str, int]:
-    """Return of how many messages of a topic one is traced; 0: none."""
+def trace_setting(backend: Backend, name: str) -> dict[str, int]:
+    """Return `trace_one_in`: one of so many messages of a topic is traced; 0: none."""
     return {"trace_one_in": one_in_of(backend, name)}
 
 
-def trace_asked(backend: Backend, name: str, one_in: Any) -> int | None:
-    """Check what is asked for; None: nothing. A topic that a file owns may be traced: that stands in none."""
+def check_trace_one_in(backend: Backend, name: str, one_in: Any) -> int | None:
+    """Check the requested `trace_one_in`; None: not requested. A topic that a file owns may be traced,
+    because
+    no file has this setting."""
     if one_in is None:
         return None
     if isinstance(one_in, bool) or not isinstance(one_in, int) or not 0 <= one_in <= ONE_IN_MAX:
@@ -161,9 +163,9 @@ def trace(backend: Backend, clock: Clock, name: str, one_in: int) -> None:
     backend.commit(batch, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
 
 
-def changeable(backend: Backend, name: str) -> TopicInfo:
-    """The topic, unless a file owns it."""
-    info = known_topic(backend, name)
+def require_changeable(backend: Backend, name: str) -> TopicInfo:
+    """Return the topic. Raises CallerError if a file owns it."""
+    info = require_topic(backend, name)
     if info.source != "log":
         raise CallerError(f"topic {name!r} stands in {info.source}; change it there and reload")
     return info
@@ -174,50 +176,52 @@ def apply_file(backend: Backend, clock: Clock, entries: Mapping[str, TopicEntry]
 
     A topic that the file names no more keeps its settings, and belongs to the command line from then on.
     """
-    wanted = [_declared(backend, name, entry, path) for name, entry in entries.items()]
-    left = [
+    declared = [_topic_from_file(backend, name, entry, path) for name, entry in entries.items()]
+    released = [
         dataclasses.replace(info, source="log")
         for info in backend.topics().values()
         if info.source == str(path) and info.name not in entries
     ]
-    changed = [info for info in (*wanted, *left) if info != backend.topic(info.name)]
+    changed = [info for info in (*declared, *released) if info != backend.topic(info.name)]
     for info in changed:
-        _put(backend, clock, info)
+        _put_topic(backend, clock, info)
     return [info.name for info in changed]
 
 
-def _declared(backend: Backend, name: str, entry: TopicEntry, path: Path) -> TopicInfo:
-    """The topic as the file wants it. Raises CallerError when it cannot become so."""
+def _topic_from_file(backend: Backend, name: str, entry: TopicEntry, path: Path) -> TopicInfo:
+    """Return the topic as the file declares it. Raises CallerError for a change that is not possible."""
     _check_body(backend, f"{path}: topics.{name}.", entry)
-    info, wanted = backend.topic(name), info_of(name, entry, str(path))
+    info, declared = backend.topic(name), info_of(name, entry, str(path))
     if info is None:
-        return wanted
+        return declared
     if entry.queues < info.queues:
         raise CallerError(
             f"{path}: topics.{name}.queues: is {entry.queues}; the topic has {info.queues} "
             "already and queues cannot be removed"
         )
-    unsaid = [each for each in CLUSTER_SETTINGS if getattr(wanted, each) is None]
+    unsaid = [each for each in CLUSTER_SETTINGS if getattr(declared, each) is None]
     as_it_is = {each: getattr(info, each) for each in unsaid}
-    return dataclasses.replace(wanted, incarnation=info.incarnation, **as_it_is)
+    return dataclasses.replace(declared, incarnation=info.incarnation, **as_it_is)
 
 
 def _check_body(backend: Backend, where: str, entry: TopicEntry) -> None:
-    """A topic cannot take larger bodies than the engine does."""
-    given, allowed = entry.body_bytes_max, backend.capabilities.body_bytes_max
-    if given is not None and given > allowed:
+    """Reject a topic with larger bodies than the engine accepts."""
+    requested, allowed = entry.body_bytes_max, backend.capabilities.body_bytes_max
+    if requested is not None and requested > allowed:
         raise CallerError(
-            f"{where}body_bytes_max is {given}; allowed: at most {allowed}, the log's own body_bytes_max"
+            f"{where}body_bytes_max is {requested}; allowed: at most {allowed}, the log's own body_bytes_max"
         )
 
 
 def info_of(name: str, entry: TopicEntry, source: str) -> TopicInfo:
-    """A file's entry as the backend knows topics."""
+    """Return a file's entry as the backend's TopicInfo."""
     settings = vars(entry) | {"durability": DURABILITY[entry.durability]}
     return TopicInfo(name=name, incarnation=0, source=source, **settings)
 
 
 def _as_settings(info: TopicInfo) -> dict[str, Any]:
     words = {"durability": DURABILITY_WORDS[info.durability], "delay_dialects": list(info.delay_dialects)}
-    found = {name: getattr(info, name) for name in SETTINGS} | words
-    return {name: value for name, value in found.items() if value is not None or name not in CLUSTER_SETTINGS}
+    settings = {name: getattr(info, name) for name in SETTINGS} | words
+    return {
+        name: value for name, value in settings.items() if value is not None or name not in CLUSTER_SETTINGS
+    }

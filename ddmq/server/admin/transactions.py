@@ -1,4 +1,4 @@
-"""Transactions as operators see them, and an operator's word on how one ends.
+"""Transactions as operators see them, and an operator's decision on one.
 
 What is open stands in the log: half messages that are not finished. So any process can tell it. Who ends one
 is the proxy that owns its shard; it is asked as a client asks it, with the group that prepared it.
@@ -47,7 +47,7 @@ class OpenHalf(NamedTuple):
 
 
 def open_halves(backend: Backend, transaction: bytes | None = None) -> Iterator[OpenHalf]:
-    """All of them, shard by shard; with `transaction` those of its own shard."""
+    """Yield the open half messages, shard by shard; with `transaction` those of its shard."""
     info = backend.topic(HALF_TOPIC)
     refs = [] if info is None else info.refs()
     if transaction is not None and refs:
@@ -58,10 +58,12 @@ def open_halves(backend: Backend, transaction: bytes | None = None) -> Iterator[
     bounds = backend.bounds(refs).wait(WAIT_S)
     for ref, view, limits in zip(refs, views, bounds, strict=True):
         if limits is not None:
-            yield from _unfinished(backend, ref, view, limits)
+            yield from _read_unfinished(backend, ref, view, limits)
 
 
-def _unfinished(backend: Backend, queue: QueueRef, view: ProgressView, limits: Bounds) -> Iterator[OpenHalf]:
+def _read_unfinished(
+    backend: Backend, queue: QueueRef, view: ProgressView, limits: Bounds
+) -> Iterator[OpenHalf]:
     acks = AckMap(limits.min if view.committed is None else max(view.committed, limits.min))
     acks.finish(view.finished)
     at = acks.committed
@@ -94,46 +96,46 @@ class AdminTransactions:
     # --- what there is
 
     def rows(self, request: AdminRequest) -> dict[str, Any]:
-        """Those that are open, oldest first. `whole` is False when there are more than were looked at."""
+        """Return the open transactions, oldest first. `whole` is False if the scan stopped at SCANNED_MAX."""
         group = request.query.get("group")
         count = min(max(request.number("count", COUNT_DEFAULT), 1), SHOWN_MAX)
-        found: dict[str, dict[str, Any]] = {}
+        by_id: dict[str, dict[str, Any]] = {}
         scanned = 0
         for each in paced(open_halves(self._backend)):
             scanned += 1
             if scanned > SCANNED_MAX:
                 break
             if group in (None, each.half.mark.group):
-                _add(found, each)
-        rows = sorted(found.values(), key=lambda row: (row["began_ms"], row["transaction"]))
+                _add(by_id, each)
+        rows = sorted(by_id.values(), key=lambda row: (row["began_ms"], row["transaction"]))
         return {"open": len(rows), "whole": scanned <= SCANNED_MAX, "transactions": rows[:count]}
 
     def show(self, request: AdminRequest) -> dict[str, Any]:
-        """One in full: its messages while it is open, else how it ended."""
-        transaction = _legal(request.path["id"])
-        found: dict[str, dict[str, Any]] = {}
+        """Return one transaction: its messages while it is open, else its outcome."""
+        transaction = _parse_transaction(request.path["id"])
+        by_id: dict[str, dict[str, Any]] = {}
         messages = []
         for each in paced(open_halves(self._backend, transaction)):
             if each.half.mark.id == transaction.hex():
-                _add(found, each)
-                messages.append(_message(each.half))
-        ended = self._ended(transaction)
+                _add(by_id, each)
+                messages.append(_message_row(each.half))
+        ended = self._find_outcome(transaction)
         if ended is not None:
             return ended
-        for row in found.values():
-            more = {"owner": self._owner(row), "contents": messages[:SHOWN_MAX]}
+        for row in by_id.values():
+            more = {"owner": self._find_owner(row), "contents": messages[:SHOWN_MAX]}
             return row | {"state": WORDS[TransactionOutcome.OPEN]} | more
         return {"transaction": transaction.hex(), "state": "unknown"}
 
-    def _owner(self, row: dict[str, Any]) -> str:
-        """Where the proxy listens that owns its shard; "": nobody, or nobody knows."""
+    def _find_owner(self, row: dict[str, Any]) -> str:
+        """Return the address of the proxy that owns the transaction's shard; "": none, or unknown."""
         try:
             return self._owners.holders().wait(WAIT_S).get(row["shard"], "")
         except (DdmqError, TimeoutError):
             return ""
 
-    def _ended(self, transaction: bytes) -> dict[str, Any] | None:
-        """How it ended, where the engine finds that."""
+    def _find_outcome(self, transaction: bytes) -> dict[str, Any] | None:
+        """Return the recorded outcome; None if there is none, or the engine cannot search by id."""
         if not self._backend.capabilities.find_by_key or self._backend.topic(OP_TOPIC) is None:
             return None
         for record in self._backend.find(OP_TOPIC, message_id=transaction, count_max=1).wait(WAIT_S):
@@ -151,17 +153,18 @@ class AdminTransactions:
     # --- an operator's word
 
     def end(self, request: AdminRequest) -> dict[str, Any]:
-        """Commit it or roll it back, in its group's name. Raises CallerError where it ended otherwise."""
+        """Commit a transaction or roll it back, in its group's name. Raises CallerError if it ended
+        otherwise."""
         action = ACTIONS.get(str(request.body.get("action")))
         if action is None:
             raise CallerError(f"action is {request.body.get('action')!r}; allowed: {', '.join(ACTIONS)}")
-        transaction = _legal(request.path["id"])
-        known = self.show(request)
-        if known["state"] == "unknown":
+        transaction = _parse_transaction(request.path["id"])
+        transaction_row = self.show(request)
+        if transaction_row["state"] == "unknown":
             raise CallerError(f"transaction {transaction.hex()} is not open, and how it ended is not known")
         answer: Any = None
         for _ in range(TRIES):
-            answer = self._ask(transaction, known["group"], action)
+            answer = self._ask_owner(transaction, transaction_row["group"], action)
             if answer is not None and answer.code not in (Code.BUSY, Code.SHUTTING_DOWN):
                 break
             self._owners.forget()
@@ -169,12 +172,12 @@ class AdminTransactions:
         if answer is None:
             raise TryLaterError("no producer proxy owns its shard; start one, or try again")
         if answer.code:
-            raise CallerError(_said(answer))
+            raise CallerError(_error_text(answer))
         outcome = TransactionOutcome(answer.outcome)
-        return {"transaction": transaction.hex(), "state": WORDS[outcome], "group": known["group"]}
+        return {"transaction": transaction.hex(), "state": WORDS[outcome], "group": transaction_row["group"]}
 
-    def _ask(self, transaction: bytes, group: str, action: TransactionAction) -> Any:
-        """The owner's answer; None: there is none."""
+    def _ask_owner(self, transaction: bytes, group: str, action: TransactionAction) -> Any:
+        """Return the owner's answer; None without one."""
         info = self._backend.topic(HALF_TOPIC)
         try:
             holders = self._owners.holders().wait(WAIT_S)
@@ -194,11 +197,11 @@ class AdminTransactions:
         self._owners.call(
             address, "endTransaction", request, lambda answer, error: answered.set(error or answer)
         )
-        found = answered.get()
-        return None if isinstance(found, Exception) else found
+        reply = answered.get()
+        return None if isinstance(reply, Exception) else reply
 
 
-def _legal(text: str) -> bytes:
+def _parse_transaction(text: str) -> bytes:
     transaction = parse_id(text.encode("utf-8", "replace"))
     if transaction is None:
         raise CallerError(
@@ -222,7 +225,7 @@ def _add(found: dict[str, dict[str, Any]], one: OpenHalf) -> None:
         row["topics"].append(mark.topic)
 
 
-def _message(half: HalfMessage) -> dict[str, Any]:
+def _message_row(half: HalfMessage) -> dict[str, Any]:
     mark, content = half.mark, decode(half.delivery)
     return {
         "topic": mark.topic, "queue": mark.queue, "message_id": half.message_id.hex(),
@@ -232,6 +235,6 @@ def _message(half: HalfMessage) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _said(answer: Any) -> str:
+def _error_text(answer: Any) -> str:
     text = answer.msg.decode("utf-8", "replace") if isinstance(answer.msg, bytes) else str(answer.msg)
     return text.removeprefix(FAILED_PREFIX).strip()

@@ -59,14 +59,14 @@ _STATES = {
 
 
 class Cursor(NamedTuple):
-    """A place in the order of all shards."""
+    """A position in the order of all shards."""
 
     due_ms: int
     shard: int
     offset: int
 
     def after_in(self, shard: int) -> DueKey:
-        """The last place of that shard at or before this one."""
+        """Return the last position of that shard at or before this one."""
         if shard == self.shard:
             return DueKey(self.due_ms, self.offset)
         return DueKey(self.due_ms, OFFSET_END) if shard < self.shard else DueKey(self.due_ms - 1, OFFSET_END)
@@ -84,11 +84,11 @@ class DelayChoice(NamedTuple):
 
     @property
     def is_whole_topic(self) -> bool:
-        """Whether it is all that waits for the topic."""
+        """Whether the choice includes every waiting message of the topic."""
         return self == (self.topic, None, 0, FOREVER_MS, None)
 
     def matches(self, message: Pending) -> bool:
-        """Whether the message has the key that is asked for; the store has looked at all else."""
+        """Return whether the message has the requested key; the store has checked the other criteria."""
         if self.key is None:
             return True
         key = self.key.encode("utf-8", "surrogateescape")
@@ -110,25 +110,26 @@ class DelayQueries:
         self._backups = backups
 
     def anywhere(self, request: AdminRequest, act: Callable[[AdminRequest], Any]) -> Any:
-        """Return what `act` answers here, or what the process answers that can."""
-        address = None if FORWARDED in request.query else self._other(request)
+        """Return the answer of `act`, or of another process if this one cannot answer."""
+        address = None if FORWARDED in request.query else self._other_owner(request)
         return act(request) if address is None else in_thread(ask_other, address, request)
 
-    def _other(self, request: AdminRequest) -> str | None:
-        """Whom to ask instead: the owner of the shard that is asked for, or anybody where nothing is here."""
+    def _other_owner(self, request: AdminRequest) -> str | None:
+        """Return the address of the owner of the requested shard, or of any owner if no delay service runs
+        here."""
         service = self._timers
-        wanted = self._shard_of(request.path["id"])[1] if "id" in request.path else None
-        if service is not None and (wanted is None or wanted in service.shards):
+        shard = self._shard_of(request.path["id"])[1] if "id" in request.path else None
+        if service is not None and (shard is None or shard in service.shards):
             return None
-        addresses = self._addresses()
-        if wanted is not None:
-            return addresses.get(wanted)
+        addresses = self._owner_addresses()
+        if shard is not None:
+            return addresses.get(shard)
         return next(iter(addresses.values()), None)
 
-    def _addresses(self) -> dict[int, str]:
+    def _owner_addresses(self) -> dict[int, str]:
         """Return the addresses at which the owners of the shards are reached."""
-        asked = self._backend.holders(DELAY_GROUP, DELAY_TOPIC, self._clock.monotonic() + WAIT_S)
-        return {queue.queue_id: address for queue, address in asked.wait(WAIT_S).items() if address}
+        holders = self._backend.holders(DELAY_GROUP, DELAY_TOPIC, self._clock.monotonic() + WAIT_S)
+        return {queue.queue_id: address for queue, address in holders.wait(WAIT_S).items() if address}
 
     # --- what there is
 
@@ -136,8 +137,8 @@ class DelayQueries:
         service, behind = self._caught_up()
         lags, rows = service.lags() | behind, []
         for number, shard in service.shards.items():
-            held = shard.context
-            pending = sum(held.store.counts().values()) if held is not None and held.running else 0
+            context = shard.context
+            pending = sum(context.store.counts().values()) if context is not None and context.running else 0
             rows.append({
                 "shard": number, "epoch": shard.epoch, "fires": not shard.why, "why": shard.why,
                 "pending": pending, "orders_waiting": max(lags.get(number, -1), 0),
@@ -161,7 +162,7 @@ class DelayQueries:
             raise TryLaterError(f"what waits is not known: {health.reason}")
         service, behind = self._caught_up()
         count = min(max(request.number("count", 20), 1), SHOWN_MAX)
-        rows, last = self._find_messages(_read_choice(request), count, _row)
+        rows, last = self._find_messages(_read_choice(request), count, _message_row)
         answer = {"messages": rows, "next": _cursor_text(last), "orders_waiting": sum(behind.values())}
         return answer | self._left_out(service)
 
@@ -220,10 +221,10 @@ class DelayQueries:
         if state.kind is not IdKind.PENDING:
             return found | {"at_ms": state.at_ms, "kept_until_ms": state.forget_ms}
         message = store.get(DueKey(state.at_ms, state.offset))
-        return found if message is None else found | _row(message, whole=True)
+        return found if message is None else found | _message_row(message, whole=True)
 
     def known(self, uuid: str) -> Mapping[str, Any]:
-        """What `message` tells of a uuid, here or at the process that owns its shard."""
+        """Return the answer of `message` for a uuid, from here or from the process that owns its shard."""
         request = AdminRequest({"id": uuid}, {}, {}, "GET", "/delay/messages/{id}")
         answer = self.anywhere(request, self.message)
         if not isinstance(answer, Text):
@@ -269,7 +270,7 @@ class DelayQueries:
         if not numbers:
             return {}
         found: dict[str, list[int]] = {}
-        for number, address in self._addresses().items():
+        for number, address in self._owner_addresses().items():
             if number in numbers:
                 found.setdefault(address, []).append(number)
         return found
@@ -332,7 +333,7 @@ class DelayQueries:
         return info.queues
 
 
-def _row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
+def _message_row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
     """Return a pending message as people and programs read it."""
     row: dict[str, Any] = {
         "due_ms": message.due_ms, "topic": message.topic, "occurrence": message.occurrence,
@@ -344,7 +345,7 @@ def _row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
     except DamagedError as error:
         return row | {"id": "", "error": str(error)}
     row["id"] = occurrence_id(command, 0)
-    row |= _repeats(command)
+    row |= _repeat_fields(command)
     row["key"] = content.key.decode("utf-8", "replace")
     row["tags"] = content.tag.decode("utf-8", "replace")
     row["body_bytes"] = len(content.value)
@@ -358,7 +359,7 @@ def _row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
     return row | body_fields(content.value)
 
 
-def _repeats(command: DelayCommand) -> dict[str, Any]:
+def _repeat_fields(command: DelayCommand) -> dict[str, Any]:
     """Tell how a message comes again, in numbers and in words; empty words for once."""
     schedule = command.schedule
     facts: dict[str, Any] = {"kind": command.kind}
@@ -378,7 +379,7 @@ def _repeats(command: DelayCommand) -> dict[str, Any]:
 
 def _read_choice(request: AdminRequest) -> DelayChoice:
     query = request.query
-    after = _cursor(query["after"]) if "after" in query else None
+    after = _parse_cursor(query["after"]) if "after" in query else None
     span = request.number("from_ms", 0), request.number("to_ms", FOREVER_MS)
     return DelayChoice(query.get("topic"), query.get("key"), *span, after)
 
@@ -387,7 +388,7 @@ def _ignore_message(_: Pending) -> None:
     """Tell nothing of a message that is only counted."""
 
 
-def _cursor(text: str) -> Cursor:
+def _parse_cursor(text: str) -> Cursor:
     parts = text.split(".")
     if len(parts) != 3 or not all(part.isdecimal() and len(part) <= 19 for part in parts):
         raise CallerError(f"after is {text!r}; the `next` of an earlier answer is wanted")

@@ -48,7 +48,8 @@ WORK = "delay-restore"  # the stores, while a new log is made of them
 
 
 class Restored(NamedTuple):
-    """What was done. `way`: "stores" or "new log"; `messages`: sent as commands, None for stores. `damaged`:
+    """The result of a restore. `way`: "stores" or "new log"; `messages`: sent as commands, None for stores.
+    `damaged`:
     shards of which not all could be read; the log says what was left out."""
 
     way: str
@@ -58,7 +59,7 @@ class Restored(NamedTuple):
 
 
 class Backup(NamedTuple):
-    """A whole backup."""
+    """A complete backup."""
 
     folder: Path
     shards: tuple[int, ...]
@@ -102,8 +103,8 @@ def restore_backup(folder: Path, data_dir: Path, delay_dir: Path | None, log: Fi
 
 
 def _refuse_beside_a_server(data_dir: Path) -> None:
-    """Of the processes over a log one writes it. A delay service among them would take restored stores for
-    old copies of its own, and remove them."""
+    """Refuse to restore beside a server: a delay service over the same log would take restored stores for old
+    copies of its own, and remove them."""
     if not (data_dir / "commitlog").is_dir():
         return
     try:
@@ -223,7 +224,7 @@ def _make(backend: Backend, clock: Clock, info: TopicInfo) -> None:
 
 
 def foreign(store: DelayStore, number: int, backend: Backend) -> str | None:
-    """Why the store of this shard does not belong to the log; None: it does, as far as can be told.
+    """Return why the store of this shard does not belong to the log; None if no difference is known.
 
     A store knows its messages by the offsets of their commands in the log, and what has fired is kept in the
     log by those offsets. Beside another log messages would be taken for fired, or others for known, and be

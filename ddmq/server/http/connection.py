@@ -70,7 +70,8 @@ class AdminServer(WSGIServer):  # type: ignore[misc]  # gevent has no types
         )
 
     def admit_connection(self, newcomer: AdminConnection) -> bool:
-        """Whether a connection fits, if need be in place of a silent one; of its own address first."""
+        """Return whether a connection fits, if necessary in place of a silent one; of its own address
+        first."""
         others = [each for each in self.connections if not each.beyond]
         own = [each for each in others if each.account is newcomer.account]
         if len(own) >= ADDRESS_CONNECTIONS_MAX:
@@ -78,12 +79,12 @@ class AdminServer(WSGIServer):  # type: ignore[misc]  # gevent has no types
         return len(others) < CONNECTIONS_MAX or self._displace_silent(others)
 
     def admit_beyond(self) -> bool:
-        """Whether one more connection beyond the bounds may say what it wants, for a moment."""
+        """Return whether one more connection beyond the bounds may send a request."""
         beyond = [each for each in self.connections if each.beyond]
         return len(beyond) < BEYOND_MAX or self._displace_silent(beyond)
 
     def _displace_silent(self, candidates: Sequence[AdminConnection]) -> bool:
-        """End the one that is silent for the longest. False: all are being answered."""
+        """Close the connection that is silent for the longest. False: all are being answered."""
         silent = [each for each in candidates if self.connections[each]]
         if not silent:
             return False
@@ -101,7 +102,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
     close_connection: bool
 
     def handle(self) -> None:
-        """Answer requests until it ends. Where there is no place for it, /health and /ready alone."""
+        """Answer requests until the connection ends; beyond the bounds only /health and /ready."""
         self.greenlet = gevent.getcurrent()
         self.socket.settimeout(STALLED_S)
         self.own_address = self.socket.getsockname()[0].removeprefix("::ffff:")
@@ -118,7 +119,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
                 self.server.connections.pop(self, None)
 
     def handle_one_request(self) -> Any:
-        """Answer one request; one beyond the bounds is told so, and is the last."""
+        """Answer one request. Beyond the bounds the answer is 503, and the connection closes."""
         result = super().handle_one_request()
         if not self.beyond:
             return result
@@ -135,7 +136,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
         )
 
     def read_requestline(self) -> str:
-        """The first line of a request, empty where none comes in time."""
+        """Read the first line of a request; empty if none comes in time."""
         try:
             with gevent.Timeout(BEYOND_S if self.beyond else IDLE_S):
                 return str(super().read_requestline())
@@ -143,7 +144,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
             return ""
 
     def read_request(self, raw_requestline: str) -> bool:
-        """Whether the headers came in time; they end the connection's silence."""
+        """Read the headers; return whether they came in time."""
         check_request_line(raw_requestline)
         try:
             with gevent.Timeout(BEYOND_S if self.beyond else HEADER_S):
@@ -163,7 +164,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
         return status, BAD_HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
     def handle_one_response(self) -> None:
-        """Answer one request."""
+        """Answer the request with the application, or with 503 beyond the bounds."""
         if self.is_probe:
             self.greenlet.account = self.account.probes
         answer = _answer_busy if self.beyond and not self.is_probe else self.application
@@ -175,7 +176,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
             self.greenlet.account = self.account
 
     def _make_answer(self, answer: Any, *arguments: Any) -> Any:
-        """Make an answer. Before and behind it is the client's turn: to send a body, to take the answer."""
+        """Make an answer. Meanwhile the connection does not count as silent."""
         self._note_silence(0.0)
         try:
             return answer(*arguments)
@@ -184,7 +185,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
 
     @contextmanager
     def await_client(self) -> Iterator[None]:
-        """While a handler waits for the client."""
+        """Count the connection as silent while a handler waits for the client."""
         self._note_silence(time.monotonic())
         try:
             yield
@@ -192,7 +193,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
             self._note_silence(0.0)
 
     def _note_silence(self, since: float) -> None:
-        """Note since when it is silent; one that has been displaced is no longer known."""
+        """Record since when the connection is silent, unless it has been displaced."""
         if self in self.server.connections:
             self.server.connections[self] = since
 
@@ -210,7 +211,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
     result: Sequence[bytes]
 
     def process_result(self) -> None:
-        """Send the answer, or say that too much is on its way already."""
+        """Send the answer, or 503 if too many bytes of answers are unsent."""
         size = sum(len(piece) for piece in self.result)
         if not self.is_probe and self.server.unsent and self.server.unsent + size > UNSENT_BYTES_MAX:
             self.result, size = [BUSY], len(BUSY)
@@ -222,9 +223,9 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
             self.server.unsent -= size
 
     def log_error(self, msg: str, *args: Any) -> None:
-        said = (msg % args if args else msg)[:100]
+        text = (msg % args if args else msg)[:100]
         log.warning(
-            "admin request refused", extra={"peer": HostPort(*self.client_address[:2]), "said": repr(said)}
+            "admin request refused", extra={"peer": HostPort(*self.client_address[:2]), "said": repr(text)}
         )
 
 
@@ -235,39 +236,50 @@ def _answer_busy(_: Mapping[str, Any], start: Any) -> Sequence[bytes]:
 
 
 class RefusedRequest(NamedTuple):
-    """Why a request is not taken: an HTTP status and a sentence. `details`: for the log alone."""
+    """The reason to refuse a request: an HTTP status and a sentence. `details` go only to the log."""
 
     status: int
     text: str
     details: str = ""
 
 
-def refusal(environ: Mapping[str, Any], names: Iterable[str]) -> RefusedRequest | None:
-    """Return what is wrong with the request before its body is read; None: nothing.
+def find_refusal(environ: Mapping[str, Any], names: Iterable[str]) -> RefusedRequest | None:
+    """Check a request before its body is read; return the reason to refuse it, or None.
 
-    `names`: what the server is called beside loopback and the address that the client connected to.
+    `names`: the server's host names, apart from loopback and the address that the client connected to.
     """
-    return _length(environ) or _host(environ, names) or _origin(environ) or _content(environ)
+    return (
+        _check_length(environ)
+        or _check_host(environ, names)
+        or _check_origin(environ)
+        or _check_content_type(environ)
+    )
 
 
-def _length(environ: Mapping[str, Any]) -> RefusedRequest | None:
+def _check_length(environ: Mapping[str, Any]) -> RefusedRequest | None:
     if "HTTP_TRANSFER_ENCODING" in environ:
         return RefusedRequest(411, "Transfer-Encoding is not taken; send the body with its Content-Length")
-    given = environ.get("ddmq.lengths") or [environ.get("CONTENT_LENGTH") or "0"]
-    if len(given) > 1 or not (given[0].isascii() and given[0].isdigit() and len(given[0]) < 19):
-        return RefusedRequest(400, f"Content-Length is {', '.join(given)[:60]!r}; one whole number is wanted")
+    lengths = environ.get("ddmq.lengths") or [environ.get("CONTENT_LENGTH") or "0"]
+    if len(lengths) > 1 or not (lengths[0].isascii() and lengths[0].isdigit() and len(lengths[0]) < 19):
+        return RefusedRequest(
+            400, f"Content-Length is {', '.join(lengths)[:60]!r}; one whole number is wanted"
+        )
     return None
 
 
-def _host(environ: Mapping[str, Any], names: Iterable[str]) -> RefusedRequest | None:
-    given = environ.get("HTTP_HOST")
-    if given is None:
+def _check_host(environ: Mapping[str, Any], names: Iterable[str]) -> RefusedRequest | None:
+    host = environ.get("HTTP_HOST")
+    if host is None:
         return None  # no browser leaves it out
-    own = {*LOOPBACK_NAMES, *map(_plain, names), _plain(environ.get("ddmq.own_address", ""))} - {""}
-    if _host_of(given) not in own:
+    own = {
+        *LOOPBACK_NAMES,
+        *map(_normalize_host, names),
+        _normalize_host(environ.get("ddmq.own_address", "")),
+    } - {""}
+    if _host_of(host) not in own:
         return RefusedRequest(
             403,
-            f"Host is {given[:100]!r}, no name of this server; admin_names in ddmq.yaml names further ones, "
+            f"Host is {host[:100]!r}, no name of this server; admin_names in ddmq.yaml names further ones, "
             "and the server's log has those that it knows",
             f"its names are {', '.join(sorted(own))}",
         )
@@ -275,20 +287,20 @@ def _host(environ: Mapping[str, Any], names: Iterable[str]) -> RefusedRequest | 
 
 
 def _host_of(authority: str) -> str | None:
-    """The host of HOST or HOST:PORT, of [V6] too, as `_plain` has it; None where it is none."""
-    found = _AUTHORITY.fullmatch(authority)
-    return None if found is None else _plain(found[1] or found[2])
+    """Return the normalized host of HOST, HOST:PORT or [V6]:PORT; None for anything else."""
+    match = _AUTHORITY.fullmatch(authority)
+    return None if match is None else _normalize_host(match[1] or match[2])
 
 
-def _plain(host: str) -> str:
-    """Return a host in lower case; an IPv6 address as it is mostly written, without its zone."""
+def _normalize_host(host: str) -> str:
+    """Return a host in lower case; an IPv6 address in its canonical form, without its zone."""
     try:
         return str(IPv6Address(host.partition("%")[0]))
     except ValueError:
         return host.lower().rstrip(".")
 
 
-def _origin(environ: Mapping[str, Any]) -> RefusedRequest | None:
+def _check_origin(environ: Mapping[str, Any]) -> RefusedRequest | None:
     origin, host = environ.get("HTTP_ORIGIN"), environ.get("HTTP_HOST", "")
     if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
         return RefusedRequest(403, f"Origin is {origin[:100]!r}: pages of other sites may not use this API")
@@ -300,11 +312,11 @@ def _origin(environ: Mapping[str, Any]) -> RefusedRequest | None:
     return None
 
 
-def _content(environ: Mapping[str, Any]) -> RefusedRequest | None:
+def _check_content_type(environ: Mapping[str, Any]) -> RefusedRequest | None:
     if environ["REQUEST_METHOD"] != "POST" and int(environ.get("CONTENT_LENGTH") or "0") == 0:
         return None
     kind = environ.get("CONTENT_TYPE", "")
     if kind.partition(";")[0].strip().lower() != JSON:
-        said = repr(kind[:100]) if kind else "missing"
-        return RefusedRequest(415, f"Content-Type is {said}; allowed: {JSON}")
+        stated = repr(kind[:100]) if kind else "missing"
+        return RefusedRequest(415, f"Content-Type is {stated}; allowed: {JSON}")
     return None

@@ -30,7 +30,7 @@ class _Lines(Protocol):
 def check_request_line(line: str) -> None:
     """Raise MalformedHeadError for a first line that is not METHOD TARGET HTTP/1.1 (or 1.0)."""
     if not _REQUEST_LINE.fullmatch(line):
-        raise MalformedHeadError(f"the request line is {_shown(line)}; wanted: METHOD PATH HTTP/1.1")
+        raise MalformedHeadError(f"the request line is {_quote_line(line)}; wanted: METHOD PATH HTTP/1.1")
 
 
 def read_headers(source: _Lines) -> bytes:
@@ -42,9 +42,9 @@ def read_headers(source: _Lines) -> bytes:
         if line == b"\r\n":
             return bytes(head)
         if len(head) > HEAD_BYTES_MAX or not _HEADER.fullmatch(line):
-            raise MalformedHeadError(f"header line {_shown(line.decode('latin-1'))} is not NAME: VALUE")
+            raise MalformedHeadError(f"header line {_quote_line(line.decode('latin-1'))} is not NAME: VALUE")
     raise MalformedHeadError(f"there are more than {LINES_MAX} header lines")
 
 
-def _shown(line: str) -> str:
+def _quote_line(line: str) -> str:
     return repr(line if len(line) <= 100 else f"{line[:99]}…")

@@ -40,20 +40,21 @@ class Account:
 
     @property
     def debt_s(self) -> float:
-        """Seconds, as of now."""
+        """The present debt in seconds."""
         now = self._clock()
         self._debt_s, self._at = max(0.0, self._debt_s - (now - self._at) * SHARE_S), now
         return self._debt_s
 
     @property
     def probes(self) -> Account:
-        """The account of what this address asks at /health and /ready, which waits for nothing else."""
+        """The separate account of this address for /health and /ready, which never wait for other
+        requests."""
         if self._probes is None:
             self._probes = Account(self._clock)
         return self._probes
 
     def charge(self, seconds: float) -> None:
-        """Processor time was used."""
+        """Add processor time to the debt."""
         self._debt_s = self.debt_s + seconds
 
     def pause(self) -> None:
@@ -63,7 +64,7 @@ class Account:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Make a listing, when those that were asked for before are made."""
+        """Hold the right to make a listing, after the earlier listings of this address."""
         if not self._listing.acquire(timeout=TURN_S):
             raise TryLaterError("too many answers are being made for this address; try again")
         try:
@@ -74,14 +75,14 @@ class Account:
 
 
 class Accounts:
-    """The addresses that are connected, or have a debt."""
+    """The accounts of addresses that are connected or have a debt."""
 
     def __init__(self) -> None:
         self._known: dict[str, Account] = {}
 
     @contextmanager
     def connected(self, host: str) -> Iterator[Account]:
-        """The account of a connection's address while it lasts."""
+        """Yield the account of a connection's address, while the connection lasts."""
         address = address_of(host)
         account = self._known.get(address)
         if account is None:
@@ -106,14 +107,14 @@ class PacedGreenlet(gevent.Greenlet):  # type: ignore[misc]  # gevent has no typ
     since = 0.0
 
     def switch(self, *given: Any) -> Any:
-        """Let it go on."""
-        return self._on(super().switch, *given)
+        """Resume the greenlet."""
+        return self._run_charged(super().switch, *given)
 
     def throw(self, *given: Any) -> Any:
-        """Let it go on with an exception."""
-        return self._on(super().throw, *given)
+        """Resume the greenlet with an exception."""
+        return self._run_charged(super().throw, *given)
 
-    def _on(self, go: Any, *given: Any) -> Any:
+    def _run_charged(self, go: Any, *given: Any) -> Any:
         self.since = time.thread_time()
         try:
             return go(*given)
@@ -122,9 +123,11 @@ class PacedGreenlet(gevent.Greenlet):  # type: ignore[misc]  # gevent has no typ
                 self.account.charge(time.thread_time() - self.since)
 
 
-def breathe(more_s: float = 0.0) -> None:
-    """For the steps of a long answer: let others run once a slice is used up. `more_s`: processor time that
-    was used for this answer by others. Outside of a request it does nothing."""
+def yield_if_long(more_s: float = 0.0) -> None:
+    """Let other greenlets run if this one has used up its slice; a long answer calls it between its steps.
+
+    `more_s`: processor time that others used for this answer. Outside of a request it does nothing.
+    """
     current = gevent.getcurrent()
     if not isinstance(current, PacedGreenlet) or current.account is None:
         return
@@ -137,7 +140,7 @@ def breathe(more_s: float = 0.0) -> None:
 
 
 def paced(items: Iterable[T]) -> Iterator[T]:
-    """The items; others may run between them."""
+    """Yield the items; other greenlets may run between them."""
     for each in items:
         yield each
-        breathe()
+        yield_if_long()

@@ -22,8 +22,8 @@ import gevent
 import msgspec
 
 from ddmq.address import parse
-from ddmq.server.http.connection import JSON, RefusedRequest, refusal
-from ddmq.server.http.pace import Account, breathe
+from ddmq.server.http.connection import JSON, RefusedRequest, find_refusal
+from ddmq.server.http.pace import Account, yield_if_long
 from ddmq_common.errors import CallerError, DdmqError, RemoteError, TryLaterError, UnknownTopicError
 
 COUNT_MAX = 1 << 30  # of names in a listing, where nobody says
@@ -53,9 +53,11 @@ class NoSuchGroupError(CallerError):
 
 
 class Page(NamedTuple):
-    """A part of a long listing, by name: those behind one name, so many at most.
+    """A page of a long listing, by name: at most `most` items after one name.
 
-    Who reads on names the last one that came, so nothing is told twice or passed over when others come or go.
+    The next page is requested with the last name of this one, so that no item is repeated or skipped when
+    others
+    appear or disappear.
     `after`: a name, which need not be there any more; "": from the first on.
     """
 
@@ -63,7 +65,7 @@ class Page(NamedTuple):
     most: int = COUNT_MAX
 
     def of(self, items: Iterable[T], name: Callable[[T], str]) -> list[T]:
-        """Return the items that stand on this page, by name."""
+        """Return the items of this page, sorted by name."""
         return sorted((each for each in items if name(each) > self.after), key=name)[: self.most]
 
 
@@ -89,7 +91,7 @@ class AdminRequest(NamedTuple):
         return self.path["group"]
 
     def number(self, name: str, default: int) -> int:
-        """A whole number among the query parameters."""
+        """Read a query parameter that is a whole number. Raises CallerError."""
         text = self.query.get(name)
         if text is None:
             return default
@@ -98,11 +100,11 @@ class AdminRequest(NamedTuple):
         return int(text)
 
     def flag(self, name: str) -> bool:
-        """Whether a query parameter says yes; absent, 0, false and nothing are no."""
+        """Return whether a query parameter is set; absent, 0, false and empty are not."""
         return self.query.get(name, "0") not in ("0", "false", "")
 
     def page(self) -> Page:
-        """`after` and `count` of a listing."""
+        """Read `after` and `count` of a listing."""
         return Page(self.query.get("after", ""), self.number("count", COUNT_MAX))
 
 
@@ -134,8 +136,8 @@ class AdminRouter:
     def __call__(
         self, environ: Mapping[str, Any], start: Callable[[str, list[tuple[str, str]]], Any]
     ) -> Iterable[bytes]:
-        refused = refusal(environ, self._names)
-        status, kind, pieces = self._answer(environ, refused)
+        refused = find_refusal(environ, self._names)
+        status, kind, pieces = self._answer_request(environ, refused)
         length = sum(map(len, pieces))
         headers = [
             ("Content-Type", kind),
@@ -147,29 +149,29 @@ class AdminRouter:
         start(_STATUS[status], headers)
         return [] if environ["REQUEST_METHOD"] == "HEAD" else pieces
 
-    def _answer(
+    def _answer_request(
         self, environ: Mapping[str, Any], refused: RefusedRequest | None
     ) -> tuple[int, str, Sequence[bytes]]:
         try:
             if refused is not None:
                 _log_refused(environ, refused)
                 raise _HttpError(refused.status, refused.text)
-            return self._dispatch(environ)
+            return self._dispatch_request(environ)
         except _HttpError as error:
-            return _said(error.status, str(error))
+            return _error_answer(error.status, str(error))
         except (UnknownTopicError, NoSuchGroupError, NoSuchMessageError) as error:
-            return _said(404, str(error))
+            return _error_answer(404, str(error))
         except (TryLaterError, TimeoutError) as error:
-            return _said(503, str(error))
+            return _error_answer(503, str(error))
         except RemoteError as error:
-            return _said(504, str(error))
+            return _error_answer(504, str(error))
         except DdmqError as error:
-            return _said(400 if isinstance(error, CallerError) else 500, str(error))
+            return _error_answer(400 if isinstance(error, CallerError) else 500, str(error))
         except Exception as error:
             log.exception("admin request failed")
-            return _said(500, f"internal error: {type(error).__name__}: {error}")
+            return _error_answer(500, f"internal error: {type(error).__name__}: {error}")
 
-    def _dispatch(self, environ: Mapping[str, Any]) -> tuple[int, str, Sequence[bytes]]:
+    def _dispatch_request(self, environ: Mapping[str, Any]) -> tuple[int, str, Sequence[bytes]]:
         method = environ["REQUEST_METHOD"].replace("HEAD", "GET")
         parts = [unquote(part) for part in _raw_path(environ).strip("/").split("/")]
         known_path = False
@@ -180,19 +182,19 @@ class AdminRouter:
             known_path = True
             if route_method == method:
                 path = "/" + "/".join(pattern)
-                request = AdminRequest(variables, _query(environ), _body(environ), method, path)
-                with _turn(environ, path):
-                    return _encoded(handler(request))
+                request = AdminRequest(variables, _read_query(environ), _read_body(environ), method, path)
+                with _await_turn(environ, path):
+                    return _encode_answer(handler(request))
         if self._closed is not None:
             raise TryLaterError(self._closed())
         if known_path:
             raise _HttpError(405, f"{method} is not for /{'/'.join(parts)}")
-        known = ", ".join(sorted({"/" + "/".join(pattern) for _, pattern, _ in self._routes}))
-        raise _HttpError(404, f"no such path: /{'/'.join(parts)}; there are {known}")
+        paths = ", ".join(sorted({"/" + "/".join(pattern) for _, pattern, _ in self._routes}))
+        raise _HttpError(404, f"no such path: /{'/'.join(parts)}; there are {paths}")
 
 
-def _turn(environ: Mapping[str, Any], pattern: str) -> AbstractContextManager[None]:
-    """Wait for this request's turn, and hold it during the answer where that is a listing."""
+def _await_turn(environ: Mapping[str, Any], pattern: str) -> AbstractContextManager[None]:
+    """Wait for this request's turn; a listing holds it during the answer."""
     account: Account | None = environ.get("ddmq.account")
     if account is None:
         return nullcontext()
@@ -211,13 +213,13 @@ class _HttpError(Exception):
 
 
 def _raw_path(environ: Mapping[str, Any]) -> str:
-    """The path before unquoting, so that a quoted slash or percent stays inside its part."""
+    """Return the path before unquoting, so that a quoted slash or percent stays inside its segment."""
     raw: str = environ.get("RAW_URI") or environ.get("REQUEST_URI") or quote_free(environ["PATH_INFO"])
     return raw.partition("?")[0]
 
 
 def quote_free(path: str) -> str:
-    """PATH_INFO is unquoted already, its bytes as Latin-1: make UTF-8 of them, keep percent signs."""
+    """Return PATH_INFO, which is unquoted Latin-1, as UTF-8 with percent signs quoted."""
     return path.encode("latin-1", "replace").decode("utf-8", "replace").replace("%", "%25")
 
 
@@ -225,21 +227,21 @@ def _match(pattern: list[str], parts: list[str]) -> dict[str, str] | None:
     if len(pattern) != len(parts):
         return None
     variables: dict[str, str] = {}
-    for wanted, found in zip(pattern, parts, strict=True):
-        if wanted.startswith("{"):
-            variables[wanted[1:-1]] = found
-        elif wanted != found:
+    for expected, part_text in zip(pattern, parts, strict=True):
+        if expected.startswith("{"):
+            variables[expected[1:-1]] = part_text
+        elif expected != part_text:
             return None
     return variables
 
 
-def _query(environ: Mapping[str, Any]) -> dict[str, str]:
-    """An empty value is one: what was to be narrowed by it is not meant as a whole."""
+def _read_query(environ: Mapping[str, Any]) -> dict[str, str]:
+    """Parse the query. Empty values are kept, so that an empty filter does not mean all."""
     text = environ.get("QUERY_STRING", "")
     return {key: values[-1] for key, values in parse_qs(text, keep_blank_values=True).items()}
 
 
-def _body(environ: Mapping[str, Any]) -> Mapping[str, Any]:
+def _read_body(environ: Mapping[str, Any]) -> Mapping[str, Any]:
     length = int(environ.get("CONTENT_LENGTH") or "0")
     if length > BODY_BYTES_MAX:
         raise _HttpError(413, f"the body has {length} bytes; allowed: {BODY_BYTES_MAX}")
@@ -267,14 +269,14 @@ def _read(source: Any, length: int) -> bytes:
         raise late from error
 
 
-def _encoded(value: Any) -> tuple[int, str, Sequence[bytes]]:
+def _encode_answer(value: Any) -> tuple[int, str, Sequence[bytes]]:
     if isinstance(value, Text):
         return value.status, value.content_type, [value.payload]
-    return 200, JSON, _pieces({} if value is None else value)
+    return 200, JSON, _encode_pieces({} if value is None else value)
 
 
-def _pieces(value: Any) -> list[bytes]:
-    """The value as JSON; others run between its parts."""
+def _encode_pieces(value: Any) -> list[bytes]:
+    """Encode the value as JSON, in chunks; other greenlets run in between."""
     pieces, piece = [], bytearray()
     for part in _parts(value):
         if len(piece) + len(part) > PIECE_BYTES:
@@ -282,12 +284,12 @@ def _pieces(value: Any) -> list[bytes]:
             piece.clear()
         else:
             piece += part
-        breathe()
+        yield_if_long()
     return [*pieces, bytes(piece)]
 
 
 def _parts(value: Any) -> Iterator[bytes]:
-    """Encode in parts: what holds nothing that holds more, such as the row of a listing, is one part."""
+    """Encode a value in parts. A flat value, such as the row of a listing, is one part."""
     if isinstance(value, dict) and any(each and isinstance(each, dict | list) for each in value.values()):
         for index, (key, each) in enumerate(value.items()):
             yield (b"," if index else b"{") + msgspec.json.encode(str(key)) + b":"
@@ -302,7 +304,7 @@ def _parts(value: Any) -> Iterator[bytes]:
         yield msgspec.json.encode(value)
 
 
-def _said(status: int, text: str) -> tuple[int, str, Sequence[bytes]]:
+def _error_answer(status: int, text: str) -> tuple[int, str, Sequence[bytes]]:
     return status, JSON, [msgspec.json.encode({"error": text})]
 
 
@@ -313,7 +315,7 @@ def _log_refused(environ: Mapping[str, Any], refused: RefusedRequest) -> None:
 
 
 def ask_other(address: str, request: AdminRequest) -> Text:
-    """The answer of the process at that admin address, as it is; blocks, for a native thread.
+    """Return the answer of the process at an admin address unchanged. Blocks: call it in a native thread.
 
     Raises TryLaterError when there is none.
     """

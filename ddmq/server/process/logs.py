@@ -21,7 +21,7 @@ _PLAIN = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskN
 
 
 def extras(record: logging.LogRecord) -> dict[str, Any]:
-    """Return what was passed as `extra`."""
+    """Return the fields that were passed as `extra`."""
     return {key: value for key, value in record.__dict__.items() if key not in _PLAIN}
 
 
@@ -57,8 +57,9 @@ def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 
 
 class Bounded(logging.Filter):
-    """Lines of one kind, which one place in the code writes: ALIKE_MAX in ALIKE_S. The last one before others
-    are left out says so, and the first one afterwards how many it were."""
+    """Bounds the lines that one statement writes to ALIKE_MAX in ALIKE_S. The last line before others are
+    left
+    out says so; the first one afterwards says how many were left out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +68,7 @@ class Bounded(logging.Filter):
         self._since = 0.0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it is written."""
+        """Return whether the line is written."""
         if not 0 <= record.created - self._since < ALIKE_S:
             self._left_out |= {kind: n - ALIKE_MAX for kind, n in self._counts.items() if n > ALIKE_MAX}
             self._counts, self._since = {}, record.created

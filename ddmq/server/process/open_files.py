@@ -24,15 +24,15 @@ class OpenFilesShare(NamedTuple):
     reserve: int
 
 
-def share(open_files: int, servers: int, wanted: int) -> OpenFilesShare:
+def share_of_limit(open_files: int, servers: int, wanted: int) -> OpenFilesShare:
     """Return how many connections each of `servers` may have of those `wanted`; at least one."""
     reserve = min(max(open_files // 2, RESERVE_MIN), RESERVE_MAX)
-    left = max((open_files - reserve) // max(servers, 1), 1)
-    return OpenFilesShare(min(wanted, left), reserve)
+    available = max((open_files - reserve) // max(servers, 1), 1)
+    return OpenFilesShare(min(wanted, available), reserve)
 
 
 def open_files_max() -> int:
-    """Return how much a server that starts here may hold open: the hard limit, which it takes."""
+    """Return how many files a server may hold open: the hard limit."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return hard if hard != resource.RLIM_INFINITY else 1 << 30
 
@@ -45,19 +45,19 @@ def raise_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def within(limits: RpcLimits, servers: int) -> RpcLimits:
-    """The limits with the connections that open files allow; says so where that is fewer."""
-    found = share(open_files_max(), servers, limits.connections_max)
-    if found.connections == limits.connections_max:
+def limits_within(limits: RpcLimits, servers: int) -> RpcLimits:
+    """Return the limits, with fewer connections if open files require it; that is logged."""
+    share = share_of_limit(open_files_max(), servers, limits.connections_max)
+    if share.connections == limits.connections_max:
         return limits
     log.warning(
         "fewer connections than configured: open files are limited",
         extra={
-            "connections_max": found.connections,
+            "connections_max": share.connections,
             "configured": limits.connections_max,
             "open_files": open_files_max(),
-            "reserve": found.reserve,
+            "reserve": share.reserve,
             "run": f"ulimit -n {servers * limits.connections_max + RESERVE_MAX}",
         },
     )
-    return replace(limits, connections_max=found.connections)
+    return replace(limits, connections_max=share.connections)

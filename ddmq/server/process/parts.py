@@ -28,13 +28,13 @@ from backend.port import Backend, Health
 from backend.traces import TraceWriter
 from ddmq.address import LOOPBACK, HostPort
 from ddmq.server.admin import groups, topics
-from ddmq.server.admin.api import AdminApi, starting
+from ddmq.server.admin.api import AdminApi, build_starting_router
 from ddmq.server.admin.figures import OtherParts
 from ddmq.server.config import FILES, Configuration, changed, shown
 from ddmq.server.http.connection import AdminServer
 from ddmq.server.http.routing import AdminRouter
 from ddmq.server.process.hub import HubWatch
-from ddmq.server.process.open_files import raise_open_files, within
+from ddmq.server.process.open_files import limits_within, raise_open_files
 from ddmq.server.process.samples import SampleWriter, sample_writer
 from ddmq.server.readable_secrets import warn_of_secrets
 from ddmq_common.clock import Clock, SystemClock
@@ -67,7 +67,8 @@ NO_SCHEDULER = Health(
 
 
 class SchedulerWatch:
-    """Asks the backend who holds the levels. What cannot be found out counts as well."""
+    """Asks the backend which process owns the levels. While the backend cannot say, the levels count as
+    owned."""
 
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self._backend = backend
@@ -81,17 +82,17 @@ class SchedulerWatch:
         now = self._clock.monotonic()
         if now - self._asked_at >= FRESH_S and gevent.getcurrent() is not gevent.get_hub():
             self._asked_at = now
-            self._last = self._ask(now)
+            self._last = self._ask_backend(now)
         return self._last
 
-    def _ask(self, now: float) -> Health:
+    def _ask_backend(self, now: float) -> Health:
         if self._backend.topic(SCHEDULE_TOPIC) is None:
             return NO_SCHEDULER
         try:
-            held = self._backend.holders(LEVELS_GROUP, SCHEDULE_TOPIC, now + ASK_S).wait(ASK_S)
+            holders = self._backend.holders(LEVELS_GROUP, SCHEDULE_TOPIC, now + ASK_S).wait(ASK_S)
         except (DdmqError, TimeoutError):
             return Health(True, "")
-        return Health(True, "") if held else NO_SCHEDULER
+        return Health(True, "") if holders else NO_SCHEDULER
 
 
 class ServerProcess:
@@ -129,7 +130,7 @@ class ServerProcess:
         """Blocks until every port answers. Raises DdmqError or OSError with the reason in one line."""
         self.config.serve.check_reach(part for part in self.parts if part != "delay")
         raise_open_files()
-        self._limits = within(self.config.rpc, len({"producer", "consumer"} & set(self.parts)))
+        self._limits = limits_within(self.config.rpc, len({"producer", "consumer"} & set(self.parts)))
         sys.setswitchinterval(0.0005)  # the commit thread must get the interpreter back quickly
         gc.freeze()  # what is imported stays; requests leave no cycles behind, so looking rarely is enough
         gc.set_threshold(20_000, 50, 200)
@@ -153,7 +154,9 @@ class ServerProcess:
         config, data_dir = self.config.backend, self.config.serve.data_dir
         if config.engine != FILE_LOG:
             make_private(data_dir)
-            self._answer_admin(starting(self.health, self._names()))  # its machines may be away for long
+            self._answer_admin(
+                build_starting_router(self.health, self._server_names())
+            )  # its machines may be away for long
             if "producer" in self.parts:
                 self._listen("producer", refuse_sends(lambda: self._waits_for, self.metrics))
         options = config.engine_options(self.config.log)
@@ -185,8 +188,8 @@ class ServerProcess:
             self.consumer.declare(config.groups, source).wait(DECLARE_WAIT_S)
 
     def _wait_for_levels(self) -> None:
-        """Wait, so that who is told that the server is ready finds it so; a start that fails is tried
-        again."""
+        """Wait for the delay parts, so that a server that reports ready is ready. A failed start is
+        retried."""
         try:
             for part in (self.delay, self.timers):
                 if part is not None:
@@ -216,7 +219,7 @@ class ServerProcess:
         if "producer" in self.parts:
             self.producer = ProducerService(backend, self.config.producer, **common, traces=traces)
             self._listen("producer", self.producer.service())
-            self.producer.transactions.advertise(str(reachable(self.addresses["producer"])))
+            self.producer.transactions.advertise(str(reachable_address(self.addresses["producer"])))
         if "consumer" in self.parts:
             sends = self.producer or ProducerService(backend, self.config.producer, **common, traces=traces)
             self.sends = sends
@@ -226,12 +229,12 @@ class ServerProcess:
             self.consumer.start()
             self.declare_groups(self.config)
             self._listen("consumer", self.consumer.service())
-            self.consumer.advertise(str(reachable(self.addresses["consumer"])))
+            self.consumer.advertise(str(reachable_address(self.addresses["consumer"])))
         if "admin" in self.parts:
             self._listen_admin(backend)
 
     def _trace_name(self) -> str:
-        """What this process is called in stories: its own name, or where its admin port is."""
+        """Return the name of this process in stories: its configured name, or its admin address."""
         machine, serve = socket.gethostname(), self.config.serve
         self._bind_admin()
         port = f":{self.addresses['admin'].port}" if "admin" in self.addresses else f" process {os.getpid()}"
@@ -244,7 +247,7 @@ class ServerProcess:
         return delay.dir or usual, delay.shards
 
     def _listen(self, part: str, service: Service) -> None:
-        """Serve it where `part` is to listen; where something did so far, it takes its place."""
+        """Serve `service` on the port of `part`; a service that was there before is replaced."""
         if part in self._rpc:
             self._rpc[part].serve(service)
             return
@@ -258,27 +261,28 @@ class ServerProcess:
         self.addresses[part] = HostPort(*server.address[:2])
 
     def _bind_admin(self) -> str:
-        """Take the admin port, and say where others will reach it; it answers once the parts are there."""
+        """Open the admin port and return the address that others reach it at. Requests wait for
+        `_answer_admin`."""
         if "admin" not in self.parts:
             return ""
         address = self.config.serve.address("admin")
         if self._admin_socket is not None:
-            return str(reachable(self.addresses["admin"]))
+            return str(reachable_address(self.addresses["admin"]))
         try:
             family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
             self._admin_socket = WSGIServer.get_listener(tuple(address), family=family)
         except OSError as error:
             raise cannot_listen("admin", address, error) from error
         self.addresses["admin"] = HostPort(address.host, self._admin_socket.getsockname()[1])
-        return str(reachable(self.addresses["admin"]))
+        return str(reachable_address(self.addresses["admin"]))
 
-    def _names(self) -> tuple[str, ...]:
+    def _server_names(self) -> tuple[str, ...]:
         serve = self.config.serve
         return (serve.address("admin").host, socket.gethostname(), *serve.admin_names)
 
     def _listen_admin(self, backend: Backend) -> None:
         api = AdminApi(
-            backend, self.consumer, self.metrics, self.clock, self.health, self.timers, self._names(),
+            backend, self.consumer, self.metrics, self.clock, self.health, self.timers, self._server_names(),
             self.config.serve.backups, self.others,
         )  # fmt: skip
         if self.consumer is not None:
@@ -286,7 +290,7 @@ class ServerProcess:
         self._answer_admin(api.router)
 
     def _answer_admin(self, router: AdminRouter) -> None:
-        """Have the admin port answer by `router` from now on."""
+        """Answer requests to the admin port with `router` from now on."""
         if self._admin is not None:
             self._admin.application = router
         elif self._bind_admin():
@@ -325,11 +329,11 @@ class ServerProcess:
         self._stop.set()
 
     def parent_ended(self) -> None:
-        """Drain, unless it does already."""
+        """Request a drain; a no-op during one."""
         self._stop.set()
 
     def drain(self) -> None:
-        """Refuse what is new, finish what is open, within `drain_ms`."""
+        """Reject new work and finish open work within `drain_ms`."""
         self._draining = True
         deadline = self.clock.monotonic() + self.config.serve.drain_ms / 1000
         log.info("draining", extra={"drain_ms": self.config.serve.drain_ms})
@@ -365,7 +369,7 @@ class ServerProcess:
 
 
 def cannot_listen(part: str, address: HostPort, error: BaseException) -> ConfigError:
-    """Why a port could not be opened, and what to do about it."""
+    """Return the error for a port that could not be opened; its text says what to do."""
     number = error.errno if isinstance(error, OSError) else None
     why = os.strerror(number) if number and number > 0 else str(error)
     help_text = "a server may be running there (`ddmq stats` asks it); " if number == errno.EADDRINUSE else ""
@@ -375,7 +379,7 @@ def cannot_listen(part: str, address: HostPort, error: BaseException) -> ConfigE
     )
 
 
-def reachable(address: HostPort) -> HostPort:
+def reachable_address(address: HostPort) -> HostPort:
     """Return where others reach what listens on `address`: any-address stands for this machine's name."""
     if address.host in ("0.0.0.0", "::"):
         return HostPort(socket.gethostname(), address.port)
@@ -383,7 +387,7 @@ def reachable(address: HostPort) -> HostPort:
 
 
 def _wait(completion: Any, seconds: float) -> None:
-    """Wait for a drain; running out of time is said, not raised."""
+    """Wait for a drain; a timeout is logged, not raised."""
     if completion is None:
         return
     try:

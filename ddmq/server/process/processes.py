@@ -27,7 +27,7 @@ import click
 
 from backend.engines import FILE_LOG
 from ddmq.address import HostPort, read_ready, ready_line
-from ddmq.server.admin.figures import told_line
+from ddmq.server.admin.figures import component_line
 from ddmq.server.config import PROCESS_NAME_MAX, Configuration, ServeConfig, load_folder, with_flags
 from ddmq.server.process import logs
 from ddmq_common.clock import NEVER
@@ -90,14 +90,14 @@ class PartProcess:
                 self.ready.set()
 
     def tell(self, lines: str) -> None:
-        """Write to its standard input, where signals.py reads."""
+        """Write lines to the child's standard input, which signals.py reads."""
         assert self.child is not None
         assert self.child.stdin is not None
         with suppress(BrokenPipeError):  # it died: its next life is told when it is ready
             os.write(self.child.stdin.fileno(), lines.encode())
 
     def _keep_ports(self) -> None:
-        """Keep the ports of this life for the next, where port 0 was asked for."""
+        """Keep the child's ports for its next start, where port 0 was requested."""
         for name, address in self.addresses.items():
             self.arguments[self.arguments.index(f"--{name}") + 1] = str(address)
 
@@ -141,13 +141,13 @@ class Supervisor:
         self._hangups = 0
         self._telling = threading.Lock()
         for part in parts:
-            part.when_ready = self._introduce
+            part.when_ready = self._publish_admin_addresses
 
-    def _introduce(self) -> None:
-        """Tell the first part where the admin APIs of the others are, as far as that is known."""
+    def _publish_admin_addresses(self) -> None:
+        """Send the first part the admin addresses of the others that are ready."""
         public, *others = self.parts
         with self._telling:
-            lines = [told_line(part.name, part.addresses["admin"]) for part in others if part.addresses]
+            lines = [component_line(part.name, part.addresses["admin"]) for part in others if part.addresses]
             public.tell("".join(lines))
 
     def start(self) -> None:
@@ -161,9 +161,9 @@ class Supervisor:
                 return
             if not self._together:
                 self._start(part)
-            self._await(part)
+            self._await_ready(part)
 
-    def _await(self, part: PartProcess) -> None:
+    def _await_ready(self, part: PartProcess) -> None:
         deadline = time.monotonic() + self._ready_within_s
         while not part.ready.wait(0.05) and not self.stopping:
             assert part.child is not None
@@ -172,7 +172,7 @@ class Supervisor:
                 raise click.ClickException(f"the {part.name} process did not get ready; its reason is above")
 
     def watch(self) -> None:
-        """Start again what dies, until stopped."""
+        """Restart parts that die, until stopped."""
         with closing(Wakes()) as wakes:
             while not self.stopping:
                 for part in self.parts:
@@ -180,10 +180,10 @@ class Supervisor:
                 wakes.wait(min(part.again_at for part in self.parts) - time.monotonic())
 
     def tend(self, part: PartProcess, now: float) -> None:
-        """Note that it died, or start it again when its pause is over; no part waits for another's."""
+        """Record that a part died, or restart it after its pause; no part waits for another's pause."""
         if part.again_at == NEVER:
             if part.child is not None and part.child.poll() is not None:
-                how = _ended(part.child.returncode)
+                how = _describe_end(part.child.returncode)
                 log.warning("part died, starting it again", extra={"part": part.name, "how": how})
                 if now - part.started_at > PAUSE_MAX_S:
                     part.pause_s = PAUSE_FIRST_S  # it had settled
@@ -194,7 +194,7 @@ class Supervisor:
             self._start(part)
 
     def _start(self, part: PartProcess) -> None:
-        """Start it, and tell it of signals that came while it was no child of ours yet."""
+        """Start a part, and pass on signals that came before it was a child of this process."""
         hangups = self._hangups
         part.start()
         assert part.child is not None
@@ -236,7 +236,7 @@ def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
     names = ("consumer", "producer", "delay-service")
     remote = config.backend.engine != FILE_LOG
     waits = NEVER if remote else READY_WITHIN_S  # a cluster may be away for long
-    supervisor = Supervisor([_part(config, config_dir, name) for name in names], waits, together=remote)
+    supervisor = Supervisor([_build_part(config, config_dir, name) for name in names], waits, together=remote)
 
     signal.signal(signal.SIGHUP, supervisor.hang_up)
     signal.signal(signal.SIGTERM, supervisor.stop)
@@ -254,8 +254,8 @@ def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
     supervisor.join()
 
 
-def _ended(code: int) -> str:
-    """Tell how a child ended, from its return code."""
+def _describe_end(code: int) -> str:
+    """Describe how a child ended, from its return code."""
     return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
@@ -271,8 +271,8 @@ def admin_of_part(public: HostPort, name: str) -> HostPort:
     port = public.port + ADMIN_ABOVE.get(name, 0)
     if port == public.port:
         return public
-    known = public.port and port < EPHEMERAL_FROM and _is_free(HostPort(public.host, port))
-    return HostPort(public.host, port if known else 0)
+    is_usable = public.port and port < EPHEMERAL_FROM and _is_free(HostPort(public.host, port))
+    return HostPort(public.host, port if is_usable else 0)
 
 
 def _is_free(address: HostPort) -> bool:
@@ -283,7 +283,7 @@ def _is_free(address: HostPort) -> bool:
         return False
 
 
-def _part(config: Configuration, config_dir: Path | None, name: str) -> PartProcess:
+def _build_part(config: Configuration, config_dir: Path | None, name: str) -> PartProcess:
     serve = config.serve
     admin = admin_of_part(serve.address("admin"), name)
     arguments = ["--with-parent", "--data-dir", str(serve.data_dir), "--admin", str(admin)]

@@ -34,8 +34,8 @@ REASONS = {
 }
 
 
-def reason(error: OSError) -> str:
-    """The metric's word for it."""
+def failure_reason(error: OSError) -> str:
+    """Return the metric's label for an error."""
     return REASONS.get(error.errno or 0, "other")
 
 
@@ -43,12 +43,12 @@ class FolderCalls:
     """The calls that change something: tests put faults into them."""
 
     def write(self, path: Path, payload: bytes) -> None:
-        """A new file, over whatever lies there."""
+        """Write a file; replace an existing one."""
         with path.open("wb") as file:
             file.write(payload)
 
     def join(self, path: Path, parts: Iterable[Path]) -> None:
-        """A new file of what is in `parts`, one after the other."""
+        """Write a file with the contents of `parts`, in order."""
         with path.open("wb") as whole:
             for part in parts:
                 with part.open("rb") as file:
@@ -59,7 +59,7 @@ class FolderCalls:
         path.rename(path.with_name(name))
 
     def delete(self, path: Path) -> bool:
-        """False when another process was first."""
+        """Delete a file. Returns False if another process did so first."""
         try:
             path.unlink()
         except FileNotFoundError:
@@ -91,7 +91,7 @@ class SampleFolder:
         self._disk = disk or FolderCalls()
 
     def write(self, folder: str, name: SampleName, payload: bytes) -> None:
-        """The file, whole or not at all. Raises OSError."""
+        """Write a sample file atomically. Raises OSError."""
         path = self.root / folder / name.hidden
         try:
             try:
@@ -101,10 +101,10 @@ class SampleFolder:
                 self._disk.write(path, payload)
             self._disk.rename(path, str(name))
         except OSError:
-            self._discard(path)
+            self._discard_file(path)
             raise
 
-    def _discard(self, path: Path) -> None:
+    def _discard_file(self, path: Path) -> None:
         try:
             self._disk.delete(path)
         except OSError:
@@ -113,24 +113,24 @@ class SampleFolder:
     def sweep(self, now_ms: int, keep_days: int, bytes_max: int) -> Swept:
         """Merge, then delete by age, then the oldest by size. What fails is tried again by the next sweep."""
         swept = _Sweep(self._disk, now_ms)
-        for hour in self._hours(swept):
+        for hour in self._list_hours(swept):
             if hour.start_ms + HOUR_MS + MERGE_AFTER_MS <= now_ms:
                 swept.leftovers(hour)
                 swept.merge(hour, self.instance)
             if hour.start_ms + HOUR_MS + keep_days * DAY_MS <= now_ms:
                 swept.clear(hour)
-        kept = swept.shrink(self._hours(swept), bytes_max)
-        return Swept(swept.deleted, kept, swept.failed)
+        remaining = swept.shrink(self._list_hours(swept), bytes_max)
+        return Swept(swept.deleted, remaining, swept.failed)
 
-    def _hours(self, swept: _Sweep) -> list[_Hour]:
-        """The hours there are, oldest first."""
-        found = []
+    def _list_hours(self, swept: _Sweep) -> list[_Hour]:
+        """List the folders of hours, oldest first."""
+        hours = []
         for date in swept.entries(self.root):
             for hour in swept.entries(date) if date.name.startswith("date=") else ():
                 start = samples.hour_start(date.name, hour.name)
                 if start is not None:
-                    found.append(_Hour(hour, start))
-        return sorted(found, key=lambda hour: hour.start_ms)
+                    hours.append(_Hour(hour, start))
+        return sorted(hours, key=lambda hour: hour.start_ms)
 
 
 class _Sweep:
@@ -153,14 +153,14 @@ class _Sweep:
             return []
 
     def ours(self, hour: _Hour) -> Iterator[tuple[Path, SampleName]]:
-        """The sample files of an hour, of all processes."""
+        """Yield the sample files of an hour, of all processes."""
         for path in self.entries(hour.path):
             name = samples.parse(path.name)
             if name is not None:
                 yield path, name
 
     def delete(self, paths: Iterable[Path], why: str) -> None:
-        """Each of them; those that cannot be deleted are noted."""
+        """Delete files; record those that cannot be deleted in `failed`."""
         for path in paths:
             try:
                 self.deleted[why] = self.deleted.get(why, 0) + self._disk.delete(path)
@@ -168,12 +168,12 @@ class _Sweep:
                 self.failed.append(error)
 
     def leftovers(self, hour: _Hour) -> None:
-        """Files that a process was writing when it died."""
+        """Delete the files that a process was writing when it died."""
         hidden = [path for path in self.entries(hour.path) if samples.parse_hidden(path.name) is not None]
         self.delete(hidden, "left")
 
     def merge(self, hour: _Hour, instance: str) -> None:
-        """Parts that a merged file covers are deleted; the instance's others go into a new merged file.
+        """Delete files that a merged file covers, and merge the other files of `instance` into a new one.
 
         The new file's parts stay until the next sweep: a reader that listed them can still read them.
         """
@@ -184,12 +184,12 @@ class _Sweep:
         ]
         self.delete((path for path, _, covered in parts if covered), "merged")
         fresh = [(path, name) for path, name, covered in parts if name.instance == instance and not covered]
-        for some in self._bounded(sorted(fresh, key=lambda part: part[1].first)):
+        for some in self._group_by_size(sorted(fresh, key=lambda part: part[1].first)):
             if len(some) > 1:
                 self._join(hour.path, some)
 
-    def _bounded(self, parts: list[tuple[Path, SampleName]]) -> Iterator[list[tuple[Path, SampleName]]]:
-        """Neighbours of at most MERGED_BYTES_MAX together; a part that is larger is alone."""
+    def _group_by_size(self, parts: list[tuple[Path, SampleName]]) -> Iterator[list[tuple[Path, SampleName]]]:
+        """Group neighbours up to MERGED_BYTES_MAX; a larger file is a group of its own."""
         some: list[tuple[Path, SampleName]] = []
         room = MERGED_BYTES_MAX
         for part in parts:
@@ -216,13 +216,13 @@ class _Sweep:
             self.delete([path], "left")
 
     def clear(self, hour: _Hour) -> None:
-        """A whole hour that is too old."""
+        """Delete an hour that is too old."""
         self.delete((path for path, _ in self.ours(hour)), "age")
         self._remove_folder(hour.path)
 
     def shrink(self, hours: list[_Hour], bytes_max: int) -> int:
-        """Delete the oldest files until at most `bytes_max` stay; what stays, in bytes."""
-        sizes = [(path, size) for hour in hours for path, size in self._sizes(hour)]
+        """Delete the oldest files until at most `bytes_max` remain; return the remaining bytes."""
+        sizes = [(path, size) for hour in hours for path, size in self._oldest_first(hour)]
         total = sum(size for _, size in sizes)
         emptied = set()
         for path, size in sizes:
@@ -235,19 +235,19 @@ class _Sweep:
             self._remove_folder(folder)
         return total
 
-    def _sizes(self, hour: _Hour) -> list[tuple[Path, int]]:
-        """The hour's files, the oldest first."""
-        found = []
+    def _oldest_first(self, hour: _Hour) -> list[tuple[Path, int]]:
+        """Return the hour's files with their sizes, oldest first."""
+        files = []
         for path, _ in self.ours(hour):
             try:
                 status = path.stat()
             except OSError:
                 continue  # deleted by another process just now
-            found.append((status.st_mtime_ns, path, status.st_size))
-        return [(path, size) for _, path, size in sorted(found)]
+            files.append((status.st_mtime_ns, path, status.st_size))
+        return [(path, size) for _, path, size in sorted(files)]
 
     def _remove_folder(self, hour: Path) -> None:
-        """The hour's folder, and the date's when it was the last; one with anything in it stays."""
+        """Remove the hour's folder and its date's folder, each only if it is empty."""
         for folder in (hour, hour.parent):
             try:
                 os.rmdir(folder)

@@ -1,4 +1,4 @@
-"""Takes a sample of this process's metrics every `interval_ms`, and never disturbs whoever does the work.
+"""Takes a sample of this process's metrics every `interval_ms`, without disturbing other work.
 
 The hub reads and encodes the cells in slices of about SLICE_S; files are the work of a native thread of its
 own. What fails is counted and said once, until it is different; the gains stay in the counters and are in the
@@ -18,7 +18,7 @@ from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
 from ddmq.server.config import SamplesConfig
-from ddmq.server.process.sample_folder import SampleFolder, reason
+from ddmq.server.process.sample_folder import SampleFolder, failure_reason
 from ddmq_common.clock import Clock
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.deltas import Deltas, Sample
@@ -52,16 +52,16 @@ class SampleWriter:
         self._greenlet: Any = None
 
     def start(self) -> None:
-        """From now on, until it is told to stop."""
+        """Start to take samples, until `finish` or `close`."""
         self._sweep_at = self._clock.monotonic() + self._config.interval_ms / 1000
         self._greenlet = gevent.spawn(self._run)
 
     def _run(self) -> None:
-        self._turn()  # at once: a process that dies young is seen
+        self._sample_and_sweep()  # at once: a process that dies young is seen
         while not self._stopping.wait(self._config.interval_ms / 1000):
-            self._turn()
+            self._sample_and_sweep()
 
-    def _turn(self) -> None:
+    def _sample_and_sweep(self) -> None:
         try:
             self.sample()
             if self._clock.monotonic() >= self._sweep_at:
@@ -71,25 +71,26 @@ class SampleWriter:
             log.exception("a sample failed")
 
     def sample(self, state: str = RUNNING) -> bool:
-        """Take one now and wait until it is written; False when that failed, which is counted and said."""
+        """Take a sample and wait until it is written. Returns False after a failure, which is counted and
+        logged."""
         self._metrics.run_collectors()
         gevent.sleep(ANSWERS_S)
         sample = self._deltas.begin(self._clock.wall_ms(), state)
-        done = False
+        is_written = False
         try:
             self._encode(sample)
             _, error = self._off_hub(lambda: self._write(sample))
-            done = error is None
+            is_written = error is None
         finally:
-            (sample.mark_written if done else sample.mark_failed)()
-        self._written.value += done
-        self._note("write", [error] if error else [])
-        return done
+            (sample.mark_written if is_written else sample.mark_failed)()
+        self._written.value += is_written
+        self._report_failures("write", [error] if error else [])
+        return is_written
 
     def _encode(self, sample: Sample) -> None:
         """Encode on the hub, with pauses in which it polls its sockets."""
         pause_at = self._clock.monotonic() + SLICE_S
-        for _ in sample.encode_steps():
+        for _ in sample.steps():
             if self._clock.monotonic() >= pause_at:
                 gevent.sleep(SLICE_S)
                 pause_at = self._clock.monotonic() + SLICE_S
@@ -105,20 +106,20 @@ class SampleWriter:
             self._bytes.value = swept.bytes_kept
             for why, count in swept.deleted.items():
                 self._metrics.cell(catalogue.SAMPLES_DELETED, why).value += count
-        self._note("merge or delete", swept.failed if swept else [error] if error else [])
+        self._report_failures("merge or delete", swept.failed if swept else [error] if error else [])
 
     def _off_hub(self, call: Callable[[], T]) -> tuple[T | None, OSError | None]:
-        """Return what `call` gave, or what the disk said, from the writer's own thread."""
-        done: tuple[T | None, OSError | None] = self._thread.apply(_caught, (call,))
-        return done
+        """Run `call` in the writer's thread; return its result or its OSError."""
+        result: tuple[T | None, OSError | None] = self._thread.apply(_call_catching, (call,))
+        return result
 
-    def _note(self, what: str, errors: Sequence[OSError]) -> None:
-        """Count what failed; say it when it is new, and when it is over."""
+    def _report_failures(self, what: str, errors: Sequence[OSError]) -> None:
+        """Count failures; log a failure when it begins and when it ends."""
         for error in errors:
-            self._metrics.cell(catalogue.SAMPLES_FAILED, reason(error)).value += 1
+            self._metrics.cell(catalogue.SAMPLES_FAILED, failure_reason(error)).value += 1
         before = self._trouble.pop(what, None)
         if errors:
-            now = self._trouble[what] = reason(errors[0])
+            now = self._trouble[what] = failure_reason(errors[0])
             if now != before:
                 extra = {"reason": now, "error": str(errors[0]), "dir": str(self._folder.root)}
                 log.warning(
@@ -158,8 +159,8 @@ class SampleWriter:
             self._greenlet.kill(block=False)
 
 
-def _caught(call: Callable[[], T]) -> tuple[T | None, OSError | None]:
-    """Run in the native thread; errors of files come back as values."""
+def _call_catching(call: Callable[[], T]) -> tuple[T | None, OSError | None]:
+    """Call `call` and return its result, or its OSError as a value."""
     try:
         return call(), None
     except OSError as error:
@@ -167,7 +168,7 @@ def _caught(call: Callable[[], T]) -> tuple[T | None, OSError | None]:
 
 
 def sample_writer(config: SamplesConfig, data_dir: Path, deltas: Deltas, clock: Clock) -> SampleWriter | None:
-    """The writer of one process as configured; None when samples are off."""
+    """Build the writer of one process from its configuration; None if samples are off."""
     if not config.enabled:
         return None
     folder = SampleFolder(config.dir or data_dir / "metrics", deltas.instance)

@@ -1,4 +1,4 @@
-"""What reaches a running server process from outside: signals, and lines from the process that started it.
+"""Handles what a running server process receives from outside: signals, and lines from its parent process.
 
 SIGTERM and SIGINT stop it. SIGHUP: the files of --config as they are now, in force without a restart where
 that can be. Everything is read and checked before anything changes; a wrong file changes nothing. Topics and
@@ -26,7 +26,7 @@ from ddmq.server.config import FILES, Configuration, load_folder, over_backend, 
 from ddmq.server.process.parts import ServerProcess
 from ddmq.server.process.processes import let_hangup
 from ddmq.server.readable_secrets import warn_of_secrets
-from ddmq_common.config import Reloaded, merge_live_values
+from ddmq_common.config import Reloaded, reloaded
 from ddmq_common.errors import DdmqError
 
 log = logging.getLogger("ddmq.server")
@@ -43,12 +43,12 @@ def install_signals(process: ServerProcess) -> None:
     gevent.signal_handler(signal.SIGTERM, process.request_stop)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         gevent.signal_handler(signal.SIGINT, process.request_stop)
-    gevent.signal_handler(signal.SIGHUP, reload, process)
+    gevent.signal_handler(signal.SIGHUP, reload_configuration, process)
     let_hangup()
 
 
-def reload(process: ServerProcess) -> None:
-    """Apply the folder; what went wrong is one line in the log."""
+def reload_configuration(process: ServerProcess) -> None:
+    """Read the configuration folder again and apply it; an error becomes one line in the log."""
     folder = process.config.folder
     if folder is None or process.backend is None:
         log.warning("nothing to reload: started without --config")
@@ -63,21 +63,21 @@ def reload(process: ServerProcess) -> None:
     except (DdmqError, TimeoutError) as error:
         log.error("not reloaded", extra={"error": str(error)})
         return
-    said = {"topics": ",".join(names) or "none changed", "changed": ",".join(changed) or "nothing else"}
+    fields = {"topics": ",".join(names) or "none changed", "changed": ",".join(changed) or "nothing else"}
     if waiting:
-        said["at_the_next_start"] = ",".join(waiting)
-    log.info("reloaded", extra=said)
+        fields["at_the_next_start"] = ",".join(waiting)
+    log.info("reloaded", extra=fields)
 
 
 def _apply(process: ServerProcess, fresh: Configuration) -> tuple[list[str], list[str]]:
-    """The keys that took effect, and those that wait for the next start."""
+    """Apply `fresh`; return the keys in force now, and those that wait for the next start."""
     config, changed, waiting = process.config, list[str](), list[str]()
 
     def note(part: str, done: Reloaded) -> None:
         changed.extend(f"{part}.{key}" for key in done.changed)
         waiting.extend(f"{part}.{key}" for key in done.waiting)
 
-    serve = _serve(config, fresh)
+    serve = _merge_serve(config, fresh)
     note("serve", serve)
     logging.getLogger().setLevel(serve.config.log_level.upper())
     config = dataclasses.replace(config, serve=serve.config, topics=fresh.topics, groups=fresh.groups)
@@ -93,10 +93,10 @@ def _apply(process: ServerProcess, fresh: Configuration) -> tuple[list[str], lis
     return changed, waiting
 
 
-def _serve(config: Configuration, fresh: Configuration) -> Reloaded:
-    """Flags of the command line stay over the file."""
-    kept = {name: getattr(config.serve, name) for name in config.flags}
-    return merge_live_values(config.serve, dataclasses.replace(fresh.serve, **kept), SERVE_LIVE)
+def _merge_serve(config: Configuration, fresh: Configuration) -> Reloaded:
+    """Merge the serve settings; flags of the command line override the file."""
+    flags = {name: getattr(config.serve, name) for name in config.flags}
+    return merge_live_values(config.serve, dataclasses.replace(fresh.serve, **flags), SERVE_LIVE)
 
 
 def when_parent_ends(stop: Callable[[], None], hear: Callable[[str], None], descriptor: int = STDIN) -> None:

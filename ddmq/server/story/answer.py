@@ -13,7 +13,7 @@ from ddmq.server.admin.offsets import check_group
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import AdminRequest, NoSuchMessageError
 from ddmq.server.story.core.facts import GroupStory, StorySpan
-from ddmq.server.story.core.telling import tell
+from ddmq.server.story.core.telling import build_stories
 from ddmq.server.story.gather import Delayed, GatheredStory, StoryGatherer, Waits
 from ddmq_common import delivery
 from ddmq_common.errors import CallerError
@@ -30,31 +30,33 @@ class StoryTeller:
         self._waits = waits
 
     def by_id(self, request: AdminRequest) -> Any:
-        """Of the message with the id in the path, in whatever topic."""
+        """Return the story of the message with the id in the path, from any topic."""
         message_id = request.path["id"]
-        found = find_by_id(self._backend, None, message_id)
-        return self._told(
-            found, request, f"no message with id {message_id}; it may be older than what is kept"
+        records = find_by_id(self._backend, None, message_id)
+        return self._story_answer(
+            records, request, f"no message with id {message_id}; it may be older than what is kept"
         )
 
     def in_topic(self, request: AdminRequest) -> Any:
-        """Of a message of a topic: by id, by queue and offset, or the newest with a key."""
+        """Return the story of a message of a topic: by id, by queue and offset, or the newest with a key."""
         topic, query = request.path["topic"], request.query
         if sum(name in query for name in ("id", "key", "offset")) != 1:
             raise CallerError("a story is told of one message; allowed: one of id, key, or queue and offset")
         if "id" in query:
-            found = find_by_id(self._backend, topic, query["id"])
+            records = find_by_id(self._backend, topic, query["id"])
         elif "key" in query:
-            found = find_by_key(self._backend, topic, query["key"], 1)
+            records = find_by_key(self._backend, topic, query["key"], 1)
         else:
             queue, offset = request.number("queue", 0), request.number("offset", 0)
-            found = find_by_offset(self._backend, topic, queue, offset, 1)
-            found = [record for record in found if record.offset == offset]
-        return self._told(
-            found, request, f"no such message in topic {topic!r}; it may be older than what is kept"
+            records = find_by_offset(self._backend, topic, queue, offset, 1)
+            records = [record for record in records if record.offset == offset]
+        return self._story_answer(
+            records, request, f"no such message in topic {topic!r}; it may be older than what is kept"
         )
 
-    def _told(self, found: Sequence[StoredRecord], request: AdminRequest, missing: str) -> dict[str, Any]:
+    def _story_answer(
+        self, found: Sequence[StoredRecord], request: AdminRequest, missing: str
+    ) -> dict[str, Any]:
         if not found:
             raise NoSuchMessageError(missing)
         only = request.query.get("group")
@@ -65,8 +67,8 @@ class StoryTeller:
 
 
 def story_row(backend: Backend, found: StoredRecord, gathered: GatheredStory) -> dict[str, Any]:
-    """What is told of the message, for people and programs. Times are epoch milliseconds."""
-    stories = list(paced(tell(gathered.facts)))
+    """Return the story of a message, for people and programs. Times are epoch milliseconds."""
+    stories = list(paced(build_stories(gathered.facts)))
     key = delivery.key_and_tags(found.delivery)[0]
     row: dict[str, Any] = {
         "id": found.message_id.hex(),
@@ -75,7 +77,7 @@ def story_row(backend: Backend, found: StoredRecord, gathered: GatheredStory) ->
         "sent_ms": min((story.spans[0].start_ms for story in stories), default=found.born_ms),
         "now_ms": gathered.facts.now_ms,
         "trace_events": len(gathered.facts.events),
-        "notes": [*gathered.notes, *_hints(backend, found.message_id, gathered)],
+        "notes": [*gathered.notes, *_tracing_hints(backend, found.message_id, gathered)],
         "stories": [_group_row(story) for story in stories],
     }
     if gathered.main is not None:
@@ -83,7 +85,7 @@ def story_row(backend: Backend, found: StoredRecord, gathered: GatheredStory) ->
     return row
 
 
-def _hints(backend: Backend, message_id: bytes, gathered: GatheredStory) -> list[str]:
+def _tracing_hints(backend: Backend, message_id: bytes, gathered: GatheredStory) -> list[str]:
     if gathered.facts.events or not gathered.topic:
         return []
     topic, one_in = gathered.topic, one_in_of(backend, gathered.topic)

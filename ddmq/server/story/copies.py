@@ -1,4 +1,4 @@
-"""What one record says of a message: a copy of it, at one place of its way. Pure."""
+"""Reads a record as a copy of a message at one stage of its way. Pure."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ OCCURRENCE_BITS = 44  # of an id's second half; what is above counts the deliver
 
 
 def first_id(message_id: bytes) -> bytes:
-    """That of the first delivery, of a message that repeats; of others it is their own."""
+    """Return the id of the first delivery of a repeating message; of other messages the id itself."""
     own = int.from_bytes(message_id[8:], "big") & ((1 << OCCURRENCE_BITS) - 1)
     return message_id[:8] + own.to_bytes(8, "big")
 
 
 def topic_of(record: StoredRecord) -> str:
-    """The topic that a message was sent to, by any record of it; "" when that one does not say."""
+    """Return the topic that a message was sent to, from any record of it; "" if the record does not name
+    it."""
     name = record.topic
     if name == names.SCHEDULE_TOPIC:
         name = record.system.get(REAL_TOPIC, "")
     if name.startswith(names.RETRY_PREFIX):
         return record.system.get(headers.TOPIC, "")
     if name == names.HALF_TOPIC:
-        return mark.topic if (mark := _mark(record)) is not None else ""
+        return mark.topic if (mark := _read_mark(record)) is not None else ""
     if name == names.DELAY_TOPIC:
         try:
             return decode_command(record.system.get(COMMAND_PROPERTY, "")).topic
@@ -42,7 +43,8 @@ def topic_of(record: StoredRecord) -> str:
 
 
 def copies_of(record: StoredRecord, topic: str) -> Iterator[MessageCopy]:
-    """What a record beside its topic says; nothing where it is of another message that had its id."""
+    """Yield the copy that a record outside the topic is; none if it belongs to another message with that
+    id."""
     if not topic or topic_of(record) != topic:
         return
     if record.topic == names.DELAY_TOPIC:
@@ -55,26 +57,26 @@ def copies_of(record: StoredRecord, topic: str) -> Iterator[MessageCopy]:
         why = f"transaction {mark.id} of {mark.group}"
         yield copy_of(record, CopyKind.HALF)._replace(reason=why)
     elif record.topic == names.SCHEDULE_TOPIC:
-        yield _level(record)
+        yield _level_copy(record)
     elif record.topic.startswith(names.RETRY_PREFIX):
         yield copy_of(record, CopyKind.RETRY)._replace(group=record.topic.removeprefix(names.RETRY_PREFIX))
     elif names.is_dead_letters(record.topic):
-        yield _dead(record)
+        yield _dead_copy(record)
 
 
 def transaction_of(record: StoredRecord) -> bytes:
-    """The transaction that a half record is of."""
+    """Return the transaction that a half record belongs to."""
     return bytes.fromhex(parse_mark(record.system[TRANSACTION]).id)
 
 
-def _mark(record: StoredRecord) -> HalfMark | None:
+def _read_mark(record: StoredRecord) -> HalfMark | None:
     try:
         return parse_mark(record.system.get(TRANSACTION, ""))
     except DamagedError:
         return None
 
 
-def _dead(record: StoredRecord) -> MessageCopy:
+def _dead_copy(record: StoredRecord) -> MessageCopy:
     letter = read_dead_letter(record)
     copy = copy_of(record, CopyKind.DEAD)._replace(reason=letter.reason, error=letter.error)
     if record.topic == names.TRANSACTION_DEAD_TOPIC:
@@ -84,22 +86,22 @@ def _dead(record: StoredRecord) -> MessageCopy:
     return copy._replace(group=group, deliveries=letter.attempts)
 
 
-def _level(record: StoredRecord) -> MessageCopy:
+def _level_copy(record: StoredRecord) -> MessageCopy:
     real = record.system.get(REAL_TOPIC, "")
     copy = copy_of(record, CopyKind.LEVEL)._replace(due_ms=record.due_ms, step=record.queue_id + 1)
     if not real.startswith(names.RETRY_PREFIX):
         return copy
-    said = headers.headers_of(record._replace(topic=real))
+    retry_headers = headers.headers_of(record._replace(topic=real))
     return copy._replace(
         group=real.removeprefix(names.RETRY_PREFIX),
-        step=said.steps,
-        deliveries=said.deliveries,
-        error=said.error,
+        step=retry_headers.steps,
+        deliveries=retry_headers.deliveries,
+        error=retry_headers.error,
     )
 
 
 def copy_of(record: StoredRecord, kind: CopyKind) -> MessageCopy:
-    """What any record says of itself."""
+    """Build the copy from the fields that every record has."""
     return MessageCopy(
         kind, record.topic, record.queue_id, record.offset, record.born_ms, record.stored_ms,
         position=record.position,
@@ -112,6 +114,6 @@ def main_of(record: StoredRecord) -> MessageCopy:
 
 
 def is_at(copy: MessageCopy, record: StoredRecord) -> bool:
-    """Whether it is the copy of this record."""
+    """Return whether `copy` was made from `record`."""
     place = (record.topic, record.queue_id, record.offset)
     return (copy.topic, copy.queue_id, copy.offset) == place

@@ -1,4 +1,4 @@
-"""What is known of one message: its copies in the log, what was traced of it, where each group stands.
+"""Gathers the facts about one message: its copies in the log, its trace events, and each group's progress.
 
 Nothing here changes anything. Where the engine finds nothing by an id, a message is what its topic, queue and
 offset say: no copy of it is found, and its trace events are looked for by time, in the one queue they can
@@ -15,10 +15,10 @@ from backend.port import Backend
 from backend.records import ONE_GROUP, QueueRef, ReadStatus, StoredRecord
 from backend.traces import queue_of
 from ddmq.server.admin.messages import READ_S_PER_BYTE, Live, MessageStates
-from ddmq.server.admin.offsets import reset_at
+from ddmq.server.admin.offsets import last_reset_ms
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.delays.queries import CANCELLED, PENDING
-from ddmq.server.http.pace import breathe, paced
+from ddmq.server.http.pace import paced, yield_if_long
 from ddmq.server.http.routing import NoSuchGroupError
 from ddmq.server.story.copies import copies_of, copy_of, first_id, is_at, main_of, topic_of, transaction_of
 from ddmq.server.story.core.facts import CopyKind, GroupStanding, HeardEvent, MessageCopy, StoryFacts
@@ -55,12 +55,14 @@ class GatheredStory(NamedTuple):
 
 
 def _newest_for(group: str, mains: Iterable[StoredRecord]) -> StoredRecord | None:
-    """The newest record in the topic that reaches the group."""
+    """Return the newest record in the topic that reaches the group."""
     return next((one for one in mains if one.system.get(ONE_GROUP, group) == group), None)
 
 
 class StoryGatherer:
-    """Of one request. `live`, `waits`: what the consumer proxy here knows; None where that runs elsewhere."""
+    """Gathers the facts for one request. `live`, `waits`: the state at the consumer proxy of this process;
+    None
+    if no proxy runs here."""
 
     def __init__(self, backend: Backend, live: Live | None, waits: Waits | None, delayed: Delayed) -> None:
         self._backend = backend
@@ -70,35 +72,35 @@ class StoryGatherer:
         self._notes: list[str] = []
 
     def gather(self, found: StoredRecord, only: str | None) -> GatheredStory:
-        """Of the message that `found` is a record of; `only`: the one group to tell of."""
+        """Gather the facts about the message of the record `found`; `only`: the only group to include."""
         message_id = found.message_id
-        levels = () if topic_of(found) else self._find(names.SCHEDULE_TOPIC, message_id)
+        levels = () if topic_of(found) else self._find_records(names.SCHEDULE_TOPIC, message_id)
         topic = next(filter(None, map(topic_of, (found, *levels))), "")
-        mains = self._find(topic, message_id) if topic else []
+        mains = self._find_records(topic, message_id) if topic else []
         if not mains and found.topic == topic:
             mains = [found]
-        heard = list(self._heard(found))
-        groups = [only] if only is not None else self._groups(topic, heard)
+        events = list(self._trace_events(found))
+        groups = [only] if only is not None else self._list_groups(topic, events)
         copies = [main_of(record) for record in mains]
-        copies += self._copies(topic, message_id, groups)
+        copies += self._find_copies(topic, message_id, groups)
         if not any(is_at(copy, found) for copy in copies):
             copies += copies_of(found, topic)
         main = mains[0] if mains else None
         copies = copies if main is not None else list(self._as_delayed(copies))
-        standings = [self._standing(group, topic, _newest_for(group, mains)) for group in paced(groups)]
-        facts = StoryFacts(copies, heard, standings, self._backend.clock_ms())
+        standings = [self._group_standing(group, topic, _newest_for(group, mains)) for group in paced(groups)]
+        facts = StoryFacts(copies, events, standings, self._backend.clock_ms())
         return GatheredStory(topic, main, facts, self._notes)
 
-    def _note(self, text: str) -> None:
+    def _add_note(self, text: str) -> None:
         if text not in self._notes:
             self._notes.append(text)
 
     # --- records
 
-    def _find(self, topic: str, message_id: bytes, count_max: int = COPIES_MAX) -> list[StoredRecord]:
+    def _find_records(self, topic: str, message_id: bytes, count_max: int = COPIES_MAX) -> list[StoredRecord]:
         can = self._backend.capabilities
         if not can.find_by_key:
-            self._note(
+            self._add_note(
                 f"{can.engine} finds nothing by a message's id: of delays, retries and dead letters "
                 "only what was traced is known"
             )
@@ -106,65 +108,67 @@ class StoryGatherer:
             return []
         return self._backend.find(topic, message_id=message_id, count_max=count_max).wait(WAIT_S)
 
-    def _copies(self, topic: str, message_id: bytes, groups: Iterable[str]) -> Iterator[MessageCopy]:
-        """Where else it stands, or stood."""
+    def _find_copies(self, topic: str, message_id: bytes, groups: Iterable[str]) -> Iterator[MessageCopy]:
+        """Yield the copies of the message outside its topic."""
         for name in (
             names.SCHEDULE_TOPIC,
             names.DELAY_DLQ_TOPIC,
             names.DELAY_TOPIC,
             names.TRANSACTION_DEAD_TOPIC,
         ):
-            for record in self._find(name, message_id):
+            for record in self._find_records(name, message_id):
                 yield from copies_of(record, topic)
-        yield from self._of_transaction(topic, message_id)
+        yield from self._transaction_copies(topic, message_id)
         first = first_id(message_id)
         if first != message_id:  # a later delivery of a message that repeats
-            for record in self._find(names.DELAY_TOPIC, first):
+            for record in self._find_records(names.DELAY_TOPIC, first):
                 yield from (copy._replace(due_ms=0) for copy in copies_of(record, topic))
         for group in paced(list(groups)):
             for name in (names.retry_topic(group), names.dlq_topic(group)):
-                for record in self._find(name, message_id):
+                for record in self._find_records(name, message_id):
                     yield from copies_of(record, topic)
 
-    def _of_transaction(self, topic: str, message_id: bytes) -> Iterator[MessageCopy]:
+    def _transaction_copies(self, topic: str, message_id: bytes) -> Iterator[MessageCopy]:
         """Its half message, and how the transaction ended where it never became visible. A second copy, of
         a send that was sent again, is no other message."""
-        halves = [one for one in self._find(names.HALF_TOPIC, message_id) if topic_of(one) == topic]
+        halves = [one for one in self._find_records(names.HALF_TOPIC, message_id) if topic_of(one) == topic]
         if not halves:
             return
         half = min(halves, key=lambda one: one.offset)
         yield from copies_of(half, topic)
-        for record in self._find(names.OP_TOPIC, transaction_of(half), 1):
+        for record in self._find_records(names.OP_TOPIC, transaction_of(half), 1):
             try:
                 op = read_op(bytes(record.delivery))
             except DamagedError:
-                self._note("how its transaction ended cannot be read")
+                self._add_note("how its transaction ended cannot be read")
                 continue
             if op.outcome == TransactionOutcome.ROLLED_BACK:
                 yield copy_of(record, CopyKind.ROLLED_BACK)
 
     def _as_delayed(self, copies: Iterable[MessageCopy]) -> Iterator[MessageCopy]:
-        """What waits at the delay service may have been moved or cancelled since it was sent."""
+        """Update the copies with the delay service's state: a message may have been moved or cancelled."""
         for copy in copies:
             if copy.kind is not CopyKind.COMMAND or not copy.reason:
                 yield copy
                 continue
             try:
-                known = self._delayed(copy.reason)
+                delay_state = self._delayed(copy.reason)
             except (DdmqError, TimeoutError) as error:
-                self._note(f"it is delayed as it was sent; whether that was changed is not known: {error}")
-                known = {"state": PENDING}
-            state = str(known["state"])
-            yield copy._replace(due_ms=known.get("due_ms", copy.due_ms))
+                self._add_note(
+                    f"it is delayed as it was sent; whether that was changed is not known: {error}"
+                )
+                delay_state = {"state": PENDING}
+            state = str(delay_state["state"])
+            yield copy._replace(due_ms=delay_state.get("due_ms", copy.due_ms))
             if state.startswith(CANCELLED):
-                at_ms = max(known.get("at_ms", 0), copy.stored_ms)
+                at_ms = max(delay_state.get("at_ms", 0), copy.stored_ms)
                 yield copy._replace(kind=CopyKind.CANCELLED, stored_ms=at_ms)
             elif state != PENDING:
-                self._note(f"the delay service says of it: {state}")
+                self._add_note(f"the delay service says of it: {state}")
 
     # --- what was traced
 
-    def _heard(self, found: StoredRecord) -> Iterator[HeardEvent]:
+    def _trace_events(self, found: StoredRecord) -> Iterator[HeardEvent]:
         damaged = 0
         for record in self._trace_records(found):
             try:
@@ -175,50 +179,54 @@ class StoryGatherer:
             for event in batch.events:
                 yield HeardEvent(batch.process, batch.instance, event)
         if damaged:
-            self._note(f"{damaged} trace records cannot be read and are left out")
+            self._add_note(f"{damaged} trace records cannot be read and are left out")
 
     def _trace_records(self, found: StoredRecord) -> list[StoredRecord]:
         info = self._backend.topic(names.TRACE_TOPIC)
         if info is None:
             return []
         if self._backend.capabilities.find_by_key:
-            records = self._find(names.TRACE_TOPIC, found.message_id, TRACE_RECORDS_MAX)
+            records = self._find_records(names.TRACE_TOPIC, found.message_id, TRACE_RECORDS_MAX)
             if len(records) == TRACE_RECORDS_MAX:
-                self._note(f"there are more than {TRACE_RECORDS_MAX} trace records: the newest are told of")
+                self._add_note(
+                    f"there are more than {TRACE_RECORDS_MAX} trace records: the newest are told of"
+                )
             return records
         queue = QueueRef(info.name, info.incarnation, queue_of(found.message_id, info.queues))
-        return self._scanned(queue, found)
+        return self._scan_queue(queue, found)
 
-    def _scanned(self, queue: QueueRef, found: StoredRecord) -> list[StoredRecord]:
-        """Those of a message among the records of a queue since it was sent."""
+    def _scan_queue(self, queue: QueueRef, found: StoredRecord) -> list[StoredRecord]:
+        """Return the trace records of a message in a queue, from the time it was sent."""
         since_ms = max(min(found.born_ms, found.stored_ms) - SINCE_MS, 0)
         records: list[StoredRecord] = []
-        at, left = self._backend.offset_for_time(queue, since_ms).wait(WAIT_S), SCANNED_MAX
-        while left > 0:
-            batch = self._backend.read(queue, at, min(left, SCAN_COUNT), SCAN_BYTES).wait(WAIT_S)
+        at, remaining = self._backend.offset_for_time(queue, since_ms).wait(WAIT_S), SCANNED_MAX
+        while remaining > 0:
+            batch = self._backend.read(queue, at, min(remaining, SCAN_COUNT), SCAN_BYTES).wait(WAIT_S)
             if batch.status is not ReadStatus.DATA:
                 return records
             for index, message_id in enumerate(batch.message_ids()):
                 if message_id == found.message_id:
                     records.append(batch.record(index))
-            breathe(sum(map(len, batch.deliveries)) * READ_S_PER_BYTE)
-            left -= len(batch.offsets)
+            yield_if_long(sum(map(len, batch.deliveries)) * READ_S_PER_BYTE)
+            remaining -= len(batch.offsets)
             at = batch.next_offset
-        self._note(f"{SCANNED_MAX} trace records since it was sent were looked at; later ones were not")
+        self._add_note(f"{SCANNED_MAX} trace records since it was sent were looked at; later ones were not")
         return records
 
     # --- groups
 
-    def _groups(self, topic: str, heard: Iterable[HeardEvent]) -> list[str]:
-        """Those that read its topic, and those that did when it was traced."""
+    def _list_groups(self, topic: str, heard: Iterable[HeardEvent]) -> list[str]:
+        """List the groups that read the topic now, or did when the message was traced."""
         keys = (key.removeprefix(SUBSCRIPTION_PREFIX) for key in self._backend.settings(SUBSCRIPTION_PREFIX))
         reading = {name for name, _, read in (key.partition("/") for key in keys) if read == topic}
         groups = sorted(reading | {one.event.group for one in heard if one.event.group})
         if len(groups) > GROUPS_MAX:
-            self._note(f"{len(groups)} groups read {topic}: the first {GROUPS_MAX} are told of, or name one")
+            self._add_note(
+                f"{len(groups)} groups read {topic}: the first {GROUPS_MAX} are told of, or name one"
+            )
         return groups[:GROUPS_MAX]
 
-    def _standing(self, group: str, topic: str, main: StoredRecord | None) -> GroupStanding:
+    def _group_standing(self, group: str, topic: str, main: StoredRecord | None) -> GroupStanding:
         if main is None:
             return GroupStanding(group, "", False)
         try:
@@ -232,20 +240,20 @@ class StoryGatherer:
             f"{state}: {error}" if error else state,
             state in (DONE, LEFT),
             waits,
-            *self._subscribed(group, main),
-            reset_at(self._backend, group, main.topic, main.queue_id),
+            *self._subscription_terms(group, main),
+            last_reset_ms(self._backend, group, main.topic, main.queue_id),
         )
 
     def _held_up(self, group: str, main: StoredRecord) -> list[Wait]:
-        """What its proxy notes; where that is none, that nobody pulls. Another proxy's is not known here."""
+        """Return the waits that the proxy here recorded; none if another proxy owns the queue."""
         info = self._backend.topic(main.topic)
         if self._waits is None or info is None:
             return []
         queue = QueueRef(info.name, info.incarnation, main.queue_id)
-        known = self._waits(group, main.topic, queue, main.stored_ms)
-        if known is None or (not known.here and self._is_held(group, queue)):
+        held_up = self._waits(group, main.topic, queue, main.stored_ms)
+        if held_up is None or (not held_up.here and self._is_held(group, queue)):
             return []
-        return known.waits
+        return held_up.waits
 
     def _is_held(self, group: str, queue: QueueRef) -> bool:
         try:
@@ -254,15 +262,15 @@ class StoryGatherer:
             return True
         return queue in holders
 
-    def _subscribed(self, group: str, main: StoredRecord) -> tuple[int, str]:
-        """When the subscription was made, and what of its filter keeps the message back, if it does."""
+    def _subscription_terms(self, group: str, main: StoredRecord) -> tuple[int, str]:
+        """Return when the subscription was created, and the filter if it rejects the message, else ""."""
         key = subscription_key(group, main.topic)
         value = self._backend.setting(key)
         try:
             stored = stored_subscription(key, b"{}" if value is None else value)
             tags, sql = str(stored.given.get("tags", "")), str(stored.given.get("sql", ""))
-            wanted = filter_for(tags, sql)
+            message_filter = filter_for(tags, sql)
         except ConfigError:
             return 0, ""
-        kept = wanted is not None and wanted.judge(main.delivery) is FILTERED
-        return stored.created_ms, f"its filter keeps it back: {sql or tags}" if kept else ""
+        is_filtered = message_filter is not None and message_filter.judge(main.delivery) is FILTERED
+        return stored.created_ms, f"its filter keeps it back: {sql or tags}" if is_filtered else ""

@@ -69,7 +69,7 @@ def test_an_owner_that_changes_meanwhile_is_looked_at_again(
     rig.topic()
     rig.send(3)
     rig.subscribe()
-    looked = offsets.standings
+    looked = offsets.read_positions
     rounds: list[int] = []
 
     def stale(*args: Any) -> Any:
@@ -177,6 +177,6 @@ def test_the_plan_counts_what_comes_again_and_what_does_not(
     above = sorted(offset for offset in finished if offset > at)
     view = ProgressView(at, tuple((offset, offset + 1) for offset in above), {}, 0, 0)
     standing = offsets.Standing(QueueRef("T", 1, 0), view, Bounds(0, 40))
-    row = offsets._plan(standing, to)
+    row = offsets._plan_row(standing, to)
     assert row["again"] == len([offset for offset in finished if offset >= to])
     assert row["passed_over"] == len([offset for offset in range(to) if offset not in finished])

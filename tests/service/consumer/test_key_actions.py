@@ -19,7 +19,7 @@ BY_KEY = SubscriptionDefaults(
 
 def act(rig: ConsumerRig, action: str, **more: Any) -> dict[str, Any]:
     """The key's one head, with the outcome."""
-    done = keys.act(rig.service, "G", action, "a", **more)
+    done = keys.act_on_key(rig.service, "G", action, "a", **more)
     (head,) = done["heads"]
     return dict(head)
 
@@ -71,7 +71,7 @@ def test_a_replay_leaves_a_message_in_flight_and_says_with_whom_and_until_when(
 def test_an_extended_lease_is_shown_as_such(rig: ConsumerRig, held: FakeCall) -> None:
     rig.advance(8)
     extend(rig, held)
-    (row,) = keys.rows(rig.service, "G", 20)
+    (row,) = keys.list_blocked_keys(rig.service, "G", 20)
     assert (row["client"], row["extended"]) == ("billing-7f9", True)
     assert row["until_ms"] - rig.clock.wall_ms() == pytest.approx(10_000, abs=100)
     assert rig.clock.wall_ms() - row["leased_ms"] == pytest.approx(8_000, abs=100)
@@ -87,7 +87,7 @@ def test_taking_a_message_away_delivers_it_to_others_and_fences_the_client(
     answer(rig, held)
     answer(rig, held, failed=True)
     extend(rig, held)
-    (row,) = keys.rows(rig.service, "G", 20)
+    (row,) = keys.list_blocked_keys(rig.service, "G", 20)
     assert (row["state"], row["client"], row["attempts"]) == ("in flight", "other", 2)
     assert row["error"] == "taken away by an operator"
     assert pull(rig).result.messages == [], "what stands behind it waits"
@@ -124,7 +124,7 @@ def test_where_used_up_keys_are_parked_a_message_that_is_taken_away_is_delivered
     call = pull(rig)
     assert act(rig, "replay", take_away=True)["outcome"] == "taken away"
     rig.settle()
-    assert "parked" not in [row["state"] for row in keys.rows(rig.service, "G", 20)]
+    assert "parked" not in [row["state"] for row in keys.list_blocked_keys(rig.service, "G", 20)]
     again = pull(rig, b"other")
     assert again.values == [b"a1"]
     answer(rig, call)
@@ -136,7 +136,7 @@ def test_where_used_up_keys_are_parked_a_message_that_is_taken_away_is_delivered
 @pytest.mark.parametrize("take_away", [False, True])
 def test_a_parked_key_whose_head_is_in_flight(rig: ConsumerRig, held: FakeCall, take_away: bool) -> None:
     assert act(rig, "park")["outcome"] == "in flight"
-    done = keys.act(rig.service, "G", "replay", "a", take_away)
+    done = keys.act_on_key(rig.service, "G", "replay", "a", take_away)
     assert done["parked"]
     assert [head["outcome"] for head in done["heads"]] == ["taken away" if take_away else "in flight"]
     assert pull(rig).values == ([b"a1"] if take_away else [])
@@ -146,11 +146,11 @@ def test_a_parked_key_whose_head_is_in_flight(rig: ConsumerRig, held: FakeCall, 
 def test_a_parked_key_that_nothing_waits_for(rig: ConsumerRig) -> None:
     rig.ready(config=BY_KEY)
     rig.pull()
-    assert keys.act(rig.service, "G", "park", "a")["heads"] == []
-    done = keys.act(rig.service, "G", "replay", "a")
+    assert keys.act_on_key(rig.service, "G", "park", "a")["heads"] == []
+    done = keys.act_on_key(rig.service, "G", "replay", "a")
     assert (done["parked"], done["heads"]) == (True, [])
     with pytest.raises(CallerError, match='key "a" of group G is not blocked or parked at this proxy'):
-        keys.act(rig.service, "G", "replay", "a")
+        keys.act_on_key(rig.service, "G", "replay", "a")
 
 
 def test_a_replay_of_a_head_that_nobody_has_pulled_says_so(rig: ConsumerRig) -> None:

@@ -270,12 +270,16 @@ def test_a_key_whose_head_lies_ready_where_nobody_pulls_is_shown_with_its_own_wo
     assert bodies(held) == [b"c"]
 
     def shown() -> list[tuple[str, str, str, int, int]]:
-        rows = keys.rows(rig.service, "G", 20)
+        rows = keys.list_blocked_keys(rig.service, "G", 20)
         return [(row["key"], row["state"], row["topic"], row["attempts"], row["waiting"]) for row in rows]
 
     ready = [('"a"', "ready", "U", 0, 1), ('"b"', "ready", "U", 0, 1)]
     assert shown() == [('"c"', "in flight", "T", 1, 1), *ready]
-    assert [row["since_ms"] > 0 for row in keys.rows(rig.service, "G", 20)] == [True, False, False]
+    assert [row["since_ms"] > 0 for row in keys.list_blocked_keys(rig.service, "G", 20)] == [
+        True,
+        False,
+        False,
+    ]
     rig.submit(result(held))
     assert shown() == ready  # nothing waits behind the head of c any more
     rig.keyed("c", topic="T")
@@ -292,7 +296,7 @@ def test_a_head_is_as_old_as_its_delivery_whatever_was_extended_or_changed(rig: 
     rig.submit(IDL.ConsumeResult(context=held.result.context, extendLeases=[held.result.messages[0].leaseId]))
     rig.wait(rig.service.change_subscription("G", "T", {"ack_timeout_ms": 60_000}))
     rig.advance(5)
-    (row,) = keys.rows(rig.service, "G", 20)
+    (row,) = keys.list_blocked_keys(rig.service, "G", 20)
     assert (row["state"], row["since_ms"]) == ("in flight", pytest.approx(began_ms, abs=1_000))
 
 

@@ -50,11 +50,11 @@ def finished(rig: ConsumerRig) -> list[bytes]:
 
 
 def act(rig: ConsumerRig, action: str, key: str) -> None:
-    keys.act(rig.service, "G", action, key)
+    keys.act_on_key(rig.service, "G", action, key)
 
 
 def parked(rig: ConsumerRig) -> list[dict[str, Any]]:
-    return [row for row in keys.rows(rig.service, "G", 20) if row["state"] == "parked"]
+    return [row for row in keys.list_blocked_keys(rig.service, "G", 20) if row["state"] == "parked"]
 
 
 def test_nothing_of_the_key_overtakes_its_head_and_other_keys_go_on(shop: ConsumerRig) -> None:
@@ -113,7 +113,7 @@ def test_of_more_parked_heads_than_are_noted_the_last_errors_survive(rig: Consum
         rig.submit(result(rig.pull(), ack=False, reason=f"no {number:03}"))
     rig.restart()
     assert rig.pull().result.messages == []
-    rows = keys.rows(rig.service, "G", 1_000)
+    rows = keys.list_blocked_keys(rig.service, "G", 1_000)
     assert len(rows) == HEADS_MAX + 20
     told = sorted(row["error"] for row in rows if row["error"])
     assert told == [f"no {number:03}" for number in range(20, HEADS_MAX + 20)]

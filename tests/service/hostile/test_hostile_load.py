@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddmq.server.process.open_files import share
+from ddmq.server.process.open_files import share_of_limit
 from tests.interop.anyframe import I32, STRUCT
 from tests.interop.apache_client import Client, PullRequest
 from tests.scenarios.real_server import RealServer, running
@@ -137,7 +137,7 @@ def idle_connections() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return min(share(hard, 2, IDLE).connections, hard - SPARE_FILES)
+    return min(share_of_limit(hard, 2, IDLE).connections, hard - SPARE_FILES)
 
 
 def test_ten_thousand_idle_connections(tmp_path: Path) -> None:

@@ -16,7 +16,14 @@ from ddmq.cli.operate.stats import view
 from ddmq.cli.output import console
 from ddmq.server.admin import figures
 from ddmq.server.admin.api import AdminApi
-from ddmq.server.admin.figures import PAGE_CHEAP_S, PAGE_KEPT_S, PAGE_RESTS, OtherParts, merge, told_line
+from ddmq.server.admin.figures import (
+    PAGE_CHEAP_S,
+    PAGE_KEPT_S,
+    PAGE_RESTS,
+    OtherParts,
+    component_line,
+    merge_counters,
+)
 from ddmq.server.http.connection import AdminServer
 from ddmq.server.process.signals import when_parent_ends
 from ddmq_common.clock import ManualClock
@@ -84,7 +91,7 @@ def test_counters_of_processes_are_put_together() -> None:
         registry.cell(SESSIONS_ENDED, "left").value = times
         registry.cell(LOG_DISK).value = times
     other.histogram(SEND_LATENCY, "mails").observe(5.0)
-    found = merge(one.snapshot(), other.snapshot(), {})
+    found = merge_counters(one.snapshot(), other.snapshot(), {})
     assert found[SESSIONS_ENDED.name] == [{"reason": "left", "value": 4}]
     assert found[LOG_DISK.name] == [{"value": 3}]
     orders, mails = found[SEND_LATENCY.name]
@@ -101,7 +108,7 @@ def test_other_parts_are_asked_and_the_silent_are_named() -> None:
     with socket.create_server((HOST, 0)) as silent:  # it accepts, and says nothing
         mute, gone = silent.getsockname()[1], socket.create_server((HOST, 0))
         for name, port in (("producer", server.server_port), ("mute", mute), ("gone", gone.getsockname()[1])):
-            others.hear(told_line(name, HostPort(HOST, port)).strip())
+            others.hear(component_line(name, HostPort(HOST, port)).strip())
         gone.close()
         counters, named = others.merged({})
     server.stop(timeout=0)

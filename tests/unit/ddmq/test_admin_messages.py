@@ -31,7 +31,7 @@ def test_counts_of_messages_are_bounded() -> None:
         assert len(messages.find_by_key(backend, "orders", "k", count)) == shown
         assert len(messages.find_by_offset(backend, "orders", 0, 0, count)) == shown
         assert len(messages.find_by_time(backend, "orders", 0, count)) == shown
-        newest = messages.newest(backend, "orders", count)
+        newest = messages.find_newest(backend, "orders", count)
         assert [record.offset for record in newest] == list(range(STORED - shown, STORED))
     backend.close()
 
@@ -47,7 +47,7 @@ def test_the_newest_of_a_queue_with_gaps_are_as_many_as_are_asked_for() -> None:
     for offset in set(range(40)) - set(there):
         backend.lose(info.refs()[0], offset)
     for count in range(6):
-        newest = messages.newest(backend, "orders", count)
+        newest = messages.find_newest(backend, "orders", count)
         assert [record.offset for record in newest] == there[max(4 - count, 0) :]
     backend.close()
 

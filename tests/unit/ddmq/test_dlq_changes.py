@@ -105,7 +105,7 @@ class DeadLettersRig:
         return [batch.record(index) for index in range(len(batch.offsets))]
 
     def letters(self) -> int:
-        (row,) = dlq.rows(self.backend)
+        (row,) = dlq.list_dead_letters(self.backend)
         found: int = row["letters"]
         return found
 
@@ -296,7 +296,10 @@ def test_purge_before_a_moment(house: DeadLettersRig) -> None:
     house.die(2)
     assert house.purge(before_ms=house.clock.wall_ms()) == 3
     assert house.letters() == 2
-    assert [row["offset"] for row in dlq.show(house.backend, "G", Choice(), 0, 10)["shown"]] == [3, 4]
+    assert [row["offset"] for row in dlq.show_dead_letters(house.backend, "G", Choice(), 0, 10)["shown"]] == [
+        3,
+        4,
+    ]
     assert house.purge(all=True) == 2
     assert house.purge(all=True) == 0
     house.backend.close()
@@ -306,21 +309,21 @@ def test_show_goes_on_and_looks_at_so_many_only(
     house: DeadLettersRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house.die(300)
-    first = dlq.show(house.backend, "G", Choice(), 0, 150)
+    first = dlq.show_dead_letters(house.backend, "G", Choice(), 0, 150)
     assert (len(first["shown"]), first["next"], first["letters"]) == (150, 150, 300)
-    rest = dlq.show(house.backend, "G", Choice(), first["next"], 1_000)
+    rest = dlq.show_dead_letters(house.backend, "G", Choice(), first["next"], 1_000)
     assert (len(rest["shown"]), rest["next"]) == (150, None)
     monkeypatch.setattr(dlq, "SCANNED_MAX", 200)
-    none = dlq.show(house.backend, "G", Choice(reason="timed-out"), 0, 10)
+    none = dlq.show_dead_letters(house.backend, "G", Choice(reason="timed-out"), 0, 10)
     assert (none["shown"], none["next"]) == ([], 200)
     house.backend.close()
 
 
 def test_bodies_are_begun_only() -> None:
-    assert dlq.preview(b"x" * 1_000) == "x" * 200
-    assert dlq.preview("ж".encode() * 1_000) == "ж" * 200
-    assert dlq.preview(b"\xff\x00" * 40).startswith("binary: ff 00 ff")
-    assert dlq.preview(b"") == ""
+    assert dlq.preview_body(b"x" * 1_000) == "x" * 200
+    assert dlq.preview_body("ж".encode() * 1_000) == "ж" * 200
+    assert dlq.preview_body(b"\xff\x00" * 40).startswith("binary: ff 00 ff")
+    assert dlq.preview_body(b"") == ""
 
 
 @pytest.mark.parametrize(

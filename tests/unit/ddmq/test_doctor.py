@@ -73,7 +73,7 @@ def test_taken_ports_are_as_they_should_be_while_a_server_runs(
     def asked(address: HostPort) -> str:
         return running
 
-    monkeypatch.setattr("ddmq.cli.doctor._running", asked)
+    monkeypatch.setattr("ddmq.cli.doctor._server_state", asked)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ports = "".join(f"{part}: 127.0.0.1:{port}\n" for part in ("producer", "consumer", "admin"))

@@ -34,13 +34,13 @@ from proxy_consumer.groups.stats import GroupSummary
     ],
 )
 def test_what_a_key_may_mean(text: str, meanings: list[str]) -> None:
-    assert keys.readings(text) == meanings
+    assert keys.possible_keys(text) == meanings
 
 
 @pytest.mark.parametrize("text", ["", "x" * 100_001])
 def test_what_is_no_key(text: str) -> None:
     with pytest.raises(CallerError, match=r"allowed: 1 to 100000"):
-        keys.readings(text)
+        keys.possible_keys(text)
 
 
 class KeyHolder:
@@ -103,39 +103,39 @@ class GroupKeys:
 )
 def test_which_key_is_meant(order_key: str, text: str, key: str) -> None:
     holder: Any = KeyHolder(order_key)
-    assert keys.act(holder, "G", "skip", text)["key"] == key
+    assert keys.act_on_key(holder, "G", "skip", text)["key"] == key
     assert holder.done == [("skip", "G", key)]
 
 
 def test_what_cannot_be_done_about_a_key() -> None:
     holder: Any = KeyHolder()
     with pytest.raises(CallerError, match="allowed: park, skip, replay"):
-        keys.act(holder, "G", "drop", "abc")
+        keys.act_on_key(holder, "G", "drop", "abc")
     with pytest.raises(NoSuchGroupError, match="group 'H' does not exist"):
-        keys.act(holder, "H", "park", "abc")
+        keys.act_on_key(holder, "H", "park", "abc")
     with pytest.raises(CallerError, match="take_away is 1; allowed: true or false"):
-        keys.act(holder, "G", "replay", "abc", 1)
+        keys.act_on_key(holder, "G", "replay", "abc", 1)
     with pytest.raises(CallerError, match="take_away goes with replay, not with skip"):
-        keys.act(holder, "G", "skip", "abc", True)
+        keys.act_on_key(holder, "G", "skip", "abc", True)
     assert holder.done == []
 
 
 @pytest.mark.parametrize(("take_away", "action"), [((), "replay"), ((True,), "take away")])
 def test_only_who_says_so_takes_a_message_away(take_away: tuple[bool, ...], action: str) -> None:
     holder: Any = KeyHolder()
-    done = keys.act(holder, "G", "replay", "abc", *take_away)
+    done = keys.act_on_key(holder, "G", "replay", "abc", *take_away)
     assert holder.done == [(action, "G", '"abc"')]
     assert done == {"group": "G", "key": '"abc"', "action": "replay", "parked": True, "heads": []}
 
 
 def test_the_longest_blocked_comes_first() -> None:
     holder: Any = KeyHolder()
-    found = keys.rows(holder, "G", 10)
+    found = keys.list_blocked_keys(holder, "G", 10)
     assert [row["key"] for row in found] == ['"abc"', '"17"', '"zzz"']
     assert (found[2]["state"], found[2]["topic"]) == ("parked", "")
     assert found[0]["waiting"] == 7
     with pytest.raises(CallerError, match="allowed: 1 to 1000"):
-        keys.rows(holder, "G", 1002)
+        keys.list_blocked_keys(holder, "G", 1002)
 
 
 def test_rates_are_over_the_last_seconds() -> None:

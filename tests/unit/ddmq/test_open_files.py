@@ -9,7 +9,7 @@ import pytest
 
 from ddmq.cli.doctor import OK, WARNING, open_files
 from ddmq.server.config import Configuration
-from ddmq.server.process.open_files import OpenFilesShare, share, within
+from ddmq.server.process.open_files import OpenFilesShare, limits_within, share_of_limit
 from ddmq_rpc.traffic import RpcLimits
 
 
@@ -25,7 +25,7 @@ from ddmq_rpc.traffic import RpcLimits
     ],
 )
 def test_what_clients_are_left(limit: int, servers: int, found: OpenFilesShare) -> None:
-    assert share(limit, servers, 10_000) == found
+    assert share_of_limit(limit, servers, 10_000) == found
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
@@ -37,7 +37,7 @@ def test_a_low_limit_lowers_the_bound_and_says_so(
 ) -> None:
     limited(monkeypatch, 300)
     with caplog.at_level(logging.WARNING):
-        assert within(RpcLimits(), 2).connections_max == 75
+        assert limits_within(RpcLimits(), 2).connections_max == 75
     (record,) = caplog.records
     told = record.__dict__
     assert (told["connections_max"], told["configured"], told["open_files"]) == (75, 10_000, 300)
@@ -46,7 +46,7 @@ def test_a_low_limit_lowers_the_bound_and_says_so(
 def test_a_high_limit_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, 100_000)
     limits = RpcLimits()
-    assert within(limits, 2) is limits
+    assert limits_within(limits, 2) is limits
 
 
 def test_doctor_tells(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ddmq.cli.messages.pull import _number
+from ddmq.cli.messages.pull import _queue_number
 from ddmq.cli.operate.group_show import stall_text
 from ddmq.cli.operate.stats import LAG_COLUMNS, LAG_SPARE, lag_cells, print_lag, view
 from ddmq.cli.output import cell, print_table, reason, show_body, show_row_body, table
@@ -47,7 +47,7 @@ def test_cells_and_reasons() -> None:
 
 @pytest.mark.parametrize(("qid", "number"), [("R_default_a_3", 3), ("other", "other"), ("a_b", "a_b")])
 def test_queues_by_number(qid: str, number: int | str) -> None:
-    assert _number(qid) == number
+    assert _queue_number(qid) == number
 
 
 def latency(p99: float) -> dict[str, Any]:

@@ -49,6 +49,6 @@ def test_topics_of_every_durability_are_told_of(backend: MemoryBackend, durabili
     backend.capabilities = replace(backend.capabilities, durability=frozenset(Durability))
     info = TopicInfo("orders", 0, 1, durability)
     backend.put_topic(info, SystemClock().monotonic() + 60).wait(60)
-    (row,) = (row for row in topics.rows(backend, internal=False) if row["topic"] == "orders")
+    (row,) = (row for row in topics.list_topics(backend, internal=False) if row["topic"] == "orders")
     changed = topics.update(backend, SystemClock(), "orders", {"durability": row["durability"], "queues": 2})
     assert changed.durability is durability

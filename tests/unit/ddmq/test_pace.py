@@ -15,7 +15,7 @@ from ddmq.server.admin import topics
 from ddmq.server.http import connection as http_connection
 from ddmq.server.http import pace
 from ddmq.server.http.connection import AdminServer
-from ddmq.server.http.pace import DEBT_S, SHARE_S, Account, Accounts, PacedGreenlet, breathe, paced
+from ddmq.server.http.pace import DEBT_S, SHARE_S, Account, Accounts, PacedGreenlet, paced, yield_if_long
 from ddmq.server.http.routing import AdminRouter, Text
 from ddmq_common.clock import ManualClock
 from ddmq_common.errors import TryLaterError
@@ -92,7 +92,7 @@ def test_a_listing_of_topics_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3 * topics.TOPICS_AT_ONCE):
         topics.create(backend, clock, f"t{number}", {"queues": 2})
     monkeypatch.setattr(pace.gevent, "sleep", gave_way.append)
-    made = PacedGreenlet(lambda: topics.rows(backend, internal=False))
+    made = PacedGreenlet(lambda: topics.list_topics(backend, internal=False))
     made.account = Account()
     made.start()
     made.join(30)
@@ -102,7 +102,7 @@ def test_a_listing_of_topics_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_outside_of_a_request_nothing_is_owed(slept: list[float]) -> None:
     burn(0.002)
-    breathe(1.0)
+    yield_if_long(1.0)
     assert not slept
 
 

@@ -5,13 +5,13 @@ import socket
 import pytest
 
 from ddmq.address import HostPort
-from ddmq.server.process.parts import reachable
+from ddmq.server.process.parts import reachable_address
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_an_any_address_is_told_by_the_machines_name(host: str) -> None:
-    assert reachable(HostPort(host, 9713)) == HostPort(socket.gethostname(), 9713)
+    assert reachable_address(HostPort(host, 9713)) == HostPort(socket.gethostname(), 9713)
 
 
 def test_any_other_is_told_as_it_is() -> None:
-    assert reachable(HostPort("10.1.2.3", 9713)) == HostPort("10.1.2.3", 9713)
+    assert reachable_address(HostPort("10.1.2.3", 9713)) == HostPort("10.1.2.3", 9713)

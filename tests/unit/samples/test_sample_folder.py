@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddmq.server.process.sample_folder import MERGE_AFTER_MS, FolderCalls, SampleFolder, reason
+from ddmq.server.process.sample_folder import MERGE_AFTER_MS, FolderCalls, SampleFolder, failure_reason
 from ddmq_common.metrics import samples
 from ddmq_common.metrics.samples import HOUR_MS, SampleName
 
@@ -101,7 +101,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, at: str) -> None:
     folder = SampleFolder(tmp_path, MINE, FaultyDisk(at, OSError(errno.ENOSPC, "full")))
     with pytest.raises(OSError, match="full") as caught:
         folder.write(samples.folder(HOUR), samples.part_name(MINE, 0), b"x\n" * 100)
-    assert reason(caught.value) == "full"
+    assert failure_reason(caught.value) == "full"
     assert seen(tmp_path) == {}, "nor what was begun"
 
 
@@ -130,7 +130,7 @@ def test_what_a_killed_process_was_writing_is_hidden_and_deleted_later(tmp_path:
     ],
 )
 def test_every_error_has_a_bounded_word(number: int, word: str) -> None:
-    assert reason(OSError(number, os.strerror(number))) == word
+    assert failure_reason(OSError(number, os.strerror(number))) == word
 
 
 def test_a_file_where_the_folder_should_be_is_missing(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_file_where_the_folder_should_be_is_missing(tmp_path: Path) -> None:
         SampleFolder(tmp_path / "file" / "metrics", MINE).write(
             "date=2026-01-01/hour=00", samples.part_name(MINE, 0), b""
         )
-    assert reason(caught.value) == "missing"
+    assert failure_reason(caught.value) == "missing"
 
 
 # --- merging
@@ -230,7 +230,7 @@ def test_a_full_disk_leaves_the_parts(tmp_path: Path, at: str) -> None:
     before = seen(tmp_path)
     disk = FaultyDisk(at, OSError(errno.ENOSPC, "full"))
     folder = SampleFolder(tmp_path, MINE, disk)
-    assert [reason(error) for error in folder.sweep(LATER, 90, GIB).failed] == ["full"]
+    assert [failure_reason(error) for error in folder.sweep(LATER, 90, GIB).failed] == ["full"]
     assert seen(tmp_path) == before
     disk.fault = None
     assert folder.sweep(LATER, 90, GIB).failed == []
@@ -277,7 +277,7 @@ def test_deletions_that_fail_are_told_and_the_rest_is_done(tmp_path: Path) -> No
     fill(tmp_path, OTHER, [1], HOUR)
     disk = FaultyDisk("delete", OSError(errno.EROFS, "read-only"))
     swept = SampleFolder(tmp_path, MINE, disk).sweep(HOUR + 100 * 24 * HOUR_MS, 90, GIB)
-    assert [reason(error) for error in swept.failed] == ["read-only"]
+    assert [failure_reason(error) for error in swept.failed] == ["read-only"]
     assert lines(tmp_path) == ["b1"]
 
 

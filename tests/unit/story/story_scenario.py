@@ -23,7 +23,7 @@ from ddmq.server.story.core.facts import (
     MessageCopy,
     StoryFacts,
 )
-from ddmq.server.story.core.telling import tell
+from ddmq.server.story.core.telling import build_stories
 from ddmq_common.trace.events import TraceEvent, TraceKind
 
 
@@ -63,7 +63,7 @@ class StoryScenario:
         self.now_ms = int(now_ms)
 
     def tell(self) -> str:
-        stories = tell(StoryFacts(self.copies, self.events, self.groups, self.now_ms))
+        stories = build_stories(StoryFacts(self.copies, self.events, self.groups, self.now_ms))
         return "\n> ".join(line for story in stories for line in shown(story))
 
 

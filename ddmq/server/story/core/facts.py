@@ -1,4 +1,4 @@
-"""What is known of one message before a story is made of it, and the story. Plain data. Times: epoch ms."""
+"""The facts about one message, and the story made of them. Plain data. Times: epoch ms."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from ddmq_common.trace.events import TraceEvent, Wait
 
 
 class Phase(Enum):
-    """What a message is doing, or waits for; the value is said to people. Reasons of waits are among them, by
-    their names in small letters."""
+    """The state of a message, or the reason why it waits; people read the value. The reasons of waits are
+    among
+    them, by their names in lower case."""
 
     SENDING = "on its way into the log"
     COMMIT = "the commit: written, synced, answered"
@@ -52,7 +53,7 @@ OPEN = frozenset((Phase.QUEUED, Phase.UNKNOWN))  # nobody knows what for
 
 
 class CopyKind(Enum):
-    """Where a record of the message stands."""
+    """The kind of topic that holds a record of the message."""
 
     MAIN = "its topic"
     HALF = "a transaction"
@@ -99,7 +100,8 @@ class HeardEvent(NamedTuple):
 
 
 class GroupStanding(NamedTuple):
-    """Where the message is for one group now: `state` in words; `finished`: nothing of it is open there.
+    """The present state of the message for one group: `state` in words; `finished`: the group is done with
+    it.
 
     `waits`: what holds up the group's deliveries, where that is noted. `made_ms`: when the group began.
     `kept_back`: by which filter, as that is now, where it is. `reset_ms`: when the group's offset was put
@@ -139,7 +141,8 @@ class StorySpan(NamedTuple):
 
 
 class GroupStory(NamedTuple):
-    """From sent to the end, or to now: consecutive spans. `end` None: it is not over, or not known when.
+    """The story for one group: consecutive spans from the send to the end, or to now. `end` None: no known
+    end.
 
     `group` "": the message's way to its topic, where no group reads that.
     """

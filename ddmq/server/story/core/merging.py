@@ -28,9 +28,9 @@ def streams_of(
     for heard in events:
         by_instance.setdefault(heard.instance, []).append(heard)
     streams = []
-    for told in by_instance.values():
+    for instance_events in by_instance.values():
         at_ms, stream = 0, list[TimedEvent]()
-        for heard in sorted(told, key=lambda one: one.event.number):
+        for heard in sorted(instance_events, key=lambda one: one.event.number):
             event = heard.event
             place = (
                 bool(event.number_of("retry")),
@@ -43,35 +43,37 @@ def streams_of(
     return streams
 
 
-def merged(
+def merge_by_time(
     copies: Sequence[MessageCopy], streams: list[list[TimedEvent]]
 ) -> Iterable[MessageCopy | TimedEvent]:
-    """By time, each source in its own order. At the same millisecond: how a delivery ended, what was stored
-    because of it, and then what was done with that."""
+    """Merge by time, each source in its own order. In the same millisecond the end of a delivery comes first,
+    then the copies stored because of it, then other events."""
     heads = [0] * len(streams)
     at = 0
     while True:
-        found: list[tuple[int, int, int]] = []
+        candidates: list[tuple[int, int, int]] = []
         if at < len(copies):
-            found.append((copies[at].stored_ms, _RANK_COPY, -1))
+            candidates.append((copies[at].stored_ms, _RANK_COPY, -1))
         for number, stream in enumerate(streams):
             if heads[number] < len(stream):
                 head = stream[heads[number]]
                 rank = _RANK_ENDING if head.event.kind in ENDINGS else _RANK_OTHER
-                found.append((head.at_ms, rank, number))
-        if not found:
+                candidates.append((head.at_ms, rank, number))
+        if not candidates:
             return
-        chosen = min(found)[2]
-        if chosen < 0:
+        stream_index = min(candidates)[2]
+        if stream_index < 0:
             yield copies[at]
             at += 1
         else:
-            yield streams[chosen][heads[chosen]]
-            heads[chosen] += 1
+            yield streams[stream_index][heads[stream_index]]
+            heads[stream_index] += 1
 
 
-def again_ms(standing: GroupStanding, streams: Iterable[Iterable[TimedEvent]]) -> int:
-    """When the group's offset was put before it."""
+def redelivered_ms(standing: GroupStanding, streams: Iterable[Iterable[TimedEvent]]) -> int:
+    """Return when a reset of the group's offset caused a redelivery; 0 if none did."""
     at_ms = standing.reset_ms
-    given = (one.at_ms for stream in streams for one in stream if one.event.kind == TraceKind.HANDED_OUT)
-    return at_ms if not standing.finished or any(one >= at_ms for one in given) else 0
+    delivered_ms = (
+        one.at_ms for stream in streams for one in stream if one.event.kind == TraceKind.HANDED_OUT
+    )
+    return at_ms if not standing.finished or any(one >= at_ms for one in delivered_ms) else 0

@@ -23,7 +23,7 @@ from ddmq.server.story.core.facts import (
     Phase,
     StoryFacts,
 )
-from ddmq.server.story.core.merging import ENDINGS, TimedEvent, again_ms, merged, streams_of
+from ddmq.server.story.core.merging import ENDINGS, TimedEvent, merge_by_time, redelivered_ms, streams_of
 from ddmq.server.story.core.timeline import StoryMark, Timeline, add_why
 from ddmq_common.trace.events import TraceKind
 
@@ -35,39 +35,39 @@ MOVED_MS = 1_000  # so late the delay service hardly is
 _when = attrgetter("when")
 
 
-def tell(facts: StoryFacts) -> Iterator[GroupStory]:
+def build_stories(facts: StoryFacts) -> Iterator[GroupStory]:
     """The story for each group, or the one up to its topic where no group reads that; none where nothing is
     known of the message."""
     if not facts.copies and not facts.events:
         return
-    way, landed = _way(facts)
+    way, landed = _timeline_to_topic(facts)
     if not landed or not facts.groups:
-        yield _closed(way, "", GroupStanding("", "", False), facts.now_ms)
+        yield _finish_story(way, "", GroupStanding("", "", False), facts.now_ms)
         return
-    heard: dict[str, list[HeardEvent]] = {}
+    by_group: dict[str, list[HeardEvent]] = {}
     for one in facts.events:
         if one.event.kind in _KINDS:
-            heard.setdefault(one.event.group, []).append(one)
+            by_group.setdefault(one.event.group, []).append(one)
     for standing in facts.groups:
-        yield _of_group(way.copy(), facts, standing, heard.get(standing.group, []))
+        yield _group_story(way.copy(), facts, standing, by_group.get(standing.group, []))
 
 
 # --- to its topic
 
 
-def _way(facts: StoryFacts) -> tuple[Timeline, bool]:
-    """Up to the first record in its topic; whether there is one."""
+def _timeline_to_topic(facts: StoryFacts) -> tuple[Timeline, bool]:
+    """Build the timeline up to the first record in the topic; return it and whether there is one."""
     copies = sorted((one for one in facts.copies if not one.group), key=_when)
     events = {TraceKind(one.event.kind): one for one in facts.events if _is_of_none(one)}
-    timeline = _sending(facts, copies, events.get(TraceKind.SENT))
+    timeline = _sending_timeline(facts, copies, events.get(TraceKind.SENT))
     for place, copy in enumerate(copies):
         stored_ms = copy.stored_ms
         if not place and TraceKind.STORED in events:
             timeline.mark(stored_ms, Phase.COMMIT)
             stored_ms = max(stored_ms, events[TraceKind.STORED].event.at_ms)
         if copy.kind is CopyKind.MAIN:
-            _fired(timeline, stored_ms, copies[:place])
-            timeline.mark(stored_ms, Phase.QUEUED, why=words.place(copy))
+            _note_late_firing(timeline, stored_ms, copies[:place])
+            timeline.mark(stored_ms, Phase.QUEUED, why=words.describe_position(copy))
             return timeline, True
         if copy.kind is CopyKind.HALF:
             timeline.mark(stored_ms, Phase.TRANSACTION, why=copy.reason)
@@ -76,12 +76,12 @@ def _way(facts: StoryFacts) -> tuple[Timeline, bool]:
             timeline.mark(stored_ms, _NEVER[copy.kind])
             return timeline, False
         if copy.kind is CopyKind.DEAD:
-            timeline.mark(stored_ms, Phase.DEAD, why=words.reason(copy))
+            timeline.mark(stored_ms, Phase.DEAD, why=words.death_reason(copy))
             return timeline, False
-        taken = events.get(TraceKind.TAKEN)
-        who = "" if taken is None else taken.process
+        ingested = events.get(TraceKind.TAKEN)
+        who = "" if ingested is None else ingested.process
         why = f"level {copy.step}" if copy.kind is CopyKind.LEVEL else "by the delay service"
-        timeline.mark(stored_ms, Phase.DELAYED, who, why, _overdue(copy))
+        timeline.mark(stored_ms, Phase.DELAYED, who, why, _overdue_from(copy))
     landed = not copies  # its records are gone; what groups did may still be known
     if landed:
         stored = events.get(TraceKind.STORED)
@@ -89,22 +89,22 @@ def _way(facts: StoryFacts) -> tuple[Timeline, bool]:
     return timeline, landed
 
 
-def _fired(timeline: Timeline, stored_ms: int, before: Sequence[MessageCopy]) -> None:
-    """It came from the delay service, perhaps late: a due time that was changed is not in its records."""
+def _note_late_firing(timeline: Timeline, stored_ms: int, before: Sequence[MessageCopy]) -> None:
+    """Note that a late message may have been moved: its records do not contain a changed due time."""
     timeline.pass_to(stored_ms)
     late_ms = stored_ms - timeline.last.at_ms
     if timeline.phase is Phase.OVERDUE and before[-1].kind is CopyKind.COMMAND and late_ms >= MOVED_MS:
         timeline.note("unless it was moved to a later time: that is not recorded")
 
 
-def _sending(facts: StoryFacts, copies: Sequence[MessageCopy], sent: HeardEvent | None) -> Timeline:
-    known = [one.stored_ms for one in copies] + [one.event.at_ms for one in facts.events]
-    known += [one.stored_ms for one in facts.copies]
-    born_ms = min([one.born_ms for one in facts.copies if one.born_ms > 0], default=min(known))
+def _sending_timeline(facts: StoryFacts, copies: Sequence[MessageCopy], sent: HeardEvent | None) -> Timeline:
+    times = [one.stored_ms for one in copies] + [one.event.at_ms for one in facts.events]
+    times += [one.stored_ms for one in facts.copies]
+    born_ms = min([one.born_ms for one in facts.copies if one.born_ms > 0], default=min(times))
     if sent is None:
-        return Timeline(StoryMark(min(born_ms, *known), Phase.SENDING))
+        return Timeline(StoryMark(min(born_ms, *times), Phase.SENDING))
     event = sent.event
-    first = StoryMark(min(event.at_ms, *known), Phase.SENDING, words.who(sent), "")
+    first = StoryMark(min(event.at_ms, *times), Phase.SENDING, words.describe_route(sent), "")
     held_ms = event.number_of("held_ms")
     if held_ms <= 0:
         return Timeline(first)
@@ -116,7 +116,7 @@ def _sending(facts: StoryFacts, copies: Sequence[MessageCopy], sent: HeardEvent 
 # --- for one group
 
 
-def _of_group(
+def _group_story(
     timeline: Timeline, facts: StoryFacts, standing: GroupStanding, events: Iterable[HeardEvent]
 ) -> GroupStory:
     group = standing.group
@@ -134,14 +134,14 @@ def _of_group(
         timeline.last.at_ms = max(
             min(timeline.last.at_ms, first_ms), timeline.marks[-2].at_ms if len(timeline.marks) > 1 else 0
         )
-    teller = _Teller(timeline, again_ms(standing, streams))
-    for item in merged(copies, streams):
+    teller = _Teller(timeline, redelivered_ms(standing, streams))
+    for item in merge_by_time(copies, streams):
         if isinstance(item, MessageCopy):
             teller.copy(item)
         else:
             teller.event(item)
     teller.reset_by(facts.now_ms)
-    return _closed(timeline, group, standing, facts.now_ms)
+    return _finish_story(timeline, group, standing, facts.now_ms)
 
 
 def _not_passed_over(
@@ -189,15 +189,17 @@ class _Teller:
         timeline, at_ms = self._timeline, copy.stored_ms
         self.reset_by(at_ms)
         if copy.kind is CopyKind.LEVEL:
-            why = f"retry path, step {copy.step} of 16, after {words.deliveries(copy)}"
-            timeline.mark(at_ms, Phase.DELAYED, "", words.with_error(why, copy.error), _overdue(copy))
+            why = f"retry path, step {copy.step} of 16, after {words.count_deliveries(copy)}"
+            timeline.mark(at_ms, Phase.DELAYED, "", words.with_error(why, copy.error), _overdue_from(copy))
         elif copy.kind is CopyKind.RETRY:
-            timeline.mark(at_ms, Phase.QUEUED, "", f"back from the retry path in {words.place(copy)}")
+            timeline.mark(
+                at_ms, Phase.QUEUED, "", f"back from the retry path in {words.describe_position(copy)}"
+            )
         elif copy.kind is CopyKind.DEAD:
-            timeline.mark(at_ms, Phase.DEAD, "", words.reason(copy))
+            timeline.mark(at_ms, Phase.DEAD, "", words.death_reason(copy))
         elif copy.kind is CopyKind.MAIN:
             alone = " to this group alone" if copy.group else ""
-            why = f"sent again from the dead letters{alone}, to {words.place(copy)}"
+            why = f"sent again from the dead letters{alone}, to {words.describe_position(copy)}"
             timeline.mark(at_ms, Phase.QUEUED, "", why)
 
     def event(self, heard: TimedEvent) -> None:
@@ -208,7 +210,7 @@ class _Teller:
         timeline.pass_to(heard.at_ms)
         if kind in ENDINGS and timeline.phase in _AFTER:
             if self._lease is not None:
-                add_why(self._lease, words.ending(heard.event))
+                add_why(self._lease, words.describe_ending(heard.event))
             return
         again = kind is TraceKind.HANDED_OUT and timeline.phase in _UNDONE
         if again or timeline.phase not in ENDS:
@@ -224,7 +226,7 @@ class _Teller:
         timeline = self._timeline
         if timeline.phase is Phase.TURN:
             timeline.last.phase = Phase.KEY
-            add_why(timeline.last, words.key(heard.event))
+            add_why(timeline.last, words.describe_key(heard.event))
             timeline.mark(heard.at_ms, Phase.TURN, heard.process)
         elif timeline.phase in (Phase.PARKED, Phase.KEY, Phase.BACKOFF):
             timeline.mark(heard.at_ms, Phase.AGAIN, heard.process)
@@ -233,7 +235,7 @@ class _Teller:
         timeline, event = self._timeline, heard.event
         timeline.waited(event.waits(), heard.at_ms, heard.process)
         why = f"delivery {event.number_of('attempt', 1)} at {heard.process}"
-        timeline.mark(heard.at_ms, Phase.LEASED, words.client(event), why)
+        timeline.mark(heard.at_ms, Phase.LEASED, words.describe_client(event), why)
         self._lease, self._extended = timeline.last, 0
 
     def extended(self, heard: TimedEvent) -> None:
@@ -249,7 +251,7 @@ class _Teller:
     def failed(self, heard: TimedEvent) -> None:
         timeline, event = self._timeline, heard.event
         if timeline.phase is Phase.LEASED:
-            timeline.note(words.ending(event))
+            timeline.note(words.describe_ending(event))
         following = event.text_of("next")
         again_ms = event.number_of("again_ms", heard.at_ms)
         if following == "wait":
@@ -266,16 +268,16 @@ class _Teller:
         self._timeline.mark(heard.at_ms, following, heard.process)
 
     def parked(self, heard: TimedEvent) -> None:
-        self._timeline.mark(heard.at_ms, Phase.PARKED, heard.process, words.key(heard.event))
+        self._timeline.mark(heard.at_ms, Phase.PARKED, heard.process, words.describe_key(heard.event))
 
     def spent(self, heard: TimedEvent) -> None:
         if self._timeline.phase is Phase.LEASED:
-            self._timeline.note(words.ending(heard.event))
+            self._timeline.note(words.describe_ending(heard.event))
         if self._timeline.phase is not Phase.MOVING:
             self._timeline.mark(heard.at_ms, Phase.MOVING, heard.process)
 
     def left(self, heard: TimedEvent) -> None:
-        """What a client has stays its own."""
+        """End the ownership of the queue; a lease that a client holds goes on."""
         if self._timeline.phase is Phase.LEASED:
             self._timeline.note(f"{heard.process} gave up the queue meanwhile")
         else:
@@ -285,7 +287,7 @@ class _Teller:
         self._timeline.mark(heard.at_ms, Phase.PASSED)
 
     def nothing(self, heard: TimedEvent) -> None:
-        """Of no group's concern."""
+        """Ignore an event that concerns no group."""
 
 
 _NEXT = {"parked": Phase.PARKED, "spent": Phase.MOVING, "key": Phase.KEY}
@@ -313,7 +315,7 @@ FINISHED_SOMEWHERE = "finished in here; when was not recorded"
 _NOW = {"behind its key": Phase.KEY, "parked": Phase.PARKED}  # states that say why it waits
 
 
-def _closed(timeline: Timeline, group: str, standing: GroupStanding, now_ms: int) -> GroupStory:
+def _finish_story(timeline: Timeline, group: str, standing: GroupStanding, now_ms: int) -> GroupStory:
     timeline.pass_to(now_ms)
     last = timeline.last
     if last.phase is Phase.PASSED:
@@ -350,15 +352,15 @@ def _finished_somewhere(timeline: Timeline, standing: GroupStanding, now_ms: int
 
 def _waits_now(timeline: Timeline, standing: GroupStanding, now_ms: int) -> None:
     last = timeline.last
-    known = _NOW.get(standing.state)
-    if known is not None and last.phase is Phase.TURN:
-        last.phase = known
-    elif known is not None or standing.state not in ("", "not yet"):
+    phase = _NOW.get(standing.state)
+    if phase is not None and last.phase is Phase.TURN:
+        last.phase = phase
+    elif phase is not None or standing.state not in ("", "not yet"):
         add_why(last, f"now: {standing.state}")
     else:
         timeline.waited(standing.waits, now_ms)
 
 
-def _overdue(copy: MessageCopy) -> tuple[int, Phase] | None:
-    """From when on it is late; None: nobody knows when it was to come (a message that repeats)."""
+def _overdue_from(copy: MessageCopy) -> tuple[int, Phase] | None:
+    """Return when the message becomes overdue; None if its due time is unknown (a message that repeats)."""
     return (copy.due_ms, Phase.OVERDUE) if copy.due_ms else None

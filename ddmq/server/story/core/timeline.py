@@ -20,7 +20,7 @@ _REASONS = {phase.name.lower(): phase for phase in Phase}
 
 
 class StoryMark:
-    """From `at_ms` on the message is in this phase."""
+    """The start of a phase, which the message is in from `at_ms` on."""
 
     __slots__ = ("at_ms", "phase", "who", "why")
 
@@ -56,7 +56,7 @@ class Timeline:
     def mark(
         self, at_ms: int, phase: Phase, who: str = "", why: str = "", until: tuple[int, Phase] | None = None
     ) -> None:
-        """What follows the last one. `until`: from then on it is that, unless something comes before."""
+        """Add a phase. `until`: the time and the phase that follow it, unless another mark comes first."""
         self.pass_to(at_ms)
         self.marks.append(StoryMark(max(at_ms, self.last.at_ms), phase, who, why))
         self._until = until
@@ -73,7 +73,7 @@ class Timeline:
         add_why(self.last, text)
 
     def waited(self, waits: Iterable[Wait], until_ms: int, teller: str = "") -> None:
-        """What the message waited for up to `until_ms`, in its waiting phases since it was with a client.
+        """Record what the message waited for up to `until_ms`, in its waiting phases since the last delivery.
 
         `teller`: the process that noted it, which knows nothing of a time when another one had the message.
         """
@@ -83,27 +83,28 @@ class Timeline:
             first -= 1
         if first == len(self.marks):
             return
-        waiting, noted = self.marks[first:], sorted(waits, key=lambda wait: wait[1])
+        waiting, by_start = self.marks[first:], sorted(waits, key=lambda wait: wait[1])
         ends = [*(mark.at_ms for mark in waiting[1:]), until_ms]
         self.marks[first:] = [
             piece
             for mark, end_ms in zip(waiting, ends, strict=True)
-            for piece in (_pieces(mark, end_ms, noted) if _is_of(mark, teller) else [mark])
+            for piece in (_split_by_waits(mark, end_ms, by_start) if _is_of(mark, teller) else [mark])
         ]
 
     def spans(self, now_ms: int) -> list[StorySpan]:
-        """From the first mark to the end, or to `now_ms`. Those of no length are left out where they say
-        nothing; there is one at least."""
+        """Return the spans from the first mark to the end, or to `now_ms`. Empty spans without information
+        are
+        left out; at least one span remains."""
         self.pass_to(now_ms)
         marks = self.marks[:-1] if self.phase in ENDS and len(self.marks) > 1 else self.marks
         end_ms = self.last.at_ms if marks is not self.marks else max(now_ms, self.last.at_ms)
         ends = [*(mark.at_ms for mark in self.marks[1 : len(marks)]), end_ms]
-        found = [
+        all_spans = [
             StorySpan(mark.at_ms, end, mark.phase, mark.who, mark.why)
             for mark, end in zip(marks, ends, strict=True)
         ]
-        told = [one for one in found if one.end_ms > one.start_ms or one.phase in WORTH_TELLING]
-        return _folded(_joined(told)) or found[:1]
+        spans = [one for one in all_spans if one.end_ms > one.start_ms or one.phase in WORTH_TELLING]
+        return _fold_middle(_join_neighbours(spans)) or all_spans[:1]
 
 
 def _is_of(mark: StoryMark, teller: str) -> bool:
@@ -116,8 +117,8 @@ def add_why(mark: StoryMark, text: str) -> None:
         mark.why = f"{mark.why}; {text}" if mark.why else text
 
 
-def _joined(spans: Iterable[StorySpan]) -> list[StorySpan]:
-    """Neighbours in the same phase are one, unless each is a delivery."""
+def _join_neighbours(spans: Iterable[StorySpan]) -> list[StorySpan]:
+    """Join neighbours in the same phase, unless they are deliveries."""
     joined = list[StorySpan]()
     for span in spans:
         before = joined[-1] if joined else None
@@ -129,8 +130,8 @@ def _joined(spans: Iterable[StorySpan]) -> list[StorySpan]:
     return joined
 
 
-def _folded(spans: list[StorySpan]) -> list[StorySpan]:
-    """As many as are told; of very many those in the middle are one."""
+def _fold_middle(spans: list[StorySpan]) -> list[StorySpan]:
+    """Return at most SPANS_MAX spans; spans beyond that in the middle become one."""
     if len(spans) <= SPANS_MAX:
         return spans
     half = SPANS_MAX // 2
@@ -139,8 +140,8 @@ def _folded(spans: list[StorySpan]) -> list[StorySpan]:
     return [*spans[:half], many, *spans[-half:]]
 
 
-def _pieces(mark: StoryMark, end_ms: int, waits: Sequence[Wait]) -> list[StoryMark]:
-    """A waiting phase up to `end_ms`, cut by what is noted about it."""
+def _split_by_waits(mark: StoryMark, end_ms: int, waits: Sequence[Wait]) -> list[StoryMark]:
+    """Split a waiting phase up to `end_ms` by the recorded waits."""
     pieces, at_ms = list[StoryMark](), mark.at_ms
     for reason, start, until in waits:
         start, until = max(start, at_ms), min(until, end_ms)

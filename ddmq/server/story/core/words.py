@@ -1,4 +1,4 @@
-"""What a story says in words. Pure."""
+"""The words of a story. Pure."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from ddmq.server.story.core.facts import HeardEvent, MessageCopy
 from ddmq_common.trace.events import TraceEvent, TraceKind
 
 
-def who(heard: HeardEvent) -> str:
-    """From whom to which process."""
-    return f"{client(heard.event)} → {heard.process}"
+def describe_route(heard: HeardEvent) -> str:
+    """Return the client and the process of an event."""
+    return f"{describe_client(heard.event)} → {heard.process}"
 
 
-def client(event: TraceEvent) -> str:
-    """What a client calls itself, and where it is."""
+def describe_client(event: TraceEvent) -> str:
+    """Return a client's name and address."""
     name, address = event.text_of("client"), event.text_of("address")
     return f"{name} ({address})" if name and address else name or address
 
 
-def key(event: TraceEvent) -> str:
+def describe_key(event: TraceEvent) -> str:
     """The order key that an event names."""
-    named = event.text_of("key")
-    return f"key {named}" if named else ""
+    key = event.text_of("key")
+    return f"key {key}" if key else ""
 
 
-def place(copy: MessageCopy) -> str:
+def describe_position(copy: MessageCopy) -> str:
     """Topic, queue and offset."""
     return f"{copy.topic} {copy.queue_id}/{copy.offset}"
 
 
-def deliveries(copy: MessageCopy) -> str:
-    """How many there were."""
+def count_deliveries(copy: MessageCopy) -> str:
+    """Return the number of deliveries in words."""
     return "1 delivery" if copy.deliveries == 1 else f"{copy.deliveries} deliveries"
 
 
@@ -38,14 +38,14 @@ def with_error(text: str, error: str) -> str:
     return f"{text}: {error}" if error else text
 
 
-def reason(copy: MessageCopy) -> str:
-    """Why it is a dead letter."""
-    after = f" after {deliveries(copy)}" if copy.deliveries else ""
+def death_reason(copy: MessageCopy) -> str:
+    """Return why the message is a dead letter."""
+    after = f" after {count_deliveries(copy)}" if copy.deliveries else ""
     return with_error(f"{copy.reason or 'died'}{after}", copy.error)
 
 
-def ending(event: TraceEvent) -> str:
-    """How a delivery ended."""
+def describe_ending(event: TraceEvent) -> str:
+    """Return how a delivery ended."""
     if event.kind == TraceKind.TIMED_OUT:
         return "the lease ran out"
     if event.kind == TraceKind.FAILED:
