@@ -90,7 +90,7 @@ class SampleWriter:
     def _encode(self, sample: Sample) -> None:
         """Encode on the hub, with pauses in which it polls its sockets."""
         pause_at = self._clock.monotonic() + SLICE_S
-        for _ in sample.steps():
+        for _ in sample.encode_steps():
             if self._clock.monotonic() >= pause_at:
                 gevent.sleep(SLICE_S)
                 pause_at = self._clock.monotonic() + SLICE_S

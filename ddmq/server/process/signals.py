@@ -26,7 +26,7 @@ from ddmq.server.config import FILES, Configuration, load_folder, over_backend, 
 from ddmq.server.process.parts import ServerProcess
 from ddmq.server.process.processes import let_hangup
 from ddmq.server.readable_secrets import warn_of_secrets
-from ddmq_common.config import Reloaded, reloaded
+from ddmq_common.config import Reloaded, merge_live_values
 from ddmq_common.errors import DdmqError
 
 log = logging.getLogger("ddmq.server")
@@ -61,12 +61,12 @@ def reload_configuration(process: ServerProcess) -> None:
         process.declare_groups(fresh)
         warn_of_secrets(fresh)
     except (DdmqError, TimeoutError) as error:
-        log.error("not reloaded", extra={"error": str(error)})
+        log.error("not merge_live_values", extra={"error": str(error)})
         return
     fields = {"topics": ",".join(names) or "none changed", "changed": ",".join(changed) or "nothing else"}
     if waiting:
         fields["at_the_next_start"] = ",".join(waiting)
-    log.info("reloaded", extra=fields)
+    log.info("merge_live_values", extra=fields)
 
 
 def _apply(process: ServerProcess, fresh: Configuration) -> tuple[list[str], list[str]]:

@@ -88,7 +88,7 @@ def test_an_owner_that_changes_meanwhile_is_looked_at_again(
             )
         return found
 
-    monkeypatch.setattr(offsets, "standings", stale)
+    monkeypatch.setattr(offsets, "read_positions", stale)
     (row,) = reset(rig, "last")["queues"]
     assert (len(rounds), row["from"], row["to"]) == (2, 1, 3)
     assert rig.progress().committed == 3
