@@ -61,12 +61,12 @@ def reload_configuration(process: ServerProcess) -> None:
         process.declare_groups(fresh)
         warn_of_secrets(fresh)
     except (DdmqError, TimeoutError) as error:
-        log.error("not merge_live_values", extra={"error": str(error)})
+        log.error("not reloaded", extra={"error": str(error)})
         return
     fields = {"topics": ",".join(names) or "none changed", "changed": ",".join(changed) or "nothing else"}
     if waiting:
         fields["at_the_next_start"] = ",".join(waiting)
-    log.info("merge_live_values", extra=fields)
+    log.info("reloaded", extra=fields)
 
 
 def _apply(process: ServerProcess, fresh: Configuration) -> tuple[list[str], list[str]]:
