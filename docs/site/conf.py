@@ -17,10 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 
 MENU = {
-    "Start": "README from-ddmq",
+    "Start": "first-steps README promises from-ddmq",
     "Use": "client order-keys retries delay filters transactions replies push fetching spark opentelemetry",
-    "Operate": """deployment kafka operating-groups configuration bounds retention metrics alerts report story
-        metrics-job metrics-job-streaming admin-api performance licences""",
+    "Operate": """running deployment kafka operating-groups configuration bounds retention metrics alerts
+        report story metrics-job metrics-job-streaming admin-api performance licences""",
     "Inside": """architecture glossary states wire-additions testing formats formats-index formats-progress
         formats-delay formats-transactions formats-sessions formats-samples formats-trace formats-kafka
         decisions/README""",
