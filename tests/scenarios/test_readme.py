@@ -54,9 +54,7 @@ def test_the_commands_of_the_readme_do_what_it_says(
             monkeypatch.setenv(f"DDMQ_{part.upper()}", f"127.0.0.1:{port}")
         for line in commands(README):
             assert run(shlex.split(line, comments=True)) == 0, line
-    assert re.search(
-        r"^\d/0 key=17  order 17: two boxes\n", capsys.readouterr().out, re.M
-    )
+    assert re.search(r"^\d/0 key=17  order 17: two boxes\n", capsys.readouterr().out, re.M)
 
 
 @pytest.mark.slow
