@@ -7,7 +7,9 @@ python tools/charts.py --check      says whether they are so, and validates them
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +24,13 @@ MANIFESTS = ROOT / "conf" / "kubernetes"
 SCHEMAS = VENV / "kubernetes-json-schema"
 GO_TOOLS = ("helm.sh/helm/v3/cmd/helm@v3.22.0", "github.com/yannh/kubeconform/cmd/kubeconform@v0.8.0")
 SCHEMA_WHEEL = "kubernetes-validate==1.37.0"  # has the schemas of many versions, as kubeconform reads them
+KINDS = (
+    "configmap-v1",
+    "networkpolicy-networking-v1",
+    "poddisruptionbudget-policy-v1",
+    "service-v1",
+    "statefulset-apps-v1",
+)
 VERSIONS = ("1.27.0", "1.37.0")  # the oldest and the newest that the chart is checked with
 
 RELEASES = {
@@ -44,11 +53,21 @@ def install() -> None:
         subprocess.run(download, check=True)
         (wheel,) = Path(folder).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
-            prefixes = tuple(f"kubernetes_validate/kubernetes-json-schema/v{version}-" for version in VERSIONS)
-            names = [name for name in archive.namelist() if name.startswith(prefixes)]
-            archive.extractall(folder, names)
-        shutil.rmtree(SCHEMAS, ignore_errors=True)
-        shutil.move(Path(folder) / "kubernetes_validate" / "kubernetes-json-schema", SCHEMAS)
+            for version in VERSIONS:
+                write_schemas(archive, version)
+
+
+def write_schemas(archive: zipfile.ZipFile, version: str) -> None:
+    """Write the schema of each kind that the chart uses, with its definitions in the same file."""
+    folder = f"kubernetes_validate/kubernetes-json-schema/v{version}-local-strict"
+    definitions = json.loads(archive.read(f"{folder}/_definitions.json"))["$defs"]
+    target = SCHEMAS / f"v{version}"
+    target.mkdir(parents=True, exist_ok=True)
+    for kind in KINDS:
+        text = archive.read(f"{folder}/{kind}.json").decode()
+        schema = json.loads(re.sub(r'"[^"]*#/\$defs/', '"#/$defs/', text))
+        del schema["$schema"], schema["$id"]  # kubeconform reads them as draft 4, under the file's name
+        (target / f"{kind}.json").write_text(json.dumps({**schema, "$defs": definitions}), encoding="utf-8")
 
 
 def find_tool(name: str) -> str | None:
@@ -60,15 +79,23 @@ def render_release(*options: str) -> str:
     """Return the manifests of a release named queue. Raises CalledProcessError; stderr says what is wrong."""
     helm = find_tool("helm")
     assert helm is not None, "helm is missing; run: python tools/charts.py --install"
-    command = [helm, "template", "queue", str(CHART), "--namespace=default", *options]
+    command = [
+        helm,
+        "template",
+        "queue",
+        str(CHART),
+        "--namespace=default",
+        f"--kube-version={VERSIONS[-1]}",
+        *options,
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def validate_manifests(manifests: str, version: str) -> str:
-    """Return what kubeconform reports about manifests for a version of Kubernetes; empty if they are valid."""
+    """Return what kubeconform reports about manifests for one version; empty if they are valid."""
     kubeconform = find_tool("kubeconform")
     assert kubeconform is not None, "kubeconform is missing; run: python tools/charts.py --install"
-    schemas = f"{SCHEMAS}/{{{{.NormalizedKubernetesVersion}}}}-local{{{{.StrictSuffix}}}}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
+    schemas = f"{SCHEMAS}/{{{{.NormalizedKubernetesVersion}}}}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
     # ServiceMonitor is a kind of the Prometheus operator, and has no schema in Kubernetes.
     command = [
         kubeconform, "-strict", "-kubernetes-version", version, "-schema-location", schemas,

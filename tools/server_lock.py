@@ -1,8 +1,8 @@
 """Write conf/docker/server.lock and build.lock from requirements.lock; `--check` only says if they are so.
 
-What the image installs: the server with the extra for Kafka, and what builds its wheel. Each is the closure of its
-requirements (by the metadata of the packages in this environment, for Linux), with the versions and hashes of
-requirements.lock, so that pip takes nothing else with --require-hashes.
+The image installs the server with the extra for Kafka, and what builds its wheel. Each file is the closure
+of its requirements (by the metadata of the packages in this environment, for Linux), with the versions and
+hashes of requirements.lock, so that pip takes nothing else with --require-hashes.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 MENU = {
     "Start": "first-steps README promises from-ddmq",
     "Use": "client order-keys retries delay filters transactions replies push fetching spark opentelemetry",
-    "Operate": """running deployment kafka operating-groups configuration bounds retention metrics alerts
-        report story metrics-job metrics-job-streaming admin-api performance licences""",
+    "Operate": """running deployment kubernetes kafka operating-groups configuration bounds retention metrics
+        alerts report story metrics-job metrics-job-streaming admin-api performance licences""",
     "Inside": """architecture glossary states wire-additions testing formats formats-index formats-progress
         formats-delay formats-transactions formats-sessions formats-samples formats-trace formats-kafka
         decisions/README""",

@@ -38,19 +38,23 @@ def manifests(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     return read_manifests(Path(charts.MANIFESTS / f"{request.param}.yaml").read_text())
 
 
-def test_the_container_starts_the_server_with_options_that_it_has(manifests: dict[str, dict[str, Any]]) -> None:
+def test_the_container_starts_the_server_with_options_that_it_has(
+    manifests: dict[str, dict[str, Any]],
+) -> None:
     serve = root.get_command(click.Context(root), "serve")
     assert serve is not None
     options = serve.make_context("serve", list(read_container(manifests)["args"])).params
     assert options["beyond_loopback"]
-    assert str(options["config"]) == "/etc/ddmq"
+    assert str(options["config_dir"]) == "/etc/ddmq"
 
 
 def test_the_ports_and_probes_are_those_of_the_server(manifests: dict[str, dict[str, Any]]) -> None:
     container = read_container(manifests)
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == {"producer": 9613, "consumer": 9713, "admin": 9813}
-    probes = {kind: container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")}
+    probes = {
+        kind: container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")
+    }
     assert probes == {"startup": "/health", "liveness": "/health", "readiness": "/ready"}
 
 
@@ -77,7 +81,11 @@ def test_only_labelled_pods_reach_the_ports_of_clients_and_no_other_pod_the_admi
 @needs_helm
 def test_the_plain_manifests_are_what_the_chart_renders_and_valid() -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "tools.charts", "--check"], cwd=charts.ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tools.charts", "--check"],
+        cwd=charts.ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (result.returncode, result.stdout) == (0, ""), result.stderr
 
@@ -97,6 +105,12 @@ def test_the_plain_manifests_are_what_the_chart_renders_and_valid() -> None:
 @pytest.mark.parametrize("version", charts.VERSIONS)
 def test_other_values_render_valid_manifests(options: list[str], version: str) -> None:
     assert charts.validate_manifests(charts.render_release(*options), version) == ""
+
+
+@needs_helm
+def test_a_manifest_with_a_misspelt_field_is_not_valid() -> None:
+    manifests = charts.render_release().replace("containerPort", "containerPrt")
+    assert "containerPrt" in charts.validate_manifests(manifests, charts.VERSIONS[0])
 
 
 @needs_helm
