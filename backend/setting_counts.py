@@ -1,8 +1,8 @@
-"""How many settings there are in each folder, kept up with as they change. Pure.
+"""Counts the settings in each folder as they change. Pure.
 
-A folder is the part of a setting's key up to a slash: `group/`, `subscription/`, `subscription/billing/`.
-The root is "", so its count is that of all settings. Folders below the second level are not counted: the text
-behind them may hold any number of slashes.
+A folder is the part of a setting's key up to a slash: `group/`, `subscription/`, `subscription/billing/`. The
+root is "", so its count is that of all settings. Folders below the second level are not counted, because the
+rest of a key may contain any number of slashes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SettingCounts:
         self._counts: Counter[str] = Counter()
 
     def add_change(self, key: str, by: int) -> None:
-        """Count a setting that was made (1) or deleted (−1)."""
+        """Count a setting that was created (1) or deleted (−1)."""
         counts = self._counts
         counts[ROOT] += by
         start = 0
@@ -40,7 +40,7 @@ class SettingCounts:
                 del counts[folder]
 
     def count_settings(self, folder: str) -> int:
-        """The settings below `folder`, which is counted (see above)."""
+        """Return the number of settings below `folder`, one of the counted folders."""
         return self._counts[folder]
 
 
@@ -50,9 +50,9 @@ def check_limits(
     is_there: Callable[[str], bool],
     count_settings: Callable[[str], int],
 ) -> None:
-    """Raise BoundReachedError when `changes` make a setting beyond one of `limits`.
+    """Raise BoundReachedError if `changes` create a setting beyond one of `limits`.
 
-    `is_there` and `count_settings`, of a folder, tell what there is before `changes`.
+    `is_there` of a key and `count_settings` of a folder describe the settings before `changes`.
     """
     for limit in limits:
         additions = deletions = 0

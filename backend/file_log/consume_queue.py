@@ -1,13 +1,13 @@
-"""Consume queues: the files, offset → entry, and which entries a read has to look at.
+"""Consume queues: their files, which lead from an offset to an entry, and the entries that a read needs.
 
-They are a view, which never decides what counts. Entries of a queue are written in order, without a sync, and
-only for records that readers may see; other processes find the number of entries in the files' sizes. Reading
-past what is written gives less; what is wrong in an entry is for the reader to find.
+They are a view of the log and never decide which records count. Entries of a queue are written in order,
+without a sync, and only for records that readers may see; other processes learn the number of entries from
+the sizes of the files. A read past the end returns less. The reader checks each entry.
 
-Choosing by tag touches no record. An entry whose checksum is wrong says nothing, not even its tag, so it is
-always chosen and looked into; a run of entries is checked by one CRC over all of it. That one CRC suffices
-because an entry ends in its own: each sound entry takes the CRC's state over to the next in the same way
-whatever is in it, so that n sound entries have the CRC of n sound entries of any content.
+Selecting by tag touches no record. In an entry with a wrong checksum not even the tag can be trusted, so such
+an entry is always selected and then checked. One CRC over a run of entries checks all of them: because each
+entry ends in its own CRC, a valid entry leaves the state of the running CRC independent of its content, so
+that n valid entries of any content have the same CRC.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from backend.port import ReadCall
 from backend.records import QueueRef
 
 FILE_ENTRIES = 1 << 18
-SYNC_EACH_MAX = 16  # more queues that were written are made durable in one call, not file by file …
-OTHERS_BYTES_MAX = 64 << 20  # … unless it would have to write more than this of other files first,
-EACH_BESIDE_MAX = 10_000  # and unless they are more than this: a checkpoint would take too long
+SYNC_EACH_MAX = 16  # more queues than this are synced in one call, not file by file …
+OTHERS_BYTES_MAX = 64 << 20  # … unless that call had to write more than this of other files first …
+EACH_BESIDE_MAX = 10_000  # … but always above this number of queues: a checkpoint would take too long
 
 
 class QueueFiles:
@@ -45,17 +45,17 @@ class QueueFiles:
         self._write = write
         self._open: OrderedDict[tuple[QueueRef, int], File] = OrderedDict()
         self._unsynced: dict[QueueRef, set[int]] = {}
-        self._named: set[QueueRef] = set()  # whose files have durable names
+        self._named: set[QueueRef] = set()  # queues whose file names are durable
         self._lock = threading.Lock()
 
     def read(self, ref: QueueRef, offset: int, count: int) -> bytes:
-        """Entries from `offset` on; fewer where the files end."""
+        """Return up to `count` entries from `offset` on; fewer at the end of the files."""
         index, at = divmod(offset, FILE_ENTRIES)
-        found = self._read_file(ref, index, at, min(count, FILE_ENTRIES - at))
-        left = count - (FILE_ENTRIES - at)
-        if left > 0 and len(found) == (FILE_ENTRIES - at) * ENTRY_BYTES:
-            found += self.read(ref, offset + count - left, left)
-        return found[: len(found) // ENTRY_BYTES * ENTRY_BYTES]
+        entries = self._read_file(ref, index, at, min(count, FILE_ENTRIES - at))
+        remaining = count - (FILE_ENTRIES - at)
+        if remaining > 0 and len(entries) == (FILE_ENTRIES - at) * ENTRY_BYTES:
+            entries += self.read(ref, offset + count - remaining, remaining)
+        return entries[: len(entries) // ENTRY_BYTES * ENTRY_BYTES]
 
     def _read_file(self, ref: QueueRef, index: int, at: int, count: int) -> bytes:
         with self._lock:
@@ -66,7 +66,7 @@ class QueueFiles:
             return file.salvage(count * ENTRY_BYTES, at * ENTRY_BYTES)
 
     def write(self, ref: QueueRef, offset: int, data: bytes) -> None:
-        """Entries for `offset` and what follows it, to the page cache."""
+        """Write entries for `offset` and the offsets after it to the page cache."""
         while data:
             index, at = divmod(offset, FILE_ENTRIES)
             chunk = data[: (FILE_ENTRIES - at) * ENTRY_BYTES]
@@ -77,18 +77,23 @@ class QueueFiles:
             data = data[len(chunk) :]
 
     def passes(self, ref: QueueRef, offset: int) -> bool:
-        """Whether the file that `offset` belongs to has entries from there on. Opens nothing. Blocking."""
+        """Return whether the file of `offset` has entries from there on. Opens nothing. Blocking."""
         return self.fit(ref, offset, offset)[1]
 
     def fit(self, ref: QueueRef, start: int, end: int) -> tuple[bool, bool]:
-        """Whether the files are long enough for entries `[start, end)`, and whether the last goes on behind
-        them. Opens nothing. Blocking."""
+        """Return whether the files have all entries `[start, end)`, and whether the last file has more after
+        them.
+
+        Opens nothing. Blocking.
+        """
         last, at = divmod(end, FILE_ENTRIES)
         size = self._storage.size(self._path(ref, last)) or 0
-        whole = end <= start or size >= at * ENTRY_BYTES
+        complete = end <= start or size >= at * ENTRY_BYTES
         for index in range(start // FILE_ENTRIES, last):
-            whole = whole and (self._storage.size(self._path(ref, index)) or 0) >= FILE_ENTRIES * ENTRY_BYTES
-        return whole, size > at * ENTRY_BYTES
+            complete = (
+                complete and (self._storage.size(self._path(ref, index)) or 0) >= FILE_ENTRIES * ENTRY_BYTES
+            )
+        return complete, size > at * ENTRY_BYTES
 
     def cut(self, ref: QueueRef, offset: int) -> None:
         """Remove the entries from `offset` on. Blocking."""
@@ -101,20 +106,23 @@ class QueueFiles:
                     self._file(ref, index, write=True).truncate(offset % FILE_ENTRIES * ENTRY_BYTES)
 
     def drop_below(self, ref: QueueRef, offset: int) -> None:
-        """Remove the files that hold nothing from `offset` on. Blocking."""
+        """Remove the files whose entries are all below `offset`. Blocking."""
         for index in self._indexes(ref):
             if (index + 1) * FILE_ENTRIES <= offset:
                 self._remove(ref, index)
 
     def _indexes(self, ref: QueueRef) -> Iterator[int]:
-        """Of the files that there are, ascending."""
+        """Return the indexes of the queue's existing files, ascending."""
         for name in self._storage.list(self._folder(ref)):
             parsed = names.parse_queue_file(name)
             if parsed is not None and parsed.incarnation == ref.incarnation:
                 yield parsed.start // FILE_ENTRIES
 
     def drop(self, ref: QueueRef) -> None:
-        """Remove all files of a queue whose topic is gone, and folders that are empty then. Blocking."""
+        """Remove all files of a queue whose topic was deleted, and the folders that are empty then.
+
+        Blocking.
+        """
         self.drop_below(ref, 1 << 62)
         folder = self._folder(ref)
         with self._lock:
@@ -124,15 +132,15 @@ class QueueFiles:
             self._storage.remove_folder(os.path.dirname(folder))
 
     def close_deleted(self) -> None:
-        """Give up files that another process has removed."""
+        """Close the files that another process has removed."""
         with self._lock:
             for key in [key for key, file in self._open.items() if file.deleted()]:
                 self._open.pop(key).close()
 
     def sync(self) -> None:
-        """Make durable what was written since the last time. Blocking.
+        """Make all entries written since the last call durable. Blocking.
 
-        Group commits go on meanwhile, and must not wait for a disk that is busy with others' files.
+        Group commits continue meanwhile, and must not wait for a disk that is busy with other files.
         """
         with self._lock:
             unsynced, self._unsynced = self._unsynced, {}
@@ -152,7 +160,9 @@ class QueueFiles:
             raise
 
     def _sync_at_once(self, unsynced: dict[QueueRef, set[int]]) -> bool:
-        """With one call, where that is cheaper than one for each; else the disk begins with all of them."""
+        """Sync everything in one call and return True where that is cheaper; else start write-back of each
+        file.
+        """
         if len(unsynced) <= SYNC_EACH_MAX:
             return False
         others = self._storage.dirty_bytes() - sum(map(len, unsynced.values())) * PAGE_BYTES
@@ -176,7 +186,7 @@ class QueueFiles:
 
     def _sync_folder(self, ref: QueueRef) -> None:
         with self._lock:
-            self._named.add(ref)  # before: a file that is made meanwhile takes it out again
+            self._named.add(ref)  # before the sync: a file created meanwhile removes it
         try:
             self._storage.sync_folder(self._folder(ref))
         except FileNotFoundError:  # deleted meanwhile
@@ -187,11 +197,11 @@ class QueueFiles:
             raise
 
     def _file(self, ref: QueueRef, index: int, *, write: bool) -> File:
-        """Open or held open; the lock is held."""
-        found = self._open.get((ref, index))
-        if found is not None:
+        """Return an open file from the cache, or open it. The caller holds the lock."""
+        cached = self._open.get((ref, index))
+        if cached is not None:
             self._open.move_to_end((ref, index))
-            return found
+            return cached
         path = self._path(ref, index)
         if write:
             self._storage.make_folder(self._folder(ref))
@@ -231,18 +241,18 @@ class QueueFiles:
                 self._open.popitem()[1].close()
 
 
-HUB_ENTRIES = 4096  # of them are looked through on the hub; a longer search goes to a thread
-_TAG_AT = 12  # of the tag hash in an entry
+HUB_ENTRIES = 4096  # searched on the hub; a longer search goes to a thread
+_TAG_AT = 12  # index of the tag hash in an entry
 _HASH = Struct("<I")
 
 
 def entries_max(call: ReadCall) -> int:
-    """How many entries are looked at first."""
+    """Return how many entries the first attempt of a read examines."""
     return call.count_max if call.tags is None else HUB_ENTRIES
 
 
 class Picked(NamedTuple):
-    """The entries to read records by, their offsets, and where to go on when all of them are read."""
+    """The entries selected for a read, their offsets, and the offset at which to continue after them."""
 
     entries: bytes
     offsets: Sequence[int]
@@ -250,20 +260,20 @@ class Picked(NamedTuple):
 
 
 def pick(call: ReadCall, entries: bytes) -> Picked:
-    """Choose from `entries`, which start at the asked offset."""
+    """Select the entries that `call` wants from `entries`, which start at the offset of `call`."""
     count = len(entries) // ENTRY_BYTES
     if call.tags is None:
         return Picked(entries, range(call.offset, call.offset + count), call.offset + count)
-    places = list(_first(_places(entries, call.tags), call.count_max + 1))
+    indexes = list(_first(_places(entries, call.tags), call.count_max + 1))
     after = count
-    if len(places) > call.count_max:
-        after = places.pop()
-    chosen = b"".join([entries[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES] for at in places])
-    return Picked(chosen, [call.offset + at for at in places], call.offset + after)
+    if len(indexes) > call.count_max:
+        after = indexes.pop()
+    matches = b"".join([entries[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES] for at in indexes])
+    return Picked(matches, [call.offset + at for at in indexes], call.offset + after)
 
 
-def _first(places: Iterator[int], count: int) -> Iterator[int]:
-    return (place for _, place in zip(range(count), places, strict=False))
+def _first(indexes: Iterator[int], count: int) -> Iterator[int]:
+    return (index for _, index in zip(range(count), indexes, strict=False))
 
 
 def _places(entries: bytes, tags: frozenset[int]) -> Iterator[int]:
@@ -271,18 +281,21 @@ def _places(entries: bytes, tags: frozenset[int]) -> Iterator[int]:
 
 
 def all_sound(entries: bytes) -> bool:
-    """Whether every entry of a run has the right CRC."""
+    """Return whether every entry of a run has the right CRC."""
     return bool(google_crc32c.value(entries) == _crc_of_sound(len(entries) // ENTRY_BYTES))
 
 
 @lru_cache(maxsize=8)
 def _crc_of_sound(count: int) -> int:
-    found: int = google_crc32c.value(GAP_ENTRY * count)
-    return found
+    crc: int = google_crc32c.value(GAP_ENTRY * count)
+    return crc
 
 
 def _tagged(entries: bytes, tags: frozenset[int]) -> Iterator[int]:
-    """Places of entries with one of the tag hashes: their lowest bytes first, with string searches."""
+    """Yield the indexes of entries with one of the tag hashes.
+
+    A string search compares the lowest byte of each hash first.
+    """
     lowest = entries[_TAG_AT::ENTRY_BYTES].translate(_is_lowest(tags))
     unpack = _HASH.unpack_from
     at = lowest.find(1)
@@ -299,7 +312,7 @@ def _is_lowest(tags: frozenset[int]) -> bytes:
 
 
 def _tagged_or_unsound(entries: bytes, tags: frozenset[int]) -> Iterator[int]:
-    """The same where something is wrong: one by one."""
+    """Yield the indexes of entries that are damaged or have one of the tag hashes, checking each entry."""
     for at in range(len(entries) // ENTRY_BYTES):
         entry = entries[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES]
         if _HASH.unpack_from(entry, _TAG_AT)[0] in tags or not entry_is_sound(entry):
@@ -307,7 +320,7 @@ def _tagged_or_unsound(entries: bytes, tags: frozenset[int]) -> Iterator[int]:
 
 
 def search(call: ReadCall, files: QueueFiles, end: int) -> Picked:
-    """Go on until something is chosen, or to `end`, or as far as the files reach. Blocking."""
+    """Search the files until an entry is selected, `end` is reached or the files end. Blocking."""
     at = call.offset
     while True:
         entries = files.read(call.queue, at, min(HUB_ENTRIES, end - at))

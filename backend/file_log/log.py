@@ -1,8 +1,8 @@
 """FileLog: the backend port over the files of one directory, in the process that writes them.
 
-It only puts the parts together: the writer (group commits), the queries (reads), the waits, the
-ownership of groups, checkpoints, index and retention. Everything belongs to the hub of the thread that
-opened it; what blocks runs in native threads. Answers are settled from the hub, never inside the call.
+It connects the components: the writer (group commits), the queries (reads), the waits, the memberships of
+groups, checkpoints, index and retention. Everything belongs to the hub of the thread that opened it; blocking
+calls run in native threads. Answers are settled from the hub, never inside the call.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from ddmq_common.names import (
 from ddmq_common.native_threads import wait_for_native_work
 
 log = logging.getLogger(__name__)
-# Delayed and prepared sends stand there (retries come by commit), and traces, which nobody owes.
+# Internal topics that clients fill: delayed and prepared sends (retries come by commit), and traces.
 _OF_CLIENTS = frozenset((SCHEDULE_TOPIC, DELAY_TOPIC, HALF_TOPIC, TRACE_TOPIC))
-STEP_MS = 1_000  # the wall clock was set forward: by how much, only a checkpoint says
-GRANT_S, GRANT_RETRY_S = 10.0, 0.1  # how long raising an epoch may wait for the disk; after that failed
-REST_S = 0.25  # the longest rest while nothing but waits has a deadline
-CLOSE_WAIT_S = 10.0  # for native threads; while one works the directory is not given back
+STEP_MS = 1_000  # when the wall clock is set forward by this, a checkpoint must record the step
+GRANT_S, GRANT_RETRY_S = 10.0, 0.1  # deadline for raising an epoch, and the pause after a failure
+REST_S = 0.25  # the longest pause between ticks while only waits have deadlines
+CLOSE_WAIT_S = 10.0  # wait for native threads; while one runs, the directory stays locked
 
 
 class FileLog(Backend):
@@ -75,7 +75,7 @@ class FileLog(Backend):
         )
         self._opened = opened
         state = self._state = opened.state
-        self._ahead_ms = state.sends.ahead_ms  # by how much a checkpoint knows that store times are ahead
+        self._ahead_ms = state.sends.ahead_ms  # the lead of store times that a checkpoint records
         self._tails, self._index = opened.tails, opened.index
         self._later: Any = gevent.get_hub().loop.run_callback
         self._writer = opened.make_writer(options, clock, metrics, self._published, self._answered)
@@ -106,7 +106,7 @@ class FileLog(Backend):
         self._lock_lost: StorageError | None = None
         self._drains: list[tuple[float, Completion[None]]] = []
         self._draining = self._closed = self._ticking = False
-        self._rest_until = NEVER  # while it does not tick: when the first wait ends
+        self._rest_until = NEVER  # while it does not tick: the deadline of the first wait
         self._tick_timer, self._checkpoint_timer = HubTimer(), HubTimer()
         self._checkpoint_timer.every(options.checkpoint_ms / 1000, self._checkpoints.want)
         self._index.start()
@@ -136,28 +136,31 @@ class FileLog(Backend):
         name: str,
         info: TopicInfo | None,
         deadline: float,
-        done: Completion[Any],
+        completion: Completion[Any],
         topics_max: int | None,
     ) -> Completion[Any]:
         error = self._refusal()
         if error is not None:
-            self._later(done.fail, error)
-            return done
+            self._later(completion.fail, error)
+            return completion
         bounds = (self._options.topics_max, topics_max)
-        request = TopicRequest(name, info, deadline, done, self._state, self._topic_changed, bounds)
+        request = TopicRequest(name, info, deadline, completion, self._state, self._topic_changed, bounds)
         self._writer.submit(request)
         self._tick_on()
-        return done
+        return completion
 
-    def _topic_changed(self, name: str, gone: TopicState | None) -> None:
-        """A topic was made or changed, or (`gone`: its last state) deleted."""
+    def _topic_changed(self, name: str, deleted: TopicState | None) -> None:
+        """Notify the listeners of a created, changed or deleted topic.
+
+        `deleted` is the last state of a deleted topic, else None.
+        """
         self._watchers.changed(f"topic/{name}")
         self._ownership.topic_changed(name)
-        if gone is not None:
+        if deleted is not None:
             error = UnknownTopicError(f"topic {name} was deleted")
-            for queue in gone.queues:
+            for queue in deleted.queues:
                 self._waits.fail(queue, error)
-            self._opened.forget_queues(gone.queues)
+            self._opened.forget_queues(deleted.queues)
 
     def setting(self, key: str) -> bytes | None:
         return self._state.settings.get(key)
@@ -204,19 +207,25 @@ class FileLog(Backend):
         return completion
 
     def _refusal(self, records: Sequence[NewRecord] | None = None) -> DdmqError | None:
-        """No records at all: progress and settings, without which nothing could be read, take the reserve."""
+        """Return why a write is refused now, or None.
+
+        A commit without records is never refused for lack of space: consumers need progress and settings, and
+        these may use the reserve.
+        """
         if self._draining:
-            return DrainingError("the log is draining; it takes nothing new")
+            return DrainingError("the log is draining; it accepts nothing new")
         return None if records is not None and not records else self._retention.refusal
 
     def _client_refusal(self, records: Sequence[NewRecord]) -> DdmqError | None:
-        """Under the refusal mark clients' sends end here; what the system has promised goes on."""
+        """Return why sends of clients are refused now, or None; records that the system itself owes pass."""
         if all(is_internal(record.topic) and record.topic not in _OF_CLIENTS for record in records):
             return None
         return self._retention.client_refusal
 
     def _published(self, frame: PackedFrame) -> None:
-        """A frame counts: its entries and index rows go their way."""
+        """Pass the entries of a frame that counts to the consume queues and the index; request a
+        checkpoint.
+        """
         changed, tails = self._state.changed_topics, self._tails
         for queue, before in frame.touched:
             changed.add(queue.ref.topic)
@@ -229,7 +238,7 @@ class FileLog(Backend):
             self._checkpoints.want()
 
     def _answered(self, frame: PackedFrame) -> None:
-        """Its callers know; now those who wait for data."""
+        """Wake the waits for data, after the callers of the frame were answered."""
         for queue, _ in frame.touched:
             if queue.waiting:
                 self._waits.wake(queue)
@@ -268,12 +277,12 @@ class FileLog(Backend):
 
     def join(self, join: Join, listener: MembershipListener) -> Membership:
         if self._draining:
-            raise DrainingError("the log is draining; nobody joins any more")
+            raise DrainingError("the log is draining; no member can join")
         return self._ownership.join(join, listener)
 
     def _raise_epochs(self, grant: Grant, answered: Answered) -> None:
         batch = CommitBatch((), raised_epochs(grant, self._state.progress))
-        self.commit(batch, self._clock.monotonic() + GRANT_S).then(lambda one: answered(one.error))
+        self.commit(batch, self._clock.monotonic() + GRANT_S).then(lambda commit: answered(commit.error))
 
     def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
         return self._queries.answer(lambda: self._ownership.holders(group, topic), Completion())
@@ -292,15 +301,17 @@ class FileLog(Backend):
 
     @property
     def damaged_pieces(self) -> int:
-        """Found damaged since it was opened; see `damaged/`."""
+        """The number of damaged ranges detected since the log was opened; see `damaged/`."""
         return self._opened.damage.pieces
 
     def write_checkpoint(self, then: Callable[[], None] | None = None) -> None:
-        """Write one soon, also before its time; `then` follows, whatever came of it."""
+        """Write a checkpoint soon, before its time, then call `then`, also after a failure."""
         self._checkpoints.want(then)
 
     def publish_entries(self, at_once: bool) -> None:
-        """Whether consume-queue entries go to their files at every commit: other processes read."""
+        """Set whether consume-queue entries go to their files at every commit, for processes that read
+        them.
+        """
         self._tails.at_once = at_once
         if at_once:
             self._tails.flush()
@@ -312,11 +323,11 @@ class FileLog(Backend):
         if self._lock_lost is not None:
             self._writer.give_up(self._lock_lost)
             raise self._lock_lost
-        found = [Hold(self.retention_floor(), "the older checkpoint")]
-        return found + [hold for holder in self._holders for hold in holder()]
+        checkpoint_hold = [Hold(self.retention_floor(), "the older checkpoint")]
+        return checkpoint_hold + [hold for holder in self._holders for hold in holder()]
 
     def retention_floor(self) -> int:
-        """No segment that holds this log position, or a later one, may be deleted."""
+        """Return the log position from which segments must be retained, that of the older checkpoint."""
         return self._checkpoints.floor
 
     # --- the engine itself
@@ -328,23 +339,23 @@ class FileLog(Backend):
             return Health(False, str(error))
         pieces = self._opened.damage.pieces
         return Health(
-            True, f"{pieces} damaged pieces were found since the start; see damaged/" if pieces else ""
+            True, f"{pieces} damaged ranges were found since the start; see damaged/" if pieces else ""
         )
 
     def clock_ms(self) -> int:
         return self._writer.store_clock.now_ms()
 
     def drain(self, deadline: float) -> Completion[None]:
-        done: Completion[None] = Completion()
+        drained: Completion[None] = Completion()
         if self._closed:
-            self._later(done.succeed, None)
-            return done
+            self._later(drained.succeed, None)
+            return drained
         self._draining = True
         self._waits.fail_all(DrainingError("the log is draining"))
-        self._drains.append((deadline, done))
+        self._drains.append((deadline, drained))
         self._tick_on()
         self._writer.when_at_rest(self._drained)
-        return done
+        return drained
 
     def _drained(self) -> None:
         if not self._writer.idle:
@@ -354,8 +365,8 @@ class FileLog(Backend):
 
     def _end_drains(self) -> None:
         drains, self._drains = self._drains, []
-        for _, done in drains:
-            self._later(done.succeed, None)
+        for _, drained in drains:
+            self._later(drained.succeed, None)
 
     def close(self) -> None:
         if self._closed:
@@ -366,10 +377,10 @@ class FileLog(Backend):
         self._watchers.clear()
         self._ownership.close()
         self._retention.stop()
-        ended = self._writer.close(CLOSE_WAIT_S)
+        stopped = self._writer.close(CLOSE_WAIT_S)
         self._waits.fail_all(DrainingError("the log was closed"))
         self._end_drains()
-        if ended and wait_for_native_work(CLOSE_WAIT_S):
+        if stopped and wait_for_native_work(CLOSE_WAIT_S):
             self._opened.close()
         else:
             self._opened.abandon(CLOSE_WAIT_S)
@@ -380,14 +391,14 @@ class FileLog(Backend):
             self._tick_timer.every(self._options.sweep_ms / 1000, self._tick)
 
     def _tick(self) -> None:
-        """Settle what is past its deadline; where nothing but waits has one the next look is at the first."""
+        """Settle the calls past their deadline; tick less often while only waits have deadlines."""
         self._tick_on()  # also when something here fails
         now = self._clock.monotonic()
         self._writer.sweep(now)
         self._waits.sweep(now)
-        for deadline, done in [one for one in self._drains if one[0] <= now]:
-            self._drains.remove((deadline, done))
-            done.fail(TryLaterError("the log could not finish what it has by the deadline"))
+        for deadline, drained in [drain for drain in self._drains if drain[0] <= now]:
+            self._drains.remove((deadline, drained))
+            drained.fail(TryLaterError("the log could not finish its pending work by the deadline"))
         revoking = self._ownership.sweep(now)
         if self._writer.idle and not (revoking or self._drains or self._closed):
             self._rest(now)

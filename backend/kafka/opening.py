@@ -154,15 +154,15 @@ class ClusterCheck:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return remaining_s
 
-    def _read_facts(self, made: frozenset[str] | None) -> ClusterFacts:
+    def _read_facts(self, facts: frozenset[str] | None) -> ClusterFacts:
         listed = self._admin.list_topics(timeout=self._remaining_s())
         system = SystemTopics.named_by(self._options)
-        if made is None:
-            made = (
+        if facts is None:
+            facts = (
                 self._read_topic_names(system.settings) if system.settings in listed.topics else frozenset()
             )
         kinds = {
-            name: kind for name in listed.topics if (kind := self._kind_of(name, system, made)) is not None
+            name: kind for name in listed.topics if (kind := self._kind_of(name, system, facts)) is not None
         }
         topics = [place for some in _in_parts(list(kinds)) for place in self._read_topics(some, kinds)]
         brokers = [self._read_broker(number) for number in sorted(listed.brokers)[:BROKERS_MAX]]

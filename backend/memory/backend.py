@@ -1,12 +1,11 @@
 """MemoryBackend: the backend port without a disk, on the gevent hub.
 
-It keeps the port's rules as an engine with a disk would: every completion is settled later, from the
-hub, never inside the call; writes take effect in the order they were called, and are seen by readers
-no earlier than they are settled. What it stores is gone with it; it answers with the durability that
-the topic asks for, so that proxies run on it unchanged.
+It follows the port's rules like an engine with a disk: every completion is settled later, from the hub, never
+inside the call; writes take effect in the order of the calls, and readers see them no earlier than they are
+settled. Its records end with the process; it answers with the durability that the topic requires, so that
+proxies run on it unchanged.
 
-Deadlines are looked at every few milliseconds of real time against the clock that was given, so a
-ManualClock works.
+Deadlines are checked every few milliseconds of real time against the given clock, so a ManualClock works.
 """
 
 from __future__ import annotations
@@ -48,19 +47,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
-    """What it may hold. Appends past `bytes_max` are refused; nothing is thrown away to make room."""
+    """The bounds of a memory engine. Appends past `bytes_max` are refused; no record is dropped for them."""
 
     bytes_max: int = 256 * 1024 * 1024  # delivery bytes of all records
     body_bytes_max: int = 2 * 1024 * 1024
     properties_bytes_max: int = 32 * 1024
-    entries_max: int = 10_000  # of topics, settings, progress and lines of members, each
+    entries_max: int = 10_000  # of topics, settings, progress and memberships, each
     waits_max: int = 100_000
-    writes_max: int = 10_000  # appends and commits taken, not yet settled
-    sweep_ms: int = 5  # how exact deadlines are
+    writes_max: int = 10_000  # appends and commits that are not settled yet
+    sweep_ms: int = 5  # the precision of deadlines
 
 
 class MemoryBackend(Backend):
-    """The model engine. Make it on the thread of the hub that is to serve it."""
+    """The model engine. Create it on the thread of the hub that will serve it."""
 
     def __init__(self, clock: Clock | None = None, options: MemoryOptions | None = None) -> None:
         self._clock: Clock = SystemClock() if clock is None else clock
@@ -114,9 +113,9 @@ class MemoryBackend(Backend):
 
     def delete_topic(self, name: str, deadline: float) -> Completion[None]:
         def act() -> None:
-            gone = self._store.delete_topic(name)
+            deleted = self._store.delete_topic(name)
             self._topic_changed(name)
-            for queue in gone:
+            for queue in deleted:
                 self._waits.fail(queue, UnknownTopicError(f"topic {name} was deleted"))
 
         return self._write(Completion(), deadline, act, may_fail=False)
@@ -143,18 +142,18 @@ class MemoryBackend(Backend):
         into: Completion[list[AppendResult]] | None = None,
     ) -> Completion[list[AppendResult]]:
         completion: Completion[list[AppendResult]] = Completion() if into is None else into
-        taken = list(records)
+        batch = list(records)
 
         def act() -> list[AppendResult]:
             now = self._clock.monotonic()
-            results = self._store.append(taken, self._store_clock.stamp(now), now)
+            results = self._store.append(batch, self._store_clock.stamp(now), now)
             self._store_clock.stored()
-            self._loop.run_callback(self._wake, taken)
+            self._loop.run_callback(self._wake, batch)
             return results
 
         def refuse(error: Exception, status: AppendStatus) -> None:
             result = AppendResult(status, -1, Durability.WRITTEN, error)
-            completion.succeed([result] * len(taken))
+            completion.succeed([result] * len(batch))
 
         return self._write(completion, deadline, act, refuse)
 
@@ -185,12 +184,12 @@ class MemoryBackend(Backend):
         *,
         may_fail: bool = True,
     ) -> Completion[T]:
-        """Put a write in line, or refuse it, later."""
+        """Queue a write, or refuse it later."""
         write = Write(
             completion, deadline, act, refuse or (lambda error, _: completion.fail(error)), may_fail
         )
         if self._draining:
-            error: DdmqError = DrainingError("the memory engine is draining; it takes nothing new")
+            error: DdmqError = DrainingError("the memory engine is draining; it accepts nothing new")
         elif len(self._writes) >= self._options.writes_max:
             error = BoundReachedError(f"{len(self._writes)} writes are waiting; that is the bound")
         else:
@@ -255,7 +254,7 @@ class MemoryBackend(Backend):
 
     def join(self, join: Join, listener: MembershipListener) -> Membership:
         if self._draining:
-            raise DrainingError("the memory engine is draining; nobody joins any more")
+            raise DrainingError("the memory engine is draining; no member can join")
         return self._members.join(join, listener)
 
     def _raise_epochs(self, grant: Grant, answered: Answered) -> None:
@@ -275,14 +274,14 @@ class MemoryBackend(Backend):
         return self._store_clock.now_ms()
 
     def drain(self, deadline: float) -> Completion[None]:
-        done: Completion[None] = Completion()
+        drained: Completion[None] = Completion()
         self._draining = True
         self._waits.fail_all(DrainingError("the memory engine is draining"))
         if self._closed:
-            self._loop.run_callback(done.succeed, None)
+            self._loop.run_callback(drained.succeed, None)
         else:
-            self._take(Write(done, deadline, lambda: None, lambda error, _: done.fail(error), False))
-        return done
+            self._take(Write(drained, deadline, lambda: None, lambda error, _: drained.fail(error), False))
+        return drained
 
     def close(self) -> None:
         if self._closed:
@@ -300,7 +299,7 @@ class MemoryBackend(Backend):
             self._timer.every(self._options.sweep_ms / 1000, self._tick)
 
     def _tick(self) -> None:
-        """Settle what is past its deadline; stop ticking when nothing has one."""
+        """Settle the calls past their deadline; stop ticking when no call has one."""
         now = self._clock.monotonic()
         self._waits.sweep(now)
         self._writes.sweep(now)

@@ -1,7 +1,7 @@
-"""The memory engine's writes in line.
+"""The queue of the memory engine's writes.
 
-They are done in the order in which they were taken, later, from the hub. One that is held past its deadline
-is answered "unknown" and still takes effect when it is let go, as with an engine whose answer was lost.
+Writes take effect in the order in which they were queued, later, from the hub. A write that is held past its
+deadline is answered "unknown" and still takes effect when the hold ends, like a write whose answer was lost.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Refuse = Callable[[Exception, AppendStatus], None]
 
 
 class Write(NamedTuple):
-    """A write that was taken. `refuse` settles it with an error, in the shape that its caller expects."""
+    """A queued write. `refuse` settles it with an error, in the form that its caller expects."""
 
     completion: Completion[Any]
     deadline: float  # monotonic seconds
     act: Callable[[], Any]
     refuse: Refuse
-    may_fail: bool  # the failures that a test asked for are for this one
+    may_fail: bool  # whether it may get the failures that a test requested
 
 
 class _Failure(NamedTuple):
@@ -34,7 +34,7 @@ class _Failure(NamedTuple):
 
 
 class WriteLine:
-    """Writes on their way. `run_callback` is the loop's."""
+    """The queued writes. `run_callback` is that of the event loop."""
 
     def __init__(self, run_callback: Callable[..., Any]) -> None:
         self._run_callback = run_callback
@@ -47,12 +47,12 @@ class WriteLine:
         return len(self._writes)
 
     def take(self, write: Write) -> None:
-        """Do it after everything taken before, from the hub."""
+        """Queue a write; it takes effect from the hub, after all earlier ones."""
         self._writes.append(write)
         self._schedule()
 
     def let_go(self) -> None:
-        """End a hold."""
+        """End the hold, and perform the queued writes."""
         self.held = False
         self._schedule()
 
@@ -61,14 +61,14 @@ class WriteLine:
         self._failures.extend([_Failure(error, status, stored)] * times)
 
     def sweep(self, now: float) -> None:
-        """Answer those past their deadline; they stay in the line."""
+        """Answer the writes past their deadline; they stay queued."""
         for write in list(self._writes):
             if write.deadline <= now and not write.completion.done:
                 error = RemoteError("no answer by the deadline; what was sent may be stored or not")
                 write.refuse(error, AppendStatus.UNKNOWN)
 
     def close(self, error: Exception) -> None:
-        """Fail everything that is still in the line."""
+        """Fail all queued writes."""
         while self._writes:
             write = self._writes.popleft()
             if not write.completion.done:
@@ -80,7 +80,7 @@ class WriteLine:
             self._run_callback(self._run)
 
     def _run(self) -> None:
-        """Do what was taken up to now; what its callbacks add waits for the next turn."""
+        """Perform the writes queued until now; those that callbacks add wait for the next call."""
         self._scheduled = False
         try:
             for _ in range(len(self._writes)):

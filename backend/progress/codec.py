@@ -1,9 +1,8 @@
-"""Bytes of a progress delta and of a whole progress, as docs/formats-progress.md describes them.
+"""Encodes progress deltas and complete progress, in the formats of docs/formats-progress.md.
 
-Both start with a version byte and carry no checksum: whoever stores them wraps them in a record that
-has one. Decoding is strict: what is cut short, left over, out of range or of another version raises
-DamagedError (a newer version: NewerFormatError), and nothing in the bytes can ask for more work or memory
-than their length allows.
+Both start with a version byte and have no checksum: the record that contains them has one. Decoding is
+strict: truncated, additional or out-of-range bytes and other versions raise DamagedError (a newer version:
+NewerFormatError), and no bytes can cause more work or memory than their length allows.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ from ddmq_common.errors import DamagedError, newer_format
 DELTA_VERSION = 1
 PROGRESS_VERSION = 1
 _PAGE_BYTES = PAGE_OFFSETS // 8
-_FULL, _BITMAP, _RANGES = 0, 1, 2  # kinds of a piece
+_FULL, _BITMAP, _RANGES = 0, 1, 2  # kinds of an encoded page or range of pages
 _RANGES_MAX = _PAGE_BYTES // 4  # a page with more ranges than this is written as a bitmap
 
 
 def encode_delta(delta: ProgressDelta) -> bytes:
-    """The bytes of one delta; ranges and attempts keep their order. Raises ValueError as check_delta."""
+    """Encode one delta; ranges and attempts keep their order. Raises ValueError like check_delta."""
     check_delta(delta)
-    parts = [b"\x01", _queue(delta.group, delta.queue), varint(delta.epoch), varint(delta.generation)]
-    parts.append(varint(0 if delta.reset_to is None else delta.reset_to + 1))
-    parts.append(varint(len(delta.finished)))
+    fields = [b"\x01", _queue(delta.group, delta.queue), varint(delta.epoch), varint(delta.generation)]
+    fields.append(varint(0 if delta.reset_to is None else delta.reset_to + 1))
+    fields.append(varint(len(delta.finished)))
     before = 0
     for start, end in delta.finished:
-        parts.append(zigzag(start - before))
-        parts.append(varint(end - start))
+        fields.append(zigzag(start - before))
+        fields.append(varint(end - start))
         before = end
-    _encode_attempts(parts, delta.attempts)
-    return b"".join(parts)
+    _encode_attempts(fields, delta.attempts)
+    return b"".join(fields)
 
 
 def decode_delta(data: bytes) -> ProgressDelta:
-    """The delta in `data`. Raises DamagedError."""
+    """Decode a delta. Raises DamagedError."""
     reader = _Reader(data, "a progress delta", DELTA_VERSION)
     group, queue = reader.queue()
     epoch, generation = reader.number(), reader.number()
@@ -54,22 +53,22 @@ def decode_delta(data: bytes) -> ProgressDelta:
 
 
 def encode_progress(group: str, queue: QueueRef, progress: GroupProgress) -> bytes:
-    """The bytes of a group's whole progress on one queue."""
+    """Encode a group's complete progress on one queue."""
     acks = progress.acks
-    pieces = acks.pieces()
-    parts = [b"\x01", _queue(group, queue), varint(progress.fence.epoch), varint(progress.fence.generation)]
-    parts += (varint(acks.committed + 1 if progress.started else 0), varint(len(pieces)))
+    chunks = acks.pieces()
+    fields = [b"\x01", _queue(group, queue), varint(progress.fence.epoch), varint(progress.fence.generation)]
+    fields += (varint(acks.committed + 1 if progress.started else 0), varint(len(chunks)))
     before = 0
-    for first, after, bits in pieces:
-        parts.append(varint(first - before))
-        parts.append(_encode_piece(first, after, bits))
+    for first, after, bits in chunks:
+        fields.append(varint(first - before))
+        fields.append(_encode_piece(first, after, bits))
         before = after
-    _encode_attempts(parts, sorted(acks.attempts.items()))
-    return b"".join(parts)
+    _encode_attempts(fields, sorted(acks.attempts.items()))
+    return b"".join(fields)
 
 
 def decode_progress(data: bytes) -> tuple[str, QueueRef, GroupProgress]:
-    """Group, queue and progress. Raises DamagedError."""
+    """Decode (group, queue, progress). Raises DamagedError."""
     reader = _Reader(data, "a group progress", PROGRESS_VERSION)
     group, queue = reader.queue()
     progress = GroupProgress()
@@ -104,41 +103,41 @@ def _queue(group: str, queue: QueueRef) -> bytes:
     )
 
 
-def _encode_attempts(parts: list[bytes], attempts: Sequence[tuple[int, int]]) -> None:
-    parts.append(varint(len(attempts)))
+def _encode_attempts(fields: list[bytes], attempts: Sequence[tuple[int, int]]) -> None:
+    fields.append(varint(len(attempts)))
     before = 0
     for offset, count in attempts:
         if not (0 <= offset < OFFSET_END and 0 < count <= OFFSET_END):
             raise ValueError(
                 f"{count} attempts of offset {offset}: allowed are at least 1, of an offset >= 0"
             )
-        parts.append(zigzag(offset - before))
-        parts.append(varint(count))
+        fields.append(zigzag(offset - before))
+        fields.append(varint(count))
         before = offset
 
 
 def _decode_finished(reader: _Reader) -> tuple[tuple[int, int], ...]:
-    found = []
+    ranges = []
     before = 0
     for _ in range(reader.count()):
         start = before + reader.signed()
         before = start + reader.number()
         if not 0 <= start < before <= OFFSET_END:
             raise reader.damaged(f"range [{start}, {before})")
-        found.append((start, before))
-    return tuple(found)
+        ranges.append((start, before))
+    return tuple(ranges)
 
 
 def _decode_attempts(reader: _Reader) -> tuple[tuple[int, int], ...]:
-    found = []
+    pairs = []
     offset = 0
     for _ in range(reader.count()):
         offset += reader.signed()
         count = reader.number()
         if not 0 <= offset < OFFSET_END or count == 0:
             raise reader.damaged(f"{count} attempts of offset {offset}")
-        found.append((offset, count))
-    return tuple(found)
+        pairs.append((offset, count))
+    return tuple(pairs)
 
 
 def _encode_piece(first: int, after: int, bits: int) -> bytes:
@@ -147,18 +146,18 @@ def _encode_piece(first: int, after: int, bits: int) -> bytes:
     if (bits & ~(bits << 1)).bit_count() > _RANGES_MAX:
         return b"\x01" + bits.to_bytes(_PAGE_BYTES, "little")
     ranges = piece_ranges(first, after, bits)
-    parts = [b"\x02", b""]
+    fields = [b"\x02", b""]
     before = first << PAGE_BITS
     for start, end in ranges:
-        parts.append(varint(start - before))
-        parts.append(varint(end - start))
+        fields.append(varint(start - before))
+        fields.append(varint(end - start))
         before = end
-    parts[1] = varint(len(parts) // 2 - 1)
-    return b"".join(parts)
+    fields[1] = varint(len(fields) // 2 - 1)
+    return b"".join(fields)
 
 
 def _decode_piece(reader: _Reader, acks: AckMap, page: int) -> int:
-    """Put one piece into `acks`; gives the page after it."""
+    """Decode one page or range of pages into `acks`; return the page after it."""
     kind = reader.byte()
     if kind == _BITMAP:
         bits = int.from_bytes(reader.take(_PAGE_BYTES), "little")
@@ -185,7 +184,7 @@ def _decode_piece(reader: _Reader, acks: AckMap, page: int) -> int:
 
 
 def _check_range(reader: _Reader, acks: AckMap, start: int, end: int, after: int) -> None:
-    """A finished range lies above the committed offset, holds something, and stays below page `after`."""
+    """Raise DamagedError unless a range is not empty, above the committed offset and below page `after`."""
     if not acks.committed < start < end <= min(after << PAGE_BITS, OFFSET_END):
         raise reader.damaged(
             f"finished range [{start}, {end}), committed {acks.committed}, page after {after}"
@@ -193,17 +192,17 @@ def _check_range(reader: _Reader, acks: AckMap, start: int, end: int, after: int
 
 
 class _Reader:
-    """Walks over the bytes; every fault is a DamagedError that says where."""
+    """Reads values from bytes; every defect raises a DamagedError that names the position."""
 
     def __init__(self, data: bytes, what: str, version: int) -> None:
         self._data = data
         self._at = 0
         self._what = what
-        found = self.byte()
-        if found > version:
-            raise newer_format(what, found, version)
-        if found != version:
-            raise self.damaged(f"version {found}, this program knows {version}")
+        stored = self.byte()
+        if stored > version:
+            raise newer_format(what, stored, version)
+        if stored != version:
+            raise self.damaged(f"version {stored}, this program knows {version}")
 
     def damaged(self, reason: str) -> DamagedError:
         return DamagedError(f"{self._what} of {len(self._data)} bytes does not parse at {self._at}: {reason}")
@@ -219,19 +218,19 @@ class _Reader:
         end = self._at + length
         if end > len(self._data):
             raise self.damaged(f"{length} bytes wanted, {len(self._data) - self._at} are left")
-        found = self._data[self._at : end]
+        data = self._data[self._at : end]
         self._at = end
-        return found
+        return data
 
     def number(self) -> int:
-        """A varint below 2**63, in its shortest form."""
+        """Read a varint below 2**63 in its shortest form."""
         number = self._varint()
         if number > OFFSET_END:
             raise self.damaged(f"number {number} above 2**63 - 1")
         return number
 
     def signed(self) -> int:
-        """A zigzag number."""
+        """Read a signed number in zigzag form."""
         number = self._varint()
         return (number >> 1) ^ -(number & 1)
 
@@ -247,7 +246,7 @@ class _Reader:
         return number
 
     def count(self) -> int:
-        """How many follow; each takes two bytes or more, so that damage cannot ask for a long loop."""
+        """Read a count of items of two bytes or more; damage cannot cause a long loop."""
         number = self.number()
         if number * 2 > len(self._data) - self._at:
             raise self.damaged(f"{number} entries in {len(self._data) - self._at} bytes")

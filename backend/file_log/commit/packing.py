@@ -1,8 +1,8 @@
-"""Packing requests into one frame: the CPU's part of a group commit.
+"""Packs requests into one frame: the part of a group commit that costs processor time.
 
-The loop over records is the write path's hot spot (about 3 µs a record), so it is one function with local
-names, and for a plain record nothing called that is not C. A packed frame knows everything to undo it
-(nothing was written) and to complete it (it is durable).
+The loop over records is the hot spot of the write path (about 3 µs a record), so it is one function with
+local names, and calls only C functions for a plain record. A packed frame has everything needed to undo it
+(if nothing was written) and to complete it (when it is durable).
 """
 
 from __future__ import annotations
@@ -67,23 +67,23 @@ class PackedFrame:
         self.batch_id = batch_id
         self.durable = durable
         self.stored_ms = stored_ms
-        self.sends_ms = 0  # the same in the time of sends that are known
+        self.sends_ms = 0  # the store time on the clock of KnownSends
         self.end = position + FRAME_BYTES
         self.count = 0
         self.sync = False
         self.data = b""
         self.requests: list[Any] = []
-        self.touched: list[tuple[LogQueue, int]] = []  # queue, its next offset before
+        self.touched: list[tuple[LogQueue, int]] = []  # queue, its next offset before the frame
         self.columns: tuple[list[int], list[str], list[bytes], list[bytes]] = ([], [], [], [])
         self.applies: list[Callable[[], None]] = []
-        self.fences: dict[Key, Fence] = {}  # left behind by progress in this frame
+        self.fences: dict[Key, Fence] = {}  # the fences after the progress in this frame
         self.settings: dict[str, bool] = {}  # that this frame sets (True) or deletes
-        self.setting_counts: SettingCounts | None = None  # what this frame changes of them
-        self.topics: dict[str, TopicInfo | None] = {}  # as this frame leaves them; None = deleted
-        self.topics_more = 0  # made by this frame, less those that it deletes
+        self.setting_counts: SettingCounts | None = None  # the changes to the counts by this frame
+        self.topics: dict[str, TopicInfo | None] = {}  # topics after this frame; None = deleted
+        self.topics_more = 0  # created by this frame, minus those that it deletes
 
     def note_setting(self, key: str, before: bool, after: bool) -> None:
-        """Remember that a commit of this frame makes, changes or deletes a setting."""
+        """Record that a commit of this frame creates, changes or deletes a setting."""
         before = self.settings.get(key, before)
         self.settings[key] = after
         if before != after:
@@ -92,14 +92,14 @@ class PackedFrame:
             self.setting_counts.add_change(key, 1 if after else -1)
 
     def undo(self) -> None:
-        """Give the offsets back of a frame that was not written."""
+        """Release the offsets of a frame that was not written."""
         for queue, assigned in self.touched:
             queue.assigned = assigned
             queue.pending.clear()
 
 
 class Mark(NamedTuple):
-    """A place in a frame that is being packed: its end, and how much there is of each."""
+    """The extent of a frame that is being packed, to return to."""
 
     end: int
     parts: int
@@ -127,15 +127,15 @@ def _fault_of_numbers(record: NewRecord) -> DdmqError | None:
 
 
 def refused(error: Exception) -> AppendResult:
-    """The result of a record that is not taken."""
+    """Return the result for a record that is refused with `error`."""
     return AppendResult(AppendStatus.REFUSED, -1, Durability.WRITTEN, error)
 
 
 class FramePacker:
-    """Packs one frame after the other; one frame at a time."""
+    """Packs requests into frames, one frame at a time."""
 
     def __init__(self, state: LogState, options: FileLogOptions, salt: int) -> None:
-        """`salt`: the directory's, from which CRCs start; not 0."""
+        """Create a packer. `salt`: the start value of the CRCs in this directory; not 0."""
         self._state = state
         self._salt = salt
         self._delivery_bytes_max = options.delivery_bytes_max
@@ -158,7 +158,7 @@ class FramePacker:
         return Mark(frame.end, parts, records, len(frame.applies), frame.sync, noted)
 
     def back_to(self, mark: Mark) -> None:
-        """Remove what was packed since `mark` and give its offsets back."""
+        """Remove the records packed since `mark` and release their offsets."""
         frame, touched = self.frame, []
         del self._parts[mark.parts :], frame.applies[mark.applies :]
         for column in frame.columns:
@@ -183,7 +183,7 @@ class FramePacker:
             and not record.flags >> 8 and not record.system and len(record.key) <= KEY_BYTES_MAX
             and 0 <= record.born_ms < _I64 and 0 <= record.due_ms < _I64
         ):  # fmt: skip
-            return None  # as nearly all are
+            return None  # nearly all records are
         if topic is None:
             return UnknownTopicError(f"topic {record.topic} does not exist")
         if not 0 <= record.queue_id < len(topic.queues):
@@ -208,8 +208,10 @@ class FramePacker:
         return self._moved_bytes_max if is_internal(topic) else self._delivery_bytes_max
 
     def add_records(self, records: Sequence[NewRecord], once: bool) -> Results:
-        """Pack them; one result each, as they will be once the frame is written. `once`: as they say who they
-        are, none is stored that was before."""
+        """Pack records; return their results, which count when the frame is written.
+
+        With `once`, a record whose identity was stored before is not stored again.
+        """
         return self.add_lists((records,), once)[0]
 
     # Longer than sixty lines because it is the hot loop: every call out of it costs 5 % of the write path.
@@ -279,29 +281,29 @@ class FramePacker:
         return answers
 
     def _answered_before(self, identity: str, topic: TopicState, results: Results) -> bool:
-        """Whether it is answered by what it says it is: it was stored before, or cannot be known."""
+        """Add a result if the identity was stored before or is refused; return whether a result was added."""
         try:
             first = self._state.sends.first(identity, topic.incarnation, self.frame.sends_ms)
         except DdmqError as error:
             results.append(refused(refusal_in(topic.info.name, error)))
             return True
         if first is not None:
-            found = AppendResult(AppendStatus.STORED, first.offset, topic.durability, None, first)
-            results.append(found)
+            result = AppendResult(AppendStatus.STORED, first.offset, topic.durability, None, first)
+            results.append(result)
         return first is not None
 
     def _explain(self, record: NewRecord, error: Exception) -> DdmqError:
-        found = self.refusal(record)
-        return CallerError(f"the record cannot be stored: {error}") if found is None else found
+        refusal = self.refusal(record)
+        return CallerError(f"the record cannot be stored: {error}") if refusal is None else refusal
 
     def _tag(self, tags: bytes) -> int:
-        found = tag_hash(tags)
+        value = tag_hash(tags)
         if len(self._tags) < TAGS_REMEMBERED_MAX:
-            self._tags[tags] = found
-        return found
+            self._tags[tags] = value
+        return value
 
     def add_internal(self, kind: RecordKind, apply: Callable[[], None], **fields: Any) -> None:
-        """Pack a record that is no message. `apply` runs once it is durable."""
+        """Pack a record that is not a message. `apply` runs when it is durable."""
         frame = self.frame
         data = pack_record(kind, frame.end, frame.stored_ms, **fields, salt=self._salt)
         self._parts.append(data)
@@ -310,7 +312,7 @@ class FramePacker:
         frame.applies.append(apply)
 
     def finish(self) -> PackedFrame:
-        """The whole frame, ready to write."""
+        """Add the header and return the frame, ready to write."""
         frame = self.frame
         frame.count = len(frame.columns[0]) + len(frame.applies)
         self._parts[0] = pack_frame(

@@ -1,8 +1,8 @@
-"""Consume-queue entries on their way from memory to their files.
+"""Consume-queue entries that wait in memory to be written to their files.
 
-Entries of what readers may see wait in memory, per queue, and go to the files in bulk, off the hub: past
+Entries of visible records wait in memory, per queue, and go to the files in bulk, off the hub: past
 `tail_bytes_max`, or `tail_ms` after the first. While another process reads the files (`at_once`), they go
-at every commit. Rule: entries leave memory only when they are in the file.
+there at every commit. Rule: entries leave memory only when they are in the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Write = tuple[LogQueue, int, bytes]  # queue, offset of the first entry, entries
 
 
 class Tails:
-    """The entries of all queues that are not in files yet. Belongs to the hub."""
+    """The entries of all queues that are in no file yet. Belongs to the hub."""
 
     def __init__(self, files: QueueFiles, options: FileLogOptions) -> None:
         self._files = files
@@ -37,20 +37,20 @@ class Tails:
         self.bytes = 0
 
     def grown(self, queue: LogQueue, size: int) -> None:
-        """A queue's tail has grown by `size` bytes."""
-        if not queue.gone:  # by the same commit; then `forget` has counted them already
+        """Count `size` bytes that were added to a queue's tail."""
+        if not queue.gone:  # deleted by the same commit: `forget` has counted the bytes
             self._waiting[queue.ref] = queue
         self.bytes += size
 
     def left(self, queues: Iterable[LogQueue]) -> None:
-        """What recovery has not written waits as well."""
+        """Add the entries that recovery could not write."""
         for queue in queues:
             if queue.tail:
                 self.grown(queue, len(queue.tail))
         self.committed()
 
     def committed(self) -> None:
-        """All tails of one commit have grown."""
+        """Write the entries, or schedule writing, after all tails of one commit have grown."""
         if self.at_once and not self._busy:
             self._finish(self._write(self.take()))
         elif self.bytes >= self._bytes_max and not self._busy:
@@ -67,7 +67,7 @@ class Tails:
             self._ticking = False
 
     def flush(self) -> None:
-        """Write what waits now, in a native thread."""
+        """Write the waiting entries in a native thread."""
         if not self._busy and not self._closed:
             self._busy = True
             off_hub(self._write, self._written, self.take())
@@ -77,37 +77,37 @@ class Tails:
         return [(queue, queue.flushed, bytes(queue.tail)) for queue in self._waiting.values()]
 
     def put(self, write: Write) -> None:
-        """Entries to their file; nothing stays of a queue that is gone. Blocking. Raises OSError."""
+        """Write entries to their file, unless the queue is deleted meanwhile. Blocking. Raises OSError."""
         queue, offset, entries = write
         self._files.write(queue.ref, offset, entries)
-        if queue.gone:  # meanwhile: its files were removed before there was this one
+        if queue.gone:  # deleted meanwhile, before this write created the file again
             self._files.drop(queue.ref)
 
     def _write(self, writes: list[Write]) -> list[Write]:
-        """Blocking; gives back what is in the files now."""
-        done: list[Write] = []
+        """Perform writes until one fails; return those that succeeded. Blocking."""
+        written: list[Write] = []
         try:
             for write in writes:
                 self.put(write)
-                done.append(write)
+                written.append(write)
         except OSError as error:
             if not self._failing:
                 log.error("consume-queue entries cannot be written, they stay in memory: %s", error)
             self._failing = True
-            return done
+            return written
         if self._failing:
             log.warning("consume-queue entries are written again")
         self._failing = False
-        return done
+        return written
 
-    def _written(self, done: Any, _: Exception | None) -> None:
+    def _written(self, written: Any, _: Exception | None) -> None:
         self._busy = False
         if self._closed:
             return
-        self._finish(done or [])
+        self._finish(written or [])
 
-    def _finish(self, done: list[Write]) -> None:
-        for queue, _, data in done:
+    def _finish(self, written: list[Write]) -> None:
+        for queue, _, data in written:
             if self._waiting.get(queue.ref) is not queue:
                 continue
             del queue.tail[: len(data)]
@@ -117,13 +117,13 @@ class Tails:
                 self._waiting.pop(queue.ref, None)
 
     def forget(self, queue: LogQueue) -> None:
-        """Its topic is gone."""
+        """Forget the entries of a queue whose topic was deleted."""
         queue.gone = True
         self._waiting.pop(queue.ref, None)
         self.bytes -= len(queue.tail)
 
     def close(self) -> None:
-        """Write what waits, at once and on this thread."""
+        """Write the waiting entries now, on this thread."""
         self._closed = True
         self._timer.stop()
         if not self._busy:

@@ -1,12 +1,12 @@
-"""The log's writer on the hub: gathers requests while a frame is being written, packs the next, answers.
+"""The log's writer on the hub: it gathers requests while a frame is written, packs the next one, and answers.
 
 Rules:
-* One frame is with the thread at a time; what arrives meanwhile shares the next one and its sync.
-* A frame's records are seen by readers, and its other records applied, when it is durable (with nothing
-  but records of "written" topics: when it is written), before anybody is answered.
-* When a write or sync fails, nothing is believed: the log refuses, and what is not proven durable is
-  written once more, to a new segment. Only when that is durable the frame counts and the log goes on;
-  a failed sync is never repeated. Refused by the disk before anything was written (no space): taken back.
+* The thread has one frame at a time; the requests that arrive meanwhile share the next frame and its sync.
+* Readers see a frame's records, and its other records are applied, when it is durable, before any caller is
+  answered. A frame with only records of "written" topics counts when it is written.
+* After a failed write or sync the log refuses requests and writes everything that is not proven durable once
+  more, to a new segment. Only when that is durable does the frame count and the log resume. A failed sync is
+  never repeated. If the disk refuses before anything was written (no space), the frame is taken back.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from ddmq_common.metrics.registry import Registry
 
 log = logging.getLogger(__name__)
 NEVER = float("inf")
-ENOUGH_BYTES = 128 << 10  # waiting: a frame of it begins at once, more would not make it cheaper
-ROUNDS_MAX = 4  # of polling, on a loop that is never idle
+ENOUGH_BYTES = 128 << 10  # with so many bytes waiting a frame begins at once: more would not make it cheaper
+ROUNDS_MAX = 4  # rounds of polling on a loop that is never idle
 Later = Callable[..., object]  # runs a callback with its arguments from the hub
 
 
@@ -144,8 +144,11 @@ class RescueJob(Job):
 
 
 class Writer:
-    """See the module's text. For each frame that counts, `published` runs before the answers to its
-    callers, and before the next frame is packed; `answered` runs after both."""
+    """The writer of one log; see the module's text.
+
+    For each frame that counts, `published` runs before the next frame is packed and before its callers are
+    answered; `answered` runs after both.
+    """
 
     def __init__(
         self,
@@ -161,7 +164,7 @@ class Writer:
         self.state = state
         self.durable = self.written = position  # log positions
         self.refusal: DdmqError | None = None
-        self.stuck: DdmqError | None = None  # why the log could not grow the last time; it is still tried
+        self.stuck: DdmqError | None = None  # why the log could not grow the last time; it is retried
         self._options = options
         self._clock = clock
         self.store_clock = StoreClock(clock, state.last_ms)
@@ -188,12 +191,12 @@ class Writer:
         self._sync_us = metrics.histogram(catalogue.LOG_SYNC)
         self._sizes = metrics.histogram(catalogue.LOG_COMMIT_RECORDS)
         self._bytes = metrics.histogram(catalogue.LOG_COMMIT_BYTES)
-        self.deadline = NEVER  # the earliest of what waits; may be too early
+        self.deadline = NEVER  # a time at or before the earliest deadline
 
     # --- taking requests
 
     def submit(self, request: Request) -> None:
-        """Take it, or refuse it later, from the hub."""
+        """Queue a request, or refuse it later from the hub."""
         error = self._why_not(request)
         if error is not None:
             self._loop.run_callback(request.refuse, error)
@@ -223,16 +226,16 @@ class Writer:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits and nothing is being written."""
+        """Whether no request waits and nothing is being written."""
         return self._job is None and not self._pending
 
     def when_at_rest(self, callback: Callable[[], None]) -> None:
-        """Run it once, between two frames, when everything written is durable and applied."""
+        """Run `callback` once, between two frames, when everything written is durable and applied."""
         self._at_rest.append(callback)
         self._schedule()
 
     def _schedule(self) -> None:
-        """Begin a job soon, unless one is under way: its end begins the next."""
+        """Begin a job soon, unless one is under way, whose completion begins the next."""
         if self._job is not None or self._closed:
             return
         if self._pending_bytes < ENOUGH_BYTES:
@@ -241,13 +244,13 @@ class Writer:
             self._gathering.stop()
             self._loop.run_callback(self._turn)
 
-    # --- one turn after the other
+    # --- starting frames
 
     def _turn(self) -> None:
         self._settle(*self._start_next())
 
     def _start_next(self) -> tuple[list[Request], list[Request]]:
-        """Hand the next job over; gives requests to answer: late ones, and finished without a write."""
+        """Hand the next job over; return the late requests, and those that are done without a write."""
         if self._job is not None or self._closed or self.refusal is not None:
             return [], []
         if (self._at_rest or (self._sync_wanted and not self._pending)) and self.written > self.durable:
@@ -276,15 +279,15 @@ class Writer:
         self._job = job
         self._committer.hand_over(job)
 
-    def _settle(self, late: list[Request], done: list[Request]) -> None:
+    def _settle(self, late: list[Request], answered: list[Request]) -> None:
         self._late[0].value += len(late)
         for request in late:
             self.guarded(request.refuse, TryLaterError(LATE), AppendStatus.NOT_STORED)
-        for request in done:
+        for request in answered:
             self.guarded(request.stored)
 
     def guarded(self, call: Callable[..., None], *args: object) -> None:
-        """A caller's callback that raises is its own problem; it is printed, and the others go on."""
+        """Run a caller's callback and print what it raises, so that the other callers are still answered."""
         try:
             call(*args)
         except Exception as error:
@@ -318,7 +321,7 @@ class Writer:
             self._fail(error, frame)
 
     def _complete(self, frame: PackedFrame) -> None:
-        """It counts: show it, start the next one, answer."""
+        """Make a frame that counts visible, start the next one, and answer the callers."""
         self._commits.value += 1
         if self.stuck is not None:
             self._grew(None)
@@ -327,7 +330,7 @@ class Writer:
         self._bytes.observe(frame.end - frame.position)
         self._adopt_segment(frame)
         self.written = frame.end
-        if frame.touched:  # store times are promised for messages; only they hold the clock up
+        if frame.touched:  # only messages have store times that may not go back
             self.state.last_ms = frame.stored_ms
             self.store_clock.stored()
         for queue, _ in frame.touched:
@@ -341,13 +344,13 @@ class Writer:
         elif not self._sync_timer.active:
             self._sync_timer.once(self._options.written_sync_ms / 1000, self._want_sync)
         self.guarded(self._published, frame)
-        late, done = self._start_next() if self._pending_bytes >= ENOUGH_BYTES else ([], [])
+        late, answered = self._start_next() if self._pending_bytes >= ENOUGH_BYTES else ([], [])
         for request in frame.requests:
             try:
                 request.stored()
             except Exception as error:
                 self._handle_error(request.stored, type(error), error, error.__traceback__)
-        self._settle(late, done)
+        self._settle(late, answered)
         self.guarded(self._answered, frame)
         if self._pending or self._at_rest or self._sync_wanted:
             self._schedule()
@@ -356,7 +359,7 @@ class Writer:
         segment = self._committer.place.segment
         if segment is not self._segments.last:
             self._segments.add(segment)
-            self.durable = frame.position  # the segment before was synced when it was left
+            self.durable = frame.position  # the previous segment was synced before the new one began
         segment.end = frame.end
         segment.last_ms = max(segment.last_ms, frame.stored_ms)
 
@@ -379,10 +382,10 @@ class Writer:
             log.error("%s; it is tried again every %d ms", text, self._options.recover_retry_ms)
         self.stuck = refusal
         self._retry_timer.once(self._options.recover_retry_ms / 1000, self._grow)
-        late, done = self._start_next()
+        late, answered = self._start_next()
         for request in frame.requests:
             self.guarded(request.refuse, refusal)
-        self._settle(late, done)
+        self._settle(late, answered)
 
     def _grow(self) -> None:
         if self.stuck is not None and self._job is None and not self._closed:
@@ -398,7 +401,7 @@ class Writer:
     # --- after a failed write or sync
 
     def _fail(self, error: Exception, frame: PackedFrame | None) -> None:
-        if self.refusal is not None:  # given up meanwhile
+        if self.refusal is not None:  # `give_up` was called meanwhile
             self._refuse_all(frame)
             return
         self.refusal = RefusedUntilRecoveredError(
@@ -406,19 +409,19 @@ class Writer:
         )
         log.error("%s", self.refusal)
         self._rescue = RescueJob(self.durable, frame)
-        if not self._rest_timer.active:  # else soon: each leaves a segment and its descriptor
+        if not self._rest_timer.active:  # else soon: each rescue leaves a segment and its descriptor
             self._hand_over(self._rescue)
 
     def _rescue_done(self, job: RescueJob) -> None:
         self._rescues[job.error is None].value += 1
-        if self._rescue is None:  # given up meanwhile
+        if self._rescue is None:  # `give_up` was called meanwhile
             return
         if job.error is not None:
             log.error("the log stays refused: a new segment could not be written: %s", job.error)
             self._refuse_all(job.frame)
             self._retry_timer.once(self._options.recover_retry_ms / 1000, self._rescue_again)
             return
-        log.warning("the log goes on in a new segment from position %d", job.durable)
+        log.warning("the log continues in a new segment from position %d", job.durable)
         self._rescue = self.refusal = None
         self._rest_timer.once(self._options.recover_retry_ms / 1000, self._rescue_again)
         self._segments.add(job.segment)
@@ -434,7 +437,7 @@ class Writer:
             self._hand_over(self._rescue)
 
     def give_up(self, error: DdmqError) -> None:
-        """Write nothing any more; whatever waits or comes is refused with this."""
+        """Stop writing: refuse all waiting and later requests with `error`."""
         self.refusal = error
         rescue, self._rescue = self._rescue, None
         self._refuse_all(None if rescue is None else rescue.frame)
@@ -449,14 +452,14 @@ class Writer:
     # --- deadlines and the end
 
     def sweep(self, now: float) -> None:
-        """Answer what is past its deadline (monotonic seconds)."""
+        """Answer the requests past their deadline (monotonic seconds)."""
         if now < self.deadline:
             return
         late = [request for request in self._pending if request.deadline <= now]
-        flying = self._flying()
-        unknown = [request for request in flying if request.deadline <= now]
-        waiting = [*self._pending, *flying]
-        self.deadline = min((one.deadline for one in waiting if one.deadline > now), default=NEVER)
+        in_flight = self._flying()
+        unknown = [request for request in in_flight if request.deadline <= now]
+        waiting = [*self._pending, *in_flight]
+        self.deadline = min((other.deadline for other in waiting if other.deadline > now), default=NEVER)
         self._settle(late, [])
         self._late[1].value += len(unknown)
         for request in unknown:
@@ -467,9 +470,9 @@ class Writer:
         return [] if frame is None else frame.requests
 
     def close(self, timeout_s: float) -> bool:
-        """Stop the thread after what it is doing; what nobody was told about fails.
+        """Stop the thread after its current job, and fail the requests that are not answered.
 
-        False when the thread hangs in it: what it writes may yet come to the disk.
+        Returns False if the thread hangs in the job: its write may still reach the disk.
         """
         if self._closed:
             return True
@@ -477,30 +480,30 @@ class Writer:
         self._gathering.close()
         for timer in (self._sync_timer, self._retry_timer, self._rest_timer):
             timer.stop()
-        flying, job, ended = self._flying(), None, True
+        in_flight, job, stopped = self._flying(), None, True
         try:
             job = self._committer.stop(timeout_s)
         except TimeoutError:
-            ended = False
+            stopped = False
         if isinstance(job, CommitJob) and job.error is None:
             self._sync_us.observe(job.took_us)
             self._complete(job.frame)
-        for request in flying:
+        for request in in_flight:
             self.guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
         pending, self._pending = list(self._pending), deque()
         for request in pending:
             self.guarded(request.refuse, DrainingError("the log was closed before this was stored"))
-        return ended
+        return stopped
 
 
 # --- requests into frames
 
 
 class Filled(NamedTuple):
-    """The requests that were taken from the queue for one frame."""
+    """The requests that were removed from the queue for one frame."""
 
-    late: list[Request]  # past their deadline; not answered yet
-    bytes: int  # of all of them
+    late: list[Request]  # past their deadline, not answered yet
+    bytes: int  # the size of all removed requests
 
 
 def fill_frame(
@@ -508,8 +511,8 @@ def fill_frame(
 ) -> Filled:
     """Pack waiting requests into the next frame, in their order, until `bytes_max` is passed.
 
-    A request that cannot be packed, whatever it raises, is rejected alone: the frame is as if it had never
-    come. `now`: monotonic seconds.
+    A request that cannot be packed, whatever it raises, is refused alone and leaves no trace in the frame.
+    `now`: monotonic seconds.
     """
     late: list[Request] = []
     plain: list[AppendRequest] = []
@@ -536,7 +539,7 @@ def _pack_plain(packer: FramePacker, requests: list[AppendRequest], later: Later
     mark = packer.mark()
     try:
         results = packer.add_lists([request.records for request in requests])
-    except Exception:  # one of them; which one shows when each goes by itself
+    except Exception:  # caused by one request: packing each alone shows which one
         packer.back_to(mark)
         for request in requests:
             _pack_one(packer, request, later)

@@ -1,11 +1,10 @@
-"""The index of one log: lookups by key and id over all segments; write, seal, rebuild, drop.
+"""The index of one log: lookups by key and id over all segments; writing, sealing, rebuilding and dropping.
 
-Nothing is kept open between lookups and no list of files is held, so segments may be sealed, rebuilt or
-deleted by another thread at any time; one that goes away during a lookup is passed over.
-Rules: results are candidates, to be compared with the record itself; they come strictly newest first.
-Threads: `add_many`, `flush`, `roll` and the start of a lookup belong to the hub; `recover`, `write_blocks`,
-`sync`, taking results, steps, `drop` and `close` block and belong into a native thread, one of them per
-segment at a time.
+No file and no list of files stays open between lookups, so another thread may seal, rebuild or delete a
+segment at any time; a lookup skips a segment that disappears. Rules: results are candidates, to be compared
+with the record itself; they come strictly newest first. Threads: `add_many`, `flush`, `roll` and the start of
+a lookup belong to the hub. `recover`, `write_blocks`, `sync`, reading results, steps, `drop` and `close`
+block and belong in a native thread, one of them per segment at a time.
 """
 
 from __future__ import annotations
@@ -31,29 +30,29 @@ from backend.file_log.storage import File, Storage
 from ddmq_common.errors import DamagedError, newer_format
 
 Span = tuple[int, int]
-"""A segment, or a part of the log: `[start, end)` in log positions."""
+"""A range `[start, end)` of log positions, such as a segment."""
 
 DAMAGE_REMEMBERED_MAX = 1_024
 
 
 def refuse_newer_index(storage: Storage, folder: str) -> None:
-    """Raises NewerFormatError when a file of the index was written by a newer release. Blocking."""
+    """Raise NewerFormatError if a newer release wrote a file of the index. Blocking."""
     for name in storage.list(folder):
-        known = parse(name)
-        if known is not None:
+        parsed = parse(name)
+        if parsed is not None:
             with closing(storage.open(f"{folder}/{name}")) as file:
                 try:
                     data = file.pread(HEADER_BYTES, 0)
                 except OSError:
-                    continue  # it is made anew
+                    continue  # it will be rebuilt
             for header in (entries, sorted_table):
-                version = entries.version_of(data, known[0], header.MAGIC)
+                version = entries.version_of(data, parsed[0], header.MAGIC)
                 if version is not None and version > header.VERSION:
                     raise newer_format(f"the index file {folder}/{name}", version, header.VERSION)
 
 
 class LogIndex:
-    """One index folder, opened for writing. `on_damage` hears of each damaged piece once, in any thread."""
+    """One index folder, opened for writing. `on_damage` is called once for each damage, in any thread."""
 
     def __init__(self, storage: Storage, folder: str, on_damage: OnDamage) -> None:
         self._storage = storage
@@ -79,10 +78,11 @@ class LogIndex:
     # --- start
 
     def recover(self, spans: Sequence[Span]) -> list[Span]:
-        """Bring the folder in line with the log's segments (ascending, the last is live); gaps to fill.
+        """Bring the folder up to date with the log's segments and return the gaps to fill.
 
-        Files of other segments and unfinished files are removed. A gap in the live segment is filled with
-        `add_many`, one elsewhere with `repair_steps` of its whole segment (those starts are in `damaged`).
+        `spans` ascend, the last one is live. Files of other segments and unfinished files are removed. A gap
+        in the live segment is filled by `add_many`, a gap elsewhere by `repair_steps` of its segment, whose
+        start is then in `damaged`.
         """
         if not spans:
             raise ValueError("a log has at least one segment")
@@ -101,8 +101,8 @@ class LogIndex:
 
     def _remove_strangers(self, starts: set[int]) -> None:
         for name in self._storage.list(self._folder):
-            known = parse(name)
-            if name.endswith(UNFINISHED) or (known is not None and known[0] not in starts):
+            parsed = parse(name)
+            if name.endswith(UNFINISHED) or (parsed is not None and parsed[0] not in starts):
                 self._storage.remove(f"{self._folder}/{name}")
 
     def _gaps_of_full(self, span: Span) -> list[Span]:
@@ -132,19 +132,19 @@ class LogIndex:
     # --- lookups
 
     def find_key(self, topic: str, key: bytes, count_max: int) -> Iterator[int]:
-        """Candidate log positions, newest first. Call it on the hub, take from it in a native thread."""
+        """Find candidate log positions, newest first. Call it on the hub, iterate in a native thread."""
         if not key:
-            raise ValueError("an empty key is no key")
+            raise ValueError("the key is empty")
         return islice(self._newest(KEY_COLUMN, key_hash(topic, key), self.writer.unsaved()), count_max)
 
     def find_id(self, message_id: bytes, count_max: int) -> Iterator[int]:
-        """The same by 16-byte message id."""
+        """Find candidates like `find_key`, by a 16-byte message id."""
         return islice(self._newest(ID_COLUMN, id_hash(message_id), self.writer.unsaved()), count_max)
 
     def _newest(self, which: int, wanted: int, unsaved: Sequence[tuple[int, bytes]]) -> Iterator[int]:
         below = 1 << 64
         for position in self._candidates(which, wanted, unsaved):
-            if position < below:  # a block written meanwhile, or read twice after damage, shows up again
+            if position < below:  # a block written meanwhile, or read twice after damage, repeats positions
                 below = position
                 yield position
 
@@ -189,13 +189,16 @@ class LogIndex:
     # --- segments that no longer grow
 
     def unsealed(self) -> list[int]:
-        """Starts of segments that are not live and have no sorted table, ascending. Blocking."""
+        """Return the starts of the full segments without a sorted table, ascending. Blocking."""
         names = set(self._storage.list(self._folder))
         live = self.writer.segment_start
         return [start for start in segments(names) if start != live and sorted_name(start) not in names]
 
     def seal_steps(self, span: Span) -> Iterator[None]:
-        """Steps that make the sorted table. Raises DamagedError: rebuild it (the start is in `damaged`)."""
+        """Create the sorted table in steps.
+
+        On DamagedError the segment, now in `damaged`, must be rebuilt.
+        """
         self._refuse_live(span[0])
         self.writer.write_blocks()
         try:
@@ -205,9 +208,9 @@ class LogIndex:
             raise
 
     def repair_steps(self, span: Span, rows: Callable[[], Iterable[IndexRow]]) -> Iterator[None]:
-        """Steps that make the table anew and, where the entries are not sound or whole, those too.
+        """Rebuild the table in steps, and the entries too if they are damaged or incomplete.
 
-        `rows()` gives all records of the segment in log order; it is asked only if needed.
+        `rows()` returns all records of the segment in log order; it is called only if needed.
         """
         start = span[0]
         self._refuse_live(start)
@@ -220,9 +223,9 @@ class LogIndex:
         self._seen = {damage for damage in self._seen if damage.segment_start != start}
 
     def drop(self, segment_start: int) -> None:
-        """Remove a segment's files; harmless when there are none. Blocking."""
+        """Remove the files of a segment, if it has any. Blocking."""
         self._refuse_live(segment_start)
-        self.writer.write_blocks()  # else its last blocks would bring the file back
+        self.writer.write_blocks()  # else its last blocks would create the file again
         for name in (sorted_name(segment_start), entries_name(segment_start)):
             self._storage.remove(f"{self._folder}/{name}")
         self.damaged.discard(segment_start)
@@ -234,11 +237,11 @@ class LogIndex:
             )
 
     def close(self) -> None:
-        """Write what waits and close."""
+        """Write the waiting blocks and close."""
         self.writer.close()
 
 
 def sound_table(file: File, segment_start: int) -> IndexTable | None:
-    """The table's header when it is sound and the file is as long as it says."""
+    """Return the header of a sorted table if it is valid and the file has the stated length, else None."""
     header = sorted_table.unpack_header(file.salvage(sorted_table.HEADER_BYTES, 0), segment_start)
     return header if header is not None and file.size() == header.size else None

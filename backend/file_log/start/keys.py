@@ -1,4 +1,4 @@
-"""Idempotency keys as the log is opened: what its records say, and what their files hold of those before."""
+"""Restores idempotency keys while the log is opened, from their files and from the records of the log."""
 
 from __future__ import annotations
 
@@ -17,60 +17,69 @@ log = logging.getLogger(__name__)
 Items = Callable[[int, int], Iterator[Frame | Record | Bad]]
 
 
-def apply_identity(record: Record, known: KnownSends) -> None:
-    """A stored message may say who it is. Raises DamagedError."""
+def apply_identity(record: Record, sends: KnownSends) -> None:
+    """Restore the identity of a stored message, if it has one. Raises DamagedError."""
     if len(record.meta) == RECORD_BYTES + record.topic_bytes + record.key_bytes:
         return
     identity = record.system.get(IDENTITY)
     if identity is None:
         return
-    place = record.message_id, record.offset, record.queue_id, record.incarnation, record.stored_ms
+    location = record.message_id, record.offset, record.queue_id, record.incarnation, record.stored_ms
     try:
-        known.restore(identity, *place)
+        sends.restore(identity, *location)
     except ValueError as error:
         raise DamagedError(f"identity {identity[:100]!r} of a send: {error}") from error
 
 
-def forget_before(known: KnownSends, items: Iterator[Frame | Record | Bad]) -> None:
-    """What was stored before the first frame of `items` is lost, also who had stored it."""
-    known.forgotten_ms = next((one.stored_ms for one in items if isinstance(one, Frame)), known.forgotten_ms)
+def forget_before(sends: KnownSends, items: Iterator[Frame | Record | Bad]) -> None:
+    """Record that identities from before the first frame of `items` are lost."""
+    sends.forgotten_ms = next(
+        (frame.stored_ms for frame in items if isinstance(frame, Frame)), sends.forgotten_ms
+    )
 
 
 def load_keys(
-    known: KnownSends,
+    sends: KnownSends,
     files: SendFiles,
     slices: Sequence[SliceRow],
     now_ms: int,
-    found: Found,
+    on_damage: Found,
     segments: SegmentSet,
     items: Items,
     end: int,
 ) -> None:
-    """Those of records below the log position `end`: as their files hold them, and what is missing there from
-    the log. `now_ms`: the newest store time."""
-    if files.load(known, slices, now_ms - known.ahead_ms, found):
+    """Load the keys of records below the log position `end`, from their files and, if missing there, from the
+    log.
+
+    `now_ms`: the newest store time.
+    """
+    if files.load(sends, slices, now_ms - sends.ahead_ms, on_damage):
         return
     added = 0
-    for item in items(_window_start(segments, items, end, now_ms - known.window_ms), end):
-        if isinstance(item, Record) and _is_missing(item, known):  # one after the other: there may be many
-            apply_identity(item, known)
+    for item in items(_window_start(segments, items, end, now_ms - sends.window_ms), end):
+        if isinstance(item, Record) and _is_missing(item, sends):  # one at a time: there may be many
+            apply_identity(item, sends)
             added += 1
-    log.warning("%d idempotency keys of the last %d ms that their files lack were found in the log; others"
-                " are lost: what is sent with them is stored again", added, known.window_ms)  # fmt: skip
+    log.warning("restored %d idempotency keys of the last %d ms, which their files lack, from the log; others"
+                " are lost: repeated sends with them are stored again", added, sends.window_ms)  # fmt: skip
 
 
 def _window_start(segments: SegmentSet, items: Items, end: int, since_ms: int) -> int:
-    """The log position of the last segment below `end` that begins with a frame from before `since_ms`, else
-    of the first one."""
+    """Return the start of the last segment below `end` whose first frame is older than `since_ms`.
+
+    Returns the start of the first segment if there is no such segment.
+    """
     for segment in reversed(segments.segments):
         within = items(segment.start, min(segment.end, end)) if segment.start < end else ()
-        first = next((one.stored_ms for one in within if isinstance(one, Frame)), since_ms)
+        first = next((frame.stored_ms for frame in within if isinstance(frame, Frame)), since_ms)
         if first < since_ms:
             return segment.start
     return segments.starts[0] if segments.segments else end
 
 
-def _is_missing(record: Record, known: KnownSends) -> bool:
-    """A key that is not known; later ones of the same key go before it."""
+def _is_missing(record: Record, sends: KnownSends) -> bool:
+    """Return whether a record has a key that is not restored yet; a later send with the key counts
+    instead.
+    """
     identity = record.system.get(IDENTITY, "") if record.kind == RecordKind.MESSAGE else ""
-    return is_key(identity) and not known.has_key(identity, record.stored_ms)
+    return is_key(identity) and not sends.has_key(identity, record.stored_ms)

@@ -1,11 +1,11 @@
-"""Opening the log: what counts, what is damaged, what is cut; and the views brought up to it.
+"""Recovery: decides what counts when a log is opened, truncates the partial tail, and updates the views.
 
-Order: the format, the newest sound checkpoint; from its position on the log is walked twice, first for the
-highest proven durable position and the first frame above it that is not whole (everything from there is the
-torn tail, cut and synced before anything else), then to apply what stands before. What a newer release wrote
-is refused before anything is changed. Entries of consume queues below the checkpoint are taken as they are,
-unless files are missing: then they are added from the log. Everything here blocks and runs before the log
-answers anybody.
+Order: the format; the newest valid checkpoint; then two passes over the log from the checkpoint's position.
+The first pass finds the highest proven durable position and the first incomplete frame above it. From there
+on the log is the partial tail, which is truncated and synced before anything else. The second pass applies
+the records before it. Data of a newer release is refused before anything is changed. Consume-queue entries
+below the checkpoint are used unchanged, unless files are missing; then entries are added from the log.
+Everything here blocks and runs before the log answers any call.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from ddmq_common.errors import DamagedError
 from ddmq_common.names import QUEUES_DEFAULT, is_dead_letters
 
 log = logging.getLogger(__name__)
-FLUSH_BYTES = 8 << 20  # entries in memory before they go to their files; the rest goes when the log is open
-GAPS_MAX = 1 << 20  # offsets at the end of a queue that are kept as lost because a group knows them
-ENTRY_POSITION = 8  # bytes of an entry that hold the position
+FLUSH_BYTES = 8 << 20  # entries in memory before they are written; the rest is written when the log is open
+GAPS_MAX = 1 << 20  # lost offsets at the end of a queue that stay assigned because a group has finished them
+ENTRY_POSITION = 8  # the bytes of an entry that hold the position
 
 
 class Recovered(NamedTuple):
-    """What opening found. Positions are log positions."""
+    """The outcome of opening a log. Positions are log positions."""
 
     state: LogState
     end: int  # everything below counts and is durable
@@ -65,7 +65,7 @@ class Recovered(NamedTuple):
 
 
 class Recovery:
-    """One opening of one directory."""
+    """Opens one directory once."""
 
     def __init__(
         self,
@@ -86,16 +86,16 @@ class Recovery:
         self._unflushed = 0
         self._torn = 0
         self._bad: list[Bad] = []
-        self._full = False  # the disk
-        self._headless = False  # the log's beginning was deleted, and what it said is in no checkpoint
-        self._known = 0  # incarnations up to this one were given before the checkpoint
-        self._deleted: set[int] = set()  # incarnations deleted since
-        self._fitting: set[LogQueue] = set()  # their files had no entries from behind the checkpoint
+        self._full = False  # whether the disk is full
+        self._headless = False  # the log's beginning was deleted, and no checkpoint has its state
+        self._known = 0  # incarnations up to this one existed before the checkpoint
+        self._deleted: set[int] = set()  # incarnations deleted since the checkpoint
+        self._fitting: set[LogQueue] = set()  # queues whose files end at the checkpoint
 
     def run(self) -> Recovered:
-        """All of it. Raises StorageError when the directory cannot be used."""
-        salting, format_fault = find_format(self._storage, self._directory)
-        checkpoint, faults = load_checkpoint(self._storage, self._directory)
+        """Recover the directory. Raises StorageError if it cannot be used."""
+        salting, format_defect = find_format(self._storage, self._directory)
+        checkpoint, checkpoint_errors = load_checkpoint(self._storage, self._directory)
         refuse_newer_index(self._storage, f"{self._directory}/{names.INDEX}")
         self._segments.salting = salting or UNSALTED
         self._segments.load()
@@ -107,11 +107,11 @@ class Recovery:
         self._state.sends.bounds(self._options.idempotency_window_ms, self._options.idempotency_keys_max)
         tail = Tail(self._storage, self._segments, self._damage, self._options.segment_bytes)
         end = tail.find(start, start if checkpoint is not None else 0)
-        # up to here nothing was changed: what a newer release wrote has been refused by now
+        # nothing is changed before this line: data of a newer release has been refused by now
         self._prepare_folders()
-        self._report_views(format_fault, faults)
+        self._report_views(format_defect, checkpoint_errors)
         if salting is not None:
-            if format_fault:
+            if format_defect:
                 write_format(self._storage, self._directory, salting)
         elif self._segments.empty:
             salting = self._set_salting(start)
@@ -126,8 +126,10 @@ class Recovery:
         self._known = self._state.last_incarnation
         if checkpoint is not None:
             files, now_ms = SendFiles(self._storage, self._directory), self._state.last_ms
-            found, segments = self._damage.found, self._segments
-            load_keys(self._state.sends, files, checkpoint.slices, now_ms, found, segments, self.items, start)
+            on_damage, segments = self._damage.found, self._segments
+            load_keys(
+                self._state.sends, files, checkpoint.slices, now_ms, on_damage, segments, self.items, start
+            )
         rebuilt = self._rebuild_missing(min(start, end))
         if self._headless:
             forget_before(self._state.sends, self.items(start, end))
@@ -141,13 +143,13 @@ class Recovery:
 
     def _report_headless(self, start: int) -> None:
         text = (
-            f"there is no sound checkpoint, and the log begins at {start}: settings, groups and progress from"
-            " before are lost; topics are made again with default settings for the messages that are left"
+            f"there is no valid checkpoint, and the log begins at {start}: settings, groups and progress from"
+            " before are lost; topics are created again with default settings for the remaining messages"
         )
         self._damage.found("checkpoint", start, 0, text)
 
     def _report_holes(self, start: int) -> None:
-        """Below the log position `start` nothing is walked, but whether the files are there is seen."""
+        """Report missing files below the log position `start`, where the log is not scanned."""
         for hole in self._segments.holes(start):
             self._report_bad(Bad(*hole), "this part of the log is missing")
 
@@ -165,17 +167,17 @@ class Recovery:
             ):
                 self._storage.remove(f"{self._segments.folder}/{name}")
 
-    def _report_views(self, format_fault: str, faults: list[str]) -> None:
-        if format_fault:
-            self._damage.found("format", 0, 0, format_fault)
+    def _report_views(self, format_defect: str, checkpoint_errors: list[str]) -> None:
+        if format_defect:
+            self._damage.found("format", 0, 0, format_defect)
             self._set_aside(names.FORMAT)
-        for fault in faults:
-            self._damage.found("checkpoint", len(fault), 0, fault)
-        if faults and faults[0].startswith(f"{names.CHECKPOINT}:"):
+        for error in checkpoint_errors:
+            self._damage.found("checkpoint", len(error), 0, error)
+        if checkpoint_errors and checkpoint_errors[0].startswith(f"{names.CHECKPOINT}:"):
             self._set_aside(names.CHECKPOINT)
 
     def _set_aside(self, name: str) -> None:
-        """Into the folder of what is damaged, if it is there."""
+        """Move a damaged file to `damaged/`, if it exists."""
         if name in self._storage.list(self._directory):
             self._storage.make_folder(f"{self._directory}/{names.DAMAGED}")
             self._storage.rename(f"{self._directory}/{name}", f"{self._directory}/{names.DAMAGED}/{name}")
@@ -186,7 +188,7 @@ class Recovery:
         return salting
 
     def _go_on_salted(self, end: int) -> None:
-        """The directory is of format 1, without a salt: from here on it has one, from a new segment on."""
+        """Convert a directory of format 1, which has no salt, to one with a salt from a new segment on."""
         segments = self._segments
         if end > segments.last.start:
             segments.reopen_last(end, 0)
@@ -194,7 +196,7 @@ class Recovery:
             segments.add(salted)
         segments.last.salt = self._set_salting(segments.last.start).salt
 
-    # --- applying what counts
+    # --- applying records
 
     def _apply(self, start: int, end: int) -> None:
         for item in self.items(start, end):
@@ -204,23 +206,23 @@ class Recovery:
                 self._state.batch_id = item.batch_id + 1
                 self._state.writer_epoch = max(self._state.writer_epoch, item.writer_epoch)
             else:
-                self._report_bad(item, "no sound header")
+                self._report_bad(item, "no valid header")
 
     def _apply_letters(self, end: int) -> None:
-        """What is kept has dead letters; all else that it says may have been changed by what is gone."""
+        """Apply the dead letters of kept segments; other records there may be outdated by deleted ones."""
         message = RecordKind.MESSAGE
         for item in self.items(self._segments.starts[0], end):
             if isinstance(item, Record) and item.kind == message and is_dead_letters(item.topic):
                 self._apply_message(item)
 
     def items(self, start: int, end: int) -> Iterator[Frame | Record | Bad]:
-        """What the log holds in `[start, end)`, over all segments; Bad where there is none."""
+        """Yield the items of the log in `[start, end)` over all segments, with Bad for missing ranges."""
         at = start
         for segment in self._segments.segments:
             low, high = max(start, segment.start), min(end, segment.end)
             if low < high:
                 if segment.start <= self._segments.first_position:
-                    at = low  # what was between kept ones was deleted
+                    at = low  # the log between kept segments was deleted
                 for first, after in segment.readable(low, high):
                     if at < first:
                         yield Bad(at, first)
@@ -271,7 +273,7 @@ class Recovery:
         apply_identity(record, self._state.sends)
 
     def _queue(self, ref: QueueRef) -> LogQueue | None:
-        """The queue; made up when the record that created it, or made it grow, must have been lost."""
+        """Return a queue; create it if the record that created it must have been lost, else return None."""
         queue = self._state.queue(ref)
         lossless = not self._bad and not self._headless
         if queue is not None or lossless or ref.incarnation in self._deleted:
@@ -280,30 +282,32 @@ class Recovery:
         if topic is not None and topic.info.incarnation == ref.incarnation:
             self._state.apply_topic(replace(topic.info, queues=ref.queue_id + 1))
         elif ref.incarnation > self._known:
-            log.error("topic %s was lost to damage; it is made again with default settings", ref.topic)
+            log.error("topic %s was lost to damage; it is created again with default settings", ref.topic)
             queues = max(QUEUES_DEFAULT, ref.queue_id + 1)
             self._state.apply_topic(TopicInfo(ref.topic, ref.incarnation, queues))
         return self._state.queue(ref)
 
     def _keep_finished(self) -> None:
-        """The record of an offset that a group finished or tried may be lost; the offset stays taken."""
+        """Keep the offsets that groups have finished or tried assigned, even if their records are lost."""
         for (group, ref), progress in self._state.progress if self._bad or self._headless else ():
             queue = self._state.queue(ref)
             if queue is not None:
                 self._raise_next(queue, progress.acks.taken_to, group)
 
     def _raise_next(self, queue: LogQueue, end: int, group: str) -> None:
-        """An acknowledgement must not outlive a message whose offset is used again, so it is not."""
+        """Raise a queue's next offset to `end`, so that no new message gets an offset that `group`
+        finished.
+        """
         if self._headless and not queue.assigned:
             queue.min = queue.flushed = queue.visible = queue.assigned = end
         missing = end - queue.assigned
         if missing <= 0:
             return
         if missing > GAPS_MAX:
-            log.error("group %s says that offset %d of %s is taken, its next is %d; that is too far to be so",
+            log.error("group %s finished offset %d of %s far beyond its next offset %d; ignoring it",
                       group, end - 1, queue.ref, queue.assigned)  # fmt: skip
             return
-        log.warning("the last %d records of %s are lost; group %s knows their offsets, they stay taken",
+        log.warning("the last %d records of %s are lost; group %s finished their offsets, they stay assigned",
                     missing, queue.ref, group)  # fmt: skip
         while queue.assigned < end:
             self._add_entry(queue, self._lost_entry(queue))
@@ -316,7 +320,9 @@ class Recovery:
             self._flush()
 
     def _lost_entry(self, queue: LogQueue) -> bytes:
-        """For an offset whose record is damaged: what the old file says, if it points into the damage."""
+        """Return the entry for an offset without a valid record: the old one if it points to damage, else a
+        gap.
+        """
         entry = self._files.read(queue.ref, queue.assigned, 1)
         if entry_is_sound(entry):
             position = int.from_bytes(entry[:ENTRY_POSITION], "little")
@@ -325,7 +331,7 @@ class Recovery:
         return GAP_ENTRY
 
     def _flush(self) -> None:
-        """Entries that find the disk full stay in memory; retention makes room once the log is open."""
+        """Write the entries in memory; they stay there if the disk is full, until retention frees space."""
         self._unflushed = 0
         for queue in self._state.queues():
             if queue.tail and not self._full:
@@ -344,7 +350,7 @@ class Recovery:
         queue.tail.clear()
 
     def _finish_queues(self) -> None:
-        """Offsets lost at the end of a queue stay taken; entries of what was cut go."""
+        """Keep lost offsets at the end of each queue assigned, and remove entries of truncated records."""
         for queue in self._state.queues():
             if self._bad:
                 self._keep_lost(queue)
@@ -362,39 +368,46 @@ class Recovery:
     # --- consume-queue files that are missing
 
     def _rebuild_missing(self, end: int) -> int:
-        """Fill files that are shorter than the checkpoint says, or gone, from the log below it."""
+        """Fill consume-queue files that are missing or too short from the log; return the number of
+        queues.
+        """
         missing: dict[QueueRef, tuple[LogQueue, int]] = {}
         for queue in self._state.queues():
-            whole, passing = self._files.fit(queue.ref, queue.min, queue.assigned)
+            complete, passing = self._files.fit(queue.ref, queue.min, queue.assigned)
             if not passing:
                 self._fitting.add(queue)
-            if not whole:
+            if not complete:
                 missing[queue.ref] = queue, queue.assigned
                 queue.flushed = queue.assigned = queue.min
         if not missing:
             return 0
         log.warning("consume queues of %d queues are added again from the log", len(missing))
-        sound = True
+        log_intact = True
         for item in self.items(self._segments.starts[0], end):
             if isinstance(item, Record) and item.kind == RecordKind.MESSAGE:
-                self._refill(missing, item, sound)
-            sound = sound and not isinstance(item, Bad)
+                self._refill(missing, item, log_intact)
+            log_intact = log_intact and not isinstance(item, Bad)
         for queue, after in missing.values():
-            self._add_gaps(queue, after, sound)
+            self._add_gaps(queue, after, log_intact)
         return len(missing)
 
-    def _refill(self, missing: dict[QueueRef, tuple[LogQueue, int]], record: Record, sound: bool) -> None:
+    def _refill(
+        self, missing: dict[QueueRef, tuple[LogQueue, int]], record: Record, log_intact: bool
+    ) -> None:
         queue, after = missing.get(QueueRef(record.topic, record.incarnation, record.queue_id), (None, 0))
         if queue is None or not queue.assigned <= record.offset < after:
             return
         if record.position < self._segments.first_of(record.topic):
-            return  # kept for dead letters alone
-        self._add_gaps(queue, record.offset, sound)
+            return  # in a segment kept for dead letters alone
+        self._add_gaps(queue, record.offset, log_intact)
         self._add_entry(queue, pack_entry(record))
 
-    def _add_gaps(self, queue: LogQueue, end: int, sound: bool) -> None:
-        """Up to an offset; `sound`: so far the log is, and what a queue lacks at first was deleted."""
-        if sound and queue.assigned == queue.min:
+    def _add_gaps(self, queue: LogQueue, end: int, log_intact: bool) -> None:
+        """Mark offsets up to `end` as missing.
+
+        With `log_intact`, those at a queue's start count as expired.
+        """
+        if log_intact and queue.assigned == queue.min:
             queue.min = queue.flushed = queue.assigned = end
         while queue.assigned < end:
             self._add_entry(queue, GAP_ENTRY)

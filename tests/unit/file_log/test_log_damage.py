@@ -106,4 +106,4 @@ def test_damage_past_the_bound_is_only_counted(
     assert len(list((rig.directory / "damaged").iterdir())) == 20
     lines = [line for line in caplog.messages if line.startswith("damaged: ")]
     assert len(lines) == 21
-    assert lines[-1] == "damaged: more than 20 pieces; from here on they are only counted"
+    assert lines[-1] == "damaged: more than 20 ranges; from here on they are only counted"

@@ -222,7 +222,9 @@ def test_a_topic_that_finds_no_room_is_named(tmp_path: Path) -> None:
     assert [send_key(rig, number).status for number in (1, 2)] == [AppendStatus.STORED] * 2
     refused = send_key(rig, 3)
     assert (refused.status, type(refused.error)) == (AppendStatus.REFUSED, BoundReachedError)
-    assert str(refused.error).startswith("topic orders: 2 of its idempotency keys are known, and 2 of all")
+    assert str(refused.error).startswith(
+        "topic orders: 2 of its idempotency keys are remembered, and 2 of all"
+    )
     identity = {IDENTITY: key_identity(b"bills", b"1", b"1")}
     assert done(rig.log.append([record(b"1", "bills", system=identity)], rig.soon))[0].error is None
     rig.close()
