@@ -132,7 +132,7 @@ class Watchers:
 
     def __init__(self, later: Later) -> None:
         self._later = later
-        self._tells: dict[Callable[[str], None], tuple[str, ...]] = {}  # with what their keys begin
+        self._notifiers: dict[Callable[[str], None], tuple[str, ...]] = {}  # with what their keys begin
 
     def watch(self, listener: Callable[[str], None], prefixes: tuple[str, ...] = ()) -> Callable[[], None]:
         """Add a listener, as Backend.watch_settings does, and return how to remove it.
@@ -140,25 +140,25 @@ class Watchers:
         One may be added twice.
         """
 
-        def tell(key: str) -> None:
-            if tell in self._tells:
+        def notify(key: str) -> None:
+            if notify in self._notifiers:
                 listener(key)
 
         def stop() -> None:
-            self._tells.pop(tell, None)
+            self._notifiers.pop(notify, None)
 
-        self._tells[tell] = prefixes
+        self._notifiers[notify] = prefixes
         return stop
 
     def changed(self, key: str) -> None:
         """Notify the listeners for `key`, through `later`."""
-        for tell, prefixes in list(self._tells.items()):
+        for notify, prefixes in list(self._notifiers.items()):
             if not prefixes or key.startswith(prefixes):
-                self._later(tell, key)
+                self._later(notify, key)
 
     def clear(self) -> None:
         """Remove all listeners."""
-        self._tells.clear()
+        self._notifiers.clear()
 
 
 log = logging.getLogger(__name__)
@@ -185,11 +185,11 @@ class StoreClock:
 
     def now_ms(self) -> int:
         """Return the store time that a message would get now."""
-        return int(self._at(self._clock.monotonic()))
+        return int(self._time_at(self._clock.monotonic()))
 
     def stamp(self, now_s: float) -> int:
         """Return the store time for the records being written; `now_s` is the monotonic time."""
-        store_ms = self._at(now_s)
+        store_ms = self._time_at(now_s)
         self._stamp = store_ms, now_s
         return int(store_ms)
 
@@ -200,10 +200,10 @@ class StoreClock:
     def told(self, clock_ms: int) -> None:
         """Advance to `clock_ms` if another process already stores messages with that time."""
         now_s = self._clock.monotonic()
-        if clock_ms > self._at(now_s):
+        if clock_ms > self._time_at(now_s):
             self._base_ms, self._base_s = float(clock_ms), now_s
 
-    def _at(self, now_s: float) -> float:
+    def _time_at(self, now_s: float) -> float:
         return max(self._clock.wall_ms(), self._base_ms + (now_s - self._base_s) * 1000)
 
     def ahead_ms(self) -> int:

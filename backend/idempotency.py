@@ -47,8 +47,8 @@ MANY = 16  # a producer with more than 1 / MANY of all sequences has many
 SLICE_KEYS = 65_536
 SLICES = 8  # per window; whole slices expire, so that a key lives for up to an eighth of the window longer
 # message id, offset, queue, incarnation, checksum of the body, when it was stored (epoch ms)
-PLACE = Struct("<16sqiIIq")
-ROW_BYTES = DIGEST_BYTES + PLACE.size + 4  # a key's digest and place, and their CRC-32C
+LOCATION = Struct("<16sqiIIq")
+ROW_BYTES = DIGEST_BYTES + LOCATION.size + 4  # a key's digest and place, and their CRC-32C
 
 Name = bytes | tuple[str, int]  # identifies a send: a key's digest, or producer and sequence
 
@@ -61,7 +61,7 @@ def _parse(text: str) -> tuple[Name, int]:
     return parse_key(text) if text[:1] == "k" else parse_sequence(text)[:2]
 
 
-def refusal_in(topic: str, error: DdmqError) -> DdmqError:
+def add_topic_name(topic: str, error: DdmqError) -> DdmqError:
     """Return the error that `first` raised, with the topic's name added if a bound was reached."""
     return BoundReachedError(f"topic {topic}: {error}") if isinstance(error, BoundReachedError) else error
 
@@ -83,13 +83,13 @@ class ProducerSequences:
     `encoded` caches the encoded form for the checkpoint until something changes.
     """
 
-    __slots__ = ("below", "encoded", "heard_ms", "places")
+    __slots__ = ("active_ms", "below", "encoded", "places")
 
     def __init__(
-        self, below: int = 0, heard_ms: int = 0, locations: Mapping[int, bytes] | None = None
+        self, below: int = 0, active_ms: int = 0, locations: Mapping[int, bytes] | None = None
     ) -> None:
         self.below = below  # lower sequences are forgotten, because the producer has their answers
-        self.heard_ms = heard_ms
+        self.active_ms = active_ms
         self.encoded: object | None = None
         self.places: dict[int, bytes] = dict(locations or {})
 
@@ -138,7 +138,7 @@ class KeySlice:
         self.last_ms = max(self.last_ms, stored_ms)
 
 
-class KnownSends:
+class StoredSends:
     """The identities of the sends that were stored lately. See the module's text.
 
     All times are in ms on the clock of this object, except those of `restore`, which are store times.
@@ -161,12 +161,12 @@ class KnownSends:
         self._counts: Counter[int] = Counter()
         self._keys = self._sequences = 0
         self._next_slice = 0
-        self._asked: tuple[str, Name, int] = ("", b"", 0)  # the latest text, parsed: `note` follows `first`
+        self._parsed: tuple[str, Name, int] = ("", b"", 0)  # the latest text, parsed: `note` follows `first`
         self._ahead: dict[Name, bytes] = {}
         # Notes that are not confirmed: name, checksum or answered_below, location, incarnation, store time.
         self.notes: list[tuple[Name, int, bytes, int, int]] = []
-        self._noted: Counter[int] = Counter()  # keys among the notes, by incarnation
-        self._noted_keys = 0  # all of these
+        self._pending_counts: Counter[int] = Counter()  # keys among the notes, by incarnation
+        self._pending_keys = 0  # all of these
 
     def bounds(self, window_ms: int, keys_max: int) -> None:
         """Set the window and the bound on keys."""
@@ -194,18 +194,18 @@ class KnownSends:
         try:
             if text[:1] == "k":
                 digest, checksum = parse_key(text)
-                self._asked = text, digest, checksum
+                self._parsed = text, digest, checksum
                 return self._first_of_key(digest, checksum, incarnation, now_ms)
             name, below, under_way_ms = parse_sequence(text)
         except ValueError as error:
             raise CallerError(f"identity {text[:100]!r} of a send: {error}") from error
-        self._asked = text, name, below
-        location = self._place_of(name)
+        self._parsed = text, name, below
+        location = self._location_of(name)
         if location is None:
             if under_way_ms is not None:
-                self._check_known(name, now_ms - under_way_ms)
+                self._check_forgotten(name, now_ms - under_way_ms)
             return None
-        message_id, offset, queue_id, stored_incarnation, _, _ = PLACE.unpack(location)
+        message_id, offset, queue_id, stored_incarnation, _, _ = LOCATION.unpack(location)
         return FirstStored(message_id, queue_id, offset, False) if stored_incarnation == incarnation else None
 
     def _first_of_key(
@@ -218,17 +218,19 @@ class KnownSends:
                 if location is not None:
                     break
         if location is not None:
-            message_id, offset, queue_id, stored_incarnation, sum_before, stored_ms = PLACE.unpack(location)
+            message_id, offset, queue_id, stored_incarnation, sum_before, stored_ms = LOCATION.unpack(
+                location
+            )
             if stored_incarnation == incarnation and stored_ms >= now_ms - self.window_ms:
                 return FirstStored(message_id, queue_id, offset, checksum != sum_before)
-        self._expire(now_ms)
+        self._expire_slices(now_ms)
         if 2 * (self._keys + len(self.notes)) >= self.keys_max:
-            self._check_room(incarnation)
+            self._check_capacity(incarnation)
         return None
 
-    def _check_room(self, incarnation: int) -> None:
-        keys = self._keys + self._noted_keys
-        own = self._counts[incarnation] + self._noted[incarnation]
+    def _check_capacity(self, incarnation: int) -> None:
+        keys = self._keys + self._pending_keys
+        own = self._counts[incarnation] + self._pending_counts[incarnation]
         free, share = max(0, self.keys_max - keys), self.keys_max // SHARE
         if (own >= free and own >= share) or keys >= self._all_max:
             raise BoundReachedError(
@@ -237,7 +239,7 @@ class KnownSends:
                 f" is remembered for {self.window_ms} ms: retry later, or have the bound raised"
             )
 
-    def _place_of(self, name: tuple[str, int]) -> bytes | None:
+    def _location_of(self, name: tuple[str, int]) -> bytes | None:
         location, (producer, sequence) = self._ahead.get(name), name
         if location is None:
             sequences = self.producers.get(producer)
@@ -250,7 +252,7 @@ class KnownSends:
                 location = sequences.places.get(sequence)
         return location
 
-    def _check_known(self, name: tuple[str, int], since_ms: int) -> None:
+    def _check_forgotten(self, name: tuple[str, int], since_ms: int) -> None:
         """Raise CallerError unless a sequence under way since `since_ms` is certainly not stored."""
         if since_ms - min(ARRIVES_MS, self.window_ms // SLICES) <= self.forgotten_ms:
             raise CallerError(
@@ -262,15 +264,15 @@ class KnownSends:
         self, text: str, message_id: bytes, offset: int, queue_id: int, incarnation: int, stored_ms: int
     ) -> None:
         """Record the location of the send `text`, for which `first` returned None; `keep` confirms it."""
-        parsed_text, name, rest = self._asked
+        parsed_text, name, rest = self._parsed
         if parsed_text != text:
             name, rest = _parse(text)
         checksum = 0
         if isinstance(name, bytes):
             checksum = rest
-            self._noted[incarnation] += 1
-            self._noted_keys += 1
-        location = PLACE.pack(message_id, offset, queue_id, incarnation, checksum, stored_ms)
+            self._pending_counts[incarnation] += 1
+            self._pending_keys += 1
+        location = LOCATION.pack(message_id, offset, queue_id, incarnation, checksum, stored_ms)
         self._ahead[name] = location
         self.notes.append((name, rest, location, incarnation, stored_ms))
 
@@ -278,8 +280,8 @@ class KnownSends:
         """Take back all notes except the first `mark`."""
         del self.notes[mark:]
         self._ahead = {note[0]: note[2] for note in self.notes}
-        self._noted = Counter([note[3] for note in self.notes if isinstance(note[0], bytes)])
-        self._noted_keys = self._noted.total()
+        self._pending_counts = Counter([note[3] for note in self.notes if isinstance(note[0], bytes)])
+        self._pending_keys = self._pending_counts.total()
 
     def keep(self) -> None:
         """Confirm all notes: their records are stored."""
@@ -302,8 +304,8 @@ class KnownSends:
                 locations[sequence] = location
         self._forget_producers(self.notes[-1][4] if self.notes else 0)
         self.notes, self._ahead = [], {}
-        self._noted.clear()
-        self._noted_keys = 0
+        self._pending_counts.clear()
+        self._pending_keys = 0
 
     def restore(
         self, text: str, message_id: bytes, offset: int, queue_id: int, incarnation: int, stored_ms: int
@@ -321,7 +323,7 @@ class KnownSends:
             or len(last.places) >= SLICE_KEYS
             or stored_ms >= last.first_ms + self.window_ms // SLICES
         ):
-            self._expire(stored_ms)
+            self._expire_slices(stored_ms)
             last = KeySlice(self._next_slice, stored_ms)
             self._next_slice += 1
             self.slices.append(last)
@@ -331,11 +333,11 @@ class KnownSends:
         self._counts[incarnation] += 1
         self._keys += 1
         if self._keys > self._all_max:  # commits do not check the bound
-            self._expire(stored_ms)
+            self._expire_slices(stored_ms)
             while self._keys > self._all_max and len(self.slices) > 1:
                 self.forgotten += self._forget_slice()
 
-    def _expire(self, now_ms: int) -> None:
+    def _expire_slices(self, now_ms: int) -> None:
         """Forget the slices whose keys are all older than the window."""
         while self.slices and self.slices[0].last_ms < now_ms - self.window_ms:
             self._forget_slice()
@@ -357,8 +359,8 @@ class KnownSends:
         else:
             self.producers.move_to_end(producer)
         sequences.encoded = None
-        if stored_ms > sequences.heard_ms:
-            sequences.heard_ms = stored_ms
+        if stored_ms > sequences.active_ms:
+            sequences.active_ms = stored_ms
         if below > sequences.below:
             self._sequences -= sequences.raise_below(below)
         if sequence >= sequences.below:
@@ -379,17 +381,17 @@ class KnownSends:
 
     def _forget_producers(self, now_ms: int) -> None:
         """Forget the producers that were silent for longest, until the bounds are kept."""
-        while len(self.producers) > 1 and self._over(now_ms):
+        while len(self.producers) > 1 and self._must_forget_producer(now_ms):
             _, oldest = self.producers.popitem(last=False)
             self._sequences -= len(oldest.places)
-            self.forgotten_ms = max(self.forgotten_ms, oldest.heard_ms)
-            if oldest.heard_ms >= now_ms - self.window_ms:
+            self.forgotten_ms = max(self.forgotten_ms, oldest.active_ms)
+            if oldest.active_ms >= now_ms - self.window_ms:
                 self.forgotten += 1 + len(oldest.places)
 
-    def _over(self, now_ms: int) -> bool:
+    def _must_forget_producer(self, now_ms: int) -> bool:
         if len(self.producers) > PRODUCERS_MAX or self._sequences > SEQUENCES_ALL_MAX:
             return True
-        return next(iter(self.producers.values())).heard_ms < now_ms - self.window_ms
+        return next(iter(self.producers.values())).active_ms < now_ms - self.window_ms
 
     # --- across restarts
 
@@ -404,7 +406,7 @@ class KnownSends:
         """
         digest, _ = parse_key(text)
         locations = [slice_.places[digest] for slice_ in self.slices if digest in slice_.places]
-        return any(PLACE.unpack(location)[-1] >= stored_ms - self.ahead_ms for location in locations)
+        return any(LOCATION.unpack(location)[-1] >= stored_ms - self.ahead_ms for location in locations)
 
     def put_slice(self, number: int, rows: Sequence[bytes], *, complete: bool = True) -> None:
         """Restore a slice from the rows of its file, oldest first. Without rows, only reserve its number.
@@ -417,7 +419,7 @@ class KnownSends:
         slice_: KeySlice | None = None
         for row in rows:
             location = row[DIGEST_BYTES:-4]
-            _, _, _, incarnation, _, stored_ms = PLACE.unpack(location)
+            _, _, _, incarnation, _, stored_ms = LOCATION.unpack(location)
             if slice_ is None:
                 slice_ = KeySlice(number, stored_ms)
             slice_.add(row[:DIGEST_BYTES], location, incarnation, stored_ms)

@@ -101,7 +101,7 @@ def real_record(stored: StoredRecord) -> NewRecord:
             f"schedule record {stored.queue_id}/{stored.offset} has {REAL_TOPIC} {topic!r} and {REAL_QUEUE} "
             f"{queue!r}; a topic and a queue number are wanted"
         )
-    return _again(stored, topic, int(queue), bytes(stored.delivery), system)
+    return _copy_record(stored, topic, int(queue), bytes(stored.delivery), system)
 
 
 class Dying(Protocol):
@@ -117,7 +117,9 @@ class Dying(Protocol):
     def delivery(self) -> bytes: ...
 
 
-def _again(record: Dying, topic: str, queue_id: int, delivery: bytes, system: Mapping[str, str]) -> NewRecord:
+def _copy_record(
+    record: Dying, topic: str, queue_id: int, delivery: bytes, system: Mapping[str, str]
+) -> NewRecord:
     """Return a copy of a message for another queue, with its message id, born time, key, tags and flags.
 
     The copy has no IDENTITY, which belongs to the record that the client's send stored, and no ONE_GROUP,
@@ -182,7 +184,7 @@ def dead_record(
 
     `system`: the system properties to keep. `bare`: leave its bytes unchanged.
     """
-    content = None if bare else _content(record)
+    content = None if bare else _decode_content(record)
     key, tags = key_and_tags(record.delivery)
     delivery, system_properties = bytes(record.delivery), dict(system)
     if content is None:
@@ -190,12 +192,12 @@ def dead_record(
     else:
         properties = _without_facts(content) | {name.encode(): text.encode() for name, text in facts.items()}
         delivery = encode(key, content.value, tags, properties)
-    return _again(record, topic, 0, delivery, system_properties)
+    return _copy_record(record, topic, 0, delivery, system_properties)
 
 
 def read_dead_letter(record: StoredRecord) -> DeadLetter:
     """Parse a record of a dead-letter topic."""
-    content = _content(record)
+    content = _decode_content(record)
     texts = {name: text for name, text in record.system.items() if name.startswith(PREFIX)}
     if REASON not in texts and content is not None:
         texts = {
@@ -209,12 +211,12 @@ def read_dead_letter(record: StoredRecord) -> DeadLetter:
         texts.get(REASON, ""),
         texts.get(ERROR, ""),
         texts.get(TOPIC, ""),
-        _number(texts[QUEUE]) if QUEUE in texts else None,
-        _number(texts[OFFSET]) if OFFSET in texts else None,
-        _number(texts.get(ATTEMPTS, "")),
-        _number(texts.get(TIME, "")) or record.stored_ms,
-        _number(resent.decode("utf-8", "replace")),
-        _number(texts[PLACE]) if PLACE in texts else record.offset,
+        _parse_number(texts[QUEUE]) if QUEUE in texts else None,
+        _parse_number(texts[OFFSET]) if OFFSET in texts else None,
+        _parse_number(texts.get(ATTEMPTS, "")),
+        _parse_number(texts.get(TIME, "")) or record.stored_ms,
+        _parse_number(resent.decode("utf-8", "replace")),
+        _parse_number(texts[PLACE]) if PLACE in texts else record.offset,
         texts.get(DELAY, ""),
         texts.get(TRANSACTION, ""),
     )
@@ -236,7 +238,7 @@ def resent_record(dead_letter: DeadLetter, queues: int, group: str = "") -> NewR
         delivery = encode(key, dead_letter.content.value, tags, properties)
     system = {name: text for name, text in record.system.items() if not name.startswith(PREFIX)}
     queue_id = (dead_letter.place if dead_letter.queue_id is None else dead_letter.queue_id) % queues
-    copy = _again(record, dead_letter.topic, queue_id, delivery, system)
+    copy = _copy_record(record, dead_letter.topic, queue_id, delivery, system)
     if group:
         copy.flags |= FLAG_ONE_GROUP
         copy.system = {**(copy.system or {}), ONE_GROUP: group}
@@ -253,12 +255,12 @@ def _without_facts(content: Content) -> dict[bytes, bytes]:
     }
 
 
-def _content(record: Dying) -> Content | None:
+def _decode_content(record: Dying) -> Content | None:
     try:
         return decode(record.delivery)
     except DamagedError:
         return None
 
 
-def _number(text: str) -> int:
+def _parse_number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0

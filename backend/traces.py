@@ -53,7 +53,7 @@ class TraceTimer(Protocol):
     def stop(self) -> None: ...
 
 
-class _Kept(NamedTuple):
+class _BufferedEvent(NamedTuple):
     """An event in memory. `later` returns facts that were not known yet."""
 
     number: int
@@ -88,7 +88,7 @@ class TraceWriter:
         self._metrics = metrics
         self._clock = clock
         self._timer = timer or HubTimer(ref=False)
-        self._kept: dict[bytes, list[_Kept]] = {}
+        self._events: dict[bytes, list[_BufferedEvent]] = {}
         self._count = self._bytes = self._number = 0
         self._ringing = self._hurried = False
         self._appending: Completion[list[AppendResult]] | None = None
@@ -97,15 +97,15 @@ class TraceWriter:
         self._stored = metrics.cell(catalogue.TRACE_STORED)
         self.now_ms = backend.clock_ms
         for key in backend.settings(TRACE_PREFIX):
-            self._changed(key)
-        self._unwatch = backend.watch_settings(self._changed, TRACE_PREFIX)
+            self._on_setting_changed(key)
+        self._unwatch = backend.watch_settings(self._on_setting_changed, TRACE_PREFIX)
 
     def close(self) -> None:
         """Stop following the settings and appending."""
         self._unwatch()
         self._timer.stop()
 
-    def _changed(self, key: str) -> None:
+    def _on_setting_changed(self, key: str) -> None:
         topic = key.removeprefix(TRACE_PREFIX)
         limit = limit_of(one_in_of(self._backend, topic))
         if limit == OFF:
@@ -138,20 +138,20 @@ class TraceWriter:
                 size += WAIT_BYTES * len(value)
         self._bytes += size
         at_ms = self.now_ms() if at_ms is None else at_ms
-        event = _Kept(self._number, kind, at_ms, group, facts, later, size)
-        events = self._kept.get(message_id)
+        event = _BufferedEvent(self._number, kind, at_ms, group, facts, later, size)
+        events = self._events.get(message_id)
         if events is None:
-            self._kept[message_id] = [event]
+            self._events[message_id] = [event]
         else:
             events.append(event)
         if not self._ringing or (self._bytes >= FLUSH_BYTES and not self._hurried):
-            self._ring()
+            self._set_timer()
 
     def dropped(self, reason: str, count: int = 1) -> None:
         """Count events that are not stored, with the reason."""
         self._metrics.cell(catalogue.TRACE_DROPPED, reason).value += count
 
-    def _ring(self) -> None:
+    def _set_timer(self) -> None:
         if self._appending is None:
             self._ringing, self._hurried = True, self._bytes >= FLUSH_BYTES
             self._timer.once(0.0 if self._hurried else FLUSH_S, self.flush)
@@ -161,18 +161,18 @@ class TraceWriter:
     def flush(self) -> None:
         """Append the events in memory, unless an append is under way."""
         self._ringing = self._hurried = False
-        if self._kept and self._appending is None:
-            self._append(self._take())
+        if self._events and self._appending is None:
+            self._append(self._take_batch())
 
-    def _take(self) -> list[tuple[int, NewRecord]]:
+    def _take_batch(self) -> list[tuple[int, NewRecord]]:
         """Remove the oldest events and return their records, each with its number of events."""
         batch: list[tuple[int, NewRecord]] = []
         now, wall_ms = self._clock.monotonic(), self._clock.wall_ms()
-        for message_id in list(self._kept)[:APPEND_RECORDS]:
-            events = self._kept.pop(message_id)
+        for message_id in list(self._events)[:APPEND_RECORDS]:
+            events = self._events.pop(message_id)
             self._count -= len(events)
             self._bytes -= sum([event.size for event in events])
-            record = self._record(message_id, events, wall_ms)
+            record = self._make_record(message_id, events, wall_ms)
             if self._day.wait_s(len(record.delivery), now):
                 self.dropped("day", len(events))
                 continue
@@ -180,9 +180,9 @@ class TraceWriter:
             batch.append((len(events), record))
         return batch
 
-    def _record(self, message_id: bytes, events: list[_Kept], wall_ms: int) -> NewRecord:
+    def _make_record(self, message_id: bytes, events: list[_BufferedEvent], wall_ms: int) -> NewRecord:
         trace_events = [
-            TraceEvent(number, int(kind), at_ms, group, _short(facts if later is None else facts | later()))
+            TraceEvent(number, int(kind), at_ms, group, _shorten(facts if later is None else facts | later()))
             for number, kind, at_ms, group, facts, later, _ in events
         ]
         body = encode_batch(TraceBatch(self.process, self._instance, trace_events))
@@ -192,7 +192,7 @@ class TraceWriter:
 
     def _append(self, batch: list[tuple[int, NewRecord]]) -> None:
         if not batch:
-            self._ended([], None)
+            self._on_append_done([], None)
             return
         self._appending = Completion()
         deadline = self._clock.monotonic() + APPEND_S
@@ -204,26 +204,26 @@ class TraceWriter:
             if topic.error is None:
                 self._send(batch, deadline)
             else:
-                self._ended(batch, topic.error)
+                self._on_append_done(batch, topic.error)
 
         try:
             self._backend.put_topic(topic_info(self._backend), deadline).then(send_if_ready)
         except DdmqError as error:
-            self._ended(batch, error)
+            self._on_append_done(batch, error)
 
     def _send(self, batch: list[tuple[int, NewRecord]], deadline: float) -> None:
         try:
             appended = self._backend.append([record for _, record in batch], deadline)
         except DdmqError as error:
-            self._ended(batch, error)
+            self._on_append_done(batch, error)
             return
         appended.then(
-            lambda completion: self._ended(
+            lambda completion: self._on_append_done(
                 batch, completion.error, None if completion.error else completion.value
             )
         )
 
-    def _ended(
+    def _on_append_done(
         self,
         batch: list[tuple[int, NewRecord]],
         error: Exception | None,
@@ -240,8 +240,8 @@ class TraceWriter:
                 topic_deleted = isinstance(result.error, UnknownTopicError)
                 self.dropped("refused" if refused and not topic_deleted else "failed", count)
         appending, self._appending = self._appending, None
-        if self._kept:
-            self._ring()
+        if self._events:
+            self._set_timer()
         if appending is not None:
             appending.succeed([])
 
@@ -252,13 +252,13 @@ class TraceWriter:
         def append_rest(_: object = None) -> None:
             if self._appending is not None:
                 self._appending.then(append_rest)
-            elif self._kept and self._clock.monotonic() < deadline:
+            elif self._events and self._clock.monotonic() < deadline:
                 self.flush()
                 append_rest()
             else:
                 drained.succeed(None)
 
-        if not self._kept and self._appending is None:
+        if not self._events and self._appending is None:
             return succeeded(None)
         append_rest()
         return drained
@@ -283,7 +283,7 @@ def topic_info(backend: Backend) -> TopicInfo:
     return TopicInfo(TRACE_TOPIC, 0, QUEUES, durability, delay="none", retention_ms=retention_ms)
 
 
-def _short(facts: Mapping[str, Fact]) -> Facts:
+def _shorten(facts: Mapping[str, Fact]) -> Facts:
     return {
         name: value[:TEXT_MAX] if isinstance(value, str) else value
         for name, value in facts.items()

@@ -43,7 +43,7 @@ class Waits:
         self._heap: list[tuple[float, int, Wait, WaitedQueue]] = []
         self._order = itertools.count()
         self._compact_at = min(COMPACT_AT, waits_max)
-        self._ended: Exception | None = None
+        self._closed_with: Exception | None = None
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -60,10 +60,10 @@ class Waits:
 
         `queue`: the queue named by `ref`, None if it does not exist.
         """
-        if _over(wait):
+        if _is_settled(wait):
             return
-        if self._ended is not None:
-            wait.fail(self._ended)
+        if self._closed_with is not None:
+            wait.fail(self._closed_with)
         elif queue is None:
             wait.fail(UnknownTopicError(f"queue {ref} does not exist (any more)"))
         elif offset < queue.visible:
@@ -89,35 +89,35 @@ class Waits:
         """Fail all waits of one queue."""
         waiting, queue.waiting = queue.waiting, []
         for _, wait in waiting:
-            self._settle(wait, wait.fail, error)
+            self._settle_wait(wait, wait.fail, error)
 
     def fail_all(self, error: Exception) -> None:
         """Fail all waits, including later ones."""
-        self._ended = error
+        self._closed_with = error
         heap, self._heap = self._heap, []
         for _, _, wait, queue in heap:
             queue.waiting = []
-            self._settle(wait, wait.fail, error)
+            self._settle_wait(wait, wait.fail, error)
 
     def sweep(self, now: float) -> None:
         """Settle the waits past their deadline."""
-        while self._heap and (self._heap[0][0] <= now or _over(self._heap[0][2])):
+        while self._heap and (self._heap[0][0] <= now or _is_settled(self._heap[0][2])):
             _, _, wait, queue = heapq.heappop(self._heap)
-            self._settle(wait, wait.succeed, False)
+            self._settle_wait(wait, wait.succeed, False)
             if len(queue.waiting) > QUEUE_STALE_MAX or (queue.waiting and queue.waiting[0][1] is wait):
-                queue.waiting = [item for item in queue.waiting if not _over(item[1])]
+                queue.waiting = [item for item in queue.waiting if not _is_settled(item[1])]
 
-    def _settle(self, wait: Wait, how: Callable[..., None], value: Any) -> None:
-        if not _over(wait):
+    def _settle_wait(self, wait: Wait, how: Callable[..., None], value: Any) -> None:
+        if not _is_settled(wait):
             self._guard(how, value)
 
     def _is_full(self) -> bool:
         """Forget settled waits; return whether the bound is still reached."""
-        self._heap = [item for item in self._heap if not _over(item[2])]
+        self._heap = [item for item in self._heap if not _is_settled(item[2])]
         heapq.heapify(self._heap)
         self._compact_at = min(max(COMPACT_AT, 2 * len(self._heap)), self._waits_max)
         return len(self._heap) >= self._waits_max
 
 
-def _over(wait: Wait) -> bool:
+def _is_settled(wait: Wait) -> bool:
     return wait.done or wait.cancelled

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.log import FileLog
-from backend.file_log.opened import Opened
+from backend.file_log.opened import OpenedDirectory
 from backend.file_log.options import FileLogOptions
 from backend.file_log.sessions.election import ElectedBackend, ElectedLog, Election
 from backend.file_log.sessions.reads import local_reads
@@ -51,7 +51,9 @@ def open_log(
         raise StorageError(f"the directory {directory} cannot be made: {error}") from error
     writer_lock = DirectoryLock.acquire(directory, clock.wall_ms()) if lock is None else lock
     try:
-        opened = Opened(directory, options, writer_lock, Storage() if storage is None else storage, metrics)
+        opened = OpenedDirectory(
+            directory, options, writer_lock, Storage() if storage is None else storage, metrics
+        )
         return FileLog(opened, options, clock, metrics)
     except BaseException:
         writer_lock.release()

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import google_crc32c
 
 from backend.file_log.core import names
-from backend.file_log.core.layout import ENTRY_BYTES, GAP_ENTRY, entry_is_sound
+from backend.file_log.core.layout import ENTRY_BYTES, GAP_ENTRY, is_valid_entry
 from backend.file_log.storage import PAGE_BYTES, File, Storage
 from backend.port import ReadCall
 from backend.records import QueueRef
@@ -45,7 +45,7 @@ class QueueFiles:
         self._write = write
         self._open: OrderedDict[tuple[QueueRef, int], File] = OrderedDict()
         self._unsynced: dict[QueueRef, set[int]] = {}
-        self._named: set[QueueRef] = set()  # queues whose file names are durable
+        self._durable_names: set[QueueRef] = set()  # queues whose file names are durable
         self._lock = threading.Lock()
 
     def read(self, ref: QueueRef, offset: int, count: int) -> bytes:
@@ -60,7 +60,7 @@ class QueueFiles:
     def _read_file(self, ref: QueueRef, index: int, at: int, count: int) -> bytes:
         with self._lock:
             try:
-                file = self._file(ref, index, write=False)
+                file = self._open_file(ref, index, write=False)
             except FileNotFoundError:
                 return b""
             return file.salvage(count * ENTRY_BYTES, at * ENTRY_BYTES)
@@ -71,7 +71,7 @@ class QueueFiles:
             index, at = divmod(offset, FILE_ENTRIES)
             chunk = data[: (FILE_ENTRIES - at) * ENTRY_BYTES]
             with self._lock:
-                self._file(ref, index, write=True).pwrite(chunk, at * ENTRY_BYTES)
+                self._open_file(ref, index, write=True).pwrite(chunk, at * ENTRY_BYTES)
                 self._unsynced.setdefault(ref, set()).add(index)
             offset += len(chunk) // ENTRY_BYTES
             data = data[len(chunk) :]
@@ -87,33 +87,34 @@ class QueueFiles:
         Opens nothing. Blocking.
         """
         last, at = divmod(end, FILE_ENTRIES)
-        size = self._storage.size(self._path(ref, last)) or 0
+        size = self._storage.size(self._path_of(ref, last)) or 0
         complete = end <= start or size >= at * ENTRY_BYTES
         for index in range(start // FILE_ENTRIES, last):
             complete = (
-                complete and (self._storage.size(self._path(ref, index)) or 0) >= FILE_ENTRIES * ENTRY_BYTES
+                complete
+                and (self._storage.size(self._path_of(ref, index)) or 0) >= FILE_ENTRIES * ENTRY_BYTES
             )
         return complete, size > at * ENTRY_BYTES
 
     def cut(self, ref: QueueRef, offset: int) -> None:
         """Remove the entries from `offset` on. Blocking."""
         keep = offset // FILE_ENTRIES
-        for index in self._indexes(ref):
+        for index in self._list_indexes(ref):
             if index > keep:
                 self._remove(ref, index)
             elif index == keep:
                 with self._lock:
-                    self._file(ref, index, write=True).truncate(offset % FILE_ENTRIES * ENTRY_BYTES)
+                    self._open_file(ref, index, write=True).truncate(offset % FILE_ENTRIES * ENTRY_BYTES)
 
     def drop_below(self, ref: QueueRef, offset: int) -> None:
         """Remove the files whose entries are all below `offset`. Blocking."""
-        for index in self._indexes(ref):
+        for index in self._list_indexes(ref):
             if (index + 1) * FILE_ENTRIES <= offset:
                 self._remove(ref, index)
 
-    def _indexes(self, ref: QueueRef) -> Iterator[int]:
+    def _list_indexes(self, ref: QueueRef) -> Iterator[int]:
         """Return the indexes of the queue's existing files, ascending."""
-        for name in self._storage.list(self._folder(ref)):
+        for name in self._storage.list(self._folder_of(ref)):
             parsed = names.parse_queue_file(name)
             if parsed is not None and parsed.incarnation == ref.incarnation:
                 yield parsed.start // FILE_ENTRIES
@@ -124,10 +125,10 @@ class QueueFiles:
         Blocking.
         """
         self.drop_below(ref, 1 << 62)
-        folder = self._folder(ref)
+        folder = self._folder_of(ref)
         with self._lock:
             self._unsynced.pop(ref, None)
-            self._named.discard(ref)
+            self._durable_names.discard(ref)
             self._storage.remove_folder(folder)
             self._storage.remove_folder(os.path.dirname(folder))
 
@@ -150,7 +151,7 @@ class QueueFiles:
             for ref, indexes in list(unsynced.items()):
                 for index in indexes:
                     self._sync_file(ref, index)
-                if ref not in self._named:
+                if ref not in self._durable_names:
                     self._sync_folder(ref)
                 del unsynced[ref]
         except OSError:
@@ -171,12 +172,15 @@ class QueueFiles:
             return True
         for ref, indexes in unsynced.items():
             for index in indexes:
-                with suppress(FileNotFoundError), closing(self._storage.open(self._path(ref, index))) as file:
+                with (
+                    suppress(FileNotFoundError),
+                    closing(self._storage.open(self._path_of(ref, index))) as file,
+                ):
                     file.write_back()
         return False
 
     def _sync_file(self, ref: QueueRef, index: int) -> None:
-        path = self._path(ref, index)
+        path = self._path_of(ref, index)
         try:
             file = self._storage.open(path)
         except FileNotFoundError:  # deleted meanwhile
@@ -186,28 +190,28 @@ class QueueFiles:
 
     def _sync_folder(self, ref: QueueRef) -> None:
         with self._lock:
-            self._named.add(ref)  # before the sync: a file created meanwhile removes it
+            self._durable_names.add(ref)  # before the sync: a file created meanwhile removes it
         try:
-            self._storage.sync_folder(self._folder(ref))
+            self._storage.sync_folder(self._folder_of(ref))
         except FileNotFoundError:  # deleted meanwhile
             return
         except OSError:
             with self._lock:
-                self._named.discard(ref)
+                self._durable_names.discard(ref)
             raise
 
-    def _file(self, ref: QueueRef, index: int, *, write: bool) -> File:
+    def _open_file(self, ref: QueueRef, index: int, *, write: bool) -> File:
         """Return an open file from the cache, or open it. The caller holds the lock."""
         cached = self._open.get((ref, index))
         if cached is not None:
             self._open.move_to_end((ref, index))
             return cached
-        path = self._path(ref, index)
+        path = self._path_of(ref, index)
         if write:
-            self._storage.make_folder(self._folder(ref))
+            self._storage.make_folder(self._folder_of(ref))
             file = self._storage.open(path, write=True)
             if not file.size():  # made just now
-                self._named.discard(ref)
+                self._durable_names.discard(ref)
         else:
             file = self._open_existing(path)
         self._open[ref, index] = file
@@ -226,13 +230,13 @@ class QueueFiles:
             file = self._open.pop((ref, index), None)
             if file is not None:
                 file.close()
-        self._storage.remove(self._path(ref, index))
+        self._storage.remove(self._path_of(ref, index))
 
-    def _folder(self, ref: QueueRef) -> str:
+    def _folder_of(self, ref: QueueRef) -> str:
         return f"{self._directory}/{names.queue_folder(ref.topic, ref.queue_id)}"
 
-    def _path(self, ref: QueueRef, index: int) -> str:
-        return f"{self._folder(ref)}/{names.queue_file_name(ref.incarnation, index * FILE_ENTRIES)}"
+    def _path_of(self, ref: QueueRef, index: int) -> str:
+        return f"{self._folder_of(ref)}/{names.queue_file_name(ref.incarnation, index * FILE_ENTRIES)}"
 
     def close(self) -> None:
         """Close all files."""
@@ -251,7 +255,7 @@ def entries_max(call: ReadCall) -> int:
     return call.count_max if call.tags is None else HUB_ENTRIES
 
 
-class Picked(NamedTuple):
+class SelectedEntries(NamedTuple):
     """The entries selected for a read, their offsets, and the offset at which to continue after them."""
 
     entries: bytes
@@ -259,39 +263,39 @@ class Picked(NamedTuple):
     after: int
 
 
-def pick(call: ReadCall, entries: bytes) -> Picked:
+def pick(call: ReadCall, entries: bytes) -> SelectedEntries:
     """Select the entries that `call` wants from `entries`, which start at the offset of `call`."""
     count = len(entries) // ENTRY_BYTES
     if call.tags is None:
-        return Picked(entries, range(call.offset, call.offset + count), call.offset + count)
-    indexes = list(_first(_places(entries, call.tags), call.count_max + 1))
+        return SelectedEntries(entries, range(call.offset, call.offset + count), call.offset + count)
+    indexes = list(_take_first(_match_indexes(entries, call.tags), call.count_max + 1))
     after = count
     if len(indexes) > call.count_max:
         after = indexes.pop()
     matches = b"".join([entries[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES] for at in indexes])
-    return Picked(matches, [call.offset + at for at in indexes], call.offset + after)
+    return SelectedEntries(matches, [call.offset + at for at in indexes], call.offset + after)
 
 
-def _first(indexes: Iterator[int], count: int) -> Iterator[int]:
+def _take_first(indexes: Iterator[int], count: int) -> Iterator[int]:
     return (index for _, index in zip(range(count), indexes, strict=False))
 
 
-def _places(entries: bytes, tags: frozenset[int]) -> Iterator[int]:
-    return _tagged(entries, tags) if all_sound(entries) else _tagged_or_unsound(entries, tags)
+def _match_indexes(entries: bytes, tags: frozenset[int]) -> Iterator[int]:
+    return _find_tagged(entries, tags) if are_all_valid(entries) else _find_tagged_or_damaged(entries, tags)
 
 
-def all_sound(entries: bytes) -> bool:
+def are_all_valid(entries: bytes) -> bool:
     """Return whether every entry of a run has the right CRC."""
-    return bool(google_crc32c.value(entries) == _crc_of_sound(len(entries) // ENTRY_BYTES))
+    return bool(google_crc32c.value(entries) == _crc_of_valid(len(entries) // ENTRY_BYTES))
 
 
 @lru_cache(maxsize=8)
-def _crc_of_sound(count: int) -> int:
+def _crc_of_valid(count: int) -> int:
     crc: int = google_crc32c.value(GAP_ENTRY * count)
     return crc
 
 
-def _tagged(entries: bytes, tags: frozenset[int]) -> Iterator[int]:
+def _find_tagged(entries: bytes, tags: frozenset[int]) -> Iterator[int]:
     """Yield the indexes of entries with one of the tag hashes.
 
     A string search compares the lowest byte of each hash first.
@@ -311,15 +315,15 @@ def _is_lowest(tags: frozenset[int]) -> bytes:
     return bytes(byte in lowest for byte in range(256))
 
 
-def _tagged_or_unsound(entries: bytes, tags: frozenset[int]) -> Iterator[int]:
+def _find_tagged_or_damaged(entries: bytes, tags: frozenset[int]) -> Iterator[int]:
     """Yield the indexes of entries that are damaged or have one of the tag hashes, checking each entry."""
     for at in range(len(entries) // ENTRY_BYTES):
         entry = entries[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES]
-        if _HASH.unpack_from(entry, _TAG_AT)[0] in tags or not entry_is_sound(entry):
+        if _HASH.unpack_from(entry, _TAG_AT)[0] in tags or not is_valid_entry(entry):
             yield at
 
 
-def search(call: ReadCall, files: QueueFiles, end: int) -> Picked:
+def search(call: ReadCall, files: QueueFiles, end: int) -> SelectedEntries:
     """Search the files until an entry is selected, `end` is reached or the files end. Blocking."""
     at = call.offset
     while True:

@@ -49,7 +49,7 @@ class LevelHolds:
         self._topic = topic
         self._group = group
         self._reason = reason
-        self._known: dict[QueueRef, _Head] = {}
+        self._latest: dict[QueueRef, _Head] = {}
 
     def __call__(self) -> list[Hold]:
         info = self._backend.topic(self._topic)
@@ -59,18 +59,18 @@ class LevelHolds:
         views = self._backend.progress(self._group, refs).wait(WAIT_S)
         bounds = self._backend.bounds(refs).wait(WAIT_S)
         heads = {
-            ref: self._head(ref, max(view.committed or 0, limits.min), limits.next)
+            ref: self._read_head(ref, max(view.committed or 0, limits.min), limits.next)
             for ref, view, limits in zip(refs, views, bounds, strict=True)
             if limits is not None
         }
-        self._known = heads
+        self._latest = heads
         positions = [head.position for head in heads.values() if head.position >= 0]
         return [Hold(min(positions), self._reason)] if positions else []
 
-    def _head(self, ref: QueueRef, offset: int, end: int) -> _Head:
+    def _read_head(self, ref: QueueRef, offset: int, end: int) -> _Head:
         if offset >= end:
             return _Head(offset, end, -1)
-        cached = self._known.get(ref)
+        cached = self._latest.get(ref)
         if cached is not None and cached.offset == offset and (cached.position >= 0 or cached.next == end):
             return cached
         batch = self._backend.read(ref, offset, 1, 0).wait(WAIT_S)
@@ -81,7 +81,7 @@ class LevelHolds:
 KEEP_MS = 3 * 24 * 3_600_000
 
 
-class _Letter(NamedTuple):
+class _DeadLetter(NamedTuple):
     """One dead letter; position -1: there is none."""
 
     offset: int
@@ -92,14 +92,14 @@ class _Letter(NamedTuple):
 class _Oldest(NamedTuple):
     """The oldest young dead letter of a queue whose next offset was `next`."""
 
-    letter: _Letter
+    dead_letter: _DeadLetter
     next: int
 
 
-_NONE = _Letter(0, -1, 0)
+_NONE = _DeadLetter(0, -1, 0)
 
 
-class DeadLetters:
+class DeadLetterHolds:
     """Return which segments hold young dead letters, as a callable for one round of retention.
 
     A dead letter is retained for at least `keep_ms`. Raises what the port raises.
@@ -109,28 +109,35 @@ class DeadLetters:
         self._backend = backend
         self._clock = clock
         self._keep_ms = keep_ms
-        self._known: dict[QueueRef, _Oldest] = {}
-        self._newest: dict[tuple[int, QueueRef], _Letter] = {}  # by segment, of the round before
+        self._latest: dict[QueueRef, _Oldest] = {}
+        self._newest: dict[tuple[int, QueueRef], _DeadLetter] = {}  # by segment, of the round before
 
     def __call__(self) -> Letters:
         young_from_ms = self._clock.wall_ms() - self._keep_ms + 1
-        self._known = {ref: self._oldest(ref, end, young_from_ms) for ref, end in self._queues()}
+        self._latest = {
+            ref: self._find_oldest(ref, end, young_from_ms) for ref, end in self._dead_letter_queues()
+        }
         before, self._newest = self._newest, {}
 
-        def held(segment: OldSegment) -> Hold | None:
-            for ref, oldest in self._known.items():
-                letter = oldest.letter
-                if 0 <= letter.position < segment.start:
+        def find_hold(segment: OldSegment) -> Hold | None:
+            for ref, oldest in self._latest.items():
+                dead_letter = oldest.dead_letter
+                if 0 <= dead_letter.position < segment.start:
                     key = segment.start, ref
                     newest = before.get(key) or self._last_before(ref, oldest, segment.end)
-                    letter = self._newest[key] = newest
-                if segment.start <= letter.position < segment.end and letter.stored_ms >= young_from_ms:
-                    return Hold(letter.position, f"dead letters under {self._keep_ms / 86_400_000:g} days")
+                    dead_letter = self._newest[key] = newest
+                if (
+                    segment.start <= dead_letter.position < segment.end
+                    and dead_letter.stored_ms >= young_from_ms
+                ):
+                    return Hold(
+                        dead_letter.position, f"dead letters under {self._keep_ms / 86_400_000:g} days"
+                    )
             return None
 
-        return held
+        return find_hold
 
-    def _queues(self) -> Iterator[tuple[QueueRef, int]]:
+    def _dead_letter_queues(self) -> Iterator[tuple[QueueRef, int]]:
         topics = self._backend.topics().values()
         refs = [ref for info in topics if is_dead_letters(info.name) for ref in info.refs()]
         if refs:
@@ -139,29 +146,29 @@ class DeadLetters:
                 (ref, limits.next) for ref, limits in zip(refs, bounds, strict=True) if limits is not None
             )
 
-    def _oldest(self, ref: QueueRef, end: int, young_from_ms: int) -> _Oldest:
-        cached = self._known.get(ref)
-        if cached is not None and (cached.letter.stored_ms >= young_from_ms or cached == (_NONE, end)):
+    def _find_oldest(self, ref: QueueRef, end: int, young_from_ms: int) -> _Oldest:
+        cached = self._latest.get(ref)
+        if cached is not None and (cached.dead_letter.stored_ms >= young_from_ms or cached == (_NONE, end)):
             return cached._replace(next=end)
         offset = self._backend.offset_for_time(ref, young_from_ms).wait(WAIT_S)
-        return _Oldest(self._letter(ref, offset, end), end)
+        return _Oldest(self._read_dead_letter(ref, offset, end), end)
 
-    def _letter(self, ref: QueueRef, offset: int, end: int) -> _Letter:
+    def _read_dead_letter(self, ref: QueueRef, offset: int, end: int) -> _DeadLetter:
         """Return the first dead letter from `offset` on."""
         if offset < end:
             batch = self._backend.read(ref, offset, 1, 0).wait(WAIT_S)
             if batch.status is ReadStatus.DATA and batch.offsets:
-                return _Letter(batch.offsets[0], batch.positions[0], batch.record(0).stored_ms)
+                return _DeadLetter(batch.offsets[0], batch.positions[0], batch.record(0).stored_ms)
         return _NONE
 
-    def _last_before(self, ref: QueueRef, oldest: _Oldest, position: int) -> _Letter:
+    def _last_before(self, ref: QueueRef, oldest: _Oldest, position: int) -> _DeadLetter:
         """Return the newest dead letter before `position`, which lies after the oldest one."""
-        newest, high = oldest.letter, oldest.next
+        newest, high = oldest.dead_letter, oldest.next
         while newest.offset + 1 < high:
             middle = (newest.offset + 1 + high) // 2
-            letter = self._letter(ref, middle, oldest.next)
-            if 0 <= letter.position < position:
-                newest = letter
+            dead_letter = self._read_dead_letter(ref, middle, oldest.next)
+            if 0 <= dead_letter.position < position:
+                newest = dead_letter
             else:
                 high = middle
         return newest

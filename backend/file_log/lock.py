@@ -29,12 +29,12 @@ class DirectoryInUseError(CallerError):
 class DirectoryLock:
     """The lock of one directory, held from `acquire` to `release`; `release` may be called twice."""
 
-    __slots__ = ("_fd", "_kept", "directory")
+    __slots__ = ("_fd", "_until_exit", "directory")
 
     def __init__(self, directory: Path, fd: int) -> None:
         self.directory = directory
         self._fd = fd
-        self._kept = False
+        self._until_exit = False
 
     @property
     def held(self) -> bool:
@@ -56,7 +56,7 @@ class DirectoryLock:
             os.fchmod(fd, 0o600)  # an earlier release let every user open, and so lock, the file
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with suppress(OSError):  # the text is for people; the disk may be full
-                _note_holder(fd, wall_ms)
+                _write_holder(fd, wall_ms)
         except BlockingIOError:
             os.close(fd)
             raise DirectoryInUseError(
@@ -87,11 +87,11 @@ class DirectoryLock:
         """Keep the lock until the process and all its threads have ended; `release` has no effect any
         more.
         """
-        self._kept = True
+        self._until_exit = True
 
     def release(self) -> None:
         """Release the lock, unless `keep` was called."""
-        if self._kept:
+        if self._until_exit:
             return
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -108,7 +108,7 @@ def lock_holder(directory: Path) -> str:
     return text.partition(",")[0] or "unknown"
 
 
-def _note_holder(fd: int, wall_ms: int) -> None:
+def _write_holder(fd: int, wall_ms: int) -> None:
     text = f"pid {os.getpid()} on host {socket.gethostname()}, since {wall_ms} ms\n"
     os.ftruncate(fd, 0)
     os.pwrite(fd, text.encode("utf-8"), 0)

@@ -19,8 +19,8 @@ from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.requests import AppendRequest, CommitRequest, TopicRequest, all_refused, size_of
 from backend.file_log.core.layout import ENTRY_BYTES
 from backend.file_log.core.retention import DiskAdmission, Hold
-from backend.file_log.holds import DeadLetters, LevelHolds
-from backend.file_log.opened import Opened
+from backend.file_log.holds import DeadLetterHolds, LevelHolds
+from backend.file_log.opened import OpenedDirectory
 from backend.file_log.options import FileLogOptions
 from backend.file_log.start.recovery import Recovered
 from backend.file_log.state import TopicState
@@ -66,7 +66,9 @@ CLOSE_WAIT_S = 10.0  # wait for native threads; while one runs, the directory st
 class FileLog(Backend):
     """One directory, opened for writing; see `backend.file_log.open_log`."""
 
-    def __init__(self, opened: Opened, options: FileLogOptions, clock: Clock, metrics: Registry) -> None:
+    def __init__(
+        self, opened: OpenedDirectory, options: FileLogOptions, clock: Clock, metrics: Registry
+    ) -> None:
         """`opened` is a recovered directory; its index, checkpoints and retention begin to run here."""
         self._clock = clock
         self._options = options
@@ -78,11 +80,11 @@ class FileLog(Backend):
         self._ahead_ms = state.sends.ahead_ms  # the lead of store times that a checkpoint records
         self._tails, self._index = opened.tails, opened.index
         self._later: Any = gevent.get_hub().loop.run_callback
-        self._writer = opened.make_writer(options, clock, metrics, self._published, self._answered)
+        self._writer = opened.make_writer(options, clock, metrics, self._on_published, self._on_answered)
         self._queries = opened.make_queries(options, lambda: self._writer.written)
         self._checkpoints = opened.make_checkpointer(self._writer, metrics)
         self._retention = opened.make_retention(
-            options, clock, self._writer.store_clock, metrics, self.holds, DeadLetters(self, clock)
+            options, clock, self._writer.store_clock, metrics, self.holds, DeadLetterHolds(self, clock)
         )
         self._waits = Waits(options.waits_max, self._writer.guarded)
         self._ownership = Memberships(
@@ -139,7 +141,7 @@ class FileLog(Backend):
         completion: Completion[Any],
         topics_max: int | None,
     ) -> Completion[Any]:
-        error = self._refusal()
+        error = self._find_refusal()
         if error is not None:
             self._later(completion.fail, error)
             return completion
@@ -181,7 +183,7 @@ class FileLog(Backend):
     ) -> Completion[list[AppendResult]]:
         completion: Completion[list[AppendResult]] = Completion() if into is None else into
         if self._draining or self._retention.admission is not DiskAdmission.OPEN:
-            error = self._refusal() or self._client_refusal(records)
+            error = self._find_refusal() or self._find_client_refusal(records)
             if error is not None:
                 self._later(completion.succeed, all_refused(len(records), error))
                 return completion
@@ -197,7 +199,7 @@ class FileLog(Backend):
         request = CommitRequest(
             batch, deadline, completion, self._state, self._watchers.changed, self._options
         )
-        error = self._refusal(batch.records)
+        error = self._find_refusal(batch.records)
         if error is not None:
             self._later(completion.fail, error)
             return completion
@@ -206,7 +208,7 @@ class FileLog(Backend):
             self._tick_on()
         return completion
 
-    def _refusal(self, records: Sequence[NewRecord] | None = None) -> DdmqError | None:
+    def _find_refusal(self, records: Sequence[NewRecord] | None = None) -> DdmqError | None:
         """Return why a write is refused now, or None.
 
         A commit without records is never refused for lack of space: consumers need progress and settings, and
@@ -216,13 +218,13 @@ class FileLog(Backend):
             return DrainingError("the log is draining; it accepts nothing new")
         return None if records is not None and not records else self._retention.refusal
 
-    def _client_refusal(self, records: Sequence[NewRecord]) -> DdmqError | None:
+    def _find_client_refusal(self, records: Sequence[NewRecord]) -> DdmqError | None:
         """Return why sends of clients are refused now, or None; records that the system itself owes pass."""
         if all(is_internal(record.topic) and record.topic not in _OF_CLIENTS for record in records):
             return None
         return self._retention.client_refusal
 
-    def _published(self, frame: PackedFrame) -> None:
+    def _on_published(self, frame: PackedFrame) -> None:
         """Pass the entries of a frame that counts to the consume queues and the index; request a
         checkpoint.
         """
@@ -237,7 +239,7 @@ class FileLog(Backend):
             self._ahead_ms = frame.stored_ms - frame.sends_ms
             self._checkpoints.want()
 
-    def _answered(self, frame: PackedFrame) -> None:
+    def _on_answered(self, frame: PackedFrame) -> None:
         """Wake the waits for data, after the callers of the frame were answered."""
         for queue, _ in frame.touched:
             if queue.waiting:
@@ -300,7 +302,7 @@ class FileLog(Backend):
         return self._opened.recovered
 
     @property
-    def damaged_pieces(self) -> int:
+    def damaged_ranges(self) -> int:
         """The number of damaged ranges detected since the log was opened; see `damaged/`."""
         return self._opened.damage.pieces
 
@@ -334,7 +336,7 @@ class FileLog(Backend):
 
     def health(self) -> Health:
         writer = self._writer
-        error = writer.refusal or self._refusal() or self._retention.client_refusal or writer.stuck
+        error = writer.refusal or self._find_refusal() or self._retention.client_refusal or writer.stuck
         if error is not None:
             return Health(False, str(error))
         pieces = self._opened.damage.pieces
@@ -354,12 +356,12 @@ class FileLog(Backend):
         self._waits.fail_all(DrainingError("the log is draining"))
         self._drains.append((deadline, drained))
         self._tick_on()
-        self._writer.when_at_rest(self._drained)
+        self._writer.when_at_rest(self._on_writer_at_rest)
         return drained
 
-    def _drained(self) -> None:
+    def _on_writer_at_rest(self) -> None:
         if not self._writer.idle:
-            self._writer.when_at_rest(self._drained)
+            self._writer.when_at_rest(self._on_writer_at_rest)
             return
         self._checkpoints.want(self._end_drains)
 
@@ -401,9 +403,9 @@ class FileLog(Backend):
             drained.fail(TryLaterError("the log could not finish its pending work by the deadline"))
         revoking = self._ownership.sweep(now)
         if self._writer.idle and not (revoking or self._drains or self._closed):
-            self._rest(now)
+            self._rest_until_deadline(now)
 
-    def _rest(self, now: float) -> None:
+    def _rest_until_deadline(self, now: float) -> None:
         self._ticking, self._rest_until = False, self._waits.next_at
         if self._rest_until < NEVER:
             self._tick_timer.once(min(self._rest_until - now, REST_S), self._tick)

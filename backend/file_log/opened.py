@@ -16,7 +16,7 @@ from typing import Any
 import gevent
 
 from backend.engine import StoreClock
-from backend.file_log.commit.committer import WritePlace
+from backend.file_log.commit.committer import LogEnd
 from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.tails import Tails
 from backend.file_log.commit.writer import Writer
@@ -45,7 +45,7 @@ SEGMENTS_OF_DISK = 32  # a disk has space for this many segments at least …
 SEGMENT_BYTES_LEAST = 4 << 20  # … unless they would be smaller than this
 
 
-class Opened:
+class OpenedDirectory:
     """The components of one directory. Creating them blocks.
 
     Raises StorageError; the lock then stays with the caller.
@@ -60,7 +60,7 @@ class Opened:
         metrics: Registry,
     ) -> None:
         folder = str(directory)
-        options = self._fitted(options, storage.space(folder).total)
+        options = self._fit_segments(options, storage.space(folder).total)
         self.storage = storage
         self.directory = folder
         self.segments = SegmentSet(storage, folder)
@@ -81,26 +81,26 @@ class Opened:
         self.state = self.recovered.state
         self.tails = Tails(self.files, options)
         self.tails.left(self.state.queues())
-        self._report(metrics)
+        self._log_recovery(metrics)
         note_limits(storage, folder, options.retention)
 
-    def _fitted(self, options: FileLogOptions, disk_bytes: int) -> FileLogOptions:
+    def _fit_segments(self, options: FileLogOptions, disk_bytes: int) -> FileLogOptions:
         """Return `options` with smaller segments if the disk is small: only full segments can be deleted."""
         fitting = max(disk_bytes // SEGMENTS_OF_DISK, SEGMENT_BYTES_LEAST)
         self._segment_bytes = min(options.segment_bytes, fitting)
         return replace(options, segment_bytes=self._segment_bytes)
 
-    def _report(self, metrics: Registry) -> None:
+    def _log_recovery(self, metrics: Registry) -> None:
         recovered = self.recovered
-        metrics.cell(catalogue.LOG_TORN).value += recovered.torn_bytes
+        metrics.cell(catalogue.LOG_TORN).value += recovered.tail_bytes
         log.info(
             "log open: %d segments, ends at %d, read from %d, %d bytes of partial tail truncated,"
             " %d damaged ranges, %d consume queues rebuilt",
             len(self.segments.segments),
             recovered.end,
             recovered.checkpoint,
-            recovered.torn_bytes,
-            recovered.damaged_pieces,
+            recovered.tail_bytes,
+            recovered.damaged_ranges,
             recovered.rebuilt_queues,
         )
 
@@ -115,10 +115,10 @@ class Opened:
         answered: Callable[[PackedFrame], None],
     ) -> Writer:
         """Create the writer and start its thread."""
-        place = WritePlace(self.segments, self._segment_bytes, options.allocate_bytes)
+        log_end = LogEnd(self.segments, self._segment_bytes, options.allocate_bytes)
         with suppress(OSError):  # the first commit will report it
-            place.prepare()
-        return Writer(self.state, place, self.recovered.end, options, clock, metrics, published, answered)
+            log_end.prepare()
+        return Writer(self.state, log_end, self.recovered.end, options, clock, metrics, published, answered)
 
     def make_queries(self, options: FileLogOptions, limit: Callable[[], int]) -> Queries:
         """Create the queries, which read the log up to the position that `limit` returns."""

@@ -112,7 +112,7 @@ class Retention:
         self._release = release
         self._keep = keep
         self._holds = holds
-        self._letters = letters
+        self._dead_letter_holds = letters
         self._clock = clock
         self._store_clock = store_clock
         self._registry = registry
@@ -157,16 +157,18 @@ class Retention:
         try:
             disk = LogDisk(*in_thread(self._storage.space, self._folder))
             freed = disk._replace(free=disk.free + in_thread(self._unfreed))
-            holds, dead_letters = list(self._holds()), self._letters()
+            holds, dead_letters = list(self._holds()), self._dead_letter_holds()
             segments = self._segments()
-            plan, blocked = deletions(segments, self._moment(freed), self.options, holds, dead_letters)
+            plan, blocked = deletions(
+                segments, self._measure_moment(freed), self.options, holds, dead_letters
+            )
         except (OSError, DdmqError) as error:
-            self._failed("nothing is deleted from %s this time: %s", self._folder, error)
+            self._count_failure("nothing is deleted from %s this time: %s", self._folder, error)
             return []
         self._store_clock.watch(self._registry.cell(LOG_CLOCK_AHEAD))
         self._registry.cell(LOG_BYTES).value = sum(segment.bytes_on_disk for segment in segments)
-        self._note_held(blocked)
-        self._admit(disk)
+        self._set_held(blocked)
+        self._set_admission(disk)
         deleted: list[Deletion] = []
         for deletion in plan:
             if not self._delete(deletion):
@@ -176,7 +178,7 @@ class Retention:
         self._begin_settling(disk, deleted)
         return deleted
 
-    def _moment(self, disk: LogDisk) -> RetentionMoment:
+    def _measure_moment(self, disk: LogDisk) -> RetentionMoment:
         now_ms = self._clock.wall_ms()
         until, enough = self._settle
         settling = self._clock.monotonic() < until and disk.free < enough
@@ -198,7 +200,7 @@ class Retention:
                 return True
             in_thread(self._release(segment))
         except (OSError, DdmqError) as error:
-            self._failed("segment %d cannot be deleted: %s", segment.start, error)
+            self._count_failure("segment %d cannot be deleted: %s", segment.start, error)
             return False
         self._registry.cell(LOG_SEGMENTS_DELETED, reason.name.lower()).value += 1
         log.info(
@@ -212,7 +214,7 @@ class Retention:
             self._deleted(segment, reason)
         return True
 
-    def _note_held(self, blocked: HeldSegment | None) -> None:
+    def _set_held(self, blocked: HeldSegment | None) -> None:
         if blocked is not None and (self.held is None or blocked.hold.reason != self.held.hold.reason):
             log.warning(
                 "segment %d is due for deletion (%s) but held from log position %d on: %s",
@@ -224,7 +226,7 @@ class Retention:
         self.held = blocked
         self._registry.cell(LOG_SEGMENTS_HELD).value = int(blocked is not None)
 
-    def _admit(self, disk: LogDisk) -> None:
+    def _set_admission(self, disk: LogDisk) -> None:
         before, self.admission = self.admission, admission(disk, self.options, self.admission)
         self._registry.cell(LOG_DISK_FREE).value = disk.free
         self._registry.cell(LOG_DISK).value = self.admission
@@ -236,7 +238,7 @@ class Retention:
         if self.admission is not before:
             log.warning("%s", error or f"the disk of {self._folder} accepts sends again")
 
-    def _failed(self, text: str, *arguments: object) -> None:
+    def _count_failure(self, text: str, *arguments: object) -> None:
         self._registry.cell(LOG_RETENTION_FAILURES).value += 1
         log.error(text, *arguments)
 

@@ -104,7 +104,7 @@ class SegmentSet:
 
     def load(self) -> None:
         """Open the existing files, and close deleted ones. Members call it repeatedly."""
-        paths, ends = self._found()
+        paths, ends = self._list_files()
         starts = sorted(paths)
         opened = dict(zip(self.starts, self.segments, strict=True))
         for start in [start for start, segment in opened.items() if segment.file.deleted()]:
@@ -122,7 +122,7 @@ class SegmentSet:
             segment.path, segment.end, segment.kept = paths[segment.start], ends[segment.start], True
         self.starts, self.segments, self._kept = starts, segments, len(retained)
 
-    def _found(self) -> tuple[dict[int, str], dict[int, int]]:
+    def _list_files(self) -> tuple[dict[int, str], dict[int, int]]:
         """Return the path of each file by its start, and the ends of the kept segments."""
         paths: dict[int, str] = {}
         ends: dict[int, int] = {}
@@ -136,9 +136,9 @@ class SegmentSet:
 
     def _open(self, start: int, path: str) -> Segment:
         file = self.storage.open(path)
-        return self._segment(start, start + file.size(), path, file)
+        return self._make_segment(start, start + file.size(), path, file)
 
-    def _segment(self, start: int, end: int, path: str, file: File) -> Segment:
+    def _make_segment(self, start: int, end: int, path: str, file: File) -> Segment:
         return Segment(start, end, path, file, self.salting.of_segment(start))
 
     def _first_ms(self, segment: Segment) -> int:
@@ -208,7 +208,7 @@ class SegmentSet:
         except OSError:
             file.close()
             raise
-        return self._segment(start, start, path, file)
+        return self._make_segment(start, start, path, file)
 
     def create_with(self, start: int, data: bytes, size: int) -> Segment:
         """Create a durable segment that holds `data`, in place of one with the same start. Blocking."""
@@ -225,7 +225,7 @@ class SegmentSet:
         except OSError:
             file.close()
             raise
-        return self._segment(start, start + len(data), path, file)
+        return self._make_segment(start, start + len(data), path, file)
 
     def remove_after(self, position: int) -> None:
         """Remove the files of segments that start after a log position and are not in the set. Blocking."""
@@ -243,7 +243,7 @@ class SegmentSet:
         file.truncate(max(size, end - last.start))
         file.sync_all()
         last.close()
-        self.segments[-1] = self._segment(last.start, end, last.path, file)
+        self.segments[-1] = self._make_segment(last.start, end, last.path, file)
 
     def trim(self) -> None:
         """Release the space allocated after the end of all segments except the last. Blocking.
@@ -273,7 +273,7 @@ class SegmentSet:
 
         Raises StorageError for any other segment, and for the last.
         """
-        index = self._goes(start)
+        index = self._check_oldest(start)
         self.starts.pop(index)
         segment = self.segments.pop(index)
         self._kept -= segment.kept
@@ -286,22 +286,22 @@ class SegmentSet:
         Returns the blocking call that renames its file durably; that one returns the call which marks the
         segment as kept, for the hub.
         """
-        segment = self.segments[self._goes(start)]
+        segment = self.segments[self._check_oldest(start)]
         path = f"{self.folder}/{names.kept_name(segment.start, segment.end)}"
 
         def rename() -> Callable[[], None]:
             self.storage.rename(segment.path, path)
             segment.path = path
             self.storage.sync_folder(self.folder)
-            return note
+            return mark_kept
 
-        def note() -> None:
+        def mark_kept() -> None:
             segment.kept = True
             self._kept += 1
 
         return rename
 
-    def _goes(self, start: int) -> int:
+    def _check_oldest(self, start: int) -> int:
         index = bisect_right(self.starts, start) - 1
         if not 0 <= index <= self._kept or self.starts[index] != start or index == len(self.starts) - 1:
             raise StorageError(f"segment {start} is not the oldest of several; it stays")

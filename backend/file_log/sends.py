@@ -19,7 +19,7 @@ import msgspec
 
 from backend.file_log.core import names
 from backend.file_log.storage import Storage, is_full
-from backend.idempotency import ROW_BYTES, KeySlice, KnownSends, ProducerSequences, is_sound
+from backend.idempotency import ROW_BYTES, KeySlice, ProducerSequences, StoredSends, is_sound
 from ddmq_common.errors import DamagedError
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class SavedSends(msgspec.Struct, array_like=True):
 
 _decode: Any = msgspec.msgpack.Decoder(SavedSends).decode
 _encode: Any = msgspec.msgpack.Encoder().encode
-Found = Callable[[str, int, int, str], None]  # damage: kind of file, position, length, description
+OnDamage = Callable[[str, int, int, str], None]  # damage: kind of file, position, length, description
 
 
 class SliceRows(NamedTuple):
@@ -49,25 +49,25 @@ class SliceRows(NamedTuple):
     rows: bytes
 
 
-def encode_sends(sends: KnownSends) -> bytes:
+def encode_sends(sends: StoredSends) -> bytes:
     """Encode the sends for a checkpoint; b"" if there are none."""
     slices = [
         (item.number, item.saved + len(item.unsaved) // ROW_BYTES, item.last_ms) for item in sends.slices
     ]
-    producers = [item.encoded or _encoded(name, item) for name, item in sends.producers.items()]
+    producers = [item.encoded or _encode_producer(name, item) for name, item in sends.producers.items()]
     if not slices and not producers:
         return b""
     data: bytes = _encode((slices, producers, sends.forgotten_ms, sends.ahead_ms))
     return data
 
 
-def _encoded(name: str, producer: ProducerSequences) -> object:
+def _encode_producer(name: str, producer: ProducerSequences) -> object:
     """Encode a producer and cache the result: most producers are idle between two checkpoints."""
-    producer.encoded = msgspec.Raw(_encode((name, producer.below, producer.heard_ms, producer.places)))
+    producer.encoded = msgspec.Raw(_encode((name, producer.below, producer.active_ms, producer.places)))
     return producer.encoded
 
 
-def decode_sends(data: bytes, sends: KnownSends) -> list[SliceRow]:
+def decode_sends(data: bytes, sends: StoredSends) -> list[SliceRow]:
     """Decode the sends of a checkpoint: restore its producers in `sends`, and return the slices to load.
 
     Raises DamagedError.
@@ -76,8 +76,8 @@ def decode_sends(data: bytes, sends: KnownSends) -> list[SliceRow]:
         saved: SavedSends = _decode(data)
     except msgspec.MsgspecError as error:
         raise DamagedError(f"sends in a checkpoint: {error}") from error
-    for name, below, heard_ms, places in saved.producers:
-        sends.put_producer(name, ProducerSequences(below, heard_ms, places))
+    for name, below, active_ms, places in saved.producers:
+        sends.put_producer(name, ProducerSequences(below, active_ms, places))
     sends.forgotten_ms, sends.ahead_ms = saved.forgotten_ms, saved.ahead_ms
     return saved.slices
 
@@ -88,19 +88,19 @@ class SendFiles:
     def __init__(self, storage: Storage, directory: str) -> None:
         self._storage = storage
         self._folder = f"{directory}/{names.SENDS}"
-        self._made = False
-        self._named: set[str] | None = (
+        self._folder_exists = False
+        self._named_files: set[str] | None = (
             None  # the files of the last saved checkpoint; None before the first one of this process
         )
 
-    def load(self, sends: KnownSends, slices: Sequence[SliceRow], now_ms: int, found: Found) -> bool:
+    def load(self, sends: StoredSends, slices: Sequence[SliceRow], now_ms: int, found: OnDamage) -> bool:
         """Load the rows that a checkpoint names; report damaged ones to `found` and then return False."""
         complete = True
         for number, _, _ in slices:
             sends.put_slice(number, ())
         for number, rows, last_ms in slices:
             if last_ms >= now_ms - sends.window_ms:
-                valid, why = self._sound_rows(number, rows)
+                valid, why = self._valid_rows(number, rows)
                 lost = rows - len(valid)
                 if lost:
                     complete = False
@@ -109,7 +109,7 @@ class SendFiles:
                 sends.put_slice(number, valid, complete=not lost)
         return complete
 
-    def _sound_rows(self, number: int, rows: int) -> tuple[list[bytes], str]:
+    def _valid_rows(self, number: int, rows: int) -> tuple[list[bytes], str]:
         """Return the valid rows, and why others are not valid."""
         data, why = self._read(number)
         available = len(data) // ROW_BYTES
@@ -129,7 +129,7 @@ class SendFiles:
         finally:
             file.close()
 
-    def take(self, sends: KnownSends) -> tuple[list[SliceRows], set[str]]:
+    def take(self, sends: StoredSends) -> tuple[list[SliceRows], set[str]]:
         """Return the rows to write now, and the names of all files after that. Runs on the hub."""
         chunks = [
             SliceRows(slice_, slice_.saved, bytes(slice_.unsaved))
@@ -147,7 +147,7 @@ class SendFiles:
         """
         try:
             if chunks:
-                self._make()
+                self._make_folder()
             for chunk in chunks:
                 self._write(chunk)
         except OSError as error:
@@ -159,11 +159,11 @@ class SendFiles:
             self._storage.sync_folder(self._folder)
         return chunks
 
-    def _make(self) -> None:
-        if not self._made:
+    def _make_folder(self) -> None:
+        if not self._folder_exists:
             self._storage.make_folder(self._folder)
             self._storage.sync_folder(self._folder.rpartition("/")[0])
-            self._made = True
+            self._folder_exists = True
 
     def _write(self, chunk: SliceRows) -> None:
         file = self._storage.open(f"{self._folder}/{names.slice_name(chunk.slice.number)}", write=True)
@@ -179,7 +179,7 @@ class SendFiles:
 
     def tidy(self, names_now: set[str]) -> None:
         """Remove the files that neither the checkpoint just saved nor the previous one names."""
-        before, self._named = self._named, names_now
+        before, self._named_files = self._named_files, names_now
         if before is None:
             return
         with suppress(OSError):  # a file that stays too long only takes space

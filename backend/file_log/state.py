@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from backend.idempotency import KnownSends
+from backend.idempotency import StoredSends
 from backend.port import Wait
 from backend.progress.group_progress import Key, ProgressTable
 from backend.records import Durability, ProgressDelta, QueueRef, TopicInfo
@@ -78,7 +78,7 @@ class LogState:
         self.settings: dict[str, bytes] = {}  # changed by `apply_setting` alone
         self.setting_counts = SettingCounts()
         self.progress = ProgressTable()
-        self.sends = KnownSends(saving=True)
+        self.sends = StoredSends(saving=True)
         self.changed_progress: set[Key] = set()  # since it was encoded for a checkpoint
         self.changed_topics: set[str] = set()  # the same: topics with a queue whose bounds have changed
         self.last_incarnation = 0

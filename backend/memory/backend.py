@@ -19,7 +19,7 @@ import gevent
 from backend.completion import Completion, guarded
 from backend.engine import StoreClock, TopicAnswer, Watchers, check_topic, local_capabilities
 from backend.memory.store import MemoryStore
-from backend.memory.writes import Refuse, Write, WriteLine
+from backend.memory.writes import Refuse, Write, WriteQueue
 from backend.ownership.group import Grant
 from backend.ownership.memberships import Answered, Memberships, raised_epochs
 from backend.port import Backend, FindCall, Health, Join, Membership, MembershipListener, ReadCall, Wait
@@ -83,7 +83,7 @@ class MemoryBackend(Backend):
             self._options.entries_max,
         )
         self._watchers = Watchers(later)
-        self._writes = WriteLine(later)
+        self._writes = WriteQueue(later)
         self._draining = self._closed = False
         self._timer = HubTimer()
         self._store_clock = StoreClock(self._clock, 0)
@@ -148,7 +148,7 @@ class MemoryBackend(Backend):
             now = self._clock.monotonic()
             results = self._store.append(batch, self._store_clock.stamp(now), now)
             self._store_clock.stored()
-            self._loop.run_callback(self._wake, batch)
+            self._loop.run_callback(self._wake_waits, batch)
             return results
 
         def refuse(error: Exception, status: AppendStatus) -> None:
@@ -170,7 +170,7 @@ class MemoryBackend(Backend):
                 self._store_clock.stored()
             for key in batch.settings:
                 self._watchers.changed(key)
-            self._loop.run_callback(self._wake, batch.records)
+            self._loop.run_callback(self._wake_waits, batch.records)
             return results
 
         return self._write(Completion() if into is None else into, deadline, act)
@@ -193,12 +193,12 @@ class MemoryBackend(Backend):
         elif len(self._writes) >= self._options.writes_max:
             error = BoundReachedError(f"{len(self._writes)} writes are waiting; that is the bound")
         else:
-            self._take(write)
+            self._enqueue(write)
             return completion
         self._loop.run_callback(write.refuse, error, AppendStatus.REFUSED)
         return completion
 
-    def _take(self, write: Write) -> None:
+    def _enqueue(self, write: Write) -> None:
         self._writes.take(write)
         if self._writes.held:
             self._tick_on()
@@ -206,7 +206,7 @@ class MemoryBackend(Backend):
     # --- reading
 
     def start_read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
-        self._answer(lambda: self._store.read(call), completion)
+        self._answer_later(lambda: self._store.read(call), completion)
 
     def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
         wait = Wait() if into is None else into
@@ -218,25 +218,25 @@ class MemoryBackend(Backend):
         if len(self._waits):
             self._tick_on()
 
-    def _wake(self, records: Sequence[NewRecord]) -> None:
+    def _wake_waits(self, records: Sequence[NewRecord]) -> None:
         for name, queue_id in {(record.topic, record.queue_id) for record in records}:
             topic = self._store.topics.get(name)
             if topic is not None and 0 <= queue_id < len(topic.queues):
                 self._waits.wake(topic.queues[queue_id])
 
     def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
-        return self._answer(lambda: self._store.bounds(queues))
+        return self._answer_later(lambda: self._store.bounds(queues))
 
     def offset_for_time(self, queue: QueueRef, wall_ms: int) -> Completion[int]:
-        return self._answer(lambda: self._store.offset_for_time(queue, wall_ms))
+        return self._answer_later(lambda: self._store.offset_for_time(queue, wall_ms))
 
     def start_find(self, call: FindCall) -> Completion[list[StoredRecord]]:
-        return self._answer(lambda: self._store.find(call))
+        return self._answer_later(lambda: self._store.find(call))
 
     def progress(self, group: str, queues: Sequence[QueueRef]) -> Completion[list[ProgressView]]:
-        return self._answer(lambda: [self._store.progress.view(group, queue) for queue in queues])
+        return self._answer_later(lambda: [self._store.progress.view(group, queue) for queue in queues])
 
-    def _answer(self, act: Callable[[], T], into: Completion[T] | None = None) -> Completion[T]:
+    def _answer_later(self, act: Callable[[], T], into: Completion[T] | None = None) -> Completion[T]:
         completion: Completion[T] = Completion() if into is None else into
 
         def run() -> None:
@@ -263,7 +263,7 @@ class MemoryBackend(Backend):
         answered(None)
 
     def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
-        return self._answer(lambda: self._members.holders(group, topic))
+        return self._answer_later(lambda: self._members.holders(group, topic))
 
     # --- the engine itself
 
@@ -280,7 +280,7 @@ class MemoryBackend(Backend):
         if self._closed:
             self._loop.run_callback(drained.succeed, None)
         else:
-            self._take(Write(drained, deadline, lambda: None, lambda error, _: drained.fail(error), False))
+            self._enqueue(Write(drained, deadline, lambda: None, lambda error, _: drained.fail(error), False))
         return drained
 
     def close(self) -> None:

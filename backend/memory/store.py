@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from backend.engine import check_absent, check_change, check_settings, check_topics_max
-from backend.idempotency import KnownSends, refusal_in
+from backend.idempotency import StoredSends, add_topic_name
 from backend.port import FindCall, ReadCall, Wait
 from backend.progress.group_progress import ProgressTable
 from backend.records import (
@@ -168,7 +168,7 @@ class MemoryStore:
         self.topics: dict[str, Topic] = {}
         self.settings: dict[str, bytes] = {}
         self.progress = ProgressTable()
-        self.sends = KnownSends()
+        self.sends = StoredSends()
         self.last_ms = 0
         self._bytes_max = bytes_max
         self._entries_max = entries_max
@@ -186,14 +186,14 @@ class MemoryStore:
         """
         topic = self.topics.get(info.name)
         if info.incarnation == 0:
-            return self._create(info, topics_max) if topic is None else topic.info
+            return self._create_topic(info, topics_max) if topic is None else topic.info
         check_change(info, None if topic is None else topic.info)
         assert topic is not None
         topic.queues += [MemoryQueue() for _ in range(info.queues - topic.info.queues)]
         topic.info = info
         return info
 
-    def _create(self, info: TopicInfo, topics_max: int | None) -> TopicInfo:
+    def _create_topic(self, info: TopicInfo, topics_max: int | None) -> TopicInfo:
         check_topics_max(len(self.topics), self._entries_max)
         check_topics_max(len(self.topics), topics_max)
         self._incarnation += 1
@@ -229,13 +229,13 @@ class MemoryStore:
         results = []
         sends_ms = self.sends.stamp(wall_ms, now_s)
         for record in records:
-            error = self._refusal(record, 0)
+            error = self._find_refusal(record, 0)
             if error is None:
                 try:
                     results.append(self._store_once(record, wall_ms, sends_ms))
                     continue
                 except DdmqError as refusal:
-                    error = refusal_in(record.topic, refusal)
+                    error = add_topic_name(record.topic, refusal)
             results.append(AppendResult(AppendStatus.REFUSED, -1, Durability.WRITTEN, error))
         return results
 
@@ -247,7 +247,7 @@ class MemoryStore:
             first = self.sends.first(identity, info.incarnation, sends_ms)
             if first is not None:
                 return AppendResult(AppendStatus.STORED, first.offset, info.durability, None, first)
-        return self._store(record, wall_ms)
+        return self._store_record(record, wall_ms)
 
     def commit(self, batch: CommitBatch, wall_ms: int, now_s: float) -> list[AppendResult]:
         """Commit all of `batch` or nothing. Raises the errors of Backend.commit."""
@@ -258,7 +258,7 @@ class MemoryStore:
         self.progress.check(batch.progress, entries_max=self._entries_max)
         size = 0
         for record in batch.records:
-            error = self._refusal(record, size)
+            error = self._find_refusal(record, size)
             if error is not None:
                 raise error
             size += len(record.delivery)
@@ -269,12 +269,12 @@ class MemoryStore:
         for delta in batch.progress:
             self.progress.apply(delta)
         self._put_settings(batch.settings)
-        return [self._store(record, wall_ms) for record in batch.records]
+        return [self._store_record(record, wall_ms) for record in batch.records]
 
     def _count_settings(self, folder: str) -> int:
         return sum(key.startswith(folder) for key in self.settings)
 
-    def _refusal(self, record: NewRecord, size_before: int) -> Exception | None:
+    def _find_refusal(self, record: NewRecord, size_before: int) -> Exception | None:
         topic = self.topics.get(record.topic)
         if topic is None:
             return UnknownTopicError(f"topic {record.topic} does not exist")
@@ -293,7 +293,7 @@ class MemoryStore:
             )
         return None
 
-    def _store(self, record: NewRecord, wall_ms: int) -> AppendResult:
+    def _store_record(self, record: NewRecord, wall_ms: int) -> AppendResult:
         topic = self.topics[record.topic]
         self.last_ms = max(self.last_ms, wall_ms)
         self._position += 1

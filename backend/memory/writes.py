@@ -33,7 +33,7 @@ class _Failure(NamedTuple):
     stored: bool
 
 
-class WriteLine:
+class WriteQueue:
     """The queued writes. `run_callback` is that of the event loop."""
 
     def __init__(self, run_callback: Callable[..., Any]) -> None:
@@ -86,11 +86,11 @@ class WriteLine:
             for _ in range(len(self._writes)):
                 if self.held or not self._writes:
                     break
-                self._do(self._writes.popleft())
+                self._perform_write(self._writes.popleft())
         finally:
             self._schedule()
 
-    def _do(self, write: Write) -> None:
+    def _perform_write(self, write: Write) -> None:
         failure = self._failures.popleft() if self._failures and write.may_fail else None
         value = None
         if failure is None or failure.stored:

@@ -71,9 +71,9 @@ class AckMap:
         for start, end in ranges:
             if start > self.committed:
                 if start < end:
-                    self._mark(start, end)
+                    self._mark_range(start, end)
             elif end > self.committed:
-                self._advance(end)
+                self._advance_to(end)
             else:
                 continue
             if self._attempts:
@@ -116,7 +116,7 @@ class AckMap:
         floor = max(offset, self.committed)
         pending: tuple[int, int] | None = None
         for first, after, bits in self.pieces(floor >> PAGE_BITS):
-            for start, end in piece_ranges(first, after, bits):
+            for start, end in page_ranges(first, after, bits):
                 if pending is not None and pending[1] == start:
                     pending = (pending[0], end)
                     continue
@@ -150,10 +150,10 @@ class AckMap:
     def reset(self, offset: int) -> None:
         """Restart at `offset`, with nothing finished above it and no attempts."""
         self.committed = self._top = offset
-        self._forget()
+        self._forget_pages()
         self._attempts.clear()
 
-    def _mark(self, start: int, end: int) -> None:
+    def _mark_range(self, start: int, end: int) -> None:
         """Mark `[start, end)`, all of it above the committed offset, as finished."""
         if end > self._top:
             self._top = end
@@ -179,17 +179,17 @@ class AckMap:
         else:
             self._pages[page] = bits
 
-    def _advance(self, end: int) -> None:
+    def _advance_to(self, end: int) -> None:
         """Move the committed offset to `end`, below which everything is finished, or past it."""
         if end >= self._top:
             self.committed = end
             if self._pages or self._full:
-                self._forget()
+                self._forget_pages()
             return
         before = self.committed >> PAGE_BITS
         self.committed = self._finished_until(end)
         if self.committed >= self._top:
-            self._forget()
+            self._forget_pages()
         elif self.committed >> PAGE_BITS > before:
             self._drop_pages(before, self.committed >> PAGE_BITS)
             self._full.drop_below(self.committed >> PAGE_BITS)
@@ -228,12 +228,12 @@ class AckMap:
         for offset in range(start, end):
             attempts.pop(offset, None)
 
-    def _forget(self) -> None:
+    def _forget_pages(self) -> None:
         self._pages.clear()
         self._full.clear()
 
 
-def piece_ranges(first: int, after: int, bits: int) -> Iterator[tuple[int, int]]:
+def page_ranges(first: int, after: int, bits: int) -> Iterator[tuple[int, int]]:
     """Yield the finished ranges of one item of `AckMap.pieces`, as offsets."""
     base = first << PAGE_BITS
     if bits == PAGE_FULL:

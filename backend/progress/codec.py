@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from backend.progress.ack_map import OFFSET_END, PAGE_BITS, PAGE_FULL, PAGE_OFFSETS, AckMap, piece_ranges
+from backend.progress.ack_map import OFFSET_END, PAGE_BITS, PAGE_FULL, PAGE_OFFSETS, AckMap, page_ranges
 from backend.progress.group_progress import Fence, GroupProgress, check_delta
 from backend.records import ProgressDelta, QueueRef
 from ddmq_common.delivery import varint, zigzag
@@ -26,7 +26,7 @@ _RANGES_MAX = _PAGE_BYTES // 4  # a page with more ranges than this is written a
 def encode_delta(delta: ProgressDelta) -> bytes:
     """Encode one delta; ranges and attempts keep their order. Raises ValueError like check_delta."""
     check_delta(delta)
-    fields = [b"\x01", _queue(delta.group, delta.queue), varint(delta.epoch), varint(delta.generation)]
+    fields = [b"\x01", _encode_queue(delta.group, delta.queue), varint(delta.epoch), varint(delta.generation)]
     fields.append(varint(0 if delta.reset_to is None else delta.reset_to + 1))
     fields.append(varint(len(delta.finished)))
     before = 0
@@ -56,12 +56,17 @@ def encode_progress(group: str, queue: QueueRef, progress: GroupProgress) -> byt
     """Encode a group's complete progress on one queue."""
     acks = progress.acks
     chunks = acks.pieces()
-    fields = [b"\x01", _queue(group, queue), varint(progress.fence.epoch), varint(progress.fence.generation)]
+    fields = [
+        b"\x01",
+        _encode_queue(group, queue),
+        varint(progress.fence.epoch),
+        varint(progress.fence.generation),
+    ]
     fields += (varint(acks.committed + 1 if progress.started else 0), varint(len(chunks)))
     before = 0
     for first, after, bits in chunks:
         fields.append(varint(first - before))
-        fields.append(_encode_piece(first, after, bits))
+        fields.append(_encode_pages(first, after, bits))
         before = after
     _encode_attempts(fields, sorted(acks.attempts.items()))
     return b"".join(fields)
@@ -79,7 +84,7 @@ def decode_progress(data: bytes) -> tuple[str, QueueRef, GroupProgress]:
     page = 0
     for _ in range(reader.count()):
         page += reader.number()
-        page = _decode_piece(reader, acks, page)
+        page = _decode_pages(reader, acks, page)
     for offset, attempts in _decode_attempts(reader):
         if acks.is_finished(offset) or offset in acks.attempts:
             raise reader.damaged(f"attempts of offset {offset}, finished or twice")
@@ -89,7 +94,7 @@ def decode_progress(data: bytes) -> tuple[str, QueueRef, GroupProgress]:
 
 
 @lru_cache(maxsize=4096)
-def _queue(group: str, queue: QueueRef) -> bytes:
+def _encode_queue(group: str, queue: QueueRef) -> bytes:
     group_bytes, topic = group.encode(), queue.topic.encode()
     return b"".join(
         (
@@ -140,12 +145,12 @@ def _decode_attempts(reader: _Reader) -> tuple[tuple[int, int], ...]:
     return tuple(pairs)
 
 
-def _encode_piece(first: int, after: int, bits: int) -> bytes:
+def _encode_pages(first: int, after: int, bits: int) -> bytes:
     if bits == PAGE_FULL:
         return b"\x00" + varint(after - first)
     if (bits & ~(bits << 1)).bit_count() > _RANGES_MAX:
         return b"\x01" + bits.to_bytes(_PAGE_BYTES, "little")
-    ranges = piece_ranges(first, after, bits)
+    ranges = page_ranges(first, after, bits)
     fields = [b"\x02", b""]
     before = first << PAGE_BITS
     for start, end in ranges:
@@ -156,7 +161,7 @@ def _encode_piece(first: int, after: int, bits: int) -> bytes:
     return b"".join(fields)
 
 
-def _decode_piece(reader: _Reader, acks: AckMap, page: int) -> int:
+def _decode_pages(reader: _Reader, acks: AckMap, page: int) -> int:
     """Decode one page or range of pages into `acks`; return the page after it."""
     kind = reader.byte()
     if kind == _BITMAP:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from backend.file_log.sends import decode_sends, encode_sends
-from backend.idempotency import ROW_BYTES, SLICES, KnownSends
+from backend.idempotency import ROW_BYTES, SLICES, StoredSends
 from ddmq_common.errors import BoundReachedError, CallerError
 from ddmq_common.send_identity import key_identity, sequence_identity
 from tests.examples import examples
@@ -43,7 +43,7 @@ class KnownSendsMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.known = KnownSends(WINDOW_MS, KEYS_MAX, saving=True)
+        self.known = StoredSends(WINDOW_MS, KEYS_MAX, saving=True)
         self.files: dict[int, bytes] = {}
         self.records: list[KnownSend] = []
         self.frame: list[KnownSend] = []
@@ -168,7 +168,7 @@ class KnownSendsMachine(RuleBasedStateMachine):
     @rule()
     def start_from_files(self) -> None:
         self.save()
-        fresh = KnownSends(WINDOW_MS, KEYS_MAX, saving=True)
+        fresh = StoredSends(WINDOW_MS, KEYS_MAX, saving=True)
         data = encode_sends(self.known)
         for number, rows, _ in decode_sends(data, fresh) if data else ():
             content = self.files[number]
@@ -180,7 +180,7 @@ class KnownSendsMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.frame)
     @rule()
     def start_from_records(self) -> None:
-        self.known, self.files = KnownSends(WINDOW_MS, KEYS_MAX, saving=True), {}
+        self.known, self.files = StoredSends(WINDOW_MS, KEYS_MAX, saving=True), {}
         for one in self.records:
             self.known.restore(
                 one.text, one.message_id, one.offset, one.queue_id, one.incarnation, one.stored_ms

@@ -42,12 +42,12 @@ class Job:
     error: Exception | None
     took_us: float
 
-    def run(self, place: WritePlace) -> None:
+    def run(self, log_end: LogEnd) -> None:
         """Do the work, in the thread."""
         raise RuntimeError("a job needs a run method")
 
 
-class WritePlace:
+class LogEnd:
     """The end of the log, where frames are written. Used by the thread, and while the log is opened.
 
     Space is allocated far ahead, and after small frames zeros are written a little ahead: a file system makes
@@ -77,9 +77,9 @@ class WritePlace:
             self.sync()
         try:
             if full:
-                self._roll(position, len(data))
+                self._start_segment(position, len(data))
             if end > self._allocated:
-                self._allocate(position, end)
+                self._allocate_ahead(position, end)
         except OSError as error:
             raise NotStartedError(error) from error
         file, at = self.segment.file, position - self.segment.start
@@ -99,26 +99,26 @@ class WritePlace:
         self.segment.file.sync()
         self._unsynced = False
 
-    def _roll(self, position: int, size: int) -> None:
+    def _start_segment(self, position: int, size: int) -> None:
         self._rolling = position
         segment = self.segments.create(position, max(self._segment_bytes, size))
         self._rolling = -1
         old, self.segment = self.segment, segment
         self._allocated = self._zeroed = position
-        _trim(old, position)
+        _release_space(old, position)
 
-    def _allocate(self, position: int, end: int) -> None:
+    def _allocate_ahead(self, position: int, end: int) -> None:
         limit = self.segment.start + max(self._segment_bytes, end - self.segment.start)
         start = max(position, self._allocated)
         ahead = min(self._allocate_bytes, self.segments.free_bytes() // FREE_SHARE)
         try:
-            self._set_aside(start, min(limit, max(end, start + ahead)))
+            self._allocate_range(start, min(limit, max(end, start + ahead)))
         except OSError as error:
             if not is_full(error):
                 raise
-            self._set_aside(start, end)
+            self._allocate_range(start, end)
 
-    def _set_aside(self, start: int, upto: int) -> None:
+    def _allocate_range(self, start: int, upto: int) -> None:
         file = self.segment.file
         try:
             file.allocate(start - self.segment.start, upto - start)
@@ -136,10 +136,10 @@ class WritePlace:
         Raises OSError if there is none.
         """
         if self._rolling >= 0:
-            self._roll(self._rolling, 0)
+            self._start_segment(self._rolling, 0)
         end = self.segment.end + PREPARED_BYTES
         if end > max(self._allocated, self._zeroed):
-            self._allocate(self.segment.end, end)
+            self._allocate_ahead(self.segment.end, end)
 
     def rescue(self, durable: int, data: bytes) -> Segment:
         """Write a new durable segment from `durable` on, ending with `data`, after a failed sync. Raises
@@ -156,7 +156,7 @@ class WritePlace:
         between = last.pread(durable, last.end - durable)
         if len(between) < last.end - durable:
             raise OSError(f"{last.path} returns {len(between)} of {last.end - durable} bytes")
-        self._leave(last)
+        self._leave_segment(last)
         self.segments.remove_after(durable)  # a new segment that was begun does not count either
         segment = self.segments.create_with(durable, between + data, self._segment_bytes)
         self._rolling = -1
@@ -164,16 +164,16 @@ class WritePlace:
         self._allocated = self._zeroed = segment.end
         return segment
 
-    def _leave(self, last: Segment) -> None:
+    def _leave_segment(self, last: Segment) -> None:
         """Stop writing the segment `last`, and close the one that was begun after it."""
         if self.segment is not last:
             self.segment.close()
             self.segment = last
-        _trim(last, last.end)
+        _release_space(last, last.end)
         self._allocated = self._zeroed = last.end
 
 
-def _trim(segment: Segment, end: int) -> None:
+def _release_space(segment: Segment, end: int) -> None:
     """Release the space allocated after `end`; if the disk fails, the next opening of the log releases it."""
     with suppress(OSError):
         segment.file.truncate(end - segment.start)
@@ -182,39 +182,39 @@ def _trim(segment: Segment, end: int) -> None:
 class Committer:
     """The thread, and the hand-over of its outcomes to the hub."""
 
-    def __init__(self, place: WritePlace, done: Callable[[Any], None]) -> None:
-        self.place = place
+    def __init__(self, log_end: LogEnd, done: Callable[[Any], None]) -> None:
+        self.log_end = log_end
         self._done = done
         self._job: Job | None = None
         self._finished: Job | None = None
         self._stopping = False
         self._wake: Any = _thread.allocate_lock()
         self._wake.acquire()
-        self._gone: Any = _thread.allocate_lock()
-        self._gone.acquire()
+        self._exited: Any = _thread.allocate_lock()
+        self._exited.acquire()
         self._async: Any = gevent.get_hub().loop.async_()
         self._async.start(self._on_hub)
-        _thread.start_new_thread(self._loop, ())
+        _thread.start_new_thread(self._run_jobs, ())
 
     def hand_over(self, job: Job) -> None:
         """Start a job; the previous one must be done."""
         self._job = job
         self._wake.release()
 
-    def _loop(self) -> None:
+    def _run_jobs(self) -> None:
         wait = self._wake.acquire
         while not self._stopping:
             wait()
             job, self._job = self._job, None
             if job is not None:
                 self._run(job)
-        self._gone.release()
+        self._exited.release()
 
     def _run(self, job: Job) -> None:
         started = time.perf_counter()
         job.error = None
         try:
-            job.run(self.place)
+            job.run(self.log_end)
         except Exception as error:  # the hub must receive every failure, or it waits for ever
             job.error = error
         job.took_us = (time.perf_counter() - started) * 1e6
@@ -239,7 +239,7 @@ class Committer:
             self._wake.release()
         except RuntimeError:  # the thread has not started the job handed over last
             pass
-        stopped = self._gone.acquire(timeout=timeout_s)
+        stopped = self._exited.acquire(timeout=timeout_s)
         self._async.stop()
         self._async.close()
         if not stopped:

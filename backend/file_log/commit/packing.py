@@ -33,7 +33,7 @@ from backend.file_log.core.layout import (
 )
 from backend.file_log.options import FileLogOptions
 from backend.file_log.state import LogQueue, LogState, TopicState
-from backend.idempotency import refusal_in
+from backend.idempotency import add_topic_name
 from backend.progress.group_progress import Fence, Key
 from backend.records import (
     AppendResult,
@@ -102,14 +102,14 @@ class Mark(NamedTuple):
     """The extent of a frame that is being packed, to return to."""
 
     end: int
-    parts: int
+    chunks: int
     records: int
     applies: int
     sync: bool
-    noted: int
+    pending_sends: int
 
 
-def _fault_of_numbers(record: NewRecord) -> DdmqError | None:
+def _check_numbers(record: NewRecord) -> DdmqError | None:
     for name, low in (("born_ms", -_I64), ("due_ms", -_I64 // 2)):
         if not low <= getattr(record, name) < _I64:
             return CallerError(f"{name} {getattr(record, name)}; allowed: {low} to {_I64 - 1}")
@@ -126,7 +126,7 @@ def _fault_of_numbers(record: NewRecord) -> DdmqError | None:
     return None
 
 
-def refused(error: Exception) -> AppendResult:
+def refused_result(error: Exception) -> AppendResult:
     """Return the result for a record that is refused with `error`."""
     return AppendResult(AppendStatus.REFUSED, -1, Durability.WRITTEN, error)
 
@@ -141,12 +141,12 @@ class FramePacker:
         self._delivery_bytes_max = options.delivery_bytes_max
         self._moved_bytes_max = options.moved_bytes_max
         self._tags: dict[bytes, int] = {b"": 0}
-        self._parts: list[bytes] = []
+        self._chunks: list[bytes] = []
         self.frame = PackedFrame(0, 0, 0, 0)
 
     def begin(self, position: int, durable: int, stored_ms: int, now_s: float) -> PackedFrame:
         """Start a frame at a log position; `now_s`: monotonic."""
-        self._parts = [b""]
+        self._chunks = [b""]
         self.frame = PackedFrame(position, self._state.batch_id, durable, stored_ms)
         self.frame.sends_ms = self._state.sends.stamp(stored_ms, now_s)
         return self.frame
@@ -154,17 +154,21 @@ class FramePacker:
     def mark(self) -> Mark:
         """Return the frame's present extent, for `back_to`."""
         frame = self.frame
-        parts, records, noted = len(self._parts), len(frame.columns[0]), len(self._state.sends.notes)
-        return Mark(frame.end, parts, records, len(frame.applies), frame.sync, noted)
+        chunks, records, pending_sends = (
+            len(self._chunks),
+            len(frame.columns[0]),
+            len(self._state.sends.notes),
+        )
+        return Mark(frame.end, chunks, records, len(frame.applies), frame.sync, pending_sends)
 
     def back_to(self, mark: Mark) -> None:
         """Remove the records packed since `mark` and release their offsets."""
         frame, touched = self.frame, []
-        del self._parts[mark.parts :], frame.applies[mark.applies :]
+        del self._chunks[mark.chunks :], frame.applies[mark.applies :]
         for column in frame.columns:
             del column[mark.records :]
         frame.end, frame.sync = mark.end, mark.sync
-        self._state.sends.back_to(mark.noted)
+        self._state.sends.back_to(mark.pending_sends)
         for queue, assigned in frame.touched:
             pending = queue.pending
             while pending and ENTRY.unpack_from(pending, len(pending) - ENTRY_BYTES)[0] >= mark.end:
@@ -202,7 +206,7 @@ class FramePacker:
             return CallerError(f"flags {record.flags}; allowed: 0 to 255")
         if len(record.key) > KEY_BYTES_MAX:
             return CallerError(f"key of {len(record.key)} bytes; allowed: at most {KEY_BYTES_MAX}")
-        return _fault_of_numbers(record)
+        return _check_numbers(record)
 
     def _bytes_max_in(self, topic: str) -> int:
         return self._moved_bytes_max if is_internal(topic) else self._delivery_bytes_max
@@ -217,7 +221,7 @@ class FramePacker:
     # Longer than sixty lines because it is the hot loop: every call out of it costs 5 % of the write path.
     def add_lists(self, lists: Iterable[Sequence[NewRecord]], once: bool = True) -> list[Results]:
         """Pack the records of many requests, as `add_records` does for one."""
-        frame, parts, tags = self.frame, self._parts, self._tags
+        frame, chunks, tags = self.frame, self._chunks, self._tags
         topics, position, stored_ms, sends_ms = self._state.topics, frame.end, frame.stored_ms, frame.sends_ms
         positions, names, keys, ids = frame.columns
         crc, add_crc, pack_rest, pack_front = google_crc32c.value, google_crc32c.extend, REST.pack, FRONT.pack
@@ -241,7 +245,7 @@ class FramePacker:
                     queue = topic.queues[record.queue_id]
                     tag = tags.get(record.tags)
                     if tag is None:
-                        tag = self._tag(record.tags)
+                        tag = self._hash_tags(record.tags)
                     system = record.system
                     identity = system.get(IDENTITY) if system else None
                     if once and identity is not None and self._answered_before(identity, topic, results):
@@ -258,10 +262,10 @@ class FramePacker:
                     ) + tail  # fmt: skip
                     entry = pack_entry(position, size, tag, due_ms, packed)
                 except (IndexError, struct.error, TypeError, AttributeError, UnicodeEncodeError) as error:
-                    results.append(refused(self._explain(record, error)))
+                    results.append(refused_result(self._explain_error(record, error)))
                     continue
                 meta_crc = add_crc(salt, meta)
-                parts += (pack_front(RECORD_MAGIC, meta_crc, add_crc(meta_crc, delivery)), meta, delivery)
+                chunks += (pack_front(RECORD_MAGIC, meta_crc, add_crc(meta_crc, delivery)), meta, delivery)
                 pending = queue.pending
                 if not pending:
                     frame.touched.append((queue, offset))
@@ -285,18 +289,18 @@ class FramePacker:
         try:
             first = self._state.sends.first(identity, topic.incarnation, self.frame.sends_ms)
         except DdmqError as error:
-            results.append(refused(refusal_in(topic.info.name, error)))
+            results.append(refused_result(add_topic_name(topic.info.name, error)))
             return True
         if first is not None:
             result = AppendResult(AppendStatus.STORED, first.offset, topic.durability, None, first)
             results.append(result)
         return first is not None
 
-    def _explain(self, record: NewRecord, error: Exception) -> DdmqError:
+    def _explain_error(self, record: NewRecord, error: Exception) -> DdmqError:
         refusal = self.refusal(record)
         return CallerError(f"the record cannot be stored: {error}") if refusal is None else refusal
 
-    def _tag(self, tags: bytes) -> int:
+    def _hash_tags(self, tags: bytes) -> int:
         value = tag_hash(tags)
         if len(self._tags) < TAGS_REMEMBERED_MAX:
             self._tags[tags] = value
@@ -306,7 +310,7 @@ class FramePacker:
         """Pack a record that is not a message. `apply` runs when it is durable."""
         frame = self.frame
         data = pack_record(kind, frame.end, frame.stored_ms, **fields, salt=self._salt)
-        self._parts.append(data)
+        self._chunks.append(data)
         frame.end += len(data)
         frame.sync = True
         frame.applies.append(apply)
@@ -315,7 +319,7 @@ class FramePacker:
         """Add the header and return the frame, ready to write."""
         frame = self.frame
         frame.count = len(frame.columns[0]) + len(frame.applies)
-        self._parts[0] = pack_frame(
+        self._chunks[0] = pack_frame(
             Frame(
                 frame.count,
                 frame.end - frame.position - FRAME_BYTES,
@@ -327,7 +331,7 @@ class FramePacker:
             ),
             self._salt,
         )
-        frame.data = b"".join(self._parts)
-        self._parts = []
+        frame.data = b"".join(self._chunks)
+        self._chunks = []
         self._state.batch_id += 1
         return frame

@@ -12,7 +12,7 @@ from typing import Any
 
 from backend.completion import Completion
 from backend.engine import check_absent, check_change, check_settings, check_topics_max
-from backend.file_log.commit.packing import FramePacker, Results, refused
+from backend.file_log.commit.packing import FramePacker, Results, refused_result
 from backend.file_log.core.layout import FLAG_DELETED, RecordKind
 from backend.file_log.options import FileLogOptions
 from backend.file_log.state import LogState, TopicState
@@ -200,7 +200,7 @@ class CommitRequest(Request):
 class TopicRequest(Request):
     """Creates, changes or deletes a topic. `info` None deletes."""
 
-    __slots__ = ("_changed", "_info", "_made", "_name", "_state", "topics_max")
+    __slots__ = ("_changed", "_info", "_name", "_result", "_state", "topics_max")
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ class TopicRequest(Request):
         self.topics_max = topics_max
         self._state = state
         self._changed = changed
-        self._made: TopicInfo | None = None
+        self._result: TopicInfo | None = None
 
     def pack(self, packer: FramePacker) -> bool:
         ahead = packer.frame.topics
@@ -235,17 +235,17 @@ class TopicRequest(Request):
                 self._pack_deletion(packer, topic)
                 return True
             if topic is not None and self._info.incarnation == 0:
-                self._made = topic
+                self._result = topic
                 return True
-            self._made = self._checked(self._info, topic, packer.frame.topics_more)
+            self._result = self._check_change(self._info, topic, packer.frame.topics_more)
         except DdmqError as error:
             self.refuse(error)
             return False
-        self._pack_topic(packer, self._made)
+        self._pack_topic(packer, self._result)
         packer.frame.topics_more += self._info.incarnation == 0
         return True
 
-    def _checked(self, info: TopicInfo, topic: TopicInfo | None, more: int) -> TopicInfo:
+    def _check_change(self, info: TopicInfo, topic: TopicInfo | None, more: int) -> TopicInfo:
         if info.incarnation == 0:
             log_max, caller_max = self.topics_max
             count = len(self._state.topics) + more
@@ -282,7 +282,7 @@ class TopicRequest(Request):
 
     def stored(self) -> None:
         if not self.completion.done:
-            self.completion.succeed(self._made)
+            self.completion.succeed(self._result)
 
     def refuse(self, error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> None:
         if not self.completion.done:
@@ -299,4 +299,4 @@ def size_of(records: Sequence[NewRecord]) -> int:
 
 def all_refused(count: int, error: Exception) -> Results:
     """Return the results of an append that is refused before it is queued."""
-    return [refused(error)] * count
+    return [refused_result(error)] * count

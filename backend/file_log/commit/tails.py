@@ -52,7 +52,7 @@ class Tails:
     def committed(self) -> None:
         """Write the entries, or schedule writing, after all tails of one commit have grown."""
         if self.at_once and not self._busy:
-            self._finish(self._write(self.take()))
+            self._drop_written(self._write(self.take()))
         elif self.bytes >= self._bytes_max and not self._busy:
             self.flush()
         elif not self._ticking and self._waiting:
@@ -70,7 +70,7 @@ class Tails:
         """Write the waiting entries in a native thread."""
         if not self._busy and not self._closed:
             self._busy = True
-            off_hub(self._write, self._written, self.take())
+            off_hub(self._write, self._on_written, self.take())
 
     def take(self) -> list[Write]:
         """Return the waiting writes for a checkpoint that performs them; writing them twice is harmless."""
@@ -100,13 +100,13 @@ class Tails:
         self._failing = False
         return written
 
-    def _written(self, written: Any, _: Exception | None) -> None:
+    def _on_written(self, written: Any, _: Exception | None) -> None:
         self._busy = False
         if self._closed:
             return
-        self._finish(written or [])
+        self._drop_written(written or [])
 
-    def _finish(self, written: list[Write]) -> None:
+    def _drop_written(self, written: list[Write]) -> None:
         for queue, _, data in written:
             if self._waiting.get(queue.ref) is not queue:
                 continue
@@ -127,4 +127,4 @@ class Tails:
         self._closed = True
         self._timer.stop()
         if not self._busy:
-            self._finish(self._write(self.take()))
+            self._drop_written(self._write(self.take()))

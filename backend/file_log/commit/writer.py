@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import gevent
 
 from backend.engine import StoreClock
-from backend.file_log.commit.committer import Committer, Job, NotStartedError, WritePlace
+from backend.file_log.commit.committer import Committer, Job, LogEnd, NotStartedError
 from backend.file_log.commit.packing import FramePacker, PackedFrame
 from backend.file_log.commit.requests import LATE, UNKNOWN, AppendRequest, Request
 from backend.file_log.options import FileLogOptions
@@ -106,8 +106,8 @@ class CommitJob(Job):
     def __init__(self, frame: PackedFrame) -> None:
         self.frame = frame
 
-    def run(self, place: WritePlace) -> None:
-        place.write(self.frame.data, self.frame.position, sync=self.frame.sync)
+    def run(self, log_end: LogEnd) -> None:
+        log_end.write(self.frame.data, self.frame.position, sync=self.frame.sync)
 
 
 class SyncJob(Job):
@@ -115,8 +115,8 @@ class SyncJob(Job):
 
     __slots__ = ()
 
-    def run(self, place: WritePlace) -> None:
-        place.sync()
+    def run(self, log_end: LogEnd) -> None:
+        log_end.sync()
 
 
 class GrowJob(Job):
@@ -124,8 +124,8 @@ class GrowJob(Job):
 
     __slots__ = ()
 
-    def run(self, place: WritePlace) -> None:
-        place.prepare()
+    def run(self, log_end: LogEnd) -> None:
+        log_end.prepare()
 
 
 class RescueJob(Job):
@@ -139,8 +139,8 @@ class RescueJob(Job):
         self.durable = durable
         self.frame = frame
 
-    def run(self, place: WritePlace) -> None:
-        self.segment = place.rescue(self.durable, b"" if self.frame is None else self.frame.data)
+    def run(self, log_end: LogEnd) -> None:
+        self.segment = log_end.rescue(self.durable, b"" if self.frame is None else self.frame.data)
 
 
 class Writer:
@@ -153,7 +153,7 @@ class Writer:
     def __init__(
         self,
         state: LogState,
-        place: WritePlace,
+        log_end: LogEnd,
         position: int,
         options: FileLogOptions,
         clock: Clock,
@@ -171,16 +171,16 @@ class Writer:
         state.sends.start(self.store_clock.now_ms(), clock.monotonic())
         self._published = published
         self._answered = answered
-        self._segments = place.segments
-        self._packer = FramePacker(state, options, place.segments.salting.salt)
-        self._committer = Committer(place, self._done)
+        self._segments = log_end.segments
+        self._packer = FramePacker(state, options, log_end.segments.salting.salt)
+        self._committer = Committer(log_end, self._on_job_done)
         self._job: Job | None = None
         self._pending: deque[Request] = deque()
         self._pending_bytes = 0
-        self._closed = self._sync_wanted = False
+        self._closed = self._sync_requested = False
         self._at_rest: list[Callable[[], None]] = []
         self._loop: Any = gevent.get_hub().loop
-        self._gathering = Gathering(self._loop, self._turn)
+        self._gathering = Gathering(self._loop, self._begin_next)
         self._handle_error: Any = gevent.get_hub().handle_error
         self._sync_timer, self._retry_timer, self._rest_timer = HubTimer(), HubTimer(), HubTimer()
         self._rescue: RescueJob | None = None
@@ -197,7 +197,7 @@ class Writer:
 
     def submit(self, request: Request) -> None:
         """Queue a request, or refuse it later from the hub."""
-        error = self._why_not(request)
+        error = self._check_bounds(request)
         if error is not None:
             self._loop.run_callback(request.refuse, error)
             return
@@ -208,7 +208,7 @@ class Writer:
         if self._job is None and (self._pending_bytes >= ENOUGH_BYTES or not self._gathering.active):
             self._schedule()
 
-    def _why_not(self, request: Request) -> DdmqError | None:
+    def _check_bounds(self, request: Request) -> DdmqError | None:
         options = self._options
         if self.refusal is not None:
             return self.refusal
@@ -242,18 +242,18 @@ class Writer:
             self._gathering.begin()
         else:
             self._gathering.stop()
-            self._loop.run_callback(self._turn)
+            self._loop.run_callback(self._begin_next)
 
     # --- starting frames
 
-    def _turn(self) -> None:
-        self._settle(*self._start_next())
+    def _begin_next(self) -> None:
+        self._answer_requests(*self._start_next())
 
     def _start_next(self) -> tuple[list[Request], list[Request]]:
         """Hand the next job over; return the late requests, and those that are done without a write."""
         if self._job is not None or self._closed or self.refusal is not None:
             return [], []
-        if (self._at_rest or (self._sync_wanted and not self._pending)) and self.written > self.durable:
+        if (self._at_rest or (self._sync_requested and not self._pending)) and self.written > self.durable:
             self._hand_over(SyncJob())
             return [], []
         at_rest, self._at_rest = self._at_rest, []
@@ -268,10 +268,10 @@ class Writer:
         filled = fill_frame(packer, self._pending, now, self._options.frame_bytes_max, later)
         self._pending_bytes -= filled.bytes
         if not frame.columns[0] and not frame.applies:
-            if self._pending or self._sync_wanted:
+            if self._pending or self._sync_requested:
                 self._schedule()
             return filled.late, frame.requests
-        frame.sync = frame.sync or self._sync_wanted
+        frame.sync = frame.sync or self._sync_requested
         self._hand_over(CommitJob(packer.finish()))
         return filled.late, []
 
@@ -279,7 +279,7 @@ class Writer:
         self._job = job
         self._committer.hand_over(job)
 
-    def _settle(self, late: list[Request], answered: list[Request]) -> None:
+    def _answer_requests(self, late: list[Request], answered: list[Request]) -> None:
         self._late[0].value += len(late)
         for request in late:
             self.guarded(request.refuse, TryLaterError(LATE), AppendStatus.NOT_STORED)
@@ -295,18 +295,18 @@ class Writer:
 
     # --- outcomes
 
-    def _done(self, job: Job) -> None:
+    def _on_job_done(self, job: Job) -> None:
         self._job = None
         if isinstance(job, CommitJob):
             self._commit_done(job)
         elif isinstance(job, RescueJob):
             self._rescue_done(job)
         elif isinstance(job, GrowJob):
-            self._grew(job.error)
-            self._settle(*self._start_next())
+            self._on_growth_result(job.error)
+            self._answer_requests(*self._start_next())
         elif job.error is None:
-            self._synced()
-            self._settle(*self._start_next())
+            self._on_synced()
+            self._answer_requests(*self._start_next())
         else:
             self._fail(job.error, None)
 
@@ -314,17 +314,17 @@ class Writer:
         frame, error = job.frame, job.error
         if error is None:
             self._sync_us.observe(job.took_us)
-            self._complete(frame)
+            self._complete_frame(frame)
         elif isinstance(error, NotStartedError):
             self._take_back(frame, error)
         else:
             self._fail(error, frame)
 
-    def _complete(self, frame: PackedFrame) -> None:
+    def _complete_frame(self, frame: PackedFrame) -> None:
         """Make a frame that counts visible, start the next one, and answer the callers."""
         self._commits.value += 1
         if self.stuck is not None:
-            self._grew(None)
+            self._on_growth_result(None)
         self._records.value += frame.count
         self._sizes.observe(frame.count)
         self._bytes.observe(frame.end - frame.position)
@@ -340,9 +340,9 @@ class Writer:
         for apply in frame.applies:
             self.guarded(apply)
         if frame.sync:
-            self._synced()
+            self._on_synced()
         elif not self._sync_timer.active:
-            self._sync_timer.once(self._options.written_sync_ms / 1000, self._want_sync)
+            self._sync_timer.once(self._options.written_sync_ms / 1000, self._request_sync)
         self.guarded(self._published, frame)
         late, answered = self._start_next() if self._pending_bytes >= ENOUGH_BYTES else ([], [])
         for request in frame.requests:
@@ -350,26 +350,26 @@ class Writer:
                 request.stored()
             except Exception as error:
                 self._handle_error(request.stored, type(error), error, error.__traceback__)
-        self._settle(late, answered)
+        self._answer_requests(late, answered)
         self.guarded(self._answered, frame)
-        if self._pending or self._at_rest or self._sync_wanted:
+        if self._pending or self._at_rest or self._sync_requested:
             self._schedule()
 
     def _adopt_segment(self, frame: PackedFrame) -> None:
-        segment = self._committer.place.segment
+        segment = self._committer.log_end.segment
         if segment is not self._segments.last:
             self._segments.add(segment)
             self.durable = frame.position  # the previous segment was synced before the new one began
         segment.end = frame.end
         segment.last_ms = max(segment.last_ms, frame.stored_ms)
 
-    def _synced(self) -> None:
+    def _on_synced(self) -> None:
         self.durable = self.written
-        self._sync_wanted = False
+        self._sync_requested = False
         self._sync_timer.stop()
 
-    def _want_sync(self) -> None:
-        self._sync_wanted = True
+    def _request_sync(self) -> None:
+        self._sync_requested = True
         self._schedule()
 
     def _take_back(self, frame: PackedFrame, error: NotStartedError) -> None:
@@ -381,19 +381,19 @@ class Writer:
         if self.stuck is None:
             log.error("%s; it is tried again every %d ms", text, self._options.recover_retry_ms)
         self.stuck = refusal
-        self._retry_timer.once(self._options.recover_retry_ms / 1000, self._grow)
+        self._retry_timer.once(self._options.recover_retry_ms / 1000, self._retry_growth)
         late, answered = self._start_next()
         for request in frame.requests:
             self.guarded(request.refuse, refusal)
-        self._settle(late, answered)
+        self._answer_requests(late, answered)
 
-    def _grow(self) -> None:
+    def _retry_growth(self) -> None:
         if self.stuck is not None and self._job is None and not self._closed:
             self._hand_over(GrowJob())
 
-    def _grew(self, error: Exception | None) -> None:
+    def _on_growth_result(self, error: Exception | None) -> None:
         if error is not None:
-            self._retry_timer.once(self._options.recover_retry_ms / 1000, self._grow)
+            self._retry_timer.once(self._options.recover_retry_ms / 1000, self._retry_growth)
         else:
             self.stuck = None
             log.warning("the log can grow again")
@@ -419,20 +419,20 @@ class Writer:
         if job.error is not None:
             log.error("the log stays refused: a new segment could not be written: %s", job.error)
             self._refuse_all(job.frame)
-            self._retry_timer.once(self._options.recover_retry_ms / 1000, self._rescue_again)
+            self._retry_timer.once(self._options.recover_retry_ms / 1000, self._retry_rescue)
             return
         log.warning("the log continues in a new segment from position %d", job.durable)
         self._rescue = self.refusal = None
-        self._rest_timer.once(self._options.recover_retry_ms / 1000, self._rescue_again)
+        self._rest_timer.once(self._options.recover_retry_ms / 1000, self._retry_rescue)
         self._segments.add(job.segment)
         if job.frame is not None:
             job.frame.sync = True
-            self._complete(job.frame)
+            self._complete_frame(job.frame)
         else:
-            self._synced()
-            self._settle(*self._start_next())
+            self._on_synced()
+            self._answer_requests(*self._start_next())
 
-    def _rescue_again(self) -> None:
+    def _retry_rescue(self) -> None:
         if self._rescue is not None and not self._closed:
             self._hand_over(self._rescue)
 
@@ -456,16 +456,16 @@ class Writer:
         if now < self.deadline:
             return
         late = [request for request in self._pending if request.deadline <= now]
-        in_flight = self._flying()
+        in_flight = self._requests_in_flight()
         unknown = [request for request in in_flight if request.deadline <= now]
         waiting = [*self._pending, *in_flight]
         self.deadline = min((other.deadline for other in waiting if other.deadline > now), default=NEVER)
-        self._settle(late, [])
+        self._answer_requests(late, [])
         self._late[1].value += len(unknown)
         for request in unknown:
             self.guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
 
-    def _flying(self) -> list[Request]:
+    def _requests_in_flight(self) -> list[Request]:
         frame = getattr(self._job or self._rescue, "frame", None)
         return [] if frame is None else frame.requests
 
@@ -480,14 +480,14 @@ class Writer:
         self._gathering.close()
         for timer in (self._sync_timer, self._retry_timer, self._rest_timer):
             timer.stop()
-        in_flight, job, stopped = self._flying(), None, True
+        in_flight, job, stopped = self._requests_in_flight(), None, True
         try:
             job = self._committer.stop(timeout_s)
         except TimeoutError:
             stopped = False
         if isinstance(job, CommitJob) and job.error is None:
             self._sync_us.observe(job.took_us)
-            self._complete(job.frame)
+            self._complete_frame(job.frame)
         for request in in_flight:
             self.guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
         pending, self._pending = list(self._pending), deque()
@@ -499,7 +499,7 @@ class Writer:
 # --- requests into frames
 
 
-class Filled(NamedTuple):
+class FrameRequests(NamedTuple):
     """The requests that were removed from the queue for one frame."""
 
     late: list[Request]  # past their deadline, not answered yet
@@ -508,7 +508,7 @@ class Filled(NamedTuple):
 
 def fill_frame(
     packer: FramePacker, pending: deque[Request], now: float, bytes_max: int, later: Later
-) -> Filled:
+) -> FrameRequests:
     """Pack waiting requests into the next frame, in their order, until `bytes_max` is passed.
 
     A request that cannot be packed, whatever it raises, is refused alone and leaves no trace in the frame.
@@ -531,7 +531,7 @@ def fill_frame(
             plain = []
             _pack_one(packer, request, later)
     _pack_plain(packer, plain, later)
-    return Filled(late, bytes_max - bytes_left)
+    return FrameRequests(late, bytes_max - bytes_left)
 
 
 def _pack_plain(packer: FramePacker, requests: list[AppendRequest], later: Later) -> None:

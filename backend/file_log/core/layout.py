@@ -163,7 +163,7 @@ class RecordKind(IntEnum):
 class Record(NamedTuple):
     """A record's valid meta part; `whole_crc` still has to be compared with the delivery bytes."""
 
-    whole_crc: int
+    record_crc: int
     meta_crc: int
     position: int
     size: int
@@ -194,7 +194,7 @@ class Record(NamedTuple):
 
     def delivery_is(self, delivery: bytes) -> bool:
         """Return whether these are the record's delivery bytes."""
-        return bool(google_crc32c.extend(self.meta_crc, delivery) == self.whole_crc)
+        return bool(google_crc32c.extend(self.meta_crc, delivery) == self.record_crc)
 
     @property
     def flags(self) -> int:
@@ -287,15 +287,15 @@ def record_of_any_version(
     if at + meta_bytes > end:
         return None
     meta = bytes(data[at : at + meta_bytes])
-    magic, stored_crc, whole_crc = FRONT.unpack_from(meta)
+    magic, stored_crc, record_crc = FRONT.unpack_from(meta)
     meta_crc = google_crc32c.extend(salt, meta[FRONT.size :])
     if magic != RECORD_MAGIC or meta_crc != stored_crc:
         if at + fields[1] > end:
             return None
         covered = bytes(data[at + FRONT.size : at + fields[1]])
-        if google_crc32c.extend(salt, covered) != whole_crc:
+        if google_crc32c.extend(salt, covered) != record_crc:
             return None
-    return Record._make((whole_crc, meta_crc, *fields, meta))
+    return Record._make((record_crc, meta_crc, *fields, meta))
 
 
 def pack_entry(record: Record) -> bytes:
@@ -304,7 +304,7 @@ def pack_entry(record: Record) -> bytes:
     return fields + ENTRY_CRC.pack(google_crc32c.value(fields))
 
 
-def entry_is_sound(entry: bytes) -> bool:
+def is_valid_entry(entry: bytes) -> bool:
     """Return whether an entry is complete and its CRC is right."""
     return len(entry) == ENTRY_BYTES and ENTRY_CRC.unpack_from(entry, ENTRY.size)[0] == google_crc32c.value(
         entry[: ENTRY.size]

@@ -163,7 +163,7 @@ def deletions(
     passed: list[Deletion] = []  # segments with young dead letters, with no deletion after them yet
     blocked = None
     for segment in segments[:-1]:
-        reason = _reason(segment, moment, options, free, log_bytes)
+        reason = _deletion_reason(segment, moment, options, free, log_bytes)
         if reason is None and not segment.kept:
             break
         hold = lowest if lowest is not None and segment.end > lowest.position else dead_letters(segment)
@@ -181,7 +181,7 @@ def deletions(
     return plan, blocked
 
 
-def _reason(
+def _deletion_reason(
     segment: OldSegment, moment: RetentionMoment, options: RetentionOptions, free: int, log_bytes: int
 ) -> Reason | None:
     pressure = free < marks(options, moment.disk.total).clean and not moment.settling
@@ -199,14 +199,14 @@ def _reason(
 def admission(disk: LogDisk, options: RetentionOptions, before: DiskAdmission) -> DiskAdmission:
     """Return the writes that the disk accepts now; `before` is the previous answer."""
     _, refuse, reserve = marks(options, disk.total)
-    if disk.free < _edge(reserve, before is DiskAdmission.ALL_REFUSED):
+    if disk.free < _reopen_mark(reserve, before is DiskAdmission.ALL_REFUSED):
         return DiskAdmission.ALL_REFUSED
-    if disk.free < _edge(refuse, before is not DiskAdmission.OPEN):
+    if disk.free < _reopen_mark(refuse, before is not DiskAdmission.OPEN):
         return DiskAdmission.CLIENTS_REFUSED
     return DiskAdmission.OPEN
 
 
-def _edge(mark: int, refused: bool) -> int:
+def _reopen_mark(mark: int, refused: bool) -> int:
     return int(mark * REOPEN_FACTOR) if refused else mark
 
 
@@ -223,7 +223,7 @@ def refusal_text(
     blocker = f"; segment {held.segment.start} cannot go: {held.hold.reason}" if held else ""
     return (
         f"the disk of {folder} has {show_bytes(disk.free)} free of {show_bytes(disk.total)}, less than the "
-        f"{show_bytes(mark)} below which {refused}, until {show_bytes(_edge(mark, True))} are free: "
+        f"{show_bytes(mark)} below which {refused}, until {show_bytes(_reopen_mark(mark, True))} are free: "
         f"free space on it, or keep messages for less than {options.age_ms / HOUR_MS:g} h{blocker}"
     )
 

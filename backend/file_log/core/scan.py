@@ -46,10 +46,10 @@ def walk(view: Any, base: int, start: int, end: int, salt: int = 0) -> Iterator[
     """Yield every valid frame header and record, and the damaged ranges between them, in log order."""
     at, last = start, None
     while at < end:
-        item = sound_at(view, base, at, end, salt)
+        item = item_at(view, base, at, end, salt)
         if item is None:
             refuse_newer(view, base, at, end, salt)
-            after = next_sound(view, base, at + 1, end, salt, last)
+            after = find_next_item(view, base, at + 1, end, salt, last)
             yield Bad(at, after)
             at = after
         elif isinstance(item, Frame):
@@ -60,7 +60,7 @@ def walk(view: Any, base: int, start: int, end: int, salt: int = 0) -> Iterator[
             at = item.end
 
 
-def sound_at(view: Any, base: int, at: int, end: int, salt: int) -> Frame | Record | None:
+def item_at(view: Any, base: int, at: int, end: int, salt: int) -> Frame | Record | None:
     """Return the valid frame header or record at a log position, or None if none ends by `end`."""
     index = at - base
     if view[index : index + 4] == FRAME_MAGIC:
@@ -71,12 +71,12 @@ def sound_at(view: Any, base: int, at: int, end: int, salt: int) -> Frame | Reco
     return record if record is not None and record.end <= end else None
 
 
-def next_sound(view: Any, base: int, start: int, end: int, salt: int, last: Frame | None) -> int:
+def find_next_item(view: Any, base: int, start: int, end: int, salt: int, last: Frame | None) -> int:
     """Return the position of the next valid frame header or record that can follow `last`, or `end`."""
     index = view.find(_MAGIC_PREFIX, start - base, end - base)
     while index >= 0:
         if view[index : index + 4] in (FRAME_MAGIC, RECORD_MAGIC):
-            item = sound_at(view, base, index + base, end, salt)
+            item = item_at(view, base, index + base, end, salt)
             if item is not None and (not isinstance(item, Frame) or fits(item, last)):
                 return base + int(index)
         index = view.find(_MAGIC_PREFIX, index + 1, end - base)
@@ -102,7 +102,7 @@ def frames(
     """
     at = start
     while at < end:
-        item = sound_at(view, base, at, end, salt)
+        item = item_at(view, base, at, end, salt)
         if isinstance(item, Frame):
             yield item
             at, last = item.end, item
@@ -111,8 +111,8 @@ def frames(
             refuse_newer(view, base, at, end, salt)
         after = at
         while after < end:
-            after = next_sound(view, base, after + 1, end, salt, last)
-            if after < end and isinstance(sound_at(view, base, after, end, salt), Frame):
+            after = find_next_item(view, base, after + 1, end, salt, last)
+            if after < end and isinstance(item_at(view, base, after, end, salt), Frame):
                 break
         yield Bad(at, after)
         at = after
@@ -160,13 +160,13 @@ def is_whole(view: Any, base: int, frame: Frame, salt: int = 0) -> bool:
     """Return whether a frame has all its records, without a gap and with the right CRCs."""
     count = 0
     for item in walk(view, base, frame.position + FRAME_BYTES, frame.end, salt):
-        if not isinstance(item, Record) or not delivery_is_sound(view, base, item):
+        if not isinstance(item, Record) or not has_valid_delivery(view, base, item):
             return False
         count += 1
     return count == frame.records
 
 
-def delivery_is_sound(view: Any, base: int, record: Record) -> bool:
+def has_valid_delivery(view: Any, base: int, record: Record) -> bool:
     """Return whether the delivery bytes have the CRC that the header names."""
     index = record.position - base
     delivery: bytes = view[index + record.meta_bytes : index + record.size]

@@ -26,7 +26,7 @@ from backend.file_log.core import names
 from backend.file_log.core.layout import FRAME_BYTES, RECORD_BYTES, Frame, Record, RecordKind, unpack_record
 from backend.file_log.core.scan import walk
 from backend.file_log.index.entries import IndexDamage
-from backend.file_log.index.log_index import LogIndex, Span
+from backend.file_log.index.log_index import LogIndex, LogRange
 from backend.file_log.index.sorted_table import IndexRow
 from backend.file_log.segments import Segment, SegmentSet
 from backend.file_log.storage import Storage
@@ -40,7 +40,7 @@ CANDIDATES_MAX = 10_000  # candidates that one lookup reads, including those wit
 FILL_BYTES_MAX = 64 << 20
 FLUSH_S = 1.0
 
-DamageFound = Callable[[str, int, int, str], None]  # kind of file, position, length, description
+DamageReport = Callable[[str, int, int, str], None]  # kind of file, position, length, description
 
 
 class AttachedIndex:
@@ -53,27 +53,27 @@ class AttachedIndex:
         storage: Storage,
         directory: str,
         segments: SegmentSet,
-        on_damage: DamageFound,
+        on_damage: DamageReport,
         fill_bytes_max: int = FILL_BYTES_MAX,
     ) -> None:
-        self.index = LogIndex(storage, f"{directory}/{names.INDEX}", self._damaged)
+        self.index = LogIndex(storage, f"{directory}/{names.INDEX}", self._on_damaged)
         self._segments = segments
         self._on_damage = on_damage
         self._fill_bytes_max = fill_bytes_max
         self._keeper = IndexKeeper(
-            self.index, self.spans, lambda span: rows_of(self._segments.segments, span)
+            self.index, self.segment_ranges, lambda log_range: rows_of(self._segments.segments, log_range)
         )
         self.published = self.index.published
         self.index.writer.on_roll = self._keeper.wake
         self.index.writer.on_blocks = self._write
         self._timer = HubTimer()
         self._writing = False
-        self._drops_told = 0
+        self._drops_reported = 0
 
-    def _damaged(self, damage: IndexDamage) -> None:
+    def _on_damaged(self, damage: IndexDamage) -> None:
         self._on_damage("index", damage.segment_start + damage.offset, 0, f"{damage.file}: {damage.what}")
 
-    def spans(self) -> list[Span]:
+    def segment_ranges(self) -> list[LogRange]:
         """Return the ranges `[start, end)` of the log's segments."""
         segments = self._segments.segments
         ends = [*self._segments.starts[1:], segments[-1].end]
@@ -87,7 +87,7 @@ class AttachedIndex:
     def recover(self) -> None:
         """Bring the index up to date with the recovered log. Blocking."""
         live = self._segments.last
-        for start, end in self.index.recover(self.spans()):
+        for start, end in self.index.recover(self.segment_ranges()):
             if start < live.start:
                 continue
             if end - start > self._fill_bytes_max:
@@ -96,10 +96,10 @@ class AttachedIndex:
                     "the index lacks %d bytes of the live segment; it will be rebuilt later", end - start
                 )
             else:
-                self._fill(start, end)
+                self._fill_gap(start, end)
         self.index.write_blocks()
 
-    def _fill(self, start: int, end: int) -> None:
+    def _fill_gap(self, start: int, end: int) -> None:
         for row in rows_of(self._segments.segments, (start, end)):
             columns = ((row.position,), (row.topic,), (row.key,), (row.message_id,))
             if self.index.add_many(*columns, row.stored_ms, row.position):
@@ -126,14 +126,14 @@ class AttachedIndex:
     def _write(self) -> None:
         if not self._writing:
             self._writing = True
-            off_hub(self.index.write_blocks, self._written)
+            off_hub(self.index.write_blocks, self._on_written)
 
-    def _written(self, _: object, error: Exception | None) -> None:
+    def _on_written(self, _: object, error: Exception | None) -> None:
         self._writing = False
         if error is not None:
             log.error("the index could not be written: %s", error, exc_info=error)
         writer = self.index.writer
-        dropped, self._drops_told = writer.blocks_dropped - self._drops_told, writer.blocks_dropped
+        dropped, self._drops_reported = writer.blocks_dropped - self._drops_reported, writer.blocks_dropped
         if dropped:
             log.warning(
                 "%d blocks of the index dropped: %s; lookups by key and id miss their messages until the "
@@ -142,25 +142,27 @@ class AttachedIndex:
 
     # --- asking
 
-    def find_key(self, topic: str, incarnation: int, key: bytes, count_max: int) -> Callable[[], list[Found]]:
+    def find_key(
+        self, topic: str, incarnation: int, key: bytes, count_max: int
+    ) -> Callable[[], list[IndexHit]]:
         """Return the blocking call that finds the newest records of a key, newest first."""
         candidates = self.index.find_key(topic, key, CANDIDATES_MAX)
-        return lambda: self._verified(
+        return lambda: self._verify(
             candidates, lambda record: is_key(record, topic, incarnation, key), count_max
         )
 
     def find_id(
         self, topic: str, incarnation: int, message_id: bytes, count_max: int
-    ) -> Callable[[], list[Found]]:
+    ) -> Callable[[], list[IndexHit]]:
         """Return the blocking call that finds the records with a message id, newest first."""
         candidates = self.index.find_id(message_id, CANDIDATES_MAX)
-        return lambda: self._verified(
+        return lambda: self._verify(
             candidates, lambda record: is_id(record, topic, incarnation, message_id), count_max
         )
 
-    def _verified(
+    def _verify(
         self, candidates: Iterator[int], wanted: Callable[[Record], bool], count_max: int
-    ) -> list[Found]:
+    ) -> list[IndexHit]:
         return list(islice(verified(candidates, self._segments.segments[:], wanted), count_max))
 
 
@@ -185,12 +187,12 @@ class IndexKeeper:
     def __init__(
         self,
         index: LogIndex,
-        spans: Callable[[], Sequence[Span]],
-        rows_of: Callable[[Span], Iterable[IndexRow]],
+        segment_ranges: Callable[[], Sequence[LogRange]],
+        rows_of: Callable[[LogRange], Iterable[IndexRow]],
         pause_s: float = PAUSE_S,
     ) -> None:
         self._index = index
-        self._spans = spans
+        self._segment_ranges = segment_ranges
         self._rows_of = rows_of
         self._pause_s = pause_s
         self._event = Event()
@@ -223,7 +225,7 @@ class IndexKeeper:
 
     def work_once(self) -> None:
         """Seal all full segments and repair all damaged ones."""
-        full = dict(self._spans()[:-1])
+        full = dict(self._segment_ranges()[:-1])
         for start in self._index.damaged - full.keys():
             if start < self._index.writer.segment_start:
                 self._index.damaged.discard(start)  # deleted meanwhile
@@ -231,26 +233,26 @@ class IndexKeeper:
         for start in sorted({*unsealed, *self._index.damaged} & full.keys()):
             self._work_on((start, full[start]), start in self._index.damaged)
 
-    def _work_on(self, span: Span, damaged: bool) -> None:
+    def _work_on(self, log_range: LogRange, damaged: bool) -> None:
         failure: Exception | None = None
         try:
             if damaged:
-                log.warning("repairing the index of segment %d", span[0])
-            drive(self._index.repair_steps(span, lambda: self._rows_of(span)), self._pause_s)
+                log.warning("repairing the index of segment %d", log_range[0])
+            drive(self._index.repair_steps(log_range, lambda: self._rows_of(log_range)), self._pause_s)
         except (OSError, DdmqError) as error:
             failure = error
-        if span[0] not in dict(self._spans()):
-            in_thread(self._index.drop, span[0])  # deleted meanwhile
+        if log_range[0] not in dict(self._segment_ranges()):
+            in_thread(self._index.drop, log_range[0])  # deleted meanwhile
         elif failure is not None:
             self.failures += 1
-            log.warning("the index of segment %d stays unsorted: %s", span[0], failure)
+            log.warning("the index of segment %d stays unsorted: %s", log_range[0], failure)
 
 
 WINDOW_BYTES = 1 << 20
 RECORD_BYTES_MAX = 64 << 20  # no record is larger
 FIRST_READ_BYTES = 4_096
 
-Found = tuple[Record, bytes]  # a record and its delivery bytes
+IndexHit = tuple[Record, bytes]  # a record and its delivery bytes
 
 
 def is_key(record: Record, topic: str, incarnation: int, key: bytes) -> bool:
@@ -269,7 +271,7 @@ def _is_message(record: Record, topic: str, incarnation: int) -> bool:
 
 def verified(
     candidates: Iterable[int], segments: Sequence[Segment], wanted: Callable[[Record], bool]
-) -> Iterator[Found]:
+) -> Iterator[IndexHit]:
     """Yield the candidates that are valid records and match `wanted`. Reads the log, in a native thread."""
     for position in candidates:
         record = read_record(segments, position)
@@ -277,7 +279,7 @@ def verified(
             yield record
 
 
-def read_record(segments: Sequence[Segment], position: int) -> Found | None:
+def read_record(segments: Sequence[Segment], position: int) -> IndexHit | None:
     """Return the valid record at a log position with its delivery bytes, or None. Blocking."""
     segment = next(
         (candidate for candidate in reversed(segments) if candidate.start <= position < candidate.end), None
@@ -303,9 +305,9 @@ def _size_of(data: bytes) -> int:
     return int.from_bytes(data[20:24], "little") if len(data) >= RECORD_BYTES else 0
 
 
-def rows_of(segments: Sequence[Segment], span: tuple[int, int]) -> Iterator[IndexRow]:
+def rows_of(segments: Sequence[Segment], log_range: tuple[int, int]) -> Iterator[IndexRow]:
     """Yield the index rows of all valid messages in a range `[start, end)` of one segment. Blocking."""
-    at, end = span
+    at, end = log_range
     segment = next((candidate for candidate in segments if candidate.start <= at < candidate.end), None)
     if segment is None:
         return

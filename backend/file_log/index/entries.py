@@ -81,7 +81,7 @@ def version_of(data: bytes, segment_start: int, magic: bytes) -> int | None:
     return data[7] if valid else None
 
 
-def body_is_sound(block: Block, body: bytes) -> bool:
+def is_valid_body(block: Block, body: bytes) -> bool:
     """Return whether these are the bytes that were written after that header."""
     return len(body) == block.rows * ROW_BYTES and google_crc32c.value(body) == block.body_crc
 
@@ -110,14 +110,14 @@ def rows_with_hash(body: bytes, which: int, wanted: int) -> Iterator[int]:
 def table_entries(body: bytes) -> list[int]:
     """Return the sorted table's entries for all rows, `hash << 32 | position`: of ids, then of keys."""
     positions = column(body, POSITION_COLUMN)
-    entries = _interleaved(positions, column(body, ID_COLUMN))
+    entries = _interleave(positions, column(body, ID_COLUMN))
     keys = column(body, KEY_COLUMN)
     if any(keys):
-        entries += [entry for entry in _interleaved(positions, keys) if entry > U32_MAX]
+        entries += [entry for entry in _interleave(positions, keys) if entry > U32_MAX]
     return entries
 
 
-def _interleaved(low: array[int], high: array[int]) -> list[int]:
+def _interleave(low: array[int], high: array[int]) -> list[int]:
     pairs = array("I", bytes(8 * len(low)))
     first, second = (1, 0) if sys.byteorder == "big" else (0, 1)
     pairs[first::2] = low
@@ -193,14 +193,14 @@ def id_column(message_ids: Sequence[bytes]) -> bytes:
 _WINDOW = 64 * 1024
 
 
-class FoundEntry(NamedTuple):
+class BlockEntry(NamedTuple):
     """A block with a valid header, and its position in the file."""
 
     at: int
     block: Block
 
 
-def walk(file: File, segment_start: int, on_damage: OnDamage) -> Iterator[FoundEntry]:
+def walk(file: File, segment_start: int, on_damage: OnDamage) -> Iterator[BlockEntry]:
     """Yield every block with a valid header, in file order, without checking the bodies."""
     at, size = 0, file.size()
     while at + HEADER_BYTES <= size:
@@ -211,7 +211,7 @@ def walk(file: File, segment_start: int, on_damage: OnDamage) -> Iterator[FoundE
         elif at + block.size > size:
             return
         else:
-            yield FoundEntry(at, block)
+            yield BlockEntry(at, block)
             at += block.size
 
 
@@ -230,10 +230,10 @@ def _next_header(file: File, segment_start: int, at: int, size: int) -> int:
     return size
 
 
-def read_body(file: File, entry: FoundEntry, on_damage: OnDamage) -> bytes | None:
+def read_body(file: File, entry: BlockEntry, on_damage: OnDamage) -> bytes | None:
     """Return the checked body of a block; report damage and return None if it is damaged."""
     body = file.salvage(entry.block.rows * ROW_BYTES, entry.at + HEADER_BYTES)
-    if body_is_sound(entry.block, body):
+    if is_valid_body(entry.block, body):
         return body
     start = entry.block.segment_start
     on_damage(IndexDamage(start, entries_name(start), entry.at, "body"))
@@ -259,23 +259,23 @@ def in_body(body: bytes, segment_start: int, which: int, wanted: int) -> Iterato
         yield segment_start + positions[row]
 
 
-def sound_prefix(file: File, segment_start: int, log_end: int) -> tuple[int, int, int]:
+def valid_prefix(file: File, segment_start: int, log_end: int) -> tuple[int, int, int]:
     """Return (bytes, covered to, last store time) of the leading blocks that are valid and without gaps.
 
     They end at or before `log_end`. The writer truncates the rest and adds it again from the log.
     """
     end, covered, last_ms = 0, segment_start, 0
-    for entry in walk(file, segment_start, _ignore):
+    for entry in walk(file, segment_start, _ignore_damage):
         block = entry.block
         if entry.at != end or block.covers_from != covered or block.covers_to > log_end:
             break
-        if read_body(file, entry, _ignore) is None:
+        if read_body(file, entry, _ignore_damage) is None:
             break
         end, covered, last_ms = entry.at + block.size, block.covers_to, block.last_ms
     return end, covered, last_ms
 
 
-def _ignore(_: IndexDamage) -> None:
+def _ignore_damage(_: IndexDamage) -> None:
     """Ignore damage in the tail of a file, which a crash may have left."""
 
 

@@ -29,7 +29,7 @@ from backend.file_log.index.writer import IndexWriter
 from backend.file_log.storage import File, Storage
 from ddmq_common.errors import DamagedError, newer_format
 
-Span = tuple[int, int]
+LogRange = tuple[int, int]
 """A range `[start, end)` of log positions, such as a segment."""
 
 DAMAGE_REMEMBERED_MAX = 1_024
@@ -58,7 +58,7 @@ class LogIndex:
         self._storage = storage
         self._folder = folder
         self._on_damage = on_damage
-        self._seen: set[IndexDamage] = set()
+        self._reported: set[IndexDamage] = set()
         self.damaged: set[int] = set()  # starts of segments to rebuild once they are not live
         self.writer = IndexWriter(storage, folder, self.damaged)
         self.published = self.writer.published  # the hot path, without another call
@@ -69,32 +69,32 @@ class LogIndex:
         self.write_blocks = self.writer.write_blocks
         self.sync = self.writer.sync
 
-    def _damage(self, damage: IndexDamage) -> None:
+    def _record_damage(self, damage: IndexDamage) -> None:
         self.damaged.add(damage.segment_start)
-        if damage not in self._seen and len(self._seen) < DAMAGE_REMEMBERED_MAX:
-            self._seen.add(damage)
+        if damage not in self._reported and len(self._reported) < DAMAGE_REMEMBERED_MAX:
+            self._reported.add(damage)
             self._on_damage(damage)
 
     # --- start
 
-    def recover(self, spans: Sequence[Span]) -> list[Span]:
+    def recover(self, segment_ranges: Sequence[LogRange]) -> list[LogRange]:
         """Bring the folder up to date with the log's segments and return the gaps to fill.
 
         `spans` ascend, the last one is live. Files of other segments and unfinished files are removed. A gap
         in the live segment is filled by `add_many`, a gap elsewhere by `repair_steps` of its segment, whose
         start is then in `damaged`.
         """
-        if not spans:
+        if not segment_ranges:
             raise ValueError("a log has at least one segment")
         self._storage.make_folder(self._folder)
-        self._remove_strangers({start for start, _ in spans})
-        gaps: list[Span] = []
-        for span in spans[:-1]:
-            missing = self._gaps_of_full(span)
+        self._remove_strangers({start for start, _ in segment_ranges})
+        gaps: list[LogRange] = []
+        for log_range in segment_ranges[:-1]:
+            missing = self._gaps_of_full(log_range)
             if missing:
-                self.damaged.add(span[0])
+                self.damaged.add(log_range[0])
             gaps += missing
-        start, end = spans[-1]
+        start, end = segment_ranges[-1]
         self._storage.remove(f"{self._folder}/{sorted_name(start)}")
         covered = self.writer.resume(start, end)
         return [*gaps, (covered, end)] if covered < end else gaps
@@ -105,28 +105,28 @@ class LogIndex:
             if name.endswith(UNFINISHED) or (parsed is not None and parsed[0] not in starts):
                 self._storage.remove(f"{self._folder}/{name}")
 
-    def _gaps_of_full(self, span: Span) -> list[Span]:
-        start, end = span
+    def _gaps_of_full(self, log_range: LogRange) -> list[LogRange]:
+        start, end = log_range
         try:
             source = self._storage.open(f"{self._folder}/{entries_name(start)}")
         except FileNotFoundError:
-            return [span]
+            return [log_range]
         with closing(source):
-            if self._has_table(span, source.size()):
+            if self._has_table(log_range, source.size()):
                 return []
             self._storage.remove(f"{self._folder}/{sorted_name(start)}")
-            return list(entries.gaps(source, start, end, self._damage))
+            return list(entries.gaps(source, start, end, self._record_damage))
 
-    def _has_table(self, span: Span, entries_bytes: int) -> bool:
+    def _has_table(self, log_range: LogRange, entries_bytes: int) -> bool:
         try:
-            file = self._storage.open(f"{self._folder}/{sorted_name(span[0])}")
+            file = self._storage.open(f"{self._folder}/{sorted_name(log_range[0])}")
         except FileNotFoundError:
             return False
         with closing(file):
-            header = sound_table(file, span[0])
+            header = read_table_header(file, log_range[0])
         if header is None:
             return False
-        covers = header.covers_from <= span[0] and header.covers_to >= span[1]
+        covers = header.covers_from <= log_range[0] and header.covers_to >= log_range[1]
         return covers and header.entries_bytes == entries_bytes
 
     # --- lookups
@@ -135,20 +135,22 @@ class LogIndex:
         """Find candidate log positions, newest first. Call it on the hub, iterate in a native thread."""
         if not key:
             raise ValueError("the key is empty")
-        return islice(self._newest(KEY_COLUMN, key_hash(topic, key), self.writer.unsaved()), count_max)
+        return islice(self._find_newest(KEY_COLUMN, key_hash(topic, key), self.writer.unsaved()), count_max)
 
     def find_id(self, message_id: bytes, count_max: int) -> Iterator[int]:
         """Find candidates like `find_key`, by a 16-byte message id."""
-        return islice(self._newest(ID_COLUMN, id_hash(message_id), self.writer.unsaved()), count_max)
+        return islice(self._find_newest(ID_COLUMN, id_hash(message_id), self.writer.unsaved()), count_max)
 
-    def _newest(self, which: int, wanted: int, unsaved: Sequence[tuple[int, bytes]]) -> Iterator[int]:
+    def _find_newest(self, which: int, wanted: int, unsaved: Sequence[tuple[int, bytes]]) -> Iterator[int]:
         below = 1 << 64
-        for position in self._candidates(which, wanted, unsaved):
+        for position in self._find_candidates(which, wanted, unsaved):
             if position < below:  # a block written meanwhile, or read twice after damage, repeats positions
                 below = position
                 yield position
 
-    def _candidates(self, which: int, wanted: int, unsaved: Sequence[tuple[int, bytes]]) -> Iterator[int]:
+    def _find_candidates(
+        self, which: int, wanted: int, unsaved: Sequence[tuple[int, bytes]]
+    ) -> Iterator[int]:
         for start, block in reversed(unsaved):
             yield from entries.in_body(block[HEADER_BYTES:], start, which, wanted)
         for start in reversed(segments(self._storage.list(self._folder))):
@@ -159,18 +161,18 @@ class LogIndex:
 
     def _in_table(self, start: int, wanted: int) -> Iterator[int]:
         with closing(self._storage.open(f"{self._folder}/{sorted_name(start)}")) as file:
-            header = self._header(file, start)
+            header = self._read_header(file, start)
             try:
                 for position in sorted_table.newest_with_hash(file.salvage, header, wanted):
                     yield start + position
             except DamagedError:
-                self._damage(IndexDamage(start, sorted_name(start), HEADER_BYTES, "page"))
+                self._record_damage(IndexDamage(start, sorted_name(start), HEADER_BYTES, "page"))
                 raise
 
-    def _header(self, file: File, start: int) -> IndexTable:
-        header = sound_table(file, start)
+    def _read_header(self, file: File, start: int) -> IndexTable:
+        header = read_table_header(file, start)
         if header is None:
-            self._damage(IndexDamage(start, sorted_name(start), 0, "header"))
+            self._record_damage(IndexDamage(start, sorted_name(start), 0, "header"))
             raise DamagedError(f"the header of the sorted index of segment {start} is damaged")
         with closing(self._storage.open(f"{self._folder}/{entries_name(start)}")) as source:
             size = source.size()
@@ -184,7 +186,7 @@ class LogIndex:
         except FileNotFoundError:
             return
         with closing(file):
-            yield from entries.newest_with_hash(file, start, which, wanted, self._damage)
+            yield from entries.newest_with_hash(file, start, which, wanted, self._record_damage)
 
     # --- segments that no longer grow
 
@@ -194,33 +196,35 @@ class LogIndex:
         live = self.writer.segment_start
         return [start for start in segments(names) if start != live and sorted_name(start) not in names]
 
-    def seal_steps(self, span: Span) -> Iterator[None]:
+    def seal_steps(self, log_range: LogRange) -> Iterator[None]:
         """Create the sorted table in steps.
 
         On DamagedError the segment, now in `damaged`, must be rebuilt.
         """
-        self._refuse_live(span[0])
+        self._refuse_live(log_range[0])
         self.writer.write_blocks()
         try:
-            yield from sorted_table.seal_steps(self._storage, self._folder, span, self._damage)
+            yield from sorted_table.seal_steps(self._storage, self._folder, log_range, self._record_damage)
         except (DamagedError, FileNotFoundError):
-            self.damaged.add(span[0])
+            self.damaged.add(log_range[0])
             raise
 
-    def repair_steps(self, span: Span, rows: Callable[[], Iterable[IndexRow]]) -> Iterator[None]:
+    def repair_steps(self, log_range: LogRange, rows: Callable[[], Iterable[IndexRow]]) -> Iterator[None]:
         """Rebuild the table in steps, and the entries too if they are damaged or incomplete.
 
         `rows()` returns all records of the segment in log order; it is called only if needed.
         """
-        start = span[0]
+        start = log_range[0]
         self._refuse_live(start)
         try:
             self._storage.remove(f"{self._folder}/{sorted_name(start)}")
-            yield from self.seal_steps(span)
+            yield from self.seal_steps(log_range)
         except (DamagedError, FileNotFoundError):
-            yield from sorted_table.rebuild_steps(self._storage, self._folder, span, rows(), self._damage)
+            yield from sorted_table.rebuild_steps(
+                self._storage, self._folder, log_range, rows(), self._record_damage
+            )
         self.damaged.discard(start)
-        self._seen = {damage for damage in self._seen if damage.segment_start != start}
+        self._reported = {damage for damage in self._reported if damage.segment_start != start}
 
     def drop(self, segment_start: int) -> None:
         """Remove the files of a segment, if it has any. Blocking."""
@@ -241,7 +245,7 @@ class LogIndex:
         self.writer.close()
 
 
-def sound_table(file: File, segment_start: int) -> IndexTable | None:
+def read_table_header(file: File, segment_start: int) -> IndexTable | None:
     """Return the header of a sorted table if it is valid and the file has the stated length, else None."""
     header = sorted_table.unpack_header(file.salvage(sorted_table.HEADER_BYTES, 0), segment_start)
     return header if header is not None and file.size() == header.size else None

@@ -156,14 +156,14 @@ def _one_pass(source: Source, low: int, width: int, count: int) -> Iterator[list
     for batch in source():
         for start in range(0, len(batch), _DEAL):
             chunk = [number for number in batch[start : start + _DEAL] if low <= number < high]
-            _deal(chunk, buckets, shift, low)
+            _distribute(chunk, buckets, shift, low)
             yield []
     for index, bucket in enumerate(buckets):
         buckets[index] = array("Q")
         yield from _sorted_bucket(bucket, shift)
 
 
-def _deal(numbers: Iterable[int], buckets: list[array[int]], shift: int, low: int) -> None:
+def _distribute(numbers: Iterable[int], buckets: list[array[int]], shift: int, low: int) -> None:
     for number in numbers:
         buckets[(number - low) >> shift].append(number)
 
@@ -177,7 +177,7 @@ def _sorted_bucket(bucket: array[int], shift: int) -> Iterator[list[int]]:
     buckets = [array("Q") for _ in range(1 << (shift - further))]
     low = bucket[0] >> shift << shift
     for start in range(0, len(bucket), _DEAL):
-        _deal(bucket[start : start + _DEAL], buckets, further, low)
+        _distribute(bucket[start : start + _DEAL], buckets, further, low)
         yield []
     for smaller in filter(None, buckets):
         yield from _sorted_bucket(smaller, further)
@@ -197,21 +197,23 @@ class IndexRow(NamedTuple):
     stored_ms: int
 
 
-def seal_steps(storage: Storage, folder: str, span: tuple[int, int], on_damage: OnDamage) -> Iterator[None]:
+def seal_steps(
+    storage: Storage, folder: str, log_range: tuple[int, int], on_damage: OnDamage
+) -> Iterator[None]:
     """Create the sorted table of the segment `[start, end)` in steps.
 
     Raises DamagedError if the entries are damaged or do not cover the complete segment, which must then be
     rebuilt.
     """
-    start, end = span
+    start, end = log_range
     path = f"{folder}/{sorted_name(start)}"
     with closing(storage.open(f"{folder}/{entries_name(start)}")) as source:
-        blocks: list[entries.FoundEntry] = []
+        blocks: list[entries.BlockEntry] = []
         for block in entries.walk(source, start, on_damage):
             blocks.append(block)
             if len(blocks) % _STEP_ROWS == 0:
                 yield
-        _check_whole(blocks, span)
+        _check_complete(blocks, log_range)
         yield
         with closing(storage.open(path + UNFINISHED, write=True)) as target:
             target.truncate(0)
@@ -223,29 +225,31 @@ def seal_steps(storage: Storage, folder: str, span: tuple[int, int], on_damage: 
         storage.sync_folder(folder)
 
 
-def _check_whole(blocks: list[entries.FoundEntry], span: tuple[int, int]) -> None:
-    covered = span[0]
+def _check_complete(blocks: list[entries.BlockEntry], log_range: tuple[int, int]) -> None:
+    covered = log_range[0]
     for entry in blocks:
         if entry.block.covers_from > covered:
             break
         covered = max(covered, entry.block.covers_to)
-    if covered < span[1]:
-        raise DamagedError(f"the index of segment {span[0]} ends at {covered}, the segment at {span[1]}")
+    if covered < log_range[1]:
+        raise DamagedError(
+            f"the index of segment {log_range[0]} ends at {covered}, the segment at {log_range[1]}"
+        )
 
 
 def _write_pages(
-    source: File, target: File, blocks: list[entries.FoundEntry], on_damage: OnDamage
+    source: File, target: File, blocks: list[entries.BlockEntry], on_damage: OnDamage
 ) -> Generator[None, None, int]:
     start = blocks[0].block.segment_start if blocks else 0
     rows = sum(entry.block.rows for entry in blocks)
     pages = _Pages(target, start)
-    for chunk in ascending(lambda: _bodies(source, blocks, on_damage), 2 * rows):
+    for chunk in ascending(lambda: _read_bodies(source, blocks, on_damage), 2 * rows):
         pages.add(chunk)
         yield
     return pages.finish()
 
 
-def _bodies(source: File, blocks: list[entries.FoundEntry], on_damage: OnDamage) -> Iterator[list[int]]:
+def _read_bodies(source: File, blocks: list[entries.BlockEntry], on_damage: OnDamage) -> Iterator[list[int]]:
     for entry in blocks:
         body = entries.read_body(source, entry, on_damage)
         if body is None:
@@ -296,25 +300,25 @@ class _Pages:
 
 
 def rebuild_steps(
-    storage: Storage, folder: str, span: tuple[int, int], rows: Iterable[IndexRow], on_damage: OnDamage
+    storage: Storage, folder: str, log_range: tuple[int, int], rows: Iterable[IndexRow], on_damage: OnDamage
 ) -> Iterator[None]:
     """Rebuild the index of the segment `[start, end)` from all its records in order, and seal it, in
     steps.
     """
-    start, _ = span
+    start, _ = log_range
     path = f"{folder}/{entries_name(start)}"
     with closing(storage.open(path + UNFINISHED, write=True)) as target:
         target.truncate(0)
-        yield from _write_rows(target, span, rows)
+        yield from _write_rows(target, log_range, rows)
         target.sync()
     storage.remove(f"{folder}/{sorted_name(start)}")
     storage.rename(path + UNFINISHED, path)
     storage.sync_folder(folder)
-    yield from seal_steps(storage, folder, span, on_damage)
+    yield from seal_steps(storage, folder, log_range, on_damage)
 
 
-def _write_rows(target: File, span: tuple[int, int], rows: Iterable[IndexRow]) -> Iterator[None]:
-    start, end = span
+def _write_rows(target: File, log_range: tuple[int, int], rows: Iterable[IndexRow]) -> Iterator[None]:
+    start, end = log_range
     seeds, pending = Seeds(), Rows()
     covered, last_ms, written = start, 0, 0
     for row in rows:

@@ -130,7 +130,7 @@ class IndexWriter:
             self._switch_file(segment_start)
             file = self._file
             assert file is not None
-            self._file_end, self.covered_to, self._last_ms = entries.sound_prefix(
+            self._file_end, self.covered_to, self._last_ms = entries.valid_prefix(
                 file, segment_start, log_end
             )
             file.truncate(self._file_end)
@@ -199,7 +199,7 @@ class IndexWriter:
         if len(self._unwritten) < UNWRITTEN_MAX:
             self._unwritten.append((self.segment_start, block))
         else:
-            self._dropped(f"{UNWRITTEN_MAX} blocks wait to be written, that is the bound")
+            self._count_dropped(f"{UNWRITTEN_MAX} blocks wait to be written, that is the bound")
 
     def roll(self, segment_start: int) -> None:
         """Begin a new segment at this log position; the previous one gets no more rows.
@@ -235,13 +235,13 @@ class IndexWriter:
                 try:
                     self._write(start, block)
                 except OSError as error:
-                    self._cut_torn_block()
+                    self._truncate_partial_block()
                     if is_full(error) and start == self.segment_start:
                         return
-                    self._dropped(str(error))
+                    self._count_dropped(str(error))
                 self._unwritten.popleft()
 
-    def _dropped(self, why: str) -> None:
+    def _count_dropped(self, why: str) -> None:
         self.blocks_dropped += 1
         self.dropped_because = why
 
@@ -252,7 +252,7 @@ class IndexWriter:
         self._file.pwrite(block, self._file_end)
         self._file_end += len(block)
 
-    def _cut_torn_block(self) -> None:
+    def _truncate_partial_block(self) -> None:
         try:
             if self._file is not None:
                 self._file.truncate(self._file_end)

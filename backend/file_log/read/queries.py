@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 import gevent
 
 from backend.completion import Completion
-from backend.file_log.consume_queue import HUB_ENTRIES, Picked, QueueFiles, entries_max, pick, search
-from backend.file_log.core.layout import ENTRY_BYTES, ENTRY_ROWS, Record, entry_is_sound, pack_entry
+from backend.file_log.consume_queue import HUB_ENTRIES, QueueFiles, SelectedEntries, entries_max, pick, search
+from backend.file_log.core.layout import ENTRY_BYTES, ENTRY_ROWS, Record, is_valid_entry, pack_entry
 from backend.file_log.damage import LogDamage
 from backend.file_log.index.attached import AttachedIndex, records_of
 from backend.file_log.read.reader import FileBatch, LogReader, Row, is_of, row_of, stored_record
@@ -27,7 +27,7 @@ from ddmq_common.native_threads import off_hub
 
 T = TypeVar("T")
 NEIGHBOURS = 64  # entries checked on each side of a damaged one; more before it if needed
-Wanted = Callable[[Row], bool | None]
+Predicate = Callable[[Row], bool | None]
 """Returns whether an entry meets a condition, or None if it cannot be decided."""
 
 
@@ -62,16 +62,18 @@ class Queries:
         self._index = index
         self._damage = damage
         self._limit = limit
-        self._reader = LogReader(segments, damage.found_in_log, self._look_up, hot_bytes, warm_blocks_max)
+        self._reader = LogReader(
+            segments, damage.found_in_log, self._search_record, hot_bytes, warm_blocks_max
+        )
         self._later: Any = gevent.get_hub().loop.run_callback
 
     # --- reading
 
     def read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
         """Read records, as Backend.read does."""
-        self._later(self._attempt, call, completion, self._read)
+        self._later(self._try_read, call, completion, self._read)
 
-    def _attempt(
+    def _try_read(
         self,
         call: ReadCall,
         completion: Completion[ReadBatch],
@@ -91,53 +93,65 @@ class Queries:
                 completion.succeed(answer)
 
     def _read(self, call: ReadCall, completion: Completion[ReadBatch]) -> FileBatch | None:
-        answer = self._outcome(call.queue, call.offset)
+        answer = self._answer_without_records(call.queue, call.offset)
         if answer is not None:
             return answer
-        queue = self._queue(call.queue)
-        entries = self._entries(queue, call.offset, min(entries_max(call), queue.visible - call.offset))
+        queue = self._require_queue(call.queue)
+        entries = self._read_entries(queue, call.offset, min(entries_max(call), queue.visible - call.offset))
         picked = pick(call, entries)
         if picked.entries or picked.after >= queue.flushed:
-            return self._records(call, completion, picked)
+            return self._load_records(call, completion, picked)
         end = min(call.offset + PASSED_MAX, queue.flushed)
         off_hub(
             lambda: search(call, self._files, end),
-            lambda outcome, error: self._attempt(call, completion, self._searched, outcome, error),
+            lambda outcome, error: self._try_read(call, completion, self._read_searched, outcome, error),
         )
         return None
 
-    def _searched(
-        self, call: ReadCall, completion: Completion[ReadBatch], picked: Picked, error: Exception | None
+    def _read_searched(
+        self,
+        call: ReadCall,
+        completion: Completion[ReadBatch],
+        picked: SelectedEntries,
+        error: Exception | None,
     ) -> FileBatch | None:
-        answer = self._outcome(call.queue, call.offset)  # retention may have deleted records meanwhile
+        answer = self._answer_without_records(
+            call.queue, call.offset
+        )  # retention may have deleted records meanwhile
         if answer is not None:
             return answer
         if error is not None:
             raise error
-        return self._records(call, completion, picked)
+        return self._load_records(call, completion, picked)
 
-    def _records(self, call: ReadCall, completion: Completion[ReadBatch], picked: Picked) -> FileBatch | None:
+    def _load_records(
+        self, call: ReadCall, completion: Completion[ReadBatch], picked: SelectedEntries
+    ) -> FileBatch | None:
         cold = self._reader.cold(picked.entries, call.bytes_max)
         if not cold:
-            return self._batch(call, completion, picked)
+            return self._read_batch(call, completion, picked)
 
-        def warmed(_: Any, error: Exception | None) -> None:
-            self._attempt(call, completion, self._warmed, picked, error)
+        def on_warmed(_: Any, error: Exception | None) -> None:
+            self._try_read(call, completion, self._read_warmed, picked, error)
 
-        off_hub(self._reader.warm, warmed, cold)
+        off_hub(self._reader.warm, on_warmed, cold)
         return None
 
-    def _warmed(
-        self, call: ReadCall, completion: Completion[ReadBatch], picked: Picked, error: Exception | None
+    def _read_warmed(
+        self,
+        call: ReadCall,
+        completion: Completion[ReadBatch],
+        picked: SelectedEntries,
+        error: Exception | None,
     ) -> FileBatch | None:
-        answer = self._outcome(call.queue, call.offset)
+        answer = self._answer_without_records(call.queue, call.offset)
         if answer is not None:
             return answer
         if error is not None:
             raise error
-        return self._batch(call, completion, picked)
+        return self._read_batch(call, completion, picked)
 
-    def _outcome(self, ref: QueueRef, offset: int) -> FileBatch | None:
+    def _answer_without_records(self, ref: QueueRef, offset: int) -> FileBatch | None:
         """Return the answer of a read at an offset without a record, or None if there is one."""
         self._check_open()
         queue = self._state.queue(ref)
@@ -152,13 +166,15 @@ class Queries:
             return FileBatch(None, ReadStatus.OUT_OF_RANGE, offset, bounds)
         return None
 
-    def _batch(self, call: ReadCall, completion: Completion[ReadBatch], picked: Picked) -> FileBatch | None:
+    def _read_batch(
+        self, call: ReadCall, completion: Completion[ReadBatch], picked: SelectedEntries
+    ) -> FileBatch | None:
         """Read a batch with at least one record, unless only gaps and other tags remain.
 
         Returns None if all selected records are lost; the read then continues in the next turn of the hub,
         because many more may be lost.
         """
-        queue = self._queue(call.queue)
+        queue = self._require_queue(call.queue)
         batch = self._reader.batch(call, picked, self._limit())
         if batch.offsets:
             batch.at_end = batch.next_offset >= queue.visible
@@ -166,11 +182,11 @@ class Queries:
         if batch.next_offset >= queue.visible:
             batch.status = ReadStatus.NONE
         elif call.tags is None:
-            self._later(self._attempt, call._replace(offset=batch.next_offset), completion, self._read)
+            self._later(self._try_read, call._replace(offset=batch.next_offset), completion, self._read)
             return None
         return batch
 
-    def _entries(self, queue: LogQueue | QueueView, offset: int, count: int) -> bytes:
+    def _read_entries(self, queue: LogQueue | QueueView, offset: int, count: int) -> bytes:
         """Return the entries of visible records, with zeros for those that the files lost."""
         flushed = queue.flushed
         if offset >= flushed:
@@ -184,7 +200,7 @@ class Queries:
             entries += queue.tail[: (count - in_files) * ENTRY_BYTES]
         return entries
 
-    def _queue(self, ref: QueueRef) -> LogQueue:
+    def _require_queue(self, ref: QueueRef) -> LogQueue:
         queue = self._state.queue(ref)
         if queue is None:
             raise UnknownTopicError(f"queue {ref} does not exist (any more)")
@@ -227,31 +243,31 @@ class Queries:
 
         return find
 
-    def _first_offset(self, queue: LogQueue | QueueView, predicate: Wanted) -> int:
+    def _first_offset(self, queue: LogQueue | QueueView, predicate: Predicate) -> int:
         """Return the first offset whose entry meets `predicate`, which is monotonous where it can be
         decided.
         """
         low, high = queue.min, queue.visible
         while low < high:
             middle = (low + high) // 2
-            at, answer = self._ask_from(queue, middle, high, predicate)
+            at, answer = self._decide_from(queue, middle, high, predicate)
             if answer is False:
                 low = at + 1
             else:
                 high = middle
         return low
 
-    def _ask_from(
-        self, queue: LogQueue | QueueView, offset: int, end: int, predicate: Wanted
+    def _decide_from(
+        self, queue: LogQueue | QueueView, offset: int, end: int, predicate: Predicate
     ) -> tuple[int, bool | None]:
         """Return the offset and result of the first entry from `offset` on that `predicate` can decide.
 
         Gaps and damaged entries decide nothing.
         """
         while offset < end:
-            entries = self._entries(queue, offset, min(NEIGHBOURS, end - offset))
+            entries = self._read_entries(queue, offset, min(NEIGHBOURS, end - offset))
             for at, row in enumerate(ENTRY_ROWS.iter_unpack(entries)):
-                if row[1] and entry_is_sound(entries[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES]):
+                if row[1] and is_valid_entry(entries[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES]):
                     answer = predicate(row)
                     if answer is not None:
                         return offset + at, answer
@@ -268,7 +284,7 @@ class Queries:
 
         Call this on the hub, and the result in a native thread.
         """
-        queue = self._queue(ref)
+        queue = self._require_queue(ref)
         low = self.bounds_of(queue).min
         view = QueueView(ref, low, queue.visible, queue.flushed, bytes(queue.tail))
 
@@ -344,16 +360,16 @@ class Queries:
 
     # --- damaged entries
 
-    def _look_up(self, ref: QueueRef, offset: int) -> Row | None:
+    def _search_record(self, ref: QueueRef, offset: int) -> Row | None:
         """Search a record in the log between its neighbours in the queue, and repair its entry.
 
         Returns None at once if the entry is valid: the record is lost then, and a search between neighbours
         may read gigabytes on the hub.
         """
         queue = self._state.queue(ref)
-        if queue is None or entry_is_sound(self._entries(queue, offset, 1)):
+        if queue is None or is_valid_entry(self._read_entries(queue, offset, 1)):
             return None
-        low, high = self._neighbours(queue, offset)
+        low, high = self._find_neighbours(queue, offset)
         for segment in self._segments.segments:
             start, end = max(low, segment.start), min(high, segment.end)
             if start >= end:
@@ -362,25 +378,25 @@ class Queries:
                 if is_of(item, ref, item.offset) and item.offset >= offset:
                     if item.offset > offset:
                         return None  # it would have come before this one
-                    self._repair(queue, item)
+                    self._repair_entry(queue, item)
                     return row_of(item)
         return None
 
-    def _neighbours(self, queue: LogQueue, offset: int) -> tuple[int, int]:
+    def _find_neighbours(self, queue: LogQueue, offset: int) -> tuple[int, int]:
         """Return the log positions between which the record of `offset` lies."""
         low, high, step, end = self._segments.first_of(queue.ref.topic), self._limit(), NEIGHBOURS, offset
         before: list[int] = []
         while not before and end > queue.min:
             start = max(queue.min, end - step)
-            before = self._sound_positions(queue, start, end)
+            before = self._valid_positions(queue, start, end)
             end, step = start, min(2 * step, HUB_ENTRIES)
-        after = self._sound_positions(queue, offset + 1, min(queue.visible, offset + NEIGHBOURS))
+        after = self._valid_positions(queue, offset + 1, min(queue.visible, offset + NEIGHBOURS))
         return (before[-1] if before else low), (after[0] if after else high)
 
-    def _sound_positions(self, queue: LogQueue, start: int, end: int) -> list[int]:
+    def _valid_positions(self, queue: LogQueue, start: int, end: int) -> list[int]:
         if start >= end:
             return []
-        entries = self._entries(queue, start, end - start)
+        entries = self._read_entries(queue, start, end - start)
         positions = []
         for at, row in enumerate(ENTRY_ROWS.iter_unpack(entries), start):
             record = self._reader.record_at(row[0], self._limit()) if row[1] else None
@@ -388,7 +404,7 @@ class Queries:
                 positions.append(record.position)
         return positions
 
-    def _repair(self, queue: LogQueue, record: Record) -> None:
+    def _repair_entry(self, queue: LogQueue, record: Record) -> None:
         self._damage.found(
             "consumequeue", record.position, ENTRY_BYTES, f"entry {record.offset} of {queue.ref}"
         )

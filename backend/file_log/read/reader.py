@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from backend.file_log.consume_queue import Picked
+from backend.file_log.consume_queue import SelectedEntries
 from backend.file_log.core.layout import (
     ENTRY,
     ENTRY_BYTES,
@@ -122,7 +122,7 @@ def stored_record(record: Record, delivery: bytes) -> StoredRecord:
     )
 
 
-class RecordSpan(NamedTuple):
+class RecordRange(NamedTuple):
     """A range of a segment, by log position."""
 
     segment: Segment
@@ -151,16 +151,16 @@ class LogReader:
             segments.last.end if segments.segments else 0
         )  # older bytes have not been read yet
 
-    def batch(self, call: ReadCall, picked: Picked, limit: int) -> FileBatch:
+    def batch(self, call: ReadCall, picked: SelectedEntries, limit: int) -> FileBatch:
         """Read the records of the selected entries: at least one, then until `call.bytes_max`."""
         columns: Columns = tuple(zip(*ENTRY_ROWS.iter_unpack(picked.entries), strict=True))
         batch = FileBatch(self, ReadStatus.DATA, picked.after, None)
-        if columns and not self._all_sound(call, picked, columns, limit, batch):
-            return self._one_by_one(call, picked, columns, limit)
+        if columns and not self._fill_fast(call, picked, columns, limit, batch):
+            return self._read_slow(call, picked, columns, limit)
         return batch
 
-    def _all_sound(
-        self, call: ReadCall, picked: Picked, columns: Columns, limit: int, batch: FileBatch
+    def _fill_fast(
+        self, call: ReadCall, picked: SelectedEntries, columns: Columns, limit: int, batch: FileBatch
     ) -> bool:
         """Fill the batch on the hot path of reading; False if the entries need the slow path.
 
@@ -199,7 +199,7 @@ class LogReader:
         batch.fill(picked.offsets, columns, deliveries, ids_in(view, base, positions) if call.ids else None)
         return True
 
-    def _one_by_one(self, call: ReadCall, picked: Picked, columns: Columns, limit: int) -> FileBatch:
+    def _read_slow(self, call: ReadCall, picked: SelectedEntries, columns: Columns, limit: int) -> FileBatch:
         """Read a batch on the slow path: across segments, up to a bound, or with damage."""
         rows: list[Row] = list(zip(*columns, strict=True))
         offsets: list[int] = []
@@ -207,7 +207,7 @@ class LogReader:
         deliveries: list[bytes] = []
         bytes_left, after = call.bytes_max, picked.after
         for at, row in zip(picked.offsets, rows, strict=True):
-            checked = self._first_look(at, row, limit) or self._second_look(call.queue, at, row, limit)
+            checked = self._read_checked(at, row, limit) or self._read_repaired(call.queue, at, row, limit)
             if checked is None or (call.tags is not None and checked[0][2] not in call.tags):
                 continue
             bytes_left -= len(checked[1])
@@ -222,7 +222,7 @@ class LogReader:
             batch.fill(offsets, tuple(zip(*served, strict=True)), deliveries)
         return batch
 
-    def _first_look(self, offset: int, row: Row, limit: int) -> tuple[Row, bytes] | None:
+    def _read_checked(self, offset: int, row: Row, limit: int) -> tuple[Row, bytes] | None:
         """Return the record if entry, header and delivery bytes agree, else None."""
         position, size, _, _, packed = row
         segment = self.segments.locate(position)
@@ -242,7 +242,7 @@ class LogReader:
             return None
         return row, covered[(packed >> 8) - CHECKED_FROM :]
 
-    def _second_look(self, ref: QueueRef, offset: int, row: Row, limit: int) -> tuple[Row, bytes] | None:
+    def _read_repaired(self, ref: QueueRef, offset: int, row: Row, limit: int) -> tuple[Row, bytes] | None:
         """Return the record of a damaged entry, or None if the record itself is damaged."""
         record = self.record_at(row[0], limit) if row[1] else None
         if record is None or not is_of(record, ref, offset):
@@ -327,18 +327,18 @@ class LogReader:
 
     # --- records that may not be in the page cache
 
-    def cold(self, entries: bytes, bytes_max: int) -> list[RecordSpan]:
+    def cold(self, entries: bytes, bytes_max: int) -> list[RecordRange]:
         """Return the ranges of the log that `entries` need and that may not be cached; [] for hot ones."""
         hot = max(self.segments.last.end - self._hot_bytes, self._cached_from)
         if not entries or hot <= 0 or ENTRY_ROWS.unpack_from(entries, len(entries) - ENTRY_BYTES)[0] >= hot:
             return []
-        ranges: list[RecordSpan] = []
+        ranges: list[RecordRange] = []
         bytes_left = bytes_max
         for position, size, _, _, _ in ENTRY_ROWS.iter_unpack(entries):
             if position < hot and not self._is_warm(position, position + size):
                 segment = self.segments.locate(position)
                 if segment is not None and segment.end >= position + size:
-                    ranges.append(RecordSpan(segment, position, size))
+                    ranges.append(RecordRange(segment, position, size))
             bytes_left -= size
             if bytes_left < 0:
                 break
@@ -348,7 +348,7 @@ class LogReader:
         blocks = range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES))
         return all(block in self._warm for block in blocks)
 
-    def warm(self, ranges: list[RecordSpan]) -> None:
+    def warm(self, ranges: list[RecordRange]) -> None:
         """Load ranges into the page cache, as whole blocks if they lie close together. Blocking."""
         blocks = dict.fromkeys(
             block

@@ -89,7 +89,7 @@ class Encoder:
         items += self._progress.values()
         sends = encode_sends(state.sends)
         if sends:
-            items.append(_item(SENDS, sends))
+            items.append(_pack_item(SENDS, sends))
         body = b"".join(items)
         rest = _REST.pack(
             VERSION,
@@ -120,10 +120,10 @@ class Encoder:
         for key in [changed.pop() for _ in range(min(count, len(changed)))]:
             progress = state.progress.get(*key)
             if progress is not None:
-                self._progress[key] = _item(PROGRESS, encode_progress(*key, progress))
+                self._progress[key] = _pack_item(PROGRESS, encode_progress(*key, progress))
 
 
-def _item(kind: int, content: bytes) -> bytes:
+def _pack_item(kind: int, content: bytes) -> bytes:
     return _ITEM.pack(kind, len(content)) + content
 
 
@@ -132,12 +132,12 @@ def _topic_item(topic: TopicState) -> bytes:
     head = struct.pack(f"<B{len(topic.name_bytes)}sII", len(topic.name_bytes), topic.name_bytes,
                        topic.info.incarnation, len(settings))  # fmt: skip
     bounds = b"".join([_BOUNDS.pack(queue.min, queue.visible) for queue in topic.queues])
-    return _item(TOPIC, head + settings + bounds)
+    return _pack_item(TOPIC, head + settings + bounds)
 
 
 def _setting_item(key: str, value: bytes) -> bytes:
     data = key.encode()
-    return _item(SETTING, struct.pack("<I", len(data)) + data + value)
+    return _pack_item(SETTING, struct.pack("<I", len(data)) + data + value)
 
 
 def decode_checkpoint(data: bytes) -> Checkpoint:
@@ -162,7 +162,7 @@ def _decode(data: bytes) -> Checkpoint:
     if version != VERSION or len(body) != length or google_crc32c.value(body) != crc:
         raise DamagedError(f"the checkpoint's body of {len(body)} bytes is damaged, or of another version")
     state.writer_epoch = epoch
-    items = list(_items(body))
+    items = list(_iterate_items(body))
     if len(items) != count:
         raise DamagedError(f"the checkpoint has {len(items)} items, its header says {count}")
     slices: list[SliceRow] = []
@@ -175,7 +175,7 @@ def _decode(data: bytes) -> Checkpoint:
     return Checkpoint(position, first, state, slices)
 
 
-def _items(body: bytes) -> Iterator[tuple[int, bytes]]:
+def _iterate_items(body: bytes) -> Iterator[tuple[int, bytes]]:
     at = 0
     while at < len(body):
         kind, length = _ITEM.unpack_from(body, at)
@@ -254,7 +254,7 @@ def save_checkpoint(storage: Storage, directory: str, data: bytes) -> None:
 
 
 log = logging.getLogger(__name__)
-TURN_S = 0.001  # between two slices of encoding
+SLICE_PAUSE_S = 0.001  # between two slices of encoding
 
 
 class Checkpointer:
@@ -287,9 +287,9 @@ class Checkpointer:
         self._index = index
         self._sends = SendFiles(storage, directory)
         self._encoder = Encoder(writer.state)
-        self._turn = HubTimer()
+        self._slice_timer = HubTimer()
         self._waiting: list[Callable[[], None]] = []
-        self._wanted = self._saving = self._failing = self.closed = False
+        self._requested = self._saving = self._failing = self.closed = False
 
     def want(self, then: Callable[[], None] | None = None) -> None:
         """Write a checkpoint soon, unless the log has not grown since the last; then call `then` in any
@@ -297,22 +297,22 @@ class Checkpointer:
         """
         if then is not None:
             self._waiting.append(then)
-        if not self._wanted and not self._saving and not self.closed:
-            self._wanted = True
-            self._prepare(self._encoder.prepare())
+        if not self._requested and not self._saving and not self.closed:
+            self._requested = True
+            self._prepare_slices(self._encoder.prepare())
 
-    def _prepare(self, slices: Iterator[None]) -> None:
+    def _prepare_slices(self, slices: Iterator[None]) -> None:
         """Encode one slice and schedule the next, so that the hub runs other work between; then capture."""
         if next(slices, self) is None and not self.closed:
-            self._turn.once(TURN_S, lambda: self._prepare(slices))
+            self._slice_timer.once(SLICE_PAUSE_S, lambda: self._prepare_slices(slices))
         else:
-            self._writer.when_at_rest(self._capture)
+            self._writer.when_at_rest(self._capture_state)
 
-    def _capture(self) -> None:
-        self._wanted = False
+    def _capture_state(self) -> None:
+        self._requested = False
         position = self._writer.durable
         if position == self.position or self.closed:
-            self._finish()
+            self._run_waiting()
             return
         self._saving = True
         data = self._encoder.encode(position, self._segments.first_position)
@@ -324,7 +324,7 @@ class Checkpointer:
             return self._save(data, writes, chunks, slice_names)
 
         writes = self._tails.take()
-        off_hub(save, lambda written, error: self._saved(position, written or (), error))
+        off_hub(save, lambda written, error: self._on_saved(position, written or (), error))
 
     def _save(
         self, data: bytes, writes: list[Write], chunks: list[SliceRows], slice_names: set[str]
@@ -344,7 +344,7 @@ class Checkpointer:
         self._sends.tidy(slice_names)
         return written
 
-    def _saved(self, position: int, written: Sequence[SliceRows], error: Exception | None) -> None:
+    def _on_saved(self, position: int, written: Sequence[SliceRows], error: Exception | None) -> None:
         self._saving = False
         self._counts[error is None].value += 1
         if error is None:
@@ -354,9 +354,9 @@ class Checkpointer:
             if not self._failing:
                 log.error("the checkpoint at log position %d failed: %s", position, error)
         self._failing = error is not None
-        self._finish()
+        self._run_waiting()
 
-    def _finish(self) -> None:
+    def _run_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         for then in waiting:
             then()

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from backend.file_log.core.layout import RECORD_BYTES, Frame, Record, RecordKind
 from backend.file_log.core.scan import Bad
 from backend.file_log.segments import SegmentSet
-from backend.file_log.sends import Found, SendFiles, SliceRow
-from backend.idempotency import KnownSends
+from backend.file_log.sends import OnDamage, SendFiles, SliceRow
+from backend.idempotency import StoredSends
 from ddmq_common.errors import DamagedError
 from ddmq_common.send_identity import IDENTITY, is_key
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 Items = Callable[[int, int], Iterator[Frame | Record | Bad]]
 
 
-def apply_identity(record: Record, sends: KnownSends) -> None:
+def apply_identity(record: Record, sends: StoredSends) -> None:
     """Restore the identity of a stored message, if it has one. Raises DamagedError."""
     if len(record.meta) == RECORD_BYTES + record.topic_bytes + record.key_bytes:
         return
@@ -31,7 +31,7 @@ def apply_identity(record: Record, sends: KnownSends) -> None:
         raise DamagedError(f"identity {identity[:100]!r} of a send: {error}") from error
 
 
-def forget_before(sends: KnownSends, items: Iterator[Frame | Record | Bad]) -> None:
+def forget_before(sends: StoredSends, items: Iterator[Frame | Record | Bad]) -> None:
     """Record that identities from before the first frame of `items` are lost."""
     sends.forgotten_ms = next(
         (frame.stored_ms for frame in items if isinstance(frame, Frame)), sends.forgotten_ms
@@ -39,11 +39,11 @@ def forget_before(sends: KnownSends, items: Iterator[Frame | Record | Bad]) -> N
 
 
 def load_keys(
-    sends: KnownSends,
+    sends: StoredSends,
     files: SendFiles,
     slices: Sequence[SliceRow],
     now_ms: int,
-    on_damage: Found,
+    on_damage: OnDamage,
     segments: SegmentSet,
     items: Items,
     end: int,
@@ -77,7 +77,7 @@ def _window_start(segments: SegmentSet, items: Items, end: int, since_ms: int) -
     return segments.starts[0] if segments.segments else end
 
 
-def _is_missing(record: Record, sends: KnownSends) -> bool:
+def _is_missing(record: Record, sends: StoredSends) -> bool:
     """Return whether a record has a key that is not restored yet; a later send with the key counts
     instead.
     """

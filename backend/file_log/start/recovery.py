@@ -26,7 +26,7 @@ from backend.file_log.core.layout import (
     Record,
     RecordKind,
     Salting,
-    entry_is_sound,
+    is_valid_entry,
     pack_entry,
 )
 from backend.file_log.core.scan import Bad, walk
@@ -59,8 +59,8 @@ class Recovered(NamedTuple):
     state: LogState
     end: int  # everything below counts and is durable
     checkpoint: int  # the log was read from here
-    torn_bytes: int
-    damaged_pieces: int
+    tail_bytes: int
+    damaged_ranges: int
     rebuilt_queues: int
 
 
@@ -84,11 +84,11 @@ class Recovery:
         self._options = options
         self._state = LogState()
         self._unflushed = 0
-        self._torn = 0
+        self._tail_bytes = 0
         self._bad: list[Bad] = []
         self._full = False  # whether the disk is full
         self._headless = False  # the log's beginning was deleted, and no checkpoint has its state
-        self._known = 0  # incarnations up to this one existed before the checkpoint
+        self._incarnation_before = 0  # incarnations up to this one existed before the checkpoint
         self._deleted: set[int] = set()  # incarnations deleted since the checkpoint
         self._fitting: set[LogQueue] = set()  # queues whose files end at the checkpoint
 
@@ -120,10 +120,10 @@ class Recovery:
         if self._headless:
             self._report_headless(start)
         self._report_holes(start)
-        self._torn = tail.cut()
+        self._tail_bytes = tail.cut()
         if salting is None:
-            self._go_on_salted(end)
-        self._known = self._state.last_incarnation
+            self._add_salt(end)
+        self._incarnation_before = self._state.last_incarnation
         if checkpoint is not None:
             files, now_ms = SendFiles(self._storage, self._directory), self._state.last_ms
             on_damage, segments = self._damage.found, self._segments
@@ -133,13 +133,13 @@ class Recovery:
         rebuilt = self._rebuild_missing(min(start, end))
         if self._headless:
             forget_before(self._state.sends, self.items(start, end))
-            self._apply_letters(start)
+            self._apply_dead_letters(start)
         self._apply(start, end)
         self._keep_finished()
         self._finish_queues()
         self._segments.date(self._state.last_ms)
         self._state.writer_epoch += 1
-        return Recovered(self._state, end, start, self._torn, len(self._bad), rebuilt)
+        return Recovered(self._state, end, start, self._tail_bytes, len(self._bad), rebuilt)
 
     def _report_headless(self, start: int) -> None:
         text = (
@@ -170,13 +170,13 @@ class Recovery:
     def _report_views(self, format_defect: str, checkpoint_errors: list[str]) -> None:
         if format_defect:
             self._damage.found("format", 0, 0, format_defect)
-            self._set_aside(names.FORMAT)
+            self._move_to_damaged(names.FORMAT)
         for error in checkpoint_errors:
             self._damage.found("checkpoint", len(error), 0, error)
         if checkpoint_errors and checkpoint_errors[0].startswith(f"{names.CHECKPOINT}:"):
-            self._set_aside(names.CHECKPOINT)
+            self._move_to_damaged(names.CHECKPOINT)
 
-    def _set_aside(self, name: str) -> None:
+    def _move_to_damaged(self, name: str) -> None:
         """Move a damaged file to `damaged/`, if it exists."""
         if name in self._storage.list(self._directory):
             self._storage.make_folder(f"{self._directory}/{names.DAMAGED}")
@@ -187,7 +187,7 @@ class Recovery:
         write_format(self._storage, self._directory, salting)
         return salting
 
-    def _go_on_salted(self, end: int) -> None:
+    def _add_salt(self, end: int) -> None:
         """Convert a directory of format 1, which has no salt, to one with a salt from a new segment on."""
         segments = self._segments
         if end > segments.last.start:
@@ -208,7 +208,7 @@ class Recovery:
             else:
                 self._report_bad(item, "no valid header")
 
-    def _apply_letters(self, end: int) -> None:
+    def _apply_dead_letters(self, end: int) -> None:
         """Apply the dead letters of kept segments; other records there may be outdated by deleted ones."""
         message = RecordKind.MESSAGE
         for item in self.items(self._segments.starts[0], end):
@@ -237,22 +237,22 @@ class Recovery:
             if record.kind == RecordKind.MESSAGE:
                 self._apply_message(record)
             elif record.kind == RecordKind.PROGRESS:
-                delta = decode_delta(self._delivery(record))
-                self._queue(delta.queue)
+                delta = decode_delta(self._read_delivery(record))
+                self._find_queue(delta.queue)
                 state.apply_delta(delta)
             elif record.kind == RecordKind.SETTING:
                 deleted = record.flags & FLAG_DELETED
-                state.apply_setting(record.key.decode(), None if deleted else self._delivery(record))
+                state.apply_setting(record.key.decode(), None if deleted else self._read_delivery(record))
             elif record.kind == RecordKind.TOPIC and record.flags & FLAG_DELETED:
                 self._deleted.add(record.incarnation)
                 state.apply_topic_deleted(record.topic, record.incarnation)
             elif record.kind == RecordKind.TOPIC:
-                data = self._delivery(record)
+                data = self._read_delivery(record)
                 state.apply_topic(decode_topic(record.topic, record.incarnation, data))
         except DamagedError as error:
             self._report_bad(Bad(record.position, record.end), str(error))
 
-    def _delivery(self, record: Record) -> bytes:
+    def _read_delivery(self, record: Record) -> bytes:
         segment = self._segments.locate(record.position)
         assert segment is not None
         data = segment.salvage(record.position + record.meta_bytes, record.size - record.meta_bytes)
@@ -262,7 +262,7 @@ class Recovery:
 
     def _apply_message(self, record: Record) -> None:
         self._state.last_ms = max(self._state.last_ms, record.stored_ms)
-        queue = self._queue(QueueRef(record.topic, record.incarnation, record.queue_id))
+        queue = self._find_queue(QueueRef(record.topic, record.incarnation, record.queue_id))
         if queue is None or record.offset < queue.assigned:
             return
         if self._headless and not queue.assigned:
@@ -272,7 +272,7 @@ class Recovery:
         self._add_entry(queue, pack_entry(record))
         apply_identity(record, self._state.sends)
 
-    def _queue(self, ref: QueueRef) -> LogQueue | None:
+    def _find_queue(self, ref: QueueRef) -> LogQueue | None:
         """Return a queue; create it if the record that created it must have been lost, else return None."""
         queue = self._state.queue(ref)
         lossless = not self._bad and not self._headless
@@ -281,7 +281,7 @@ class Recovery:
         topic = self._state.topics.get(ref.topic)
         if topic is not None and topic.info.incarnation == ref.incarnation:
             self._state.apply_topic(replace(topic.info, queues=ref.queue_id + 1))
-        elif ref.incarnation > self._known:
+        elif ref.incarnation > self._incarnation_before:
             log.error("topic %s was lost to damage; it is created again with default settings", ref.topic)
             queues = max(QUEUES_DEFAULT, ref.queue_id + 1)
             self._state.apply_topic(TopicInfo(ref.topic, ref.incarnation, queues))
@@ -324,7 +324,7 @@ class Recovery:
         gap.
         """
         entry = self._files.read(queue.ref, queue.assigned, 1)
-        if entry_is_sound(entry):
+        if is_valid_entry(entry):
             position = int.from_bytes(entry[:ENTRY_POSITION], "little")
             if any(bad.start <= position < bad.end for bad in self._bad):
                 return entry
@@ -385,13 +385,13 @@ class Recovery:
         log_intact = True
         for item in self.items(self._segments.starts[0], end):
             if isinstance(item, Record) and item.kind == RecordKind.MESSAGE:
-                self._refill(missing, item, log_intact)
+                self._refill_queue(missing, item, log_intact)
             log_intact = log_intact and not isinstance(item, Bad)
         for queue, after in missing.values():
             self._add_gaps(queue, after, log_intact)
         return len(missing)
 
-    def _refill(
+    def _refill_queue(
         self, missing: dict[QueueRef, tuple[LogQueue, int]], record: Record, log_intact: bool
     ) -> None:
         queue, after = missing.get(QueueRef(record.topic, record.incarnation, record.queue_id), (None, 0))

@@ -18,7 +18,7 @@ from backend.file_log.storage import Storage
 from ddmq_common.errors import StorageError
 
 log = logging.getLogger(__name__)
-TAIL_KEPT_MAX = 16 << 20  # bytes of a partial tail that are copied to damaged/
+TAIL_COPY_MAX = 16 << 20  # bytes of a partial tail that are copied to damaged/
 
 
 class Tail:
@@ -29,7 +29,7 @@ class Tail:
         self._segments = segments
         self._damage = damage
         self._segment_bytes = segment_bytes
-        self._cut = 0
+        self._end = 0
         self._ends: list[tuple[Segment, int]] = []
 
     def find(self, start: int, proven: int) -> int:
@@ -41,12 +41,12 @@ class Tail:
         self._ends = self._data_ends(start)
         last = None
         for segment, end in self._ends:
-            for item in self._frames(segment, max(start, segment.start), end, last):
+            for item in self._scan_frames(segment, max(start, segment.start), end, last):
                 last, proven = item, max(proven, item.durable)
-        self._cut = self._first_torn(self._ends, start, proven)
-        return self._cut
+        self._end = self._find_first_incomplete(self._ends, start, proven)
+        return self._end
 
-    def _frames(self, segment: Segment, start: int, end: int, last: Frame | None) -> Iterator[Frame]:
+    def _scan_frames(self, segment: Segment, start: int, end: int, last: Frame | None) -> Iterator[Frame]:
         for first, after in segment.readable(start, end) if start < end else ():
             view = segment.view(first, after)
             for item in frames(view, segment.start, first, after, segment.salt, last):
@@ -60,7 +60,7 @@ class Tail:
 
         Raises StorageError if the log would end before its first segment.
         """
-        return self._cut_at(self._cut, self._ends)
+        return self._truncate_at(self._end, self._ends)
 
     def _data_ends(self, start: int) -> list[tuple[Segment, int]]:
         """Return the segments from a position on, each with the end of its bytes other than zero."""
@@ -72,13 +72,13 @@ class Tail:
                 ends.append((segment, min(segment.end, data_end)))
         return ends
 
-    def _first_torn(self, ends: list[tuple[Segment, int]], start: int, proven: int) -> int:
+    def _find_first_incomplete(self, ends: list[tuple[Segment, int]], start: int, proven: int) -> int:
         """Return the first position at or above `proven` where no complete frame starts."""
         at = max(start, proven)
         for segment, end in ends:
             last = segment is self._segments.last
             while segment.start <= at < end:
-                frame = self._whole_frame(segment, at, end)
+                frame = self._read_complete_frame(segment, at, end)
                 if frame is None:
                     return at
                 at = frame.end
@@ -86,7 +86,7 @@ class Tail:
                 return at  # the segment is too short, and nothing proves the following ones
         return at
 
-    def _whole_frame(self, segment: Segment, at: int, end: int) -> Frame | None:
+    def _read_complete_frame(self, segment: Segment, at: int, end: int) -> Frame | None:
         base, salt = segment.start, segment.salt
         frame = unpack_frame(segment.salvage(at, FRAME_BYTES), at, salt)
         if frame is None or frame.end > end:
@@ -96,7 +96,7 @@ class Tail:
         except OSError:
             return None  # a page of it cannot be read
 
-    def _cut_at(self, end: int, ends: list[tuple[Segment, int]]) -> int:
+    def _truncate_at(self, end: int, ends: list[tuple[Segment, int]]) -> int:
         tail_bytes = 0
         while self._segments.last.start > end and len(self._segments.segments) > 1:
             tail_bytes += self._keep_tail(self._segments.last, self._segments.last.start, ends)
@@ -118,7 +118,7 @@ class Tail:
         end = {other.start: end for other, end in ends}.get(segment.start, start)
         if end <= start:
             return 0
-        data = segment.salvage(start, min(end - start, TAIL_KEPT_MAX)).rstrip(b"\0")
+        data = segment.salvage(start, min(end - start, TAIL_COPY_MAX)).rstrip(b"\0")
         self._damage.copy_tail(segment.start, start, data)
         return len(data)
 

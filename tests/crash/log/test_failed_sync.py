@@ -182,7 +182,7 @@ def test_what_readers_may_be_looking_at_is_not_cut_off(tmp_path: Path) -> None:
     log.close()
     again = open_story(tmp_path / "live")
     check(again, told, written_too=True)
-    assert (again.recovered.torn_bytes, again.damaged_pieces) == (0, 0)
+    assert (again.recovered.tail_bytes, again.damaged_ranges) == (0, 0)
     again.close()
 
 

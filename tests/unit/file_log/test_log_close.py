@@ -80,7 +80,7 @@ def test_a_group_commit_that_hangs_keeps_the_directory_and_is_told(
     os.close(rig.log._opened._lock._fd)  # as the end of the process does
     rig.open()
     assert rig.bodies(ref) == [b"first", b"flying"]
-    assert rig.log.recovered.damaged_pieces == 0
+    assert rig.log.recovered.damaged_ranges == 0
 
 
 def test_a_checkpoint_that_hangs_keeps_the_directory(

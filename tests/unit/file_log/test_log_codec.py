@@ -19,7 +19,7 @@ from backend.file_log.core.layout import (
     RecordKind,
     decode_system,
     encode_system,
-    entry_is_sound,
+    is_valid_entry,
     pack_entry,
     pack_frame,
     pack_record,
@@ -135,16 +135,16 @@ def test_an_entry_repeats_its_record(position: int, fields: dict) -> None:  # ty
     assert record is not None
     entry = pack_entry(record)
     assert len(entry) == ENTRY_BYTES
-    assert entry_is_sound(entry)
+    assert is_valid_entry(entry)
     assert data[ENTRY_AT:].startswith(entry[:28])
     assert ENTRY_ROWS.unpack(entry) == record[2:7]
-    assert not entry_is_sound(entry[:5] + bytes([entry[5] ^ 4]) + entry[6:])
+    assert not is_valid_entry(entry[:5] + bytes([entry[5] ^ 4]) + entry[6:])
 
 
 def test_a_gap_entry_is_sound_and_empty() -> None:
-    assert entry_is_sound(GAP_ENTRY)
+    assert is_valid_entry(GAP_ENTRY)
     assert ENTRY_ROWS.unpack(GAP_ENTRY) == (0, 0, 0, 0, 0)
-    assert not entry_is_sound(bytes(ENTRY_BYTES)), "a hole in a file is no gap"
+    assert not is_valid_entry(bytes(ENTRY_BYTES)), "a hole in a file is no gap"
 
 
 def test_system_properties() -> None:

@@ -77,7 +77,7 @@ def test_what_is_lost_is_passed_over_without_looking_through_the_log(
     rig, ref = damaged(tmp_path)
     assert read_all(rig, ref, count) == [at for at in range(COUNT) if at not in LOST]
     assert read_all(rig, ref, count, LOST.start + 90) == list(range(LOST.stop, COUNT))
-    assert rig.log.damaged_pieces == len(LOST)
+    assert rig.log.damaged_ranges == len(LOST)
     assert walks.items == 0, "sound entries say where the records were"
 
 
@@ -102,7 +102,7 @@ def test_damage_past_the_bound_is_only_counted(
     rig, ref = damaged(tmp_path)
     caplog.clear()
     assert len(read_all(rig, ref, 50)) == COUNT - len(LOST)
-    assert rig.log.damaged_pieces == len(LOST)
+    assert rig.log.damaged_ranges == len(LOST)
     assert len(list((rig.directory / "damaged").iterdir())) == 20
     lines = [line for line in caplog.messages if line.startswith("damaged: ")]
     assert len(lines) == 21

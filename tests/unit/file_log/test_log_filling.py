@@ -79,7 +79,7 @@ def test_a_commit_that_cannot_be_packed_is_refused_alone(
         assert rig.log.setting("a") is None
         assert done(rig.log.progress("g", [ref]))[0].committed is None
         rig.reopen()
-    assert rig.log.recovered.damaged_pieces == 0
+    assert rig.log.recovered.damaged_ranges == 0
 
 
 @pytest.mark.interpreted

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.file_log.consume_queue import HUB_ENTRIES, all_sound, pick, search
+from backend.file_log.consume_queue import HUB_ENTRIES, are_all_valid, pick, search
 from backend.file_log.core.layout import (
     ENTRY_BYTES,
     ENTRY_ROWS,
@@ -60,7 +60,7 @@ def test_an_entry_with_any_bit_wrong_is_always_picked(byte: int) -> None:
     for bit in range(8):
         entries = bytearray(b"".join(entry(5, place) for place in range(6)))
         entries[3 * ENTRY_BYTES + byte] ^= 1 << bit
-        assert not all_sound(bytes(entries))
+        assert not are_all_valid(bytes(entries))
         assert list(pick(ask({99}), bytes(entries)).offsets) == [13]
 
 
@@ -71,10 +71,10 @@ def test_an_entry_that_the_file_lost_is_picked_and_a_gap_is_not() -> None:
 
 def test_one_crc_speaks_for_a_run_of_any_content() -> None:
     for count in (0, 1, 2, 100):
-        assert all_sound(b"".join(entry(place * 77 % 1009, place) for place in range(count)))
+        assert are_all_valid(b"".join(entry(place * 77 % 1009, place) for place in range(count)))
     two = entry(1, 1) + entry(2, 2)
     for byte in range(len(two)):
-        assert not all_sound(two[:byte] + bytes([two[byte] ^ 0x40]) + two[byte + 1 :])
+        assert not are_all_valid(two[:byte] + bytes([two[byte] ^ 0x40]) + two[byte + 1 :])
 
 
 class Files:

@@ -15,7 +15,7 @@ from backend.file_log.core.layout import Frame, Record
 from backend.file_log.core.scan import Bad, walk
 from backend.file_log.start.keys import apply_identity
 from backend.file_log.storage import File
-from backend.idempotency import ROW_BYTES, KnownSends
+from backend.idempotency import ROW_BYTES, StoredSends
 from backend.records import AppendResult, AppendStatus, Durability
 from ddmq_common.errors import BoundReachedError, CallerError
 from ddmq_common.metrics import catalogue
@@ -142,7 +142,7 @@ def test_keys_whose_files_are_lost_come_from_all_segments_of_the_window(
             read.append(item)
             yield item
 
-    def applied(found: Record, known: KnownSends) -> None:
+    def applied(found: Record, known: StoredSends) -> None:
         read_before.append(len(read))
         apply_identity(found, known)
 

@@ -151,7 +151,7 @@ def test_missing_consume_queues_do_not_need_a_disk_with_space(many: Many, tmp_pa
     again = many.open(tmp_path / "killed")
     assert again.recovered.rebuilt_queues == 0
     assert (b"first", b"second", b"third") in many.bodies(again)
-    assert log.damaged_pieces == again.damaged_pieces == 0
+    assert log.damaged_ranges == again.damaged_ranges == 0
     again.close()
 
 

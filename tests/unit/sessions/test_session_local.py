@@ -234,4 +234,4 @@ def test_pages_that_cannot_be_read_end_nobody(pair: Pair) -> None:
     found = pair.bodies(queue)
     assert found == sent[:2] + sent[-len(found) + 2 :]
     assert 10 < len(found) < len(sent)
-    assert pair.logs[0].damaged_pieces == len(sent) - len(found)
+    assert pair.logs[0].damaged_ranges == len(sent) - len(found)
