@@ -150,7 +150,7 @@ class Watchers:
         self._notifiers[notify] = prefixes
         return stop
 
-    def changed(self, key: str) -> None:
+    def notify_changed(self, key: str) -> None:
         """Notify the listeners for `key`, through `later`."""
         for notify, prefixes in list(self._notifiers.items()):
             if not prefixes or key.startswith(prefixes):
@@ -193,11 +193,11 @@ class StoreClock:
         self._stamp = store_ms, now_s
         return int(store_ms)
 
-    def stored(self) -> None:
+    def confirm_stamp(self) -> None:
         """Confirm the last stamp: a message is stored with it, so that no later store time may be lower."""
         self._base_ms, self._base_s = self._stamp
 
-    def told(self, clock_ms: int) -> None:
+    def advance_to(self, clock_ms: int) -> None:
         """Advance to `clock_ms` if another process already stores messages with that time."""
         now_s = self._clock.monotonic()
         if clock_ms > self._time_at(now_s):
@@ -210,7 +210,7 @@ class StoreClock:
         """Return how many milliseconds this clock is ahead of the wall clock."""
         return self.now_ms() - self._clock.wall_ms()
 
-    def watch(self, ahead: MetricCell) -> None:
+    def update_gauge(self, ahead: MetricCell) -> None:
         """Set the gauge to the lead over the wall clock in ms, and warn when a lead begins.
 
         Called periodically.

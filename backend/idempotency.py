@@ -72,7 +72,7 @@ def row_of(key: bytes) -> bytes:
     return key + crc.to_bytes(4, "little")
 
 
-def is_sound(row: bytes) -> bool:
+def is_valid_row(row: bytes) -> bool:
     """Return whether these are the complete bytes of one row, with a valid CRC."""
     return len(row) == ROW_BYTES and row_of(row[:-4]) == row
 
@@ -149,7 +149,7 @@ class StoredSends:
         file.
         """
         self._saving = saving
-        self.bounds(window_ms, keys_max)
+        self.set_bounds(window_ms, keys_max)
         self.slices: deque[KeySlice] = deque()
         self.producers: OrderedDict[str, ProducerSequences] = OrderedDict()  # the latest active one last
         self.ahead_ms = (
@@ -164,11 +164,11 @@ class StoredSends:
         self._parsed: tuple[str, Name, int] = ("", b"", 0)  # the latest text, parsed: `note` follows `first`
         self._ahead: dict[Name, bytes] = {}
         # Notes that are not confirmed: name, checksum or answered_below, location, incarnation, store time.
-        self.notes: list[tuple[Name, int, bytes, int, int]] = []
+        self.pending: list[tuple[Name, int, bytes, int, int]] = []
         self._pending_counts: Counter[int] = Counter()  # keys among the notes, by incarnation
         self._pending_keys = 0  # all of these
 
-    def bounds(self, window_ms: int, keys_max: int) -> None:
+    def set_bounds(self, window_ms: int, keys_max: int) -> None:
         """Set the window and the bound on keys."""
         self.window_ms, self.keys_max = window_ms, keys_max
         self._all_max = keys_max + keys_max // SHARE * SHARE  # with shares where nothing is free
@@ -185,7 +185,7 @@ class StoredSends:
 
     # --- before a record is stored, and when it has its offset
 
-    def first(self, text: str, incarnation: int, now_ms: int) -> FirstStored | None:
+    def find_first(self, text: str, incarnation: int, now_ms: int) -> FirstStored | None:
         """Return the first stored message with the identity `text`, or None if there is none.
 
         Raises CallerError for an identity that is malformed or whose outcome is forgotten, and
@@ -224,7 +224,7 @@ class StoredSends:
             if stored_incarnation == incarnation and stored_ms >= now_ms - self.window_ms:
                 return FirstStored(message_id, queue_id, offset, checksum != sum_before)
         self._expire_slices(now_ms)
-        if 2 * (self._keys + len(self.notes)) >= self.keys_max:
+        if 2 * (self._keys + len(self.pending)) >= self.keys_max:
             self._check_capacity(incarnation)
         return None
 
@@ -260,7 +260,7 @@ class StoredSends:
                 " whether it was stored: producers that were heard of as long ago are forgotten"
             )
 
-    def note(
+    def add_pending(
         self, text: str, message_id: bytes, offset: int, queue_id: int, incarnation: int, stored_ms: int
     ) -> None:
         """Record the location of the send `text`, for which `first` returned None; `keep` confirms it."""
@@ -274,22 +274,22 @@ class StoredSends:
             self._pending_keys += 1
         location = LOCATION.pack(message_id, offset, queue_id, incarnation, checksum, stored_ms)
         self._ahead[name] = location
-        self.notes.append((name, rest, location, incarnation, stored_ms))
+        self.pending.append((name, rest, location, incarnation, stored_ms))
 
     def back_to(self, mark: int) -> None:
         """Take back all notes except the first `mark`."""
-        del self.notes[mark:]
-        self._ahead = {note[0]: note[2] for note in self.notes}
-        self._pending_counts = Counter([note[3] for note in self.notes if isinstance(note[0], bytes)])
+        del self.pending[mark:]
+        self._ahead = {note[0]: note[2] for note in self.pending}
+        self._pending_counts = Counter([note[3] for note in self.pending if isinstance(note[0], bytes)])
         self._pending_keys = self._pending_counts.total()
 
-    def keep(self) -> None:
+    def confirm_pending(self) -> None:
         """Confirm all notes: their records are stored."""
         last, sequences = (
             None,
             ProducerSequences(),
         )  # of the sequence before: a batch has them one behind the other
-        for name, rest, location, incarnation, stored_ms in self.notes:
+        for name, rest, location, incarnation, stored_ms in self.pending:
             if isinstance(name, bytes):
                 self._keep_key(name, location, incarnation, stored_ms)
                 continue
@@ -302,8 +302,8 @@ class StoredSends:
             else:
                 self._sequences += sequence not in locations
                 locations[sequence] = location
-        self._forget_producers(self.notes[-1][4] if self.notes else 0)
-        self.notes, self._ahead = [], {}
+        self._forget_producers(self.pending[-1][4] if self.pending else 0)
+        self.pending, self._ahead = [], {}
         self._pending_counts.clear()
         self._pending_keys = 0
 
@@ -311,8 +311,8 @@ class StoredSends:
         self, text: str, message_id: bytes, offset: int, queue_id: int, incarnation: int, stored_ms: int
     ) -> None:
         """Add the identity of a stored record, in log order. Raises ValueError for a malformed identity."""
-        self.note(text, message_id, offset, queue_id, incarnation, stored_ms - self.ahead_ms)
-        self.keep()
+        self.add_pending(text, message_id, offset, queue_id, incarnation, stored_ms - self.ahead_ms)
+        self.confirm_pending()
 
     # --- what counts
 

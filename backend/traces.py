@@ -126,7 +126,7 @@ class TraceWriter:
     ) -> None:
         """Add an event of a message, now or at `at_ms`. `later` is called for more facts within a second."""
         if self._count >= EVENTS_MAX or self._bytes >= BYTES_MAX:
-            self.dropped("memory")
+            self.count_dropped("memory")
             return
         self._number += 1
         self._count += 1
@@ -147,7 +147,7 @@ class TraceWriter:
         if not self._ringing or (self._bytes >= FLUSH_BYTES and not self._hurried):
             self._set_timer()
 
-    def dropped(self, reason: str, count: int = 1) -> None:
+    def count_dropped(self, reason: str, count: int = 1) -> None:
         """Count events that are not stored, with the reason."""
         self._metrics.cell(catalogue.TRACE_DROPPED, reason).value += count
 
@@ -174,7 +174,7 @@ class TraceWriter:
             self._bytes -= sum([event.size for event in events])
             record = self._make_record(message_id, events, wall_ms)
             if self._day.wait_s(len(record.delivery), now):
-                self.dropped("day", len(events))
+                self.count_dropped("day", len(events))
                 continue
             self._day.take_tokens(len(record.delivery))
             batch.append((len(events), record))
@@ -231,14 +231,14 @@ class TraceWriter:
     ) -> None:
         if error is not None:
             log.warning("trace events could not be stored", extra={"error": str(error)})
-            self.dropped("failed", sum(count for count, _ in batch))
+            self.count_dropped("failed", sum(count for count, _ in batch))
         for (count, _), result in zip(batch, results or (), strict=False):
             if result.status is AppendStatus.STORED:
                 self._stored.value += count
             else:
                 refused = result.status is AppendStatus.REFUSED
                 topic_deleted = isinstance(result.error, UnknownTopicError)
-                self.dropped("refused" if refused and not topic_deleted else "failed", count)
+                self.count_dropped("refused" if refused and not topic_deleted else "failed", count)
         appending, self._appending = self._appending, None
         if self._events:
             self._set_timer()

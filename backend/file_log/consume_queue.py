@@ -76,11 +76,11 @@ class QueueFiles:
             offset += len(chunk) // ENTRY_BYTES
             data = data[len(chunk) :]
 
-    def passes(self, ref: QueueRef, offset: int) -> bool:
+    def has_entries_from(self, ref: QueueRef, offset: int) -> bool:
         """Return whether the file of `offset` has entries from there on. Opens nothing. Blocking."""
-        return self.fit(ref, offset, offset)[1]
+        return self.check_extent(ref, offset, offset)[1]
 
-    def fit(self, ref: QueueRef, start: int, end: int) -> tuple[bool, bool]:
+    def check_extent(self, ref: QueueRef, start: int, end: int) -> tuple[bool, bool]:
         """Return whether the files have all entries `[start, end)`, and whether the last file has more after
         them.
 
@@ -96,7 +96,7 @@ class QueueFiles:
             )
         return complete, size > at * ENTRY_BYTES
 
-    def cut(self, ref: QueueRef, offset: int) -> None:
+    def truncate_at(self, ref: QueueRef, offset: int) -> None:
         """Remove the entries from `offset` on. Blocking."""
         keep = offset // FILE_ENTRIES
         for index in self._list_indexes(ref):
@@ -119,7 +119,7 @@ class QueueFiles:
             if parsed is not None and parsed.incarnation == ref.incarnation:
                 yield parsed.start // FILE_ENTRIES
 
-    def drop(self, ref: QueueRef) -> None:
+    def remove_queue(self, ref: QueueRef) -> None:
         """Remove all files of a queue whose topic was deleted, and the folders that are empty then.
 
         Blocking.
@@ -135,7 +135,7 @@ class QueueFiles:
     def close_deleted(self) -> None:
         """Close the files that another process has removed."""
         with self._lock:
-            for key in [key for key, file in self._open.items() if file.deleted()]:
+            for key in [key for key, file in self._open.items() if file.is_deleted()]:
                 self._open.pop(key).close()
 
     def sync(self) -> None:
@@ -263,7 +263,7 @@ class SelectedEntries(NamedTuple):
     after: int
 
 
-def pick(call: ReadCall, entries: bytes) -> SelectedEntries:
+def select_entries(call: ReadCall, entries: bytes) -> SelectedEntries:
     """Select the entries that `call` wants from `entries`, which start at the offset of `call`."""
     count = len(entries) // ENTRY_BYTES
     if call.tags is None:
@@ -323,12 +323,12 @@ def _find_tagged_or_damaged(entries: bytes, tags: frozenset[int]) -> Iterator[in
             yield at
 
 
-def search(call: ReadCall, files: QueueFiles, end: int) -> SelectedEntries:
+def search_entries(call: ReadCall, files: QueueFiles, end: int) -> SelectedEntries:
     """Search the files until an entry is selected, `end` is reached or the files end. Blocking."""
     at = call.offset
     while True:
         entries = files.read(call.queue, at, min(HUB_ENTRIES, end - at))
-        picked = pick(call._replace(offset=at), entries)
+        picked = select_entries(call._replace(offset=at), entries)
         if picked.entries or not entries or picked.after >= end:
             return picked
         at = picked.after

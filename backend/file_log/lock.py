@@ -37,7 +37,7 @@ class DirectoryLock:
         self._until_exit = False
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Return whether the lock is held."""
         return self._fd >= 0
 
@@ -83,7 +83,7 @@ class DirectoryLock:
                 " is written, because others may write it now: stop all servers of the directory, start one"
             )
 
-    def keep(self) -> None:
+    def keep_until_exit(self) -> None:
         """Keep the lock until the process and all its threads have ended; `release` has no effect any
         more.
         """

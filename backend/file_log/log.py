@@ -86,9 +86,9 @@ class FileLog(Backend):
         self._retention = opened.make_retention(
             options, clock, self._writer.store_clock, metrics, self.holds, DeadLetterHolds(self, clock)
         )
-        self._waits = Waits(options.waits_max, self._writer.guarded)
+        self._waits = Waits(options.waits_max, self._writer.run_guarded)
         self._ownership = Memberships(
-            state.living,
+            state.queues_of,
             lambda group, queue: state.progress.fence(group, queue).epoch,
             self._raise_epochs,
             self._later,
@@ -110,7 +110,7 @@ class FileLog(Backend):
         self._draining = self._closed = self._ticking = False
         self._rest_until = NEVER  # while it does not tick: the deadline of the first wait
         self._tick_timer, self._checkpoint_timer = HubTimer(), HubTimer()
-        self._checkpoint_timer.every(options.checkpoint_ms / 1000, self._checkpoints.want)
+        self._checkpoint_timer.every(options.checkpoint_ms / 1000, self._checkpoints.request)
         self._index.start()
         self._retention.start()
 
@@ -156,7 +156,7 @@ class FileLog(Backend):
 
         `deleted` is the last state of a deleted topic, else None.
         """
-        self._watchers.changed(f"topic/{name}")
+        self._watchers.notify_changed(f"topic/{name}")
         self._ownership.topic_changed(name)
         if deleted is not None:
             error = UnknownTopicError(f"topic {name} was deleted")
@@ -197,7 +197,7 @@ class FileLog(Backend):
     ) -> Completion[list[AppendResult]]:
         completion: Completion[list[AppendResult]] = Completion() if into is None else into
         request = CommitRequest(
-            batch, deadline, completion, self._state, self._watchers.changed, self._options
+            batch, deadline, completion, self._state, self._watchers.notify_changed, self._options
         )
         error = self._find_refusal(batch.records)
         if error is not None:
@@ -231,13 +231,13 @@ class FileLog(Backend):
         changed, tails = self._state.changed_topics, self._tails
         for queue, before in frame.touched:
             changed.add(queue.ref.topic)
-            tails.grown(queue, (queue.visible - before) * ENTRY_BYTES)
-        tails.committed()
+            tails.add_bytes(queue, (queue.visible - before) * ENTRY_BYTES)
+        tails.on_commit()
         self._index.published(frame, self._opened.segments.last.start)
         stepped = frame.stored_ms - frame.sends_ms >= self._ahead_ms + STEP_MS
         if stepped or frame.end - self._checkpoints.position >= self._options.checkpoint_bytes:
             self._ahead_ms = frame.stored_ms - frame.sends_ms
-            self._checkpoints.want()
+            self._checkpoints.request()
 
     def _on_answered(self, frame: PackedFrame) -> None:
         """Wake the waits for data, after the callers of the frame were answered."""
@@ -261,21 +261,23 @@ class FileLog(Backend):
             self._tick_on()
 
     def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
-        return self._queries.answer(lambda: self._queries.bounds(queues), Completion())
+        return self._queries.settle_on_hub(lambda: self._queries.bounds(queues), Completion())
 
     def offset_for_time(self, queue: QueueRef, wall_ms: int) -> Completion[int]:
-        return self._queries.answer_off_hub(
+        return self._queries.settle_off_hub(
             lambda: self._queries.offset_for_time(queue, wall_ms), Completion()
         )
 
     def start_find(self, call: FindCall) -> Completion[list[StoredRecord]]:
-        return self._queries.answer_off_hub(lambda: self._queries.find(call), Completion())
+        return self._queries.settle_off_hub(lambda: self._queries.find(call), Completion())
 
     # --- group progress and membership
 
     def progress(self, group: str, queues: Sequence[QueueRef]) -> Completion[list[ProgressView]]:
         progress = self._state.progress
-        return self._queries.answer(lambda: [progress.view(group, queue) for queue in queues], Completion())
+        return self._queries.settle_on_hub(
+            lambda: [progress.view(group, queue) for queue in queues], Completion()
+        )
 
     def join(self, join: Join, listener: MembershipListener) -> Membership:
         if self._draining:
@@ -287,7 +289,7 @@ class FileLog(Backend):
         self.commit(batch, self._clock.monotonic() + GRANT_S).then(lambda commit: answered(commit.error))
 
     def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
-        return self._queries.answer(lambda: self._ownership.holders(group, topic), Completion())
+        return self._queries.settle_on_hub(lambda: self._ownership.holders(group, topic), Completion())
 
     # --- for the other parts of the system
 
@@ -308,7 +310,7 @@ class FileLog(Backend):
 
     def write_checkpoint(self, then: Callable[[], None] | None = None) -> None:
         """Write a checkpoint soon, before its time, then call `then`, also after a failure."""
-        self._checkpoints.want(then)
+        self._checkpoints.request(then)
 
     def publish_entries(self, at_once: bool) -> None:
         """Set whether consume-queue entries go to their files at every commit, for processes that read
@@ -360,10 +362,10 @@ class FileLog(Backend):
         return drained
 
     def _on_writer_at_rest(self) -> None:
-        if not self._writer.idle:
+        if not self._writer.is_idle:
             self._writer.when_at_rest(self._on_writer_at_rest)
             return
-        self._checkpoints.want(self._end_drains)
+        self._checkpoints.request(self._end_drains)
 
     def _end_drains(self) -> None:
         drains, self._drains = self._drains, []
@@ -402,7 +404,7 @@ class FileLog(Backend):
             self._drains.remove((deadline, drained))
             drained.fail(TryLaterError("the log could not finish its pending work by the deadline"))
         revoking = self._ownership.sweep(now)
-        if self._writer.idle and not (revoking or self._drains or self._closed):
+        if self._writer.is_idle and not (revoking or self._drains or self._closed):
             self._rest_until_deadline(now)
 
     def _rest_until_deadline(self, now: float) -> None:

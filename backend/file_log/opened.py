@@ -73,14 +73,14 @@ class OpenedDirectory:
         try:
             recovery = Recovery(storage, folder, self.segments, self.files, self.damage, options)
             self.recovered: Recovered = recovery.run()
-            self.segments.trim()
-            self.index = AttachedIndex(storage, folder, self.segments, self.damage.found)
+            self.segments.release_space()
+            self.index = AttachedIndex(storage, folder, self.segments, self.damage.report)
             self.index.recover()
         except OSError as error:
             raise StorageError(f"the log in {folder} cannot be opened: {error}") from error
         self.state = self.recovered.state
         self.tails = Tails(self.files, options)
-        self.tails.left(self.state.queues())
+        self.tails.add_unwritten(self.state.queues())
         self._log_recovery(metrics)
         note_limits(storage, folder, options.retention)
 
@@ -117,7 +117,7 @@ class OpenedDirectory:
         """Create the writer and start its thread."""
         log_end = LogEnd(self.segments, self._segment_bytes, options.allocate_bytes)
         with suppress(OSError):  # the first commit will report it
-            log_end.prepare()
+            log_end.prepare_space()
         return Writer(self.state, log_end, self.recovered.end, options, clock, metrics, published, answered)
 
     def make_queries(self, options: FileLogOptions, limit: Callable[[], int]) -> Queries:
@@ -167,7 +167,7 @@ class OpenedDirectory:
             options.retention,
             self._old_segments,
             self._release,
-            lambda old: self.segments.keep(old.start),
+            lambda old: self.segments.keep_for_dead_letters(old.start),
             holds,
             letters,
             clock,
@@ -181,8 +181,8 @@ class OpenedDirectory:
     def forget_queues(self, queues: Sequence[LogQueue]) -> None:
         """Remove the files of the queues of a deleted topic, in native threads."""
         for queue in queues:
-            self.tails.forget(queue)
-            off_hub(self.files.drop, ignore_outcome, queue.ref)
+            self.tails.forget_queue(queue)
+            off_hub(self.files.remove_queue, ignore_outcome, queue.ref)
 
     def _old_segments(self) -> list[OldSegment]:
         return [
@@ -192,8 +192,8 @@ class OpenedDirectory:
 
     def _release(self, old: OldSegment) -> Callable[[], None]:
         """Remove a segment from the set; return the blocking call that removes its files."""
-        segment = self.segments.drop(old.start)
-        lowest = self._queries.lowest()
+        segment = self.segments.remove(old.start)
+        lowest = self._queries.find_lowest()
 
         def remove() -> None:
             with self._unfreed_lock:
@@ -201,7 +201,7 @@ class OpenedDirectory:
             self.storage.remove(segment.path)
             self._close_unfreed()
             self.storage.sync_folder(self.segments.folder)
-            self.index.index.drop(segment.start)
+            self.index.index.drop_segment(segment.start)
             bounds = lowest()
             for queue, offset, _ in bounds:
                 if offset // FILE_ENTRIES > queue.min // FILE_ENTRIES:
@@ -261,4 +261,4 @@ class OpenedDirectory:
             self.directory,
             waited_s,
         )
-        self._lock.keep()
+        self._lock.keep_until_exit()

@@ -36,8 +36,8 @@ from backend.file_log.core.retention import (
     Reason,
     RetentionMoment,
     RetentionOptions,
-    admission,
-    deletions,
+    decide_admission,
+    plan_deletions,
     refusal_text,
     show_bytes,
 )
@@ -159,13 +159,13 @@ class Retention:
             freed = disk._replace(free=disk.free + in_thread(self._unfreed))
             holds, dead_letters = list(self._holds()), self._dead_letter_holds()
             segments = self._segments()
-            plan, blocked = deletions(
+            plan, blocked = plan_deletions(
                 segments, self._measure_moment(freed), self.options, holds, dead_letters
             )
         except (OSError, DdmqError) as error:
             self._count_failure("nothing is deleted from %s this time: %s", self._folder, error)
             return []
-        self._store_clock.watch(self._registry.cell(LOG_CLOCK_AHEAD))
+        self._store_clock.update_gauge(self._registry.cell(LOG_CLOCK_AHEAD))
         self._registry.cell(LOG_BYTES).value = sum(segment.bytes_on_disk for segment in segments)
         self._set_held(blocked)
         self._set_admission(disk)
@@ -227,7 +227,7 @@ class Retention:
         self._registry.cell(LOG_SEGMENTS_HELD).value = int(blocked is not None)
 
     def _set_admission(self, disk: LogDisk) -> None:
-        before, self.admission = self.admission, admission(disk, self.options, self.admission)
+        before, self.admission = self.admission, decide_admission(disk, self.options, self.admission)
         self._registry.cell(LOG_DISK_FREE).value = disk.free
         self._registry.cell(LOG_DISK).value = self.admission
         error = None

@@ -57,7 +57,7 @@ class Segment:
             self.file.check(mapped, start - self.start, end - self.start)
         return mapped
 
-    def readable(self, start: int, end: int) -> list[tuple[int, int]]:
+    def readable_ranges(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the ranges of `[start, end)` whose pages can be read, ascending."""
         try:
             self.view(start, end)
@@ -67,7 +67,7 @@ class Segment:
             if first == last:
                 return []
             middle = self.start + (first + last + 1) // 2 * PAGE_BYTES
-            before, after = self.readable(start, middle), self.readable(middle, end)
+            before, after = self.readable_ranges(start, middle), self.readable_ranges(middle, end)
             if before and after and before[-1][1] == after[0][0]:
                 return [*before[:-1], (before[-1][0], after[0][1]), *after[1:]]
             return before + after
@@ -107,7 +107,7 @@ class SegmentSet:
         paths, ends = self._list_files()
         starts = sorted(paths)
         opened = dict(zip(self.starts, self.segments, strict=True))
-        for start in [start for start, segment in opened.items() if segment.file.deleted()]:
+        for start in [start for start, segment in opened.items() if segment.file.is_deleted()]:
             opened.pop(start).close()  # another file may have its name
         segments = [
             opened.pop(start) if start in opened else self._open(start, paths[start]) for start in starts
@@ -145,14 +145,14 @@ class SegmentSet:
         frame = unpack_frame(segment.file.salvage(FRAME_BYTES, 0), segment.start, segment.salt)
         return 0 if frame is None else frame.stored_ms
 
-    def date(self, newest_ms: int) -> None:
+    def set_ages(self, newest_ms: int) -> None:
         """Set the age of segments without one to that of the next segment; `newest_ms`: of the newest
         record.
         """
         for segment in reversed(self.segments):
             segment.last_ms = newest_ms = segment.last_ms or newest_ms
 
-    def path(self, start: int) -> str:
+    def path_of(self, start: int) -> str:
         """Return the path of the segment that starts at this log position."""
         return f"{self.folder}/{names.segment_name(start)}"
 
@@ -177,7 +177,7 @@ class SegmentSet:
         return self.starts[0] if self._kept and is_dead_letters(topic) else self.first_position
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether there is no segment apart from kept ones."""
         return self._kept == len(self.segments)
 
@@ -188,7 +188,7 @@ class SegmentSet:
             return None
         return self.segments[index]
 
-    def holes(self, end: int) -> list[tuple[int, int]]:
+    def missing_ranges(self, end: int) -> list[tuple[int, int]]:
         """Return the ranges below `end` that no file holds, apart from deleted ones after kept segments."""
         ranges, at = [], self.first_position
         for segment in self.segments:
@@ -199,7 +199,7 @@ class SegmentSet:
 
     def create(self, start: int, size: int) -> Segment:
         """Create an empty, durable segment that starts at `start`. Blocking; does not add it to the set."""
-        path = self.path(start)
+        path = self.path_of(start)
         file = self.storage.open(path, write=True)
         try:
             file.truncate(size)
@@ -212,7 +212,7 @@ class SegmentSet:
 
     def create_with(self, start: int, data: bytes, size: int) -> Segment:
         """Create a durable segment that holds `data`, in place of one with the same start. Blocking."""
-        path = self.path(start)
+        path = self.path_of(start)
         unfinished = path + names.UNFINISHED
         self.storage.remove(unfinished)
         file = self.storage.open(unfinished, write=True)
@@ -232,7 +232,7 @@ class SegmentSet:
         for name in self.storage.list(self.folder):
             start = names.parse_segment(name)
             if start is not None and start > position:
-                self.storage.remove(self.path(start))
+                self.storage.remove(self.path_of(start))
 
     def reopen_last(self, end: int, size: int) -> None:
         """Make the last segment writable and truncate it at log position `end`, durably. Blocking."""
@@ -245,7 +245,7 @@ class SegmentSet:
         last.close()
         self.segments[-1] = self._make_segment(last.start, end, last.path, file)
 
-    def trim(self) -> None:
+    def release_space(self) -> None:
         """Release the space allocated after the end of all segments except the last. Blocking.
 
         Ignores errors of the disk.
@@ -268,7 +268,7 @@ class SegmentSet:
         self.starts.append(segment.start)
         self.segments.append(segment)
 
-    def drop(self, start: int) -> Segment:
+    def remove(self, start: int) -> Segment:
         """Remove a kept segment, or the oldest of the others, from the set; its file stays.
 
         Raises StorageError for any other segment, and for the last.
@@ -279,7 +279,7 @@ class SegmentSet:
         self._kept -= segment.kept
         return segment
 
-    def keep(self, start: int) -> Callable[[], Callable[[], None]]:
+    def keep_for_dead_letters(self, start: int) -> Callable[[], Callable[[], None]]:
         """Retain the oldest segment that is not kept yet for its dead letters alone. Raises what `drop`
         raises.
 

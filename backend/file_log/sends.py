@@ -19,7 +19,7 @@ import msgspec
 
 from backend.file_log.core import names
 from backend.file_log.storage import Storage, is_full
-from backend.idempotency import ROW_BYTES, KeySlice, ProducerSequences, StoredSends, is_sound
+from backend.idempotency import ROW_BYTES, KeySlice, ProducerSequences, StoredSends, is_valid_row
 from ddmq_common.errors import DamagedError
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class SendFiles:
         candidates = [data[at * ROW_BYTES : (at + 1) * ROW_BYTES] for at in range(min(rows, available))]
         if not why and available < rows:
             why = f"the file has {len(data)} bytes, {rows * ROW_BYTES} are expected"
-        return [row for row in candidates if is_sound(row)], why or "their checksums are wrong"
+        return [row for row in candidates if is_valid_row(row)], why or "their checksums are wrong"
 
     def _read(self, number: int) -> tuple[bytes, str]:
         """Return the readable bytes of a slice's file, and why there are none."""
@@ -129,7 +129,7 @@ class SendFiles:
         finally:
             file.close()
 
-    def take(self, sends: StoredSends) -> tuple[list[SliceRows], set[str]]:
+    def list_unsaved(self, sends: StoredSends) -> tuple[list[SliceRows], set[str]]:
         """Return the rows to write now, and the names of all files after that. Runs on the hub."""
         chunks = [
             SliceRows(slice_, slice_.saved, bytes(slice_.unsaved))
@@ -177,7 +177,7 @@ class SendFiles:
         finally:
             file.close()
 
-    def tidy(self, names_now: set[str]) -> None:
+    def remove_unnamed(self, names_now: set[str]) -> None:
         """Remove the files that neither the checkpoint just saved nor the previous one names."""
         before, self._named_files = self._named_files, names_now
         if before is None:
@@ -187,7 +187,7 @@ class SendFiles:
                 if name not in names_now and name not in before:
                     self._storage.remove(f"{self._folder}/{name}")
 
-    def written(self, chunks: Sequence[SliceRows]) -> None:
+    def drop_saved(self, chunks: Sequence[SliceRows]) -> None:
         """Drop rows from memory after `write` returned them as durable. Runs on the hub."""
         for chunk in chunks:
             del chunk.slice.unsaved[: len(chunk.rows)]

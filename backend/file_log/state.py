@@ -36,7 +36,7 @@ class LogQueue:
         self.waiting: list[tuple[int, Wait]] = []  # offset, wait
         self.gone = False  # its topic was deleted
 
-    def show(self) -> None:
+    def show_pending(self) -> None:
         """Make the pending entries visible to readers."""
         if self.tail:
             self.tail += self.pending
@@ -58,9 +58,9 @@ class TopicState:
         self.name_size = len(self.name_bytes)
         self.incarnation = info.incarnation
         self.queues = queues
-        self.change(info)
+        self.change_settings(info)
 
-    def change(self, info: TopicInfo) -> None:
+    def change_settings(self, info: TopicInfo) -> None:
         """Apply changed settings; queues are only added."""
         self.info = info
         self.writable = info.writable
@@ -93,7 +93,7 @@ class LogState:
             return None
         return topic.queues[ref.queue_id] if 0 <= ref.queue_id < len(topic.queues) else None
 
-    def living(self, name: str) -> list[QueueRef]:
+    def queues_of(self, name: str) -> list[QueueRef]:
         """Return the queues of a topic; none if the topic does not exist."""
         topic = self.topics.get(name)
         return [] if topic is None else topic.info.refs()
@@ -111,7 +111,7 @@ class LogState:
         topic = self.topics.get(info.name)
         self.last_incarnation = max(self.last_incarnation, info.incarnation)
         if topic is not None and topic.info.incarnation == info.incarnation:
-            topic.change(info)
+            topic.change_settings(info)
         elif topic is None or topic.info.incarnation < info.incarnation:
             self.apply_topic_deleted(info.name, info.incarnation - 1)
             self.topics[info.name] = TopicState(info, queues or [])

@@ -120,7 +120,7 @@ class File:
         """Allocate space, so that a write there cannot fail because the disk is full."""
         os.posix_fallocate(self.fd, offset, size)
 
-    def deleted(self) -> bool:
+    def is_deleted(self) -> bool:
         """Return whether the file has no name any more, and takes space only while it is open."""
         return os.fstat(self.fd).st_nlink == 0
 

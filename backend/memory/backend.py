@@ -73,7 +73,7 @@ class MemoryBackend(Backend):
         self._store = MemoryStore(self._options.bytes_max, self._options.entries_max, delivery_bytes_max)
         self._waits = Waits(self._options.waits_max, guarded)
         self._members = Memberships(
-            self._store.living,
+            self._store.queues_of,
             lambda group, queue: self._store.progress.fence(group, queue).epoch,
             self._raise_epochs,
             later,
@@ -130,7 +130,7 @@ class MemoryBackend(Backend):
         return self._watchers.watch(listener, prefixes)
 
     def _topic_changed(self, name: str) -> None:
-        self._watchers.changed(f"topic/{name}")
+        self._watchers.notify_changed(f"topic/{name}")
         self._members.topic_changed(name)
 
     # --- writing
@@ -147,7 +147,7 @@ class MemoryBackend(Backend):
         def act() -> list[AppendResult]:
             now = self._clock.monotonic()
             results = self._store.append(batch, self._store_clock.stamp(now), now)
-            self._store_clock.stored()
+            self._store_clock.confirm_stamp()
             self._loop.run_callback(self._wake_waits, batch)
             return results
 
@@ -167,9 +167,9 @@ class MemoryBackend(Backend):
             now = self._clock.monotonic()
             results = self._store.commit(batch, self._store_clock.stamp(now), now)
             if batch.records:
-                self._store_clock.stored()
+                self._store_clock.confirm_stamp()
             for key in batch.settings:
-                self._watchers.changed(key)
+                self._watchers.notify_changed(key)
             self._loop.run_callback(self._wake_waits, batch.records)
             return results
 
@@ -199,7 +199,7 @@ class MemoryBackend(Backend):
         return completion
 
     def _enqueue(self, write: Write) -> None:
-        self._writes.take(write)
+        self._writes.enqueue(write)
         if self._writes.held:
             self._tick_on()
 

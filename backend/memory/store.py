@@ -138,7 +138,7 @@ class MemoryQueue:
         """Return all readable entries, ascending."""
         return [entry for entry in self._entries if entry is not None]
 
-    def expire(self, offset: int) -> int:
+    def expire_below(self, offset: int) -> int:
         """Remove the records below `offset`, as retention does; return the delivery bytes freed."""
         count = max(0, min(offset, self.visible) - self.min)
         freed = sum(len(entry.record.delivery) for entry in self._entries[:count] if entry is not None)
@@ -146,7 +146,7 @@ class MemoryQueue:
         self.min += count
         return freed
 
-    def lose(self, offset: int) -> None:
+    def lose_record(self, offset: int) -> None:
         """Make one record unreadable, like damage: its offset becomes a gap."""
         self._entries[offset - self.min] = None
 
@@ -206,11 +206,11 @@ class MemoryStore:
         topic = self.topics.pop(name, None)
         if topic is None:
             raise UnknownTopicError(f"topic {name} does not exist")
-        self._bytes -= sum(queue.expire(queue.visible) for queue in topic.queues)
+        self._bytes -= sum(queue.expire_below(queue.visible) for queue in topic.queues)
         self.progress.drop_queues(name, topic.info.incarnation)
         return topic.queues
 
-    def living(self, name: str) -> list[QueueRef]:
+    def queues_of(self, name: str) -> list[QueueRef]:
         """Return the queues of a topic; none if the topic does not exist."""
         topic = self.topics.get(name)
         return [] if topic is None else topic.info.refs()
@@ -244,7 +244,7 @@ class MemoryStore:
         identity = record.system.get(IDENTITY) if record.system else None
         if identity is not None:
             info = self.topics[record.topic].info
-            first = self.sends.first(identity, info.incarnation, sends_ms)
+            first = self.sends.find_first(identity, info.incarnation, sends_ms)
             if first is not None:
                 return AppendResult(AppendStatus.STORED, first.offset, info.durability, None, first)
         return self._store_record(record, wall_ms)
@@ -349,9 +349,9 @@ class MemoryStore:
         hits.sort(key=lambda record: record.position, reverse=True)
         return hits[:count_max]
 
-    def expire(self, ref: QueueRef, offset: int) -> None:
+    def expire_below(self, ref: QueueRef, offset: int) -> None:
         """Remove the records of a queue below `offset`, as retention does. Raises UnknownTopicError."""
         queue = self.queue(ref)
         if queue is None:
             raise UnknownTopicError(f"queue {ref} does not exist (any more)")
-        self._bytes -= queue.expire(offset)
+        self._bytes -= queue.expire_below(offset)

@@ -46,12 +46,12 @@ class WriteQueue:
     def __len__(self) -> int:
         return len(self._writes)
 
-    def take(self, write: Write) -> None:
+    def enqueue(self, write: Write) -> None:
         """Queue a write; it takes effect from the hub, after all earlier ones."""
         self._writes.append(write)
         self._schedule()
 
-    def let_go(self) -> None:
+    def end_hold(self) -> None:
         """End the hold, and perform the queued writes."""
         self.held = False
         self._schedule()

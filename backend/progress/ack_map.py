@@ -48,7 +48,7 @@ class AckMap:
         return max(0, self._top - self.committed)
 
     @property
-    def taken_to(self) -> int:
+    def next_unused(self) -> int:
         """The offset after the highest one that is finished or was tried."""
         return max(self.committed, self._top, 1 + max(self._attempts, default=-1))
 
@@ -79,7 +79,7 @@ class AckMap:
             if self._attempts:
                 self._drop_attempts(start, end)
 
-    def attempt(self, offset: int, attempts: int) -> None:
+    def record_attempts(self, offset: int, attempts: int) -> None:
         """Record the attempts of an offset so far; they only rise. Ignored for a finished offset."""
         if attempts > self._attempts.get(offset, 0) and not self.is_finished(offset):
             self._attempts[offset] = attempts
@@ -115,7 +115,7 @@ class AckMap:
         """Yield the finished ranges above the committed offset, from `offset` on: disjoint, not touching."""
         floor = max(offset, self.committed)
         pending: tuple[int, int] | None = None
-        for first, after, bits in self.pieces(floor >> PAGE_BITS):
+        for first, after, bits in self.pages(floor >> PAGE_BITS):
             for start, end in page_ranges(first, after, bits):
                 if pending is not None and pending[1] == start:
                     pending = (pending[0], end)
@@ -126,7 +126,7 @@ class AckMap:
         if pending is not None:
             yield pending
 
-    def pieces(self, page: int = 0) -> list[tuple[int, int, int]]:
+    def pages(self, page: int = 0) -> list[tuple[int, int, int]]:
         """Return the stored pages from `page` on, ascending, as (first page, page after, bits).
 
         The bits are PAGE_FULL for a range of full pages, else those of one page, without the meaningless bits

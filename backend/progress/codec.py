@@ -41,21 +41,21 @@ def encode_delta(delta: ProgressDelta) -> bytes:
 def decode_delta(data: bytes) -> ProgressDelta:
     """Decode a delta. Raises DamagedError."""
     reader = _Reader(data, "a progress delta", DELTA_VERSION)
-    group, queue = reader.queue()
-    epoch, generation = reader.number(), reader.number()
-    reset = reader.number()
+    group, queue = reader.read_queue()
+    epoch, generation = reader.read_number(), reader.read_number()
+    reset = reader.read_number()
     finished = _decode_finished(reader)
     attempts = _decode_attempts(reader)
     if reset and (finished or attempts):
-        raise reader.damaged("a reset that also finishes")
-    reader.end()
+        raise reader.make_error("a reset that also finishes")
+    reader.check_end()
     return ProgressDelta(group, queue, epoch, generation, finished, attempts, reset - 1 if reset else None)
 
 
 def encode_progress(group: str, queue: QueueRef, progress: GroupProgress) -> bytes:
     """Encode a group's complete progress on one queue."""
     acks = progress.acks
-    chunks = acks.pieces()
+    chunks = acks.pages()
     fields = [
         b"\x01",
         _encode_queue(group, queue),
@@ -75,21 +75,21 @@ def encode_progress(group: str, queue: QueueRef, progress: GroupProgress) -> byt
 def decode_progress(data: bytes) -> tuple[str, QueueRef, GroupProgress]:
     """Decode (group, queue, progress). Raises DamagedError."""
     reader = _Reader(data, "a group progress", PROGRESS_VERSION)
-    group, queue = reader.queue()
+    group, queue = reader.read_queue()
     progress = GroupProgress()
-    progress.fence = Fence(reader.number(), reader.number())
-    committed = reader.number()
+    progress.fence = Fence(reader.read_number(), reader.read_number())
+    committed = reader.read_number()
     progress.started = committed > 0
     progress.acks = acks = AckMap(max(0, committed - 1))
     page = 0
-    for _ in range(reader.count()):
-        page += reader.number()
+    for _ in range(reader.read_count()):
+        page += reader.read_number()
         page = _decode_pages(reader, acks, page)
     for offset, attempts in _decode_attempts(reader):
         if acks.is_finished(offset) or offset in acks.attempts:
-            raise reader.damaged(f"attempts of offset {offset}, finished or twice")
-        acks.attempt(offset, attempts)
-    reader.end()
+            raise reader.make_error(f"attempts of offset {offset}, finished or twice")
+        acks.record_attempts(offset, attempts)
+    reader.check_end()
     return group, queue, progress
 
 
@@ -124,11 +124,11 @@ def _encode_attempts(fields: list[bytes], attempts: Sequence[tuple[int, int]]) -
 def _decode_finished(reader: _Reader) -> tuple[tuple[int, int], ...]:
     ranges = []
     before = 0
-    for _ in range(reader.count()):
-        start = before + reader.signed()
-        before = start + reader.number()
+    for _ in range(reader.read_count()):
+        start = before + reader.read_signed()
+        before = start + reader.read_number()
         if not 0 <= start < before <= OFFSET_END:
-            raise reader.damaged(f"range [{start}, {before})")
+            raise reader.make_error(f"range [{start}, {before})")
         ranges.append((start, before))
     return tuple(ranges)
 
@@ -136,11 +136,11 @@ def _decode_finished(reader: _Reader) -> tuple[tuple[int, int], ...]:
 def _decode_attempts(reader: _Reader) -> tuple[tuple[int, int], ...]:
     pairs = []
     offset = 0
-    for _ in range(reader.count()):
-        offset += reader.signed()
-        count = reader.number()
+    for _ in range(reader.read_count()):
+        offset += reader.read_signed()
+        count = reader.read_number()
         if not 0 <= offset < OFFSET_END or count == 0:
-            raise reader.damaged(f"{count} attempts of offset {offset}")
+            raise reader.make_error(f"{count} attempts of offset {offset}")
         pairs.append((offset, count))
     return tuple(pairs)
 
@@ -163,26 +163,26 @@ def _encode_pages(first: int, after: int, bits: int) -> bytes:
 
 def _decode_pages(reader: _Reader, acks: AckMap, page: int) -> int:
     """Decode one page or range of pages into `acks`; return the page after it."""
-    kind = reader.byte()
+    kind = reader.read_byte()
     if kind == _BITMAP:
-        bits = int.from_bytes(reader.take(_PAGE_BYTES), "little")
+        bits = int.from_bytes(reader.read_bytes(_PAGE_BYTES), "little")
         if bits == 0:
-            raise reader.damaged(f"page {page} is empty")
+            raise reader.make_error(f"page {page} is empty")
         lowest = (page << PAGE_BITS) + (bits & -bits).bit_length() - 1
         _check_range(reader, acks, lowest, lowest + 1, page + 1)
         acks.put_page(page, bits)
         return page + 1
     if kind == _FULL:
-        after = page + reader.number()
+        after = page + reader.read_number()
         _check_range(reader, acks, page << PAGE_BITS, after << PAGE_BITS, after)
         acks.finish([(page << PAGE_BITS, after << PAGE_BITS)])
         return after
     if kind != _RANGES:
-        raise reader.damaged(f"piece of kind {kind}")
+        raise reader.make_error(f"piece of kind {kind}")
     at = page << PAGE_BITS
-    for _ in range(reader.count()):
-        start = at + reader.number()
-        at = start + reader.number()
+    for _ in range(reader.read_count()):
+        start = at + reader.read_number()
+        at = start + reader.read_number()
         _check_range(reader, acks, start, at, page + 1)
         acks.finish([(start, at)])
     return page + 1
@@ -191,7 +191,7 @@ def _decode_pages(reader: _Reader, acks: AckMap, page: int) -> int:
 def _check_range(reader: _Reader, acks: AckMap, start: int, end: int, after: int) -> None:
     """Raise DamagedError unless a range is not empty, above the committed offset and below page `after`."""
     if not acks.committed < start < end <= min(after << PAGE_BITS, OFFSET_END):
-        raise reader.damaged(
+        raise reader.make_error(
             f"finished range [{start}, {end}), committed {acks.committed}, page after {after}"
         )
 
@@ -203,70 +203,70 @@ class _Reader:
         self._data = data
         self._at = 0
         self._what = what
-        stored = self.byte()
+        stored = self.read_byte()
         if stored > version:
             raise newer_format(what, stored, version)
         if stored != version:
-            raise self.damaged(f"version {stored}, this program knows {version}")
+            raise self.make_error(f"version {stored}, this program knows {version}")
 
-    def damaged(self, reason: str) -> DamagedError:
+    def make_error(self, reason: str) -> DamagedError:
         return DamagedError(f"{self._what} of {len(self._data)} bytes does not parse at {self._at}: {reason}")
 
-    def byte(self) -> int:
+    def read_byte(self) -> int:
         at = self._at
         if at >= len(self._data):
-            raise self.damaged("1 bytes wanted, 0 are left")
+            raise self.make_error("1 bytes wanted, 0 are left")
         self._at = at + 1
         return self._data[at]
 
-    def take(self, length: int) -> bytes:
+    def read_bytes(self, length: int) -> bytes:
         end = self._at + length
         if end > len(self._data):
-            raise self.damaged(f"{length} bytes wanted, {len(self._data) - self._at} are left")
+            raise self.make_error(f"{length} bytes wanted, {len(self._data) - self._at} are left")
         data = self._data[self._at : end]
         self._at = end
         return data
 
-    def number(self) -> int:
+    def read_number(self) -> int:
         """Read a varint below 2**63 in its shortest form."""
         number = self._varint()
         if number > OFFSET_END:
-            raise self.damaged(f"number {number} above 2**63 - 1")
+            raise self.make_error(f"number {number} above 2**63 - 1")
         return number
 
-    def signed(self) -> int:
+    def read_signed(self) -> int:
         """Read a signed number in zigzag form."""
         number = self._varint()
         return (number >> 1) ^ -(number & 1)
 
     def _varint(self) -> int:
-        byte = self.byte()
+        byte = self.read_byte()
         number, shift = byte & 127, 7
         while byte > 127:
-            byte = self.byte()
+            byte = self.read_byte()
             number |= (byte & 127) << shift
             shift += 7
             if shift > 70 or byte == 0:
-                raise self.damaged("number too long, or padded")
+                raise self.make_error("number too long, or padded")
         return number
 
-    def count(self) -> int:
+    def read_count(self) -> int:
         """Read a count of items of two bytes or more; damage cannot cause a long loop."""
-        number = self.number()
+        number = self.read_number()
         if number * 2 > len(self._data) - self._at:
-            raise self.damaged(f"{number} entries in {len(self._data) - self._at} bytes")
+            raise self.make_error(f"{number} entries in {len(self._data) - self._at} bytes")
         return number
 
-    def text(self) -> str:
+    def read_text(self) -> str:
         try:
-            return self.take(self.number()).decode()
+            return self.read_bytes(self.read_number()).decode()
         except UnicodeDecodeError as error:
-            raise self.damaged(f"not UTF-8: {error}") from error
+            raise self.make_error(f"not UTF-8: {error}") from error
 
-    def queue(self) -> tuple[str, QueueRef]:
-        group = self.text()
-        return group, QueueRef(self.text(), self.number(), self.number())
+    def read_queue(self) -> tuple[str, QueueRef]:
+        group = self.read_text()
+        return group, QueueRef(self.read_text(), self.read_number(), self.read_number())
 
-    def end(self) -> None:
+    def check_end(self) -> None:
         if self._at != len(self._data):
-            raise self.damaged(f"{len(self._data) - self._at} bytes follow")
+            raise self.make_error(f"{len(self._data) - self._at} bytes follow")

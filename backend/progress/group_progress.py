@@ -102,7 +102,7 @@ class GroupProgress:
             self.acks.finish(delta.finished)
             self.started = True
         for offset, attempts in delta.attempts:
-            self.acks.attempt(offset, attempts)
+            self.acks.record_attempts(offset, attempts)
 
     def copy(self) -> GroupProgress:
         """Return an independent copy."""

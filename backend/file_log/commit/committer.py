@@ -130,7 +130,7 @@ class LogEnd:
             raise
         self._allocated = upto
 
-    def prepare(self) -> None:
+    def prepare_space(self) -> None:
         """Allocate space for a few small commits before other files use it.
 
         Raises OSError if there is none.
@@ -141,7 +141,7 @@ class LogEnd:
         if end > max(self._allocated, self._zeroed):
             self._allocate_ahead(self.segment.end, end)
 
-    def rescue(self, durable: int, data: bytes) -> Segment:
+    def write_rescue(self, durable: int, data: bytes) -> Segment:
         """Write a new durable segment from `durable` on, ending with `data`, after a failed sync. Raises
         OSError.
 

@@ -91,7 +91,7 @@ class PackedFrame:
                 self.setting_counts = SettingCounts()
             self.setting_counts.add_change(key, 1 if after else -1)
 
-    def undo(self) -> None:
+    def release_offsets(self) -> None:
         """Release the offsets of a frame that was not written."""
         for queue, assigned in self.touched:
             queue.assigned = assigned
@@ -151,13 +151,13 @@ class FramePacker:
         self.frame.sends_ms = self._state.sends.stamp(stored_ms, now_s)
         return self.frame
 
-    def mark(self) -> Mark:
+    def mark_extent(self) -> Mark:
         """Return the frame's present extent, for `back_to`."""
         frame = self.frame
         chunks, records, pending_sends = (
             len(self._chunks),
             len(frame.columns[0]),
-            len(self._state.sends.notes),
+            len(self._state.sends.pending),
         )
         return Mark(frame.end, chunks, records, len(frame.applies), frame.sync, pending_sends)
 
@@ -178,7 +178,7 @@ class FramePacker:
                 touched.append((queue, assigned))
         frame.touched = touched
 
-    def refusal(self, record: NewRecord) -> DdmqError | None:
+    def find_refusal(self, record: NewRecord) -> DdmqError | None:
         """Return why a record cannot be accepted, or None."""
         topic = self._state.topics.get(record.topic)
         if (
@@ -227,7 +227,7 @@ class FramePacker:
         crc, add_crc, pack_rest, pack_front = google_crc32c.value, google_crc32c.extend, REST.pack, FRONT.pack
         salt = self._salt
         pack_entry, pack_crc, bytes_max = ENTRY.pack, ENTRY_CRC.pack, self._delivery_bytes_max
-        new, status, note = tuple.__new__, AppendStatus.STORED, self._state.sends.note
+        new, status, note = tuple.__new__, AppendStatus.STORED, self._state.sends.add_pending
         answers: list[Results] = []
         for records in lists:
             results: Results = []
@@ -287,7 +287,7 @@ class FramePacker:
     def _answered_before(self, identity: str, topic: TopicState, results: Results) -> bool:
         """Add a result if the identity was stored before or is refused; return whether a result was added."""
         try:
-            first = self._state.sends.first(identity, topic.incarnation, self.frame.sends_ms)
+            first = self._state.sends.find_first(identity, topic.incarnation, self.frame.sends_ms)
         except DdmqError as error:
             results.append(refused_result(add_topic_name(topic.info.name, error)))
             return True
@@ -297,7 +297,7 @@ class FramePacker:
         return first is not None
 
     def _explain_error(self, record: NewRecord, error: Exception) -> DdmqError:
-        refusal = self.refusal(record)
+        refusal = self.find_refusal(record)
         return CallerError(f"the record cannot be stored: {error}") if refusal is None else refusal
 
     def _hash_tags(self, tags: bytes) -> int:
@@ -315,7 +315,7 @@ class FramePacker:
         frame.sync = True
         frame.applies.append(apply)
 
-    def finish(self) -> PackedFrame:
+    def finish_frame(self) -> PackedFrame:
         """Add the header and return the frame, ready to write."""
         frame = self.frame
         frame.count = len(frame.columns[0]) + len(frame.applies)

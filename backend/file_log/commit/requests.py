@@ -125,7 +125,7 @@ class CommitRequest(Request):
         self._changed = changed
 
     def pack(self, packer: FramePacker) -> bool:
-        mark = packer.mark()
+        mark = packer.mark_extent()
         try:
             fences = self._check(packer)
             self.results = packer.add_records(self.batch.records, once=False)

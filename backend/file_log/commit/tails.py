@@ -36,23 +36,23 @@ class Tails:
         self.at_once = False
         self.bytes = 0
 
-    def grown(self, queue: LogQueue, size: int) -> None:
+    def add_bytes(self, queue: LogQueue, size: int) -> None:
         """Count `size` bytes that were added to a queue's tail."""
         if not queue.gone:  # deleted by the same commit: `forget` has counted the bytes
             self._waiting[queue.ref] = queue
         self.bytes += size
 
-    def left(self, queues: Iterable[LogQueue]) -> None:
+    def add_unwritten(self, queues: Iterable[LogQueue]) -> None:
         """Add the entries that recovery could not write."""
         for queue in queues:
             if queue.tail:
-                self.grown(queue, len(queue.tail))
-        self.committed()
+                self.add_bytes(queue, len(queue.tail))
+        self.on_commit()
 
-    def committed(self) -> None:
+    def on_commit(self) -> None:
         """Write the entries, or schedule writing, after all tails of one commit have grown."""
         if self.at_once and not self._busy:
-            self._drop_written(self._write(self.take()))
+            self._drop_written(self._write(self.list_writes()))
         elif self.bytes >= self._bytes_max and not self._busy:
             self.flush()
         elif not self._ticking and self._waiting:
@@ -70,9 +70,9 @@ class Tails:
         """Write the waiting entries in a native thread."""
         if not self._busy and not self._closed:
             self._busy = True
-            off_hub(self._write, self._on_written, self.take())
+            off_hub(self._write, self._on_written, self.list_writes())
 
-    def take(self) -> list[Write]:
+    def list_writes(self) -> list[Write]:
         """Return the waiting writes for a checkpoint that performs them; writing them twice is harmless."""
         return [(queue, queue.flushed, bytes(queue.tail)) for queue in self._waiting.values()]
 
@@ -81,7 +81,7 @@ class Tails:
         queue, offset, entries = write
         self._files.write(queue.ref, offset, entries)
         if queue.gone:  # deleted meanwhile, before this write created the file again
-            self._files.drop(queue.ref)
+            self._files.remove_queue(queue.ref)
 
     def _write(self, writes: list[Write]) -> list[Write]:
         """Perform writes until one fails; return those that succeeded. Blocking."""
@@ -116,7 +116,7 @@ class Tails:
             if not queue.tail:
                 self._waiting.pop(queue.ref, None)
 
-    def forget(self, queue: LogQueue) -> None:
+    def forget_queue(self, queue: LogQueue) -> None:
         """Forget the entries of a queue whose topic was deleted."""
         queue.gone = True
         self._waiting.pop(queue.ref, None)
@@ -127,4 +127,4 @@ class Tails:
         self._closed = True
         self._timer.stop()
         if not self._busy:
-            self._drop_written(self._write(self.take()))
+            self._drop_written(self._write(self.list_writes()))

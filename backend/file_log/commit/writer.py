@@ -125,7 +125,7 @@ class GrowJob(Job):
     __slots__ = ()
 
     def run(self, log_end: LogEnd) -> None:
-        log_end.prepare()
+        log_end.prepare_space()
 
 
 class RescueJob(Job):
@@ -140,7 +140,7 @@ class RescueJob(Job):
         self.frame = frame
 
     def run(self, log_end: LogEnd) -> None:
-        self.segment = log_end.rescue(self.durable, b"" if self.frame is None else self.frame.data)
+        self.segment = log_end.write_rescue(self.durable, b"" if self.frame is None else self.frame.data)
 
 
 class Writer:
@@ -225,7 +225,7 @@ class Writer:
         return None
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether no request waits and nothing is being written."""
         return self._job is None and not self._pending
 
@@ -258,7 +258,7 @@ class Writer:
             return [], []
         at_rest, self._at_rest = self._at_rest, []
         for callback in at_rest:
-            self.guarded(callback)
+            self.run_guarded(callback)
         return self._pack() if self._pending else ([], [])
 
     def _pack(self) -> tuple[list[Request], list[Request]]:
@@ -272,7 +272,7 @@ class Writer:
                 self._schedule()
             return filled.late, frame.requests
         frame.sync = frame.sync or self._sync_requested
-        self._hand_over(CommitJob(packer.finish()))
+        self._hand_over(CommitJob(packer.finish_frame()))
         return filled.late, []
 
     def _hand_over(self, job: Job) -> None:
@@ -282,11 +282,11 @@ class Writer:
     def _answer_requests(self, late: list[Request], answered: list[Request]) -> None:
         self._late[0].value += len(late)
         for request in late:
-            self.guarded(request.refuse, TryLaterError(LATE), AppendStatus.NOT_STORED)
+            self.run_guarded(request.refuse, TryLaterError(LATE), AppendStatus.NOT_STORED)
         for request in answered:
-            self.guarded(request.stored)
+            self.run_guarded(request.stored)
 
-    def guarded(self, call: Callable[..., None], *args: object) -> None:
+    def run_guarded(self, call: Callable[..., None], *args: object) -> None:
         """Run a caller's callback and print what it raises, so that the other callers are still answered."""
         try:
             call(*args)
@@ -332,18 +332,18 @@ class Writer:
         self.written = frame.end
         if frame.touched:  # only messages have store times that may not go back
             self.state.last_ms = frame.stored_ms
-            self.store_clock.stored()
+            self.store_clock.confirm_stamp()
         for queue, _ in frame.touched:
-            queue.show()
-        if self.state.sends.notes:
-            self.state.sends.keep()
+            queue.show_pending()
+        if self.state.sends.pending:
+            self.state.sends.confirm_pending()
         for apply in frame.applies:
-            self.guarded(apply)
+            self.run_guarded(apply)
         if frame.sync:
             self._on_synced()
         elif not self._sync_timer.active:
             self._sync_timer.once(self._options.written_sync_ms / 1000, self._request_sync)
-        self.guarded(self._published, frame)
+        self.run_guarded(self._published, frame)
         late, answered = self._start_next() if self._pending_bytes >= ENOUGH_BYTES else ([], [])
         for request in frame.requests:
             try:
@@ -351,7 +351,7 @@ class Writer:
             except Exception as error:
                 self._handle_error(request.stored, type(error), error, error.__traceback__)
         self._answer_requests(late, answered)
-        self.guarded(self._answered, frame)
+        self.run_guarded(self._answered, frame)
         if self._pending or self._at_rest or self._sync_requested:
             self._schedule()
 
@@ -373,7 +373,7 @@ class Writer:
         self._schedule()
 
     def _take_back(self, frame: PackedFrame, error: NotStartedError) -> None:
-        frame.undo()
+        frame.release_offsets()
         self.state.sends.back_to(0)
         self.state.batch_id = frame.batch_id
         text = f"the log cannot grow: {error}; nothing was stored"
@@ -384,7 +384,7 @@ class Writer:
         self._retry_timer.once(self._options.recover_retry_ms / 1000, self._retry_growth)
         late, answered = self._start_next()
         for request in frame.requests:
-            self.guarded(request.refuse, refusal)
+            self.run_guarded(request.refuse, refusal)
         self._answer_requests(late, answered)
 
     def _retry_growth(self) -> None:
@@ -445,9 +445,9 @@ class Writer:
     def _refuse_all(self, frame: PackedFrame | None) -> None:
         pending, self._pending, self._pending_bytes = list(self._pending), deque(), 0
         for request in [] if frame is None else frame.requests:
-            self.guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
+            self.run_guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
         for request in pending:
-            self.guarded(request.refuse, self.refusal)
+            self.run_guarded(request.refuse, self.refusal)
 
     # --- deadlines and the end
 
@@ -463,7 +463,7 @@ class Writer:
         self._answer_requests(late, [])
         self._late[1].value += len(unknown)
         for request in unknown:
-            self.guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
+            self.run_guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
 
     def _requests_in_flight(self) -> list[Request]:
         frame = getattr(self._job or self._rescue, "frame", None)
@@ -489,10 +489,10 @@ class Writer:
             self._sync_us.observe(job.took_us)
             self._complete_frame(job.frame)
         for request in in_flight:
-            self.guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
+            self.run_guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
         pending, self._pending = list(self._pending), deque()
         for request in pending:
-            self.guarded(request.refuse, DrainingError("the log was closed before this was stored"))
+            self.run_guarded(request.refuse, DrainingError("the log was closed before this was stored"))
         return stopped
 
 
@@ -536,7 +536,7 @@ def fill_frame(
 
 def _pack_plain(packer: FramePacker, requests: list[AppendRequest], later: Later) -> None:
     """Pack appends with nothing between them, in one loop over all their records."""
-    mark = packer.mark()
+    mark = packer.mark_extent()
     try:
         results = packer.add_lists([request.records for request in requests])
     except Exception:  # caused by one request: packing each alone shows which one
@@ -550,7 +550,7 @@ def _pack_plain(packer: FramePacker, requests: list[AppendRequest], later: Later
 
 
 def _pack_one(packer: FramePacker, request: Request, later: Later) -> None:
-    mark = packer.mark()
+    mark = packer.mark_extent()
     try:
         packed = request.pack(packer)
     except Exception as error:

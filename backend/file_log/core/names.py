@@ -89,7 +89,7 @@ def sorted_name(segment_start: int) -> str:
     return f"{segment_start:0{DIGITS}d}{SORTED}"
 
 
-def parse(name: str) -> tuple[int, str] | None:
+def parse_index_file(name: str) -> tuple[int, str] | None:
     """Parse (segment start, suffix) from the name of a finished index file; None for other names."""
     digits, suffix = name[:DIGITS], name[DIGITS:]
     if suffix in (ENTRIES, SORTED) and len(digits) == DIGITS and digits.isascii() and digits.isdecimal():
@@ -97,7 +97,7 @@ def parse(name: str) -> tuple[int, str] | None:
     return None
 
 
-def segments(names: Iterable[str]) -> list[int]:
+def indexed_segments(names: Iterable[str]) -> list[int]:
     """Return the starts of all segments that have an entries file, ascending."""
-    parsed = (parse(name) for name in names)
+    parsed = (parse_index_file(name) for name in names)
     return sorted(entry[0] for entry in parsed if entry is not None and entry[1] == ENTRIES)

@@ -118,7 +118,7 @@ class Marks(NamedTuple):
     reserve: int
 
 
-def marks(options: RetentionOptions, disk_total: int) -> Marks:
+def apply_marks(options: RetentionOptions, disk_total: int) -> Marks:
     """Apply the options to a disk of `disk_total` bytes."""
     return Marks(
         min(options.clean_free_bytes, disk_total * options.clean_free_percent // 100),
@@ -146,7 +146,7 @@ Letters = Callable[[OldSegment], Hold | None]
 """Returns the hold of young dead letters in a segment. Called only for segments that are due for deletion."""
 
 
-def deletions(
+def plan_deletions(
     segments: Sequence[OldSegment],
     moment: RetentionMoment,
     options: RetentionOptions,
@@ -184,7 +184,7 @@ def deletions(
 def _deletion_reason(
     segment: OldSegment, moment: RetentionMoment, options: RetentionOptions, free: int, log_bytes: int
 ) -> Reason | None:
-    pressure = free < marks(options, moment.disk.total).clean and not moment.settling
+    pressure = free < apply_marks(options, moment.disk.total).clean and not moment.settling
     too_large = options.log_bytes_max is not None and log_bytes > options.log_bytes_max
     now_ms = moment.now_ms if segment.newest_ms <= moment.now_ms else moment.store_ms
     expired = now_ms - segment.newest_ms >= options.age_ms
@@ -196,9 +196,9 @@ def _deletion_reason(
     return Reason.DISK if pressure else None
 
 
-def admission(disk: LogDisk, options: RetentionOptions, before: DiskAdmission) -> DiskAdmission:
+def decide_admission(disk: LogDisk, options: RetentionOptions, before: DiskAdmission) -> DiskAdmission:
     """Return the writes that the disk accepts now; `before` is the previous answer."""
-    _, refuse, reserve = marks(options, disk.total)
+    _, refuse, reserve = apply_marks(options, disk.total)
     if disk.free < _reopen_mark(reserve, before is DiskAdmission.ALL_REFUSED):
         return DiskAdmission.ALL_REFUSED
     if disk.free < _reopen_mark(refuse, before is not DiskAdmission.OPEN):
@@ -214,7 +214,7 @@ def refusal_text(
     state: DiskAdmission, disk: LogDisk, options: RetentionOptions, folder: str, held: HeldSegment | None
 ) -> str:
     """Describe why sends are refused, with the numbers and the remedy."""
-    _, refuse, reserve = marks(options, disk.total)
+    _, refuse, reserve = apply_marks(options, disk.total)
     refused, mark = (
         ("nothing is written", reserve)
         if state is DiskAdmission.ALL_REFUSED

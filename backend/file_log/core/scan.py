@@ -42,7 +42,7 @@ class Bad(NamedTuple):
     end: int
 
 
-def walk(view: Any, base: int, start: int, end: int, salt: int = 0) -> Iterator[Frame | Record | Bad]:
+def scan_items(view: Any, base: int, start: int, end: int, salt: int = 0) -> Iterator[Frame | Record | Bad]:
     """Yield every valid frame header and record, and the damaged ranges between them, in log order."""
     at, last = start, None
     while at < end:
@@ -77,13 +77,13 @@ def find_next_item(view: Any, base: int, start: int, end: int, salt: int, last: 
     while index >= 0:
         if view[index : index + 4] in (FRAME_MAGIC, RECORD_MAGIC):
             item = item_at(view, base, index + base, end, salt)
-            if item is not None and (not isinstance(item, Frame) or fits(item, last)):
+            if item is not None and (not isinstance(item, Frame) or can_follow(item, last)):
                 return base + int(index)
         index = view.find(_MAGIC_PREFIX, index + 1, end - base)
     return end
 
 
-def fits(frame: Frame, last: Frame | None) -> bool:
+def can_follow(frame: Frame, last: Frame | None) -> bool:
     """Return whether a frame can follow `last`, directly or later, by its batch id and writer epoch."""
     if last is None:
         return True
@@ -93,7 +93,7 @@ def fits(frame: Frame, last: Frame | None) -> bool:
     return 0 < frame.batch_id - last.batch_id <= most and frame.writer_epoch >= last.writer_epoch
 
 
-def frames(
+def scan_frames(
     view: Any, base: int, start: int, end: int, salt: int = 0, last: Frame | None = None
 ) -> Iterator[Frame | Bad]:
     """Yield the valid frame headers, skipping their records, and a Bad range wherever one is missing.
@@ -156,10 +156,10 @@ def _refuse_newer_delta(view: Any, base: int, at: int, salt: int, delta: bytes) 
         decode_delta(delta)
 
 
-def is_whole(view: Any, base: int, frame: Frame, salt: int = 0) -> bool:
+def is_complete(view: Any, base: int, frame: Frame, salt: int = 0) -> bool:
     """Return whether a frame has all its records, without a gap and with the right CRCs."""
     count = 0
-    for item in walk(view, base, frame.position + FRAME_BYTES, frame.end, salt):
+    for item in scan_items(view, base, frame.position + FRAME_BYTES, frame.end, salt):
         if not isinstance(item, Record) or not has_valid_delivery(view, base, item):
             return False
         count += 1

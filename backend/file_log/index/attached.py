@@ -24,7 +24,7 @@ from gevent.event import Event
 
 from backend.file_log.core import names
 from backend.file_log.core.layout import FRAME_BYTES, RECORD_BYTES, Frame, Record, RecordKind, unpack_record
-from backend.file_log.core.scan import walk
+from backend.file_log.core.scan import scan_items
 from backend.file_log.index.entries import IndexDamage
 from backend.file_log.index.log_index import LogIndex, LogRange
 from backend.file_log.index.sorted_table import IndexRow
@@ -163,7 +163,7 @@ class AttachedIndex:
     def _verify(
         self, candidates: Iterator[int], wanted: Callable[[Record], bool], count_max: int
     ) -> list[IndexHit]:
-        return list(islice(verified(candidates, self._segments.segments[:], wanted), count_max))
+        return list(islice(verify_candidates(candidates, self._segments.segments[:], wanted), count_max))
 
 
 PAUSE_S = 0.001
@@ -171,7 +171,7 @@ ROUND_S = 30.0
 _DONE = object()
 
 
-def drive(steps: Iterator[None], pause_s: float = PAUSE_S) -> None:
+def run_steps(steps: Iterator[None], pause_s: float = PAUSE_S) -> None:
     """Run all steps in native threads, with a pause after each. Raises what a step raises."""
     while in_thread(next, steps, _DONE) is not _DONE:
         gevent.sleep(pause_s)
@@ -229,7 +229,7 @@ class IndexKeeper:
         for start in self._index.damaged - full.keys():
             if start < self._index.writer.segment_start:
                 self._index.damaged.discard(start)  # deleted meanwhile
-        unsealed = in_thread(self._index.unsealed)
+        unsealed = in_thread(self._index.list_unsealed)
         for start in sorted({*unsealed, *self._index.damaged} & full.keys()):
             self._work_on((start, full[start]), start in self._index.damaged)
 
@@ -238,11 +238,11 @@ class IndexKeeper:
         try:
             if damaged:
                 log.warning("repairing the index of segment %d", log_range[0])
-            drive(self._index.repair_steps(log_range, lambda: self._rows_of(log_range)), self._pause_s)
+            run_steps(self._index.repair_steps(log_range, lambda: self._rows_of(log_range)), self._pause_s)
         except (OSError, DdmqError) as error:
             failure = error
         if log_range[0] not in dict(self._segment_ranges()):
-            in_thread(self._index.drop, log_range[0])  # deleted meanwhile
+            in_thread(self._index.drop_segment, log_range[0])  # deleted meanwhile
         elif failure is not None:
             self.failures += 1
             log.warning("the index of segment %d stays unsorted: %s", log_range[0], failure)
@@ -269,7 +269,7 @@ def _is_message(record: Record, topic: str, incarnation: int) -> bool:
     return record.kind == RecordKind.MESSAGE and record.incarnation == incarnation and record.topic == topic
 
 
-def verified(
+def verify_candidates(
     candidates: Iterable[int], segments: Sequence[Segment], wanted: Callable[[Record], bool]
 ) -> Iterator[IndexHit]:
     """Yield the candidates that are valid records and match `wanted`. Reads the log, in a native thread."""
@@ -324,7 +324,7 @@ def records_of(segment: Segment, at: int, end: int) -> Iterator[Record]:
         if not data:
             return
         after, stop = at, at + len(data)
-        for item in walk(data, at, at, stop, segment.salt):
+        for item in scan_items(data, at, at, stop, segment.salt):
             if isinstance(item, Record):
                 after = item.end
                 yield item

@@ -86,10 +86,10 @@ def is_valid_body(block: Block, body: bytes) -> bool:
     return len(body) == block.rows * ROW_BYTES and google_crc32c.value(body) == block.body_crc
 
 
-def column(body: bytes, which: int) -> array[int]:
+def read_column(body: bytes, which: int) -> array[int]:
     """Return one column of a block as numbers."""
     size = len(body) // 4
-    return numbers("I", body[which * size : (which + 1) * size])
+    return from_little_endian("I", body[which * size : (which + 1) * size])
 
 
 def rows_with_hash(body: bytes, which: int, wanted: int) -> Iterator[int]:
@@ -109,9 +109,9 @@ def rows_with_hash(body: bytes, which: int, wanted: int) -> Iterator[int]:
 
 def table_entries(body: bytes) -> list[int]:
     """Return the sorted table's entries for all rows, `hash << 32 | position`: of ids, then of keys."""
-    positions = column(body, POSITION_COLUMN)
-    entries = _interleave(positions, column(body, ID_COLUMN))
-    keys = column(body, KEY_COLUMN)
+    positions = read_column(body, POSITION_COLUMN)
+    entries = _interleave(positions, read_column(body, ID_COLUMN))
+    keys = read_column(body, KEY_COLUMN)
     if any(keys):
         entries += [entry for entry in _interleave(positions, keys) if entry > U32_MAX]
     return entries
@@ -125,7 +125,7 @@ def _interleave(low: array[int], high: array[int]) -> list[int]:
     return array("Q", pairs.tobytes()).tolist()
 
 
-def little(values: array[int]) -> bytes:
+def to_little_endian(values: array[int]) -> bytes:
     """Encode numbers as little-endian bytes."""
     if sys.byteorder == "big":
         values = array(values.typecode, values)
@@ -133,7 +133,7 @@ def little(values: array[int]) -> bytes:
     return values.tobytes()
 
 
-def numbers(typecode: str, data: bytes) -> array[int]:
+def from_little_endian(typecode: str, data: bytes) -> array[int]:
     """Decode numbers from little-endian bytes."""
     values: array[int] = array(typecode, data)
     if sys.byteorder == "big":
@@ -200,7 +200,7 @@ class BlockEntry(NamedTuple):
     block: Block
 
 
-def walk(file: File, segment_start: int, on_damage: OnDamage) -> Iterator[BlockEntry]:
+def walk_blocks(file: File, segment_start: int, on_damage: OnDamage) -> Iterator[BlockEntry]:
     """Yield every block with a valid header, in file order, without checking the bodies."""
     at, size = 0, file.size()
     while at + HEADER_BYTES <= size:
@@ -244,18 +244,18 @@ def newest_with_hash(
     file: File, segment_start: int, which: int, wanted: int, on_damage: OnDamage
 ) -> Iterator[int]:
     """Yield the log positions of a segment whose hash in column `which` is `wanted`, descending."""
-    for entry in reversed(list(walk(file, segment_start, on_damage))):
+    for entry in reversed(list(walk_blocks(file, segment_start, on_damage))):
         body = read_body(file, entry, on_damage)
         if body is not None:
-            yield from in_body(body, segment_start, which, wanted)
+            yield from find_in_body(body, segment_start, which, wanted)
 
 
-def in_body(body: bytes, segment_start: int, which: int, wanted: int) -> Iterator[int]:
+def find_in_body(body: bytes, segment_start: int, which: int, wanted: int) -> Iterator[int]:
     """Yield the log positions in one block whose hash in column `which` is `wanted`, descending."""
     positions = None
     for row in rows_with_hash(body, which, wanted):
         if positions is None:
-            positions = column(body, POSITION_COLUMN)
+            positions = read_column(body, POSITION_COLUMN)
         yield segment_start + positions[row]
 
 
@@ -265,7 +265,7 @@ def valid_prefix(file: File, segment_start: int, log_end: int) -> tuple[int, int
     They end at or before `log_end`. The writer truncates the rest and adds it again from the log.
     """
     end, covered, last_ms = 0, segment_start, 0
-    for entry in walk(file, segment_start, _ignore_damage):
+    for entry in walk_blocks(file, segment_start, _ignore_damage):
         block = entry.block
         if entry.at != end or block.covers_from != covered or block.covers_to > log_end:
             break
@@ -279,10 +279,12 @@ def _ignore_damage(_: IndexDamage) -> None:
     """Ignore damage in the tail of a file, which a crash may have left."""
 
 
-def gaps(file: File, segment_start: int, segment_end: int, on_damage: OnDamage) -> Iterator[tuple[int, int]]:
+def find_gaps(
+    file: File, segment_start: int, segment_end: int, on_damage: OnDamage
+) -> Iterator[tuple[int, int]]:
     """Yield the ranges of the segment that no valid block covers, ascending. Checks the bodies."""
     covered = segment_start
-    for entry in walk(file, segment_start, on_damage):
+    for entry in walk_blocks(file, segment_start, on_damage):
         if read_body(file, entry, on_damage) is None:
             continue
         if entry.block.covers_from > covered:

@@ -2,8 +2,8 @@
 
 No file and no list of files stays open between lookups, so another thread may seal, rebuild or delete a
 segment at any time; a lookup skips a segment that disappears. Rules: results are candidates, to be compared
-with the record itself; they come strictly newest first. Threads: `add_many`, `flush`, `roll` and the start of
-a lookup belong to the hub. `recover`, `write_blocks`, `sync`, reading results, steps, `drop` and `close`
+with the record itself; they come strictly newest first. Threads: `add_many`, `flush`, `start_segment` and the start of
+a lookup belong to the hub. `recover`, `write_blocks`, `sync`, reading results, steps, `drop_segment` and `close`
 block and belong in a native thread, one of them per segment at a time.
 """
 
@@ -13,7 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 
-from backend.file_log.core.names import UNFINISHED, entries_name, parse, segments, sorted_name
+from backend.file_log.core.names import (
+    UNFINISHED,
+    entries_name,
+    indexed_segments,
+    parse_index_file,
+    sorted_name,
+)
 from backend.file_log.index import entries, sorted_table
 from backend.file_log.index.entries import (
     HEADER_BYTES,
@@ -38,7 +44,7 @@ DAMAGE_REMEMBERED_MAX = 1_024
 def refuse_newer_index(storage: Storage, folder: str) -> None:
     """Raise NewerFormatError if a newer release wrote a file of the index. Blocking."""
     for name in storage.list(folder):
-        parsed = parse(name)
+        parsed = parse_index_file(name)
         if parsed is not None:
             with closing(storage.open(f"{folder}/{name}")) as file:
                 try:
@@ -65,7 +71,7 @@ class LogIndex:
         self.add_many = self.writer.add_many
         self.skip_to = self.writer.skip_to
         self.flush = self.writer.flush
-        self.roll = self.writer.roll
+        self.start_segment = self.writer.start_segment
         self.write_blocks = self.writer.write_blocks
         self.sync = self.writer.sync
 
@@ -96,12 +102,12 @@ class LogIndex:
             gaps += missing
         start, end = segment_ranges[-1]
         self._storage.remove(f"{self._folder}/{sorted_name(start)}")
-        covered = self.writer.resume(start, end)
+        covered = self.writer.resume_segment(start, end)
         return [*gaps, (covered, end)] if covered < end else gaps
 
     def _remove_strangers(self, starts: set[int]) -> None:
         for name in self._storage.list(self._folder):
-            parsed = parse(name)
+            parsed = parse_index_file(name)
             if name.endswith(UNFINISHED) or (parsed is not None and parsed[0] not in starts):
                 self._storage.remove(f"{self._folder}/{name}")
 
@@ -115,7 +121,7 @@ class LogIndex:
             if self._has_table(log_range, source.size()):
                 return []
             self._storage.remove(f"{self._folder}/{sorted_name(start)}")
-            return list(entries.gaps(source, start, end, self._record_damage))
+            return list(entries.find_gaps(source, start, end, self._record_damage))
 
     def _has_table(self, log_range: LogRange, entries_bytes: int) -> bool:
         try:
@@ -135,11 +141,15 @@ class LogIndex:
         """Find candidate log positions, newest first. Call it on the hub, iterate in a native thread."""
         if not key:
             raise ValueError("the key is empty")
-        return islice(self._find_newest(KEY_COLUMN, key_hash(topic, key), self.writer.unsaved()), count_max)
+        return islice(
+            self._find_newest(KEY_COLUMN, key_hash(topic, key), self.writer.list_unsaved()), count_max
+        )
 
     def find_id(self, message_id: bytes, count_max: int) -> Iterator[int]:
         """Find candidates like `find_key`, by a 16-byte message id."""
-        return islice(self._find_newest(ID_COLUMN, id_hash(message_id), self.writer.unsaved()), count_max)
+        return islice(
+            self._find_newest(ID_COLUMN, id_hash(message_id), self.writer.list_unsaved()), count_max
+        )
 
     def _find_newest(self, which: int, wanted: int, unsaved: Sequence[tuple[int, bytes]]) -> Iterator[int]:
         below = 1 << 64
@@ -152,8 +162,8 @@ class LogIndex:
         self, which: int, wanted: int, unsaved: Sequence[tuple[int, bytes]]
     ) -> Iterator[int]:
         for start, block in reversed(unsaved):
-            yield from entries.in_body(block[HEADER_BYTES:], start, which, wanted)
-        for start in reversed(segments(self._storage.list(self._folder))):
+            yield from entries.find_in_body(block[HEADER_BYTES:], start, which, wanted)
+        for start in reversed(indexed_segments(self._storage.list(self._folder))):
             try:
                 yield from self._in_table(start, wanted)
             except (DamagedError, FileNotFoundError):
@@ -190,11 +200,13 @@ class LogIndex:
 
     # --- segments that no longer grow
 
-    def unsealed(self) -> list[int]:
+    def list_unsealed(self) -> list[int]:
         """Return the starts of the full segments without a sorted table, ascending. Blocking."""
         names = set(self._storage.list(self._folder))
         live = self.writer.segment_start
-        return [start for start in segments(names) if start != live and sorted_name(start) not in names]
+        return [
+            start for start in indexed_segments(names) if start != live and sorted_name(start) not in names
+        ]
 
     def seal_steps(self, log_range: LogRange) -> Iterator[None]:
         """Create the sorted table in steps.
@@ -226,7 +238,7 @@ class LogIndex:
         self.damaged.discard(start)
         self._reported = {damage for damage in self._reported if damage.segment_start != start}
 
-    def drop(self, segment_start: int) -> None:
+    def drop_segment(self, segment_start: int) -> None:
         """Remove the files of a segment, if it has any. Blocking."""
         self._refuse_live(segment_start)
         self.writer.write_blocks()  # else its last blocks would create the file again

@@ -26,7 +26,7 @@ import google_crc32c
 
 from backend.file_log.core.names import UNFINISHED, entries_name, sorted_name
 from backend.file_log.index import entries
-from backend.file_log.index.entries import U32_MAX, OnDamage, Seeds, little, numbers
+from backend.file_log.index.entries import U32_MAX, OnDamage, Seeds, from_little_endian, to_little_endian
 from backend.file_log.index.writer import Rows
 from backend.file_log.storage import File, Storage
 from ddmq_common.errors import DamagedError
@@ -79,7 +79,7 @@ def unpack_header(data: bytes, segment_start: int) -> IndexTable | None:
 
 def pack_page(segment_start: int, number: int, entries: array[int]) -> bytes:
     """Encode one page of up to PAGE_ENTRIES ascending entries."""
-    rest = number.to_bytes(4, "little") + little(entries).ljust(PAGE_BYTES - 8, b"\xff")
+    rest = number.to_bytes(4, "little") + to_little_endian(entries).ljust(PAGE_BYTES - 8, b"\xff")
     return _page_crc(rest, segment_start).to_bytes(4, "little") + rest
 
 
@@ -100,7 +100,7 @@ def read_page(read_at: ReadAt, table: IndexTable, number: int) -> array[int]:
     if not valid:
         raise DamagedError(f"page {number} of the sorted index of segment {table.segment_start} is damaged")
     count = min(PAGE_ENTRIES, table.entries - number * PAGE_ENTRIES)
-    return numbers("Q", rest[4 : 4 + 8 * count])
+    return from_little_endian("Q", rest[4 : 4 + 8 * count])
 
 
 def newest_with_hash(read_at: ReadAt, table: IndexTable, wanted: int) -> Iterator[int]:
@@ -135,7 +135,7 @@ _FURTHER_BITS = 8
 Source = Callable[[], Iterable[list[int]]]
 
 
-def ascending(source: Source, count: int) -> Iterator[list[int]]:
+def sort_ascending(source: Source, count: int) -> Iterator[list[int]]:
     """Yield all numbers of `source` in order, in lists of up to SORT_MAX; an empty list is only a step.
 
     `source` returns the same `count` numbers every time it is called.
@@ -209,7 +209,7 @@ def seal_steps(
     path = f"{folder}/{sorted_name(start)}"
     with closing(storage.open(f"{folder}/{entries_name(start)}")) as source:
         blocks: list[entries.BlockEntry] = []
-        for block in entries.walk(source, start, on_damage):
+        for block in entries.walk_blocks(source, start, on_damage):
             blocks.append(block)
             if len(blocks) % _STEP_ROWS == 0:
                 yield
@@ -243,10 +243,10 @@ def _write_pages(
     start = blocks[0].block.segment_start if blocks else 0
     rows = sum(entry.block.rows for entry in blocks)
     pages = _Pages(target, start)
-    for chunk in ascending(lambda: _read_bodies(source, blocks, on_damage), 2 * rows):
+    for chunk in sort_ascending(lambda: _read_bodies(source, blocks, on_damage), 2 * rows):
         pages.add(chunk)
         yield
-    return pages.finish()
+    return pages.finish_pages()
 
 
 def _read_bodies(source: File, blocks: list[entries.BlockEntry], on_damage: OnDamage) -> Iterator[list[int]]:
@@ -279,7 +279,7 @@ class _Pages:
         if self._packed_bytes >= _WRITE_BYTES:
             self._write()
 
-    def finish(self) -> int:
+    def finish_pages(self) -> int:
         """Write the remaining entries; return the number of all entries."""
         if self._entries:
             self._pack(self._entries)
@@ -322,7 +322,7 @@ def _write_rows(target: File, log_range: tuple[int, int], rows: Iterable[IndexRo
     seeds, pending = Seeds(), Rows()
     covered, last_ms, written = start, 0, 0
     for row in rows:
-        if len(pending.positions) == entries.BLOCK_ROWS or not pending.takes(row.stored_ms):
+        if len(pending.positions) == entries.BLOCK_ROWS or not pending.can_take(row.stored_ms):
             block = pending.pack(start, (covered, row.position), last_ms, seeds)
             target.pwrite(block, written)
             covered, last_ms, written = row.position, pending.last_ms(last_ms), written + len(block)

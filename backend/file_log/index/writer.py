@@ -29,8 +29,8 @@ from backend.file_log.index.entries import (
     Seeds,
     id_column,
     key_column,
-    little,
     pack_header,
+    to_little_endian,
 )
 from backend.file_log.storage import File, Storage, is_full
 
@@ -65,7 +65,7 @@ class Rows:
         self.message_ids += message_ids
         self.runs.append((len(positions), stored_ms))
 
-    def takes(self, stored_ms: int) -> bool:
+    def can_take(self, stored_ms: int) -> bool:
         """Return whether a store time can be stored relative to the first one."""
         return not self.runs or stored_ms - self.runs[0][1] <= U32_MAX
 
@@ -83,9 +83,9 @@ class Rows:
         body = b"".join(
             (
                 id_column(self.message_ids),
-                little(key_column(self.topics, self.keys, seeds)),
-                little(array("I", [position - segment_start for position in self.positions])),
-                little(times),
+                to_little_endian(key_column(self.topics, self.keys, seeds)),
+                to_little_endian(array("I", [position - segment_start for position in self.positions])),
+                to_little_endian(times),
             )
         )
         if len(body) != ROW_BYTES * len(self.positions):
@@ -121,7 +121,7 @@ class IndexWriter:
         self.blocks_dropped = 0
         self.dropped_because = ""
 
-    def resume(self, segment_start: int, log_end: int) -> int:
+    def resume_segment(self, segment_start: int, log_end: int) -> int:
         """Continue the live segment's file; return the position from which the log must be added again.
 
         Blocking. Truncates the file after the last valid block that lies below `log_end`.
@@ -140,7 +140,7 @@ class IndexWriter:
     def published(self, frame: PackedFrame, segment_start: int) -> None:
         """Add the records of a commit that counts and lies in the segment starting at `segment_start`."""
         if segment_start != self.segment_start:
-            self.roll(segment_start)
+            self.start_segment(segment_start)
             self.on_roll()
         if (
             frame.position > self.covered_to
@@ -171,7 +171,7 @@ class IndexWriter:
         rows = self._rows
         if positions:
             stored_ms = max(stored_ms, rows.last_ms(self._last_ms))
-            if not rows.takes(stored_ms) or len(rows.positions) + len(positions) > ROWS_MAX:
+            if not rows.can_take(stored_ms) or len(rows.positions) + len(positions) > ROWS_MAX:
                 self.flush()
                 rows = self._rows
             rows.add(positions, topics, keys, message_ids, stored_ms)
@@ -201,7 +201,7 @@ class IndexWriter:
         else:
             self._count_dropped(f"{UNWRITTEN_MAX} blocks wait to be written, that is the bound")
 
-    def roll(self, segment_start: int) -> None:
+    def start_segment(self, segment_start: int) -> None:
         """Begin a new segment at this log position; the previous one gets no more rows.
 
         It may start below `covered_to`, if the log moved its unsynced end to a new file: add those rows
@@ -211,7 +211,7 @@ class IndexWriter:
         self.flush()
         self.segment_start = self._block_from = self.covered_to = segment_start
 
-    def unsaved(self) -> list[tuple[int, bytes]]:
+    def list_unsaved(self) -> list[tuple[int, bytes]]:
         """Return (segment start, block) for everything that is in no file yet, oldest first.
 
         Call it on the hub.

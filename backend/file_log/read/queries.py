@@ -13,7 +13,14 @@ from typing import Any, NamedTuple, TypeVar
 import gevent
 
 from backend.completion import Completion
-from backend.file_log.consume_queue import HUB_ENTRIES, QueueFiles, SelectedEntries, entries_max, pick, search
+from backend.file_log.consume_queue import (
+    HUB_ENTRIES,
+    QueueFiles,
+    SelectedEntries,
+    entries_max,
+    search_entries,
+    select_entries,
+)
 from backend.file_log.core.layout import ENTRY_BYTES, ENTRY_ROWS, Record, is_valid_entry, pack_entry
 from backend.file_log.damage import LogDamage
 from backend.file_log.index.attached import AttachedIndex, records_of
@@ -63,7 +70,7 @@ class Queries:
         self._damage = damage
         self._limit = limit
         self._reader = LogReader(
-            segments, damage.found_in_log, self._search_record, hot_bytes, warm_blocks_max
+            segments, damage.report_in_log, self._search_record, hot_bytes, warm_blocks_max
         )
         self._later: Any = gevent.get_hub().loop.run_callback
 
@@ -98,12 +105,12 @@ class Queries:
             return answer
         queue = self._require_queue(call.queue)
         entries = self._read_entries(queue, call.offset, min(entries_max(call), queue.visible - call.offset))
-        picked = pick(call, entries)
+        picked = select_entries(call, entries)
         if picked.entries or picked.after >= queue.flushed:
             return self._load_records(call, completion, picked)
         end = min(call.offset + PASSED_MAX, queue.flushed)
         off_hub(
-            lambda: search(call, self._files, end),
+            lambda: search_entries(call, self._files, end),
             lambda outcome, error: self._try_read(call, completion, self._read_searched, outcome, error),
         )
         return None
@@ -127,14 +134,14 @@ class Queries:
     def _load_records(
         self, call: ReadCall, completion: Completion[ReadBatch], picked: SelectedEntries
     ) -> FileBatch | None:
-        cold = self._reader.cold(picked.entries, call.bytes_max)
+        cold = self._reader.list_cold(picked.entries, call.bytes_max)
         if not cold:
             return self._read_batch(call, completion, picked)
 
         def on_warmed(_: Any, error: Exception | None) -> None:
             self._try_read(call, completion, self._read_warmed, picked, error)
 
-        off_hub(self._reader.warm, on_warmed, cold)
+        off_hub(self._reader.load_ranges, on_warmed, cold)
         return None
 
     def _read_warmed(
@@ -175,7 +182,7 @@ class Queries:
         because many more may be lost.
         """
         queue = self._require_queue(call.queue)
-        batch = self._reader.batch(call, picked, self._limit())
+        batch = self._reader.read_batch(call, picked, self._limit())
         if batch.offsets:
             batch.at_end = batch.next_offset >= queue.visible
             return batch
@@ -220,7 +227,7 @@ class Queries:
             queue.min_at = first
         return Bounds(queue.min, queue.visible)
 
-    def lowest(self) -> Callable[[], list[tuple[LogQueue, int, int]]]:
+    def find_lowest(self) -> Callable[[], list[tuple[LogQueue, int, int]]]:
         """Return a call that finds (queue, oldest offset, log start) after segments were deleted.
 
         It covers the queues whose oldest offset may have changed. Call this on the hub, and the result in a
@@ -316,7 +323,7 @@ class Queries:
 
     # --- answering
 
-    def answer(self, act: Callable[[], T], completion: Completion[T]) -> Completion[T]:
+    def settle_on_hub(self, act: Callable[[], T], completion: Completion[T]) -> Completion[T]:
         """Settle the completion with the result of `act`, later, on the hub."""
 
         def run() -> None:
@@ -331,7 +338,7 @@ class Queries:
         self._later(run)
         return completion
 
-    def answer_off_hub(
+    def settle_off_hub(
         self, prepare: Callable[[], Callable[[], T]], completion: Completion[T]
     ) -> Completion[T]:
         """Settle the completion from a native thread; `prepare` runs on the hub and returns the call for
@@ -405,7 +412,7 @@ class Queries:
         return positions
 
     def _repair_entry(self, queue: LogQueue, record: Record) -> None:
-        self._damage.found(
+        self._damage.report(
             "consumequeue", record.position, ENTRY_BYTES, f"entry {record.offset} of {queue.ref}"
         )
         if record.offset < queue.flushed:

@@ -74,7 +74,7 @@ class FileBatch(ReadBatch):
         self.next_offset = next_offset
         self.bounds = bounds
 
-    def fill(
+    def fill_columns(
         self, offsets: Sequence[int], rows: Columns, deliveries: list[bytes], ids: list[bytes] | None = None
     ) -> None:
         """Set the columns; `ids`: the message ids, if the call requested them."""
@@ -151,7 +151,7 @@ class LogReader:
             segments.last.end if segments.segments else 0
         )  # older bytes have not been read yet
 
-    def batch(self, call: ReadCall, picked: SelectedEntries, limit: int) -> FileBatch:
+    def read_batch(self, call: ReadCall, picked: SelectedEntries, limit: int) -> FileBatch:
         """Read the records of the selected entries: at least one, then until `call.bytes_max`."""
         columns: Columns = tuple(zip(*ENTRY_ROWS.iter_unpack(picked.entries), strict=True))
         batch = FileBatch(self, ReadStatus.DATA, picked.after, None)
@@ -196,7 +196,9 @@ class LogReader:
             if crc(salt, covered) != stored_crc:
                 return False
             add(covered[(flags >> 8) - CHECKED_FROM :])
-        batch.fill(picked.offsets, columns, deliveries, ids_in(view, base, positions) if call.ids else None)
+        batch.fill_columns(
+            picked.offsets, columns, deliveries, ids_in(view, base, positions) if call.ids else None
+        )
         return True
 
     def _read_slow(self, call: ReadCall, picked: SelectedEntries, columns: Columns, limit: int) -> FileBatch:
@@ -219,7 +221,7 @@ class LogReader:
             deliveries.append(checked[1])
         batch = FileBatch(self, ReadStatus.DATA, after, None)
         if served:
-            batch.fill(offsets, tuple(zip(*served, strict=True)), deliveries)
+            batch.fill_columns(offsets, tuple(zip(*served, strict=True)), deliveries)
         return batch
 
     def _read_checked(self, offset: int, row: Row, limit: int) -> tuple[Row, bytes] | None:
@@ -327,7 +329,7 @@ class LogReader:
 
     # --- records that may not be in the page cache
 
-    def cold(self, entries: bytes, bytes_max: int) -> list[RecordRange]:
+    def list_cold(self, entries: bytes, bytes_max: int) -> list[RecordRange]:
         """Return the ranges of the log that `entries` need and that may not be cached; [] for hot ones."""
         hot = max(self.segments.last.end - self._hot_bytes, self._cached_from)
         if not entries or hot <= 0 or ENTRY_ROWS.unpack_from(entries, len(entries) - ENTRY_BYTES)[0] >= hot:
@@ -348,7 +350,7 @@ class LogReader:
         blocks = range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES))
         return all(block in self._warm for block in blocks)
 
-    def warm(self, ranges: list[RecordRange]) -> None:
+    def load_ranges(self, ranges: list[RecordRange]) -> None:
         """Load ranges into the page cache, as whole blocks if they lie close together. Blocking."""
         blocks = dict.fromkeys(
             block

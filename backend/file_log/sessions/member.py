@@ -266,7 +266,7 @@ class MemberBackend(Backend):
         self._memberships.on_session_ready()
 
     def on_clock(self, clock_ms: int) -> None:
-        self._store_clock.told(clock_ms)
+        self._store_clock.advance_to(clock_ms)
 
     def on_session_lost(self, reason: str) -> None:
         self._health = Health(False, f"no session with the writer ({reason})")
@@ -290,7 +290,7 @@ class MemberBackend(Backend):
 
     def _on_pong(self, kind: int, body: bytes) -> None:
         clock_ms, ready, reason = codec.decode_pong(body)
-        self._store_clock.told(clock_ms)
+        self._store_clock.advance_to(clock_ms)
         self._health = Health(ready, reason)
         if kind == FrameKind.READY:
             self.mirror.finish_snapshot()

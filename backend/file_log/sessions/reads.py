@@ -17,7 +17,14 @@ from typing import Any
 import gevent
 
 from backend.completion import Completion
-from backend.file_log.consume_queue import HUB_ENTRIES, QueueFiles, SelectedEntries, entries_max, pick, search
+from backend.file_log.consume_queue import (
+    HUB_ENTRIES,
+    QueueFiles,
+    SelectedEntries,
+    entries_max,
+    search_entries,
+    select_entries,
+)
 from backend.file_log.core.layout import ENTRY_BYTES, ENTRY_ROWS, UNSALTED, Salting, is_valid_entry
 from backend.file_log.options import FileLogOptions
 from backend.file_log.read.reader import FileBatch, LogReader
@@ -126,7 +133,7 @@ class LocalReads(Reads):
         if self._closed:
             return
         self._files.close_deleted()
-        if any(segment.file.deleted() for segment in segments):
+        if any(segment.file.is_deleted() for segment in segments):
             self._loaded_at = float("-inf")
             self._load_segments()
 
@@ -140,13 +147,13 @@ class LocalReads(Reads):
         if not entries:
             self.ask_writer(call, completion)
             return
-        picked = pick(call, entries)
+        picked = select_entries(call, entries)
         if picked.entries or len(entries) < HUB_ENTRIES * ENTRY_BYTES:
             self._read_records(call, picked, completion)
             return
         end = call.offset + PASSED_MAX
         off_hub(
-            search,
+            search_entries,
             lambda picked, error: self._on_searched(call, picked, error, completion),
             call,
             self._files,
@@ -169,11 +176,13 @@ class LocalReads(Reads):
         self, call: ReadCall, picked: SelectedEntries, completion: Completion[ReadBatch]
     ) -> None:
         """Read the picked records from the log; without any, the answer is only where to read on."""
-        cold = self._reader.cold(picked.entries, call.bytes_max)
+        cold = self._reader.list_cold(picked.entries, call.bytes_max)
         if not cold:
             self._hub.loop.run_callback(self._answer_read, call, picked, completion)
         else:
-            off_hub(self._reader.warm, lambda _, error: self._answer_read(call, picked, completion), cold)
+            off_hub(
+                self._reader.load_ranges, lambda _, error: self._answer_read(call, picked, completion), cold
+            )
 
     # --- inside
 
@@ -227,7 +236,7 @@ class LocalReads(Reads):
         try:
             if not self._has_segments(picked.entries):
                 return None
-            batch = self._reader.batch(call, picked, self._end)
+            batch = self._reader.read_batch(call, picked, self._end)
         except (OSError, ValueError):
             return None
         return None if self._is_damaged or not batch.deliveries else batch

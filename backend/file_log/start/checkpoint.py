@@ -65,7 +65,7 @@ class Encoder:
         self._progress: dict[Key, bytes] = {}
         state.changed_progress.update(key for key, _ in state.progress)
 
-    def prepare(self) -> Iterator[None]:
+    def encode_changes(self) -> Iterator[None]:
         """Encode changed items, one slice in each step, so that little is left to do for `encode`."""
         changed = self._state.changed_progress
         for _ in range(len(changed) // SLICE):
@@ -291,7 +291,7 @@ class Checkpointer:
         self._waiting: list[Callable[[], None]] = []
         self._requested = self._saving = self._failing = self.closed = False
 
-    def want(self, then: Callable[[], None] | None = None) -> None:
+    def request(self, then: Callable[[], None] | None = None) -> None:
         """Write a checkpoint soon, unless the log has not grown since the last; then call `then` in any
         case.
         """
@@ -299,7 +299,7 @@ class Checkpointer:
             self._waiting.append(then)
         if not self._requested and not self._saving and not self.closed:
             self._requested = True
-            self._prepare_slices(self._encoder.prepare())
+            self._prepare_slices(self._encoder.encode_changes())
 
     def _prepare_slices(self, slices: Iterator[None]) -> None:
         """Encode one slice and schedule the next, so that the hub runs other work between; then capture."""
@@ -316,14 +316,14 @@ class Checkpointer:
             return
         self._saving = True
         data = self._encoder.encode(position, self._segments.first_position)
-        chunks, slice_names = self._sends.take(self._writer.state.sends)
+        chunks, slice_names = self._sends.list_unsaved(self._writer.state.sends)
         self._forgotten.value = self._writer.state.sends.forgotten
         self._index.index.flush()
 
         def save() -> Sequence[SliceRows]:
             return self._save(data, writes, chunks, slice_names)
 
-        writes = self._tails.take()
+        writes = self._tails.list_writes()
         off_hub(save, lambda written, error: self._on_saved(position, written or (), error))
 
     def _save(
@@ -341,14 +341,14 @@ class Checkpointer:
         written = self._sends.write(chunks)
         self._index.index.sync()
         save_checkpoint(self._storage, self._directory, data)
-        self._sends.tidy(slice_names)
+        self._sends.remove_unnamed(slice_names)
         return written
 
     def _on_saved(self, position: int, written: Sequence[SliceRows], error: Exception | None) -> None:
         self._saving = False
         self._counts[error is None].value += 1
         if error is None:
-            self._sends.written(written)
+            self._sends.drop_saved(written)
             self.floor, self.position = self.position, position
         else:
             if not self._failing:

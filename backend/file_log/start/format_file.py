@@ -23,7 +23,7 @@ from backend.file_log.core.layout import (
     salt_of,
     unpack_record,
 )
-from backend.file_log.core.scan import frames
+from backend.file_log.core.scan import scan_frames
 from backend.file_log.storage import File, Storage
 from ddmq_common.errors import DamagedError, StorageError, newer_format
 
@@ -185,4 +185,4 @@ def _is_begun(file: File) -> bool:
 
 def _any_unsalted(file: File, start: int) -> bool:
     data = file.salvage(SEARCH_BYTES, 0)
-    return any(isinstance(item, Frame) for item in frames(data, start, start, start + len(data)))
+    return any(isinstance(item, Frame) for item in scan_frames(data, start, start, start + len(data)))

@@ -29,7 +29,7 @@ from backend.file_log.core.layout import (
     is_valid_entry,
     pack_entry,
 )
-from backend.file_log.core.scan import Bad, walk
+from backend.file_log.core.scan import Bad, scan_items
 from backend.file_log.damage import LogDamage
 from backend.file_log.index.log_index import refuse_newer_index
 from backend.file_log.options import FileLogOptions
@@ -104,40 +104,47 @@ class Recovery:
         if checkpoint is not None:
             self._state = checkpoint.state
             start = max(start, checkpoint.position)
-        self._state.sends.bounds(self._options.idempotency_window_ms, self._options.idempotency_keys_max)
+        self._state.sends.set_bounds(self._options.idempotency_window_ms, self._options.idempotency_keys_max)
         tail = Tail(self._storage, self._segments, self._damage, self._options.segment_bytes)
-        end = tail.find(start, start if checkpoint is not None else 0)
+        end = tail.find_end(start, start if checkpoint is not None else 0)
         # nothing is changed before this line: data of a newer release has been refused by now
         self._prepare_folders()
         self._report_views(format_defect, checkpoint_errors)
         if salting is not None:
             if format_defect:
                 write_format(self._storage, self._directory, salting)
-        elif self._segments.empty:
+        elif self._segments.is_empty:
             salting = self._set_salting(start)
-        if self._segments.empty:
+        if self._segments.is_empty:
             self._segments.add(self._segments.create(start, self._options.segment_bytes))
         if self._headless:
             self._report_headless(start)
         self._report_holes(start)
-        self._tail_bytes = tail.cut()
+        self._tail_bytes = tail.truncate()
         if salting is None:
             self._add_salt(end)
         self._incarnation_before = self._state.last_incarnation
         if checkpoint is not None:
             files, now_ms = SendFiles(self._storage, self._directory), self._state.last_ms
-            on_damage, segments = self._damage.found, self._segments
+            on_damage, segments = self._damage.report, self._segments
             load_keys(
-                self._state.sends, files, checkpoint.slices, now_ms, on_damage, segments, self.items, start
+                self._state.sends,
+                files,
+                checkpoint.slices,
+                now_ms,
+                on_damage,
+                segments,
+                self.log_items,
+                start,
             )
         rebuilt = self._rebuild_missing(min(start, end))
         if self._headless:
-            forget_before(self._state.sends, self.items(start, end))
+            forget_before(self._state.sends, self.log_items(start, end))
             self._apply_dead_letters(start)
         self._apply(start, end)
         self._keep_finished()
         self._finish_queues()
-        self._segments.date(self._state.last_ms)
+        self._segments.set_ages(self._state.last_ms)
         self._state.writer_epoch += 1
         return Recovered(self._state, end, start, self._tail_bytes, len(self._bad), rebuilt)
 
@@ -146,16 +153,16 @@ class Recovery:
             f"there is no valid checkpoint, and the log begins at {start}: settings, groups and progress from"
             " before are lost; topics are created again with default settings for the remaining messages"
         )
-        self._damage.found("checkpoint", start, 0, text)
+        self._damage.report("checkpoint", start, 0, text)
 
     def _report_holes(self, start: int) -> None:
         """Report missing files below the log position `start`, where the log is not scanned."""
-        for hole in self._segments.holes(start):
+        for hole in self._segments.missing_ranges(start):
             self._report_bad(Bad(*hole), "this part of the log is missing")
 
     def _report_bad(self, bad: Bad, what: str) -> None:
         self._bad.append(bad)
-        self._damage.found_in_log(bad.start, bad.end - bad.start, what)
+        self._damage.report_in_log(bad.start, bad.end - bad.start, what)
 
     def _prepare_folders(self) -> None:
         for folder in (self._directory, self._segments.folder, f"{self._directory}/{names.CONSUME_QUEUE}"):
@@ -169,10 +176,10 @@ class Recovery:
 
     def _report_views(self, format_defect: str, checkpoint_errors: list[str]) -> None:
         if format_defect:
-            self._damage.found("format", 0, 0, format_defect)
+            self._damage.report("format", 0, 0, format_defect)
             self._move_to_damaged(names.FORMAT)
         for error in checkpoint_errors:
-            self._damage.found("checkpoint", len(error), 0, error)
+            self._damage.report("checkpoint", len(error), 0, error)
         if checkpoint_errors and checkpoint_errors[0].startswith(f"{names.CHECKPOINT}:"):
             self._move_to_damaged(names.CHECKPOINT)
 
@@ -199,7 +206,7 @@ class Recovery:
     # --- applying records
 
     def _apply(self, start: int, end: int) -> None:
-        for item in self.items(start, end):
+        for item in self.log_items(start, end):
             if isinstance(item, Record):
                 self._apply_record(item)
             elif isinstance(item, Frame):
@@ -211,11 +218,11 @@ class Recovery:
     def _apply_dead_letters(self, end: int) -> None:
         """Apply the dead letters of kept segments; other records there may be outdated by deleted ones."""
         message = RecordKind.MESSAGE
-        for item in self.items(self._segments.starts[0], end):
+        for item in self.log_items(self._segments.starts[0], end):
             if isinstance(item, Record) and item.kind == message and is_dead_letters(item.topic):
                 self._apply_message(item)
 
-    def items(self, start: int, end: int) -> Iterator[Frame | Record | Bad]:
+    def log_items(self, start: int, end: int) -> Iterator[Frame | Record | Bad]:
         """Yield the items of the log in `[start, end)` over all segments, with Bad for missing ranges."""
         at = start
         for segment in self._segments.segments:
@@ -223,10 +230,12 @@ class Recovery:
             if low < high:
                 if segment.start <= self._segments.first_position:
                     at = low  # the log between kept segments was deleted
-                for first, after in segment.readable(low, high):
+                for first, after in segment.readable_ranges(low, high):
                     if at < first:
                         yield Bad(at, first)
-                    yield from walk(segment.view(first, after), segment.start, first, after, segment.salt)
+                    yield from scan_items(
+                        segment.view(first, after), segment.start, first, after, segment.salt
+                    )
                     at = after
         if at < end:
             yield Bad(at, end)
@@ -292,7 +301,7 @@ class Recovery:
         for (group, ref), progress in self._state.progress if self._bad or self._headless else ():
             queue = self._state.queue(ref)
             if queue is not None:
-                self._raise_next(queue, progress.acks.taken_to, group)
+                self._raise_next(queue, progress.acks.next_unused, group)
 
     def _raise_next(self, queue: LogQueue, end: int, group: str) -> None:
         """Raise a queue's next offset to `end`, so that no new message gets an offset that `group`
@@ -355,8 +364,8 @@ class Recovery:
             if self._bad:
                 self._keep_lost(queue)
             queue.visible = queue.assigned
-            if queue not in self._fitting and self._files.passes(queue.ref, queue.assigned):
-                self._files.cut(queue.ref, queue.assigned)
+            if queue not in self._fitting and self._files.has_entries_from(queue.ref, queue.assigned):
+                self._files.truncate_at(queue.ref, queue.assigned)
 
     def _keep_lost(self, queue: LogQueue) -> None:
         while True:
@@ -373,7 +382,7 @@ class Recovery:
         """
         missing: dict[QueueRef, tuple[LogQueue, int]] = {}
         for queue in self._state.queues():
-            complete, passing = self._files.fit(queue.ref, queue.min, queue.assigned)
+            complete, passing = self._files.check_extent(queue.ref, queue.min, queue.assigned)
             if not passing:
                 self._fitting.add(queue)
             if not complete:
@@ -383,7 +392,7 @@ class Recovery:
             return 0
         log.warning("consume queues of %d queues are added again from the log", len(missing))
         log_intact = True
-        for item in self.items(self._segments.starts[0], end):
+        for item in self.log_items(self._segments.starts[0], end):
             if isinstance(item, Record) and item.kind == RecordKind.MESSAGE:
                 self._refill_queue(missing, item, log_intact)
             log_intact = log_intact and not isinstance(item, Bad)

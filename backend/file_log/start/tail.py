@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator
 
 from backend.file_log.core.layout import FRAME_BYTES, Frame, unpack_frame
-from backend.file_log.core.scan import frames, is_whole, refuse_newer_records
+from backend.file_log.core.scan import is_complete, refuse_newer_records, scan_frames
 from backend.file_log.damage import LogDamage
 from backend.file_log.segments import Segment, SegmentSet
 from backend.file_log.storage import Storage
@@ -32,7 +32,7 @@ class Tail:
         self._end = 0
         self._ends: list[tuple[Segment, int]] = []
 
-    def find(self, start: int, proven: int) -> int:
+    def find_end(self, start: int, proven: int) -> int:
         """Find the end of the log, searching from the log position `start` on; changes nothing.
 
         `proven`: a position below which the log is durable. Raises NewerFormatError for frames of a newer
@@ -47,15 +47,15 @@ class Tail:
         return self._end
 
     def _scan_frames(self, segment: Segment, start: int, end: int, last: Frame | None) -> Iterator[Frame]:
-        for first, after in segment.readable(start, end) if start < end else ():
+        for first, after in segment.readable_ranges(start, end) if start < end else ():
             view = segment.view(first, after)
-            for item in frames(view, segment.start, first, after, segment.salt, last):
+            for item in scan_frames(view, segment.start, first, after, segment.salt, last):
                 if isinstance(item, Frame):
                     refuse_newer_records(view, segment.start, item, segment.salt)
                     yield item
                     last = item
 
-    def cut(self) -> int:
+    def truncate(self) -> int:
         """Truncate the log at the end that `find` returned, durably; return the bytes of the partial tail.
 
         Raises StorageError if the log would end before its first segment.
@@ -92,7 +92,7 @@ class Tail:
         if frame is None or frame.end > end:
             return None
         try:
-            return frame if is_whole(segment.view(at, frame.end), base, frame, salt) else None
+            return frame if is_complete(segment.view(at, frame.end), base, frame, salt) else None
         except OSError:
             return None  # a page of it cannot be read
 

@@ -12,7 +12,7 @@ import pytest
 from log_story import Story, Told, check, open_story, read_all, soon, wait
 
 from backend.file_log.core.layout import FRAME_BYTES, UNSALTED, Frame, Record, RecordKind
-from backend.file_log.core.scan import walk
+from backend.file_log.core.scan import scan_items
 from backend.file_log.start.format_file import read_format
 from backend.file_log.storage import Storage
 from tests.support.waits import until
@@ -48,7 +48,7 @@ def all_items(folder: Path) -> Iterator[Frame | Record]:
     for path, after in zip(paths, [*starts[1:], None], strict=True):
         data, start = path.read_bytes(), int(path.name)
         end = start + len(data) if after is None else after
-        for item in walk(data, start, start, end, salting.of_segment(start)):
+        for item in scan_items(data, start, start, end, salting.of_segment(start)):
             if isinstance(item, (Frame, Record)):
                 yield item
 

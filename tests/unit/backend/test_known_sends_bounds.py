@@ -31,7 +31,7 @@ def store(known: StoredSends, producer: int, *sequences: int, at_ms: int = NOW_M
 
 
 def is_known(known: StoredSends, producer: int, sequence: int) -> bool:
-    return known.first(sequence_identity(b"%d" % producer, sequence, 0), 1, NOW_MS) is not None
+    return known.find_first(sequence_identity(b"%d" % producer, sequence, 0), 1, NOW_MS) is not None
 
 
 def test_of_one_producer_the_oldest_are_forgotten_and_refused() -> None:
@@ -76,30 +76,30 @@ def test_a_key_costs_no_more_when_many_are_known_and_noted() -> None:
     known = StoredSends(keys_max=20)
     for number in range(10):
         known.restore(key_identity(b"t", b"%d" % number, b""), bytes(16), number, 0, 1 + number % 2, NOW_MS)
-    known.notes = Notes()
+    known.pending = Notes()
     for number in range(5):
         text = key_identity(b"u", b"%d" % number, b"")
-        assert known.first(text, 3, NOW_MS) is None
-        known.note(text, bytes(16), number, 0, 3, NOW_MS)
+        assert known.find_first(text, 3, NOW_MS) is None
+        known.add_pending(text, bytes(16), number, 0, 3, NOW_MS)
     with pytest.raises(BoundReachedError, match=r"5 of its idempotency keys .*15 of all topics"):
-        known.first(key_identity(b"v", b"0", b""), 3, NOW_MS)
+        known.find_first(key_identity(b"v", b"0", b""), 3, NOW_MS)
 
 
 def test_what_is_taken_back_makes_room_again() -> None:
     known = StoredSends(keys_max=8)
     for number in range(4):
         text = key_identity(b"t", b"%d" % number, b"")
-        assert known.first(text, 1, NOW_MS) is None
-        known.note(text, bytes(16), number, 0, 1, NOW_MS)
+        assert known.find_first(text, 1, NOW_MS) is None
+        known.add_pending(text, bytes(16), number, 0, 1, NOW_MS)
     known.back_to(3)
     text = key_identity(b"t", b"4", b"")
-    assert known.first(text, 1, NOW_MS) is None
-    known.note(text, bytes(16), 3, 0, 1, NOW_MS)
+    assert known.find_first(text, 1, NOW_MS) is None
+    known.add_pending(text, bytes(16), 3, 0, 1, NOW_MS)
     with pytest.raises(BoundReachedError, match=r"4 of its idempotency keys .*4 of all topics"):
-        known.first(key_identity(b"t", b"5", b""), 1, NOW_MS)
-    known.keep()
+        known.find_first(key_identity(b"t", b"5", b""), 1, NOW_MS)
+    known.confirm_pending()
     with pytest.raises(BoundReachedError, match=r"4 of its idempotency keys .*4 of all topics"):
-        known.first(key_identity(b"t", b"5", b""), 1, NOW_MS)
+        known.find_first(key_identity(b"t", b"5", b""), 1, NOW_MS)
 
 
 def test_who_has_many_pays_for_all() -> None:
@@ -125,7 +125,7 @@ def test_of_too_many_producers_the_one_that_was_not_heard_of_for_longest_goes() 
 
 
 def sent_again(known: StoredSends, sequence: int, under_way_ms: int, at_ms: int) -> FirstStored | None:
-    return known.first(sequence_identity(b"1", sequence, 0, under_way_ms), 1, at_ms)
+    return known.find_first(sequence_identity(b"1", sequence, 0, under_way_ms), 1, at_ms)
 
 
 def test_what_a_forgotten_producer_sends_again_is_refused() -> None:
@@ -177,9 +177,9 @@ def test_one_topic_has_half_of_the_keys() -> None:
     for number in range(4):
         known.restore(key_identity(b"a", b"%d" % number, b""), bytes(16), number, 0, 1, NOW_MS)
     with pytest.raises(BoundReachedError, match=r"4 of its .* allowed: as many as are free, 4 of 8"):
-        known.first(key_identity(b"a", b"more", b""), 1, NOW_MS)
-    assert known.first(key_identity(b"b", b"more", b""), 2, NOW_MS) is None
-    assert known.first(key_identity(b"a", b"more", b""), 1, NOW_MS + known.window_ms + 1) is None
+        known.find_first(key_identity(b"a", b"more", b""), 1, NOW_MS)
+    assert known.find_first(key_identity(b"b", b"more", b""), 2, NOW_MS) is None
+    assert known.find_first(key_identity(b"a", b"more", b""), 1, NOW_MS + known.window_ms + 1) is None
 
 
 def fill(known: StoredSends, topic: int) -> int:
@@ -187,7 +187,7 @@ def fill(known: StoredSends, topic: int) -> int:
     for number in range(100_000):
         text = key_identity(b"%d" % topic, b"%d" % number, b"")
         try:
-            assert known.first(text, topic, NOW_MS) is None
+            assert known.find_first(text, topic, NOW_MS) is None
         except BoundReachedError:
             return number
         known.restore(text, bytes(16), number, 0, topic, NOW_MS)
@@ -197,7 +197,7 @@ def fill(known: StoredSends, topic: int) -> int:
 def test_two_topics_that_take_all_they_can_leave_room_for_others() -> None:
     known = StoredSends(keys_max=1_200)
     assert [fill(known, topic) for topic in (1, 2)] == [600, 300]
-    assert known.first(key_identity(b"3", b"0", b""), 3, NOW_MS) is None
+    assert known.find_first(key_identity(b"3", b"0", b""), 3, NOW_MS) is None
 
 
 def test_topics_that_want_more_have_an_equal_part_each() -> None:
@@ -206,7 +206,7 @@ def test_topics_that_want_more_have_an_equal_part_each() -> None:
         for topic in list(wanting):
             text = key_identity(b"%d" % topic, b"%d" % stored[topic], b"")
             try:
-                known.first(text, topic, NOW_MS)
+                known.find_first(text, topic, NOW_MS)
             except BoundReachedError:
                 wanting.remove(topic)
                 continue
@@ -242,7 +242,7 @@ def test_copies_that_nobody_had_to_make_room_for_push_out_the_oldest_keys() -> N
     assert 0 < kept <= 10
     assert known.forgotten == 50 - kept
     for number in range(50 - kept, 50):
-        assert known.first(key_identity(b"t", b"%d" % number, b""), 1, NOW_MS) is not None
+        assert known.find_first(key_identity(b"t", b"%d" % number, b""), 1, NOW_MS) is not None
 
 
 def test_what_is_over_is_not_counted_as_forgotten() -> None:

@@ -24,8 +24,8 @@ class Walks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.items = 0
-        self._walk = log_rows.walk
-        monkeypatch.setattr(log_rows, "walk", self)
+        self._walk = log_rows.scan_items
+        monkeypatch.setattr(log_rows, "scan_items", self)
 
     def __call__(self, *args: Any) -> Iterator[Any]:
         for item in self._walk(*args):

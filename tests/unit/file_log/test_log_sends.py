@@ -12,7 +12,7 @@ import pytest
 
 from backend.completion import Completion
 from backend.file_log.core.layout import Frame, Record
-from backend.file_log.core.scan import Bad, walk
+from backend.file_log.core.scan import Bad, scan_items
 from backend.file_log.start.keys import apply_identity
 from backend.file_log.storage import File
 from backend.idempotency import ROW_BYTES, StoredSends
@@ -138,7 +138,7 @@ def test_keys_whose_files_are_lost_come_from_all_segments_of_the_window(
     read_before: list[int] = []
 
     def counted(*where: Any) -> Iterator[Frame | Record | Bad]:
-        for item in walk(*where):
+        for item in scan_items(*where):
             read.append(item)
             yield item
 
@@ -146,7 +146,7 @@ def test_keys_whose_files_are_lost_come_from_all_segments_of_the_window(
         read_before.append(len(read))
         apply_identity(found, known)
 
-    monkeypatch.setattr("backend.file_log.start.recovery.walk", counted)
+    monkeypatch.setattr("backend.file_log.start.recovery.scan_items", counted)
     monkeypatch.setattr("backend.file_log.start.keys.apply_identity", applied)
     rig.reopen()
     assert damaged(rig) >= 1

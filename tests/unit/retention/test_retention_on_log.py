@@ -101,7 +101,7 @@ class RetainedLog:
         for _ in range(3):
             self.send(key=b"", size=10)
             written = Event()
-            self.log._checkpoints.want(written.set)
+            self.log._checkpoints.request(written.set)
             until(written.is_set)
 
 
@@ -510,7 +510,7 @@ def test_what_goes_while_it_is_fetched_from_the_disk_is_expired_and_not_damaged(
         begun.set()
         assert gone.wait(60)
 
-    reader.warm = warm  # type: ignore[method-assign, assignment]
+    reader.load_ranges = warm  # type: ignore[method-assign, assignment]
     answer = house.log.read(house.ref("t"), 0, 10, 1 << 20)
     until(begun.is_set)
     assert house.clean() > 0
