@@ -83,7 +83,7 @@ class ProducerSequences:
     `encoded` caches the encoded form for the checkpoint until something changes.
     """
 
-    __slots__ = ("active_ms", "below", "encoded", "places")
+    __slots__ = ("active_ms", "below", "encoded", "locations")
 
     def __init__(
         self, below: int = 0, active_ms: int = 0, locations: Mapping[int, bytes] | None = None
@@ -91,7 +91,7 @@ class ProducerSequences:
         self.below = below  # lower sequences are forgotten, because the producer has their answers
         self.active_ms = active_ms
         self.encoded: object | None = None
-        self.places: dict[int, bytes] = dict(locations or {})
+        self.locations: dict[int, bytes] = dict(locations or {})
 
     def raise_below(self, below: int) -> int:
         """Forget the sequences below `below`; return how many were forgotten.
@@ -99,7 +99,7 @@ class ProducerSequences:
         Widely spaced sequences are removed in the order in which they were stored, some of them later. So the
         cost depends on the number of stored sequences, not on the numbers that a producer chooses.
         """
-        locations, before = self.places, len(self.places)
+        locations, before = self.locations, len(self.locations)
         if below - self.below <= before:
             for sequence in range(self.below, below):
                 locations.pop(sequence, None)
@@ -111,8 +111,8 @@ class ProducerSequences:
 
     def forget_oldest(self) -> None:
         """Forget the sequence that was stored first, and answer no lower one any more."""
-        oldest = next(iter(self.places))
-        del self.places[oldest]
+        oldest = next(iter(self.locations))
+        del self.locations[oldest]
         self.below = max(self.below, oldest + 1)
 
 
@@ -122,18 +122,18 @@ class KeySlice:
     `number` ascends. `unsaved` holds the rows that follow the `saved` ones and are in no file yet.
     """
 
-    __slots__ = ("counts", "first_ms", "last_ms", "number", "places", "saved", "unsaved")
+    __slots__ = ("counts", "first_ms", "last_ms", "locations", "number", "saved", "unsaved")
 
     def __init__(self, number: int, first_ms: int) -> None:
         self.number = number
         self.first_ms = self.last_ms = first_ms
-        self.places: dict[bytes, bytes] = {}
+        self.locations: dict[bytes, bytes] = {}
         self.counts: Counter[int] = Counter()  # keys by incarnation of their topic
         self.saved = 0
         self.unsaved = bytearray()
 
     def add(self, digest: bytes, location: bytes, incarnation: int, stored_ms: int) -> None:
-        self.places[digest] = location
+        self.locations[digest] = location
         self.counts[incarnation] += 1
         self.last_ms = max(self.last_ms, stored_ms)
 
@@ -214,7 +214,7 @@ class StoredSends:
         location = self._ahead.get(digest)
         if location is None:
             for slice_ in reversed(self.slices):
-                location = slice_.places.get(digest)
+                location = slice_.locations.get(digest)
                 if location is not None:
                     break
         if location is not None:
@@ -249,7 +249,7 @@ class StoredSends:
                         f"sequence {sequence} of producer {producer}: those below {sequences.below} are"
                         " forgotten"
                     )
-                location = sequences.places.get(sequence)
+                location = sequences.locations.get(sequence)
         return location
 
     def _check_forgotten(self, name: tuple[str, int], since_ms: int) -> None:
@@ -279,8 +279,8 @@ class StoredSends:
     def back_to(self, mark: int) -> None:
         """Take back all notes except the first `mark`."""
         del self.pending[mark:]
-        self._ahead = {note[0]: note[2] for note in self.pending}
-        self._pending_counts = Counter([note[3] for note in self.pending if isinstance(note[0], bytes)])
+        self._ahead = {entry[0]: entry[2] for entry in self.pending}
+        self._pending_counts = Counter([entry[3] for entry in self.pending if isinstance(entry[0], bytes)])
         self._pending_keys = self._pending_counts.total()
 
     def confirm_pending(self) -> None:
@@ -294,7 +294,7 @@ class StoredSends:
                 self._keep_key(name, location, incarnation, stored_ms)
                 continue
             producer, sequence = name
-            sender, locations = (producer, rest, stored_ms), sequences.places
+            sender, locations = (producer, rest, stored_ms), sequences.locations
             full = len(locations) >= SEQUENCES_MAX or self._sequences >= SEQUENCES_ALL_MAX
             if full or sender != last or sequence < sequences.below:
                 self._keep_sequence(producer, sequence, rest, location, stored_ms)
@@ -320,7 +320,7 @@ class StoredSends:
         last = self.slices[-1] if self.slices else None
         if (
             last is None
-            or len(last.places) >= SLICE_KEYS
+            or len(last.locations) >= SLICE_KEYS
             or stored_ms >= last.first_ms + self.window_ms // SLICES
         ):
             self._expire_slices(stored_ms)
@@ -364,7 +364,7 @@ class StoredSends:
         if below > sequences.below:
             self._sequences -= sequences.raise_below(below)
         if sequence >= sequences.below:
-            locations = sequences.places
+            locations = sequences.locations
             self._sequences += sequence not in locations
             locations[sequence] = location
             if len(locations) > SEQUENCES_MAX or self._sequences > SEQUENCES_ALL_MAX:
@@ -372,8 +372,8 @@ class StoredSends:
 
     def _forget_own(self, sequences: ProducerSequences) -> None:
         """Forget the oldest sequences of a producer that has many of them, until the bounds are kept."""
-        while len(sequences.places) > SEQUENCES_MAX or (
-            self._sequences > SEQUENCES_ALL_MAX and len(sequences.places) > SEQUENCES_ALL_MAX // MANY
+        while len(sequences.locations) > SEQUENCES_MAX or (
+            self._sequences > SEQUENCES_ALL_MAX and len(sequences.locations) > SEQUENCES_ALL_MAX // MANY
         ):
             sequences.forget_oldest()
             self._sequences -= 1
@@ -383,10 +383,10 @@ class StoredSends:
         """Forget the producers that were silent for longest, until the bounds are kept."""
         while len(self.producers) > 1 and self._must_forget_producer(now_ms):
             _, oldest = self.producers.popitem(last=False)
-            self._sequences -= len(oldest.places)
+            self._sequences -= len(oldest.locations)
             self.forgotten_ms = max(self.forgotten_ms, oldest.active_ms)
             if oldest.active_ms >= now_ms - self.window_ms:
-                self.forgotten += 1 + len(oldest.places)
+                self.forgotten += 1 + len(oldest.locations)
 
     def _must_forget_producer(self, now_ms: int) -> bool:
         if len(self.producers) > PRODUCERS_MAX or self._sequences > SEQUENCES_ALL_MAX:
@@ -398,14 +398,14 @@ class StoredSends:
     def put_producer(self, name: str, sequences: ProducerSequences) -> None:
         """Restore a producer from a checkpoint, where the latest active producers come last."""
         self.producers[name] = sequences
-        self._sequences += len(sequences.places)
+        self._sequences += len(sequences.locations)
 
     def has_key(self, text: str, stored_ms: int) -> bool:
         """Return whether the key `text` of a record stored at `stored_ms` (store time) or later is
         remembered.
         """
         digest, _ = parse_key(text)
-        locations = [slice_.places[digest] for slice_ in self.slices if digest in slice_.places]
+        locations = [slice_.locations[digest] for slice_ in self.slices if digest in slice_.locations]
         return any(LOCATION.unpack(location)[-1] >= stored_ms - self.ahead_ms for location in locations)
 
     def put_slice(self, number: int, rows: Sequence[bytes], *, complete: bool = True) -> None:

@@ -14,9 +14,9 @@ from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 
 log = logging.getLogger(__name__)
-PIECES_MAX = 1_000
+RANGES_MAX = 1_000
 BYTES_MAX = 64 << 20
-PIECE_BYTES_MAX = 16 << 20
+RANGE_BYTES_MAX = 16 << 20
 
 
 class LogDamage:
@@ -30,7 +30,7 @@ class LogDamage:
         self._seen: set[tuple[str, int]] = set()
         self._bytes = 0
         self._copies = -1  # copies in the folder; -1: not counted yet
-        self.pieces = 0
+        self.ranges = 0
 
     def report(self, file: str, position: int, length: int, what: str) -> None:
         """Count and log a damaged range once.
@@ -39,14 +39,14 @@ class LogDamage:
         """
         if (file, position) in self._seen:
             return
-        self.pieces += 1
+        self.ranges += 1
         self._metrics.cell(catalogue.LOG_DAMAGED, file).value += 1
-        if len(self._seen) >= PIECES_MAX:
+        if len(self._seen) >= RANGES_MAX:
             return
         self._seen.add((file, position))
         log.error("damaged: %s, %d bytes at %d: %s", file, length, position, what)
-        if len(self._seen) == PIECES_MAX:
-            log.error("damaged: more than %d ranges; from here on they are only counted", PIECES_MAX)
+        if len(self._seen) == RANGES_MAX:
+            log.error("damaged: more than %d ranges; from here on they are only counted", RANGES_MAX)
 
     def report_in_log(self, position: int, length: int, what: str) -> None:
         """Report damage in the commit log, and copy the bytes to `damaged/`."""
@@ -54,7 +54,7 @@ class LogDamage:
         self.report("commitlog", position, length, what)
         segment = self._segments.locate(position)
         if len(self._seen) > before and segment is not None and self._bytes + length <= BYTES_MAX:
-            self._copy(segment.start, position, segment.salvage(position, min(length, PIECE_BYTES_MAX)))
+            self._copy(segment.start, position, segment.salvage(position, min(length, RANGE_BYTES_MAX)))
 
     def copy_tail(self, start: int, position: int, data: bytes) -> None:
         """Copy the incomplete end of the log to `damaged/` before it is truncated."""
@@ -67,7 +67,7 @@ class LogDamage:
             self._storage.make_folder(self._folder)
             if self._copies < 0:
                 self._copies = len(self._storage.list(self._folder))
-            if self._copies >= PIECES_MAX:
+            if self._copies >= RANGES_MAX:
                 return
             self._copies += 1
             name = names.damaged_name(start, position, len(data))

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from backend.file_log.core.retention import Hold, Letters, OldSegment
+from backend.file_log.core.retention import Hold, OldSegment, SegmentHold
 from backend.port import Backend
 from backend.records import QueueRef, ReadStatus
 from ddmq_common.clock import Clock
@@ -112,7 +112,7 @@ class DeadLetterHolds:
         self._latest: dict[QueueRef, _Oldest] = {}
         self._newest: dict[tuple[int, QueueRef], _DeadLetter] = {}  # by segment, of the round before
 
-    def __call__(self) -> Letters:
+    def __call__(self) -> SegmentHold:
         young_from_ms = self._clock.wall_ms() - self._keep_ms + 1
         self._latest = {
             ref: self._find_oldest(ref, end, young_from_ms) for ref, end in self._dead_letter_queues()

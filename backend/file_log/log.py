@@ -92,7 +92,7 @@ class FileLog(Backend):
             lambda group, queue: state.progress.fence(group, queue).epoch,
             self._raise_epochs,
             self._later,
-            lambda again: gevent.spawn_later(GRANT_RETRY_S, again),
+            lambda retry: gevent.spawn_later(GRANT_RETRY_S, retry),
             clock.monotonic,
             self._tick_on,
             options.topics_max,
@@ -306,7 +306,7 @@ class FileLog(Backend):
     @property
     def damaged_ranges(self) -> int:
         """The number of damaged ranges detected since the log was opened; see `damaged/`."""
-        return self._opened.damage.pieces
+        return self._opened.damage.ranges
 
     def write_checkpoint(self, then: Callable[[], None] | None = None) -> None:
         """Write a checkpoint soon, before its time, then call `then`, also after a failure."""
@@ -341,9 +341,9 @@ class FileLog(Backend):
         error = writer.refusal or self._find_refusal() or self._retention.client_refusal or writer.stuck
         if error is not None:
             return Health(False, str(error))
-        pieces = self._opened.damage.pieces
+        ranges = self._opened.damage.ranges
         return Health(
-            True, f"{pieces} damaged ranges were found since the start; see damaged/" if pieces else ""
+            True, f"{ranges} damaged ranges were found since the start; see damaged/" if ranges else ""
         )
 
     def clock_ms(self) -> int:

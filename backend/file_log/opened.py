@@ -21,13 +21,13 @@ from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.tails import Tails
 from backend.file_log.commit.writer import Writer
 from backend.file_log.consume_queue import FILE_ENTRIES, QueueFiles
-from backend.file_log.core.retention import Hold, Letters, OldSegment
+from backend.file_log.core.retention import Hold, OldSegment, SegmentHold
 from backend.file_log.damage import LogDamage
 from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.options import FileLogOptions
 from backend.file_log.read.queries import Queries
-from backend.file_log.retention import Retention, note_limits
+from backend.file_log.retention import Retention, record_limits
 from backend.file_log.segments import Segment, SegmentSet
 from backend.file_log.start.checkpoint import Checkpointer
 from backend.file_log.start.recovery import Recovered, Recovery
@@ -82,7 +82,7 @@ class OpenedDirectory:
         self.tails = Tails(self.files, options)
         self.tails.add_unwritten(self.state.queues())
         self._log_recovery(metrics)
-        note_limits(storage, folder, options.retention)
+        record_limits(storage, folder, options.retention)
 
     def _fit_segments(self, options: FileLogOptions, disk_bytes: int) -> FileLogOptions:
         """Return `options` with smaller segments if the disk is small: only full segments can be deleted."""
@@ -158,7 +158,7 @@ class OpenedDirectory:
         store_clock: StoreClock,
         metrics: Registry,
         holds: Callable[[], Iterable[Hold]],
-        letters: Callable[[], Letters],
+        dead_letter_holds: Callable[[], SegmentHold],
     ) -> Retention:
         """Create the retention of the segments; `letters` returns the holds of dead letters for one round."""
         return Retention(
@@ -169,7 +169,7 @@ class OpenedDirectory:
             self._release,
             lambda old: self.segments.keep_for_dead_letters(old.start),
             holds,
-            letters,
+            dead_letter_holds,
             clock,
             store_clock,
             metrics,

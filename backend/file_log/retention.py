@@ -30,12 +30,12 @@ from backend.file_log.core.retention import (
     DiskAdmission,
     HeldSegment,
     Hold,
-    Letters,
     LogDisk,
     OldSegment,
     Reason,
     RetentionMoment,
     RetentionOptions,
+    SegmentHold,
     decide_admission,
     plan_deletions,
     refusal_text,
@@ -92,7 +92,7 @@ class Retention:
         release: Release,
         keep: Keep,
         holds: Callable[[], Iterable[Hold]],
-        letters: Callable[[], Letters],
+        dead_letter_holds: Callable[[], SegmentHold],
         clock: Clock,
         store_clock: StoreClock,
         registry: Registry,
@@ -112,7 +112,7 @@ class Retention:
         self._release = release
         self._keep = keep
         self._holds = holds
-        self._dead_letter_holds = letters
+        self._dead_letter_holds = dead_letter_holds
         self._clock = clock
         self._store_clock = store_clock
         self._registry = registry
@@ -243,7 +243,7 @@ class Retention:
         log.error(text, *arguments)
 
 
-def note_limits(storage: Storage, directory: str, options: RetentionOptions) -> None:
+def record_limits(storage: Storage, directory: str, options: RetentionOptions) -> None:
     """Warn about retention limits that differ from the last writer's, and record these limits. Blocking.
 
     Each process has its own configuration, and any server process may become the writer: one that was started

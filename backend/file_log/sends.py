@@ -63,7 +63,7 @@ def encode_sends(sends: StoredSends) -> bytes:
 
 def _encode_producer(name: str, producer: ProducerSequences) -> object:
     """Encode a producer and cache the result: most producers are idle between two checkpoints."""
-    producer.encoded = msgspec.Raw(_encode((name, producer.below, producer.active_ms, producer.places)))
+    producer.encoded = msgspec.Raw(_encode((name, producer.below, producer.active_ms, producer.locations)))
     return producer.encoded
 
 
@@ -76,8 +76,8 @@ def decode_sends(data: bytes, sends: StoredSends) -> list[SliceRow]:
         saved: SavedSends = _decode(data)
     except msgspec.MsgspecError as error:
         raise DamagedError(f"sends in a checkpoint: {error}") from error
-    for name, below, active_ms, places in saved.producers:
-        sends.put_producer(name, ProducerSequences(below, active_ms, places))
+    for name, below, active_ms, locations in saved.producers:
+        sends.put_producer(name, ProducerSequences(below, active_ms, locations))
     sends.forgotten_ms, sends.ahead_ms = saved.forgotten_ms, saved.ahead_ms
     return saved.slices
 
@@ -93,7 +93,7 @@ class SendFiles:
             None  # the files of the last saved checkpoint; None before the first one of this process
         )
 
-    def load(self, sends: StoredSends, slices: Sequence[SliceRow], now_ms: int, found: OnDamage) -> bool:
+    def load(self, sends: StoredSends, slices: Sequence[SliceRow], now_ms: int, on_damage: OnDamage) -> bool:
         """Load the rows that a checkpoint names; report damaged ones to `found` and then return False."""
         complete = True
         for number, _, _ in slices:
@@ -105,7 +105,7 @@ class SendFiles:
                 if lost:
                     complete = False
                     what = f"{lost} of {rows} idempotency keys in {names.slice_name(number)}: {why}"
-                    found(names.SENDS, number, lost * ROW_BYTES, what)
+                    on_damage(names.SENDS, number, lost * ROW_BYTES, what)
                 sends.put_slice(number, valid, complete=not lost)
         return complete
 

@@ -21,7 +21,7 @@ class LogQueue:
     """One queue and its offsets: min <= flushed <= visible <= assigned."""
 
     __slots__ = (
-        "assigned", "flushed", "gone", "min", "min_at", "pending", "ref", "tail", "visible", "waiting",
+        "assigned", "flushed", "is_deleted", "min", "min_at", "pending", "ref", "tail", "visible", "waiting",
     )  # fmt: skip
 
     def __init__(self, ref: QueueRef, first: int = 0, after: int = 0) -> None:
@@ -34,7 +34,7 @@ class LogQueue:
         self.tail = bytearray()  # entries [flushed, visible)
         self.pending = bytearray()  # entries of the frame being packed or written
         self.waiting: list[tuple[int, Wait]] = []  # offset, wait
-        self.gone = False  # its topic was deleted
+        self.is_deleted = False  # its topic was deleted
 
     def show_pending(self) -> None:
         """Make the pending entries visible to readers."""

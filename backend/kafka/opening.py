@@ -26,7 +26,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 from backend.kafka.clients.admin import WAITING_TOPICS, SystemTopics
 from backend.kafka.cluster_rules import (
     REPLICAS,
-    CheckedPlace,
+    CheckedResource,
     ClusterFacts,
     ClusterFinding,
     Kind,
@@ -173,16 +173,16 @@ class ClusterCheck:
             return Kind.COORDINATION if name == system.coordination else Kind.STATE
         if name == TRANSACTIONS:
             return Kind.TRANSACTIONS
-        ours = self._options.names.from_kafka(name)
-        if ours is None:
+        topic = self._options.names.from_kafka(name)
+        if topic is None:
             return None
-        if ours in COMPACTED_TOPICS:
+        if topic in COMPACTED_TOPICS:
             return Kind.STATE
-        if ours in WAITING_TOPICS:
+        if topic in WAITING_TOPICS:
             return Kind.DELAYED
-        if is_internal(ours):
+        if is_internal(topic):
             return Kind.INNER
-        return Kind.MADE if ours in made else Kind.OTHERS
+        return Kind.MADE if topic in made else Kind.OTHERS
 
     def _read_topic_names(self, topic: str) -> frozenset[str]:
         """Return the topics with stored settings, as a server reads them."""
@@ -207,7 +207,7 @@ class ClusterCheck:
         finally:
             consumer.close()
 
-    def _read_topics(self, names: list[str], kinds: Mapping[str, Kind]) -> list[CheckedPlace]:
+    def _read_topics(self, names: list[str], kinds: Mapping[str, Kind]) -> list[CheckedResource]:
         descriptions = self._admin.describe_topics(
             TopicCollection(names), request_timeout=self._remaining_s()
         )
@@ -223,12 +223,12 @@ class ClusterCheck:
                     continue
                 if not has_code(error, KafkaError.TOPIC_AUTHORIZATION_FAILED):
                     raise
-                places.append(CheckedPlace(name, kinds[name], None))
+                places.append(CheckedResource(name, kinds[name], None))
                 continue
             copies = min((len(part.replicas) for part in parts), default=1)
             topic_settings = settings[name]
             places.append(
-                CheckedPlace(
+                CheckedResource(
                     name,
                     kinds[name],
                     None if topic_settings is None else {**topic_settings, REPLICAS: str(copies)},
@@ -236,10 +236,10 @@ class ClusterCheck:
             )
         return places
 
-    def _read_broker(self, number: int) -> CheckedPlace:
+    def _read_broker(self, number: int) -> CheckedResource:
         resource = ConfigResource(ConfigResource.Type.BROKER, str(number))
         [answer] = self._admin.describe_configs([resource], request_timeout=self._remaining_s()).values()
-        return CheckedPlace(str(number), Kind.BROKER, self._to_settings(answer))
+        return CheckedResource(str(number), Kind.BROKER, self._to_settings(answer))
 
     def _to_settings(self, answer: Any) -> dict[str, str] | None:
         """Return settings; None when this user may not see them, empty when the topic is gone."""

@@ -234,7 +234,7 @@ class AckMap:
 
 
 def page_ranges(first: int, after: int, bits: int) -> Iterator[tuple[int, int]]:
-    """Yield the finished ranges of one item of `AckMap.pieces`, as offsets."""
+    """Yield the finished ranges of one item of `AckMap.pages`, as offsets."""
     base = first << PAGE_BITS
     if bits == PAGE_FULL:
         yield base, after << PAGE_BITS

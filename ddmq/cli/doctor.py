@@ -154,7 +154,7 @@ def kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
         said, _, remedy = str(error).partition(": ")
         yield CheckResult("kafka cluster", FAILED, said, remedy)
     for finding in find_violations(facts, options):
-        told = f"{finding.place_names}: {finding.setting}: {finding.breaks}"
+        told = f"{finding.resource_names}: {finding.setting}: {finding.breaks}"
         yield CheckResult("kafka setting", FAILED if finding.loses else WARNING, told, finding.remedy)
 
 

@@ -82,7 +82,7 @@ class PackedFrame:
         self.topics: dict[str, TopicInfo | None] = {}  # topics after this frame; None = deleted
         self.topics_more = 0  # created by this frame, minus those that it deletes
 
-    def note_setting(self, key: str, before: bool, after: bool) -> None:
+    def add_setting_change(self, key: str, before: bool, after: bool) -> None:
         """Record that a commit of this frame creates, changes or deletes a setting."""
         before = self.settings.get(key, before)
         self.settings[key] = after
@@ -227,7 +227,7 @@ class FramePacker:
         crc, add_crc, pack_rest, pack_front = google_crc32c.value, google_crc32c.extend, REST.pack, FRONT.pack
         salt = self._salt
         pack_entry, pack_crc, bytes_max = ENTRY.pack, ENTRY_CRC.pack, self._delivery_bytes_max
-        new, status, note = tuple.__new__, AppendStatus.STORED, self._state.sends.add_pending
+        new, status, add_pending = tuple.__new__, AppendStatus.STORED, self._state.sends.add_pending
         answers: list[Results] = []
         for records in lists:
             results: Results = []
@@ -280,7 +280,7 @@ class FramePacker:
                 position += size
                 results.append(new(AppendResult, (status, offset, topic.durability, None, None)))
                 if identity is not None:
-                    note(identity, message_id, offset, record.queue_id, topic.incarnation, sends_ms)
+                    add_pending(identity, message_id, offset, record.queue_id, topic.incarnation, sends_ms)
         frame.end = position
         return answers
 

@@ -140,7 +140,7 @@ class CommitRequest(Request):
             self._pack_delta(packer, delta, data)
         for key, value in self.batch.settings.items():
             self._pack_setting(packer, key, value)
-            packer.frame.note_setting(key, key in self._state.settings, value is not None)
+            packer.frame.add_setting_change(key, key in self._state.settings, value is not None)
         packer.frame.fences.update(fences)
         return True
 

@@ -38,7 +38,7 @@ class Tails:
 
     def add_bytes(self, queue: LogQueue, size: int) -> None:
         """Count `size` bytes that were added to a queue's tail."""
-        if not queue.gone:  # deleted by the same commit: `forget` has counted the bytes
+        if not queue.is_deleted:  # deleted by the same commit: `forget` has counted the bytes
             self._waiting[queue.ref] = queue
         self.bytes += size
 
@@ -80,7 +80,7 @@ class Tails:
         """Write entries to their file, unless the queue is deleted meanwhile. Blocking. Raises OSError."""
         queue, offset, entries = write
         self._files.write(queue.ref, offset, entries)
-        if queue.gone:  # deleted meanwhile, before this write created the file again
+        if queue.is_deleted:  # deleted meanwhile, before this write created the file again
             self._files.remove_queue(queue.ref)
 
     def _write(self, writes: list[Write]) -> list[Write]:
@@ -118,7 +118,7 @@ class Tails:
 
     def forget_queue(self, queue: LogQueue) -> None:
         """Forget the entries of a queue whose topic was deleted."""
-        queue.gone = True
+        queue.is_deleted = True
         self._waiting.pop(queue.ref, None)
         self.bytes -= len(queue.tail)
 

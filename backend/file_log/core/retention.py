@@ -142,7 +142,7 @@ class RetentionMoment(NamedTuple):
     store_ms: int = 0
 
 
-Letters = Callable[[OldSegment], Hold | None]
+SegmentHold = Callable[[OldSegment], Hold | None]
 """Returns the hold of young dead letters in a segment. Called only for segments that are due for deletion."""
 
 
@@ -151,7 +151,7 @@ def plan_deletions(
     moment: RetentionMoment,
     options: RetentionOptions,
     holds: Iterable[Hold],
-    dead_letters: Letters = lambda _: None,
+    dead_letters: SegmentHold = lambda _: None,
 ) -> tuple[list[Deletion], HeldSegment | None]:
     """Return the deletions to perform now, oldest first, and the first segment that a hold retains.
 

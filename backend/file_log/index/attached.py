@@ -161,9 +161,9 @@ class AttachedIndex:
         )
 
     def _verify(
-        self, candidates: Iterator[int], wanted: Callable[[Record], bool], count_max: int
+        self, candidates: Iterator[int], matches: Callable[[Record], bool], count_max: int
     ) -> list[IndexHit]:
-        return list(islice(verify_candidates(candidates, self._segments.segments[:], wanted), count_max))
+        return list(islice(verify_candidates(candidates, self._segments.segments[:], matches), count_max))
 
 
 PAUSE_S = 0.001
@@ -270,12 +270,12 @@ def _is_message(record: Record, topic: str, incarnation: int) -> bool:
 
 
 def verify_candidates(
-    candidates: Iterable[int], segments: Sequence[Segment], wanted: Callable[[Record], bool]
+    candidates: Iterable[int], segments: Sequence[Segment], matches: Callable[[Record], bool]
 ) -> Iterator[IndexHit]:
     """Yield the candidates that are valid records and match `wanted`. Reads the log, in a native thread."""
     for position in candidates:
         record = read_record(segments, position)
-        if record is not None and wanted(record[0]):
+        if record is not None and matches(record[0]):
             yield record
 
 

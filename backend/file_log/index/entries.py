@@ -92,9 +92,9 @@ def read_column(body: bytes, which: int) -> array[int]:
     return from_little_endian("I", body[which * size : (which + 1) * size])
 
 
-def rows_with_hash(body: bytes, which: int, wanted: int) -> Iterator[int]:
+def rows_with_hash(body: bytes, which: int, hash_value: int) -> Iterator[int]:
     """Yield the numbers of rows whose hash in that column is `wanted`, last row first."""
-    needle = wanted.to_bytes(4, "little")
+    needle = hash_value.to_bytes(4, "little")
     size = len(body) // 4
     start, end = which * size, (which + 1) * size
     at = body.rfind(needle, start, end)
@@ -241,19 +241,19 @@ def read_body(file: File, entry: BlockEntry, on_damage: OnDamage) -> bytes | Non
 
 
 def newest_with_hash(
-    file: File, segment_start: int, which: int, wanted: int, on_damage: OnDamage
+    file: File, segment_start: int, which: int, hash_value: int, on_damage: OnDamage
 ) -> Iterator[int]:
     """Yield the log positions of a segment whose hash in column `which` is `wanted`, descending."""
     for entry in reversed(list(walk_blocks(file, segment_start, on_damage))):
         body = read_body(file, entry, on_damage)
         if body is not None:
-            yield from find_in_body(body, segment_start, which, wanted)
+            yield from find_in_body(body, segment_start, which, hash_value)
 
 
-def find_in_body(body: bytes, segment_start: int, which: int, wanted: int) -> Iterator[int]:
+def find_in_body(body: bytes, segment_start: int, which: int, hash_value: int) -> Iterator[int]:
     """Yield the log positions in one block whose hash in column `which` is `wanted`, descending."""
     positions = None
-    for row in rows_with_hash(body, which, wanted):
+    for row in rows_with_hash(body, which, hash_value):
         if positions is None:
             positions = read_column(body, POSITION_COLUMN)
         yield segment_start + positions[row]

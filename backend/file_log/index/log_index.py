@@ -1,10 +1,13 @@
 """The index of one log: lookups by key and id over all segments; writing, sealing, rebuilding and dropping.
 
 No file and no list of files stays open between lookups, so another thread may seal, rebuild or delete a
-segment at any time; a lookup skips a segment that disappears. Rules: results are candidates, to be compared
-with the record itself; they come strictly newest first. Threads: `add_many`, `flush`, `start_segment` and the start of
-a lookup belong to the hub. `recover`, `write_blocks`, `sync`, reading results, steps, `drop_segment` and `close`
-block and belong in a native thread, one of them per segment at a time.
+segment at any time; a lookup skips a segment that disappears.
+
+Rules: results are candidates, to be compared with the record itself; they come strictly newest first.
+
+Threads: `add_many`, `flush`, `start_segment` and the start of a lookup belong to the hub. `recover`,
+`write_blocks`, `sync`, reading results, steps, `drop_segment` and `close` block and belong in a native
+thread, one of them per segment at a time.
 """
 
 from __future__ import annotations
@@ -151,29 +154,31 @@ class LogIndex:
             self._find_newest(ID_COLUMN, id_hash(message_id), self.writer.list_unsaved()), count_max
         )
 
-    def _find_newest(self, which: int, wanted: int, unsaved: Sequence[tuple[int, bytes]]) -> Iterator[int]:
+    def _find_newest(
+        self, which: int, hash_value: int, unsaved: Sequence[tuple[int, bytes]]
+    ) -> Iterator[int]:
         below = 1 << 64
-        for position in self._find_candidates(which, wanted, unsaved):
+        for position in self._find_candidates(which, hash_value, unsaved):
             if position < below:  # a block written meanwhile, or read twice after damage, repeats positions
                 below = position
                 yield position
 
     def _find_candidates(
-        self, which: int, wanted: int, unsaved: Sequence[tuple[int, bytes]]
+        self, which: int, hash_value: int, unsaved: Sequence[tuple[int, bytes]]
     ) -> Iterator[int]:
         for start, block in reversed(unsaved):
-            yield from entries.find_in_body(block[HEADER_BYTES:], start, which, wanted)
+            yield from entries.find_in_body(block[HEADER_BYTES:], start, which, hash_value)
         for start in reversed(indexed_segments(self._storage.list(self._folder))):
             try:
-                yield from self._in_table(start, wanted)
+                yield from self._in_table(start, hash_value)
             except (DamagedError, FileNotFoundError):
-                yield from self._in_entries(start, which, wanted)
+                yield from self._in_entries(start, which, hash_value)
 
-    def _in_table(self, start: int, wanted: int) -> Iterator[int]:
+    def _in_table(self, start: int, hash_value: int) -> Iterator[int]:
         with closing(self._storage.open(f"{self._folder}/{sorted_name(start)}")) as file:
             header = self._read_header(file, start)
             try:
-                for position in sorted_table.newest_with_hash(file.salvage, header, wanted):
+                for position in sorted_table.newest_with_hash(file.salvage, header, hash_value):
                     yield start + position
             except DamagedError:
                 self._record_damage(IndexDamage(start, sorted_name(start), HEADER_BYTES, "page"))
@@ -190,13 +195,13 @@ class LogIndex:
             raise DamagedError(f"the sorted index of segment {start} is out of date")
         return header
 
-    def _in_entries(self, start: int, which: int, wanted: int) -> Iterator[int]:
+    def _in_entries(self, start: int, which: int, hash_value: int) -> Iterator[int]:
         try:
             file = self._storage.open(f"{self._folder}/{entries_name(start)}")
         except FileNotFoundError:
             return
         with closing(file):
-            yield from entries.newest_with_hash(file, start, which, wanted, self._record_damage)
+            yield from entries.newest_with_hash(file, start, which, hash_value, self._record_damage)
 
     # --- segments that no longer grow
 

@@ -103,14 +103,14 @@ def read_page(read_at: ReadAt, table: IndexTable, number: int) -> array[int]:
     return from_little_endian("Q", rest[4 : 4 + 8 * count])
 
 
-def newest_with_hash(read_at: ReadAt, table: IndexTable, wanted: int) -> Iterator[int]:
+def newest_with_hash(read_at: ReadAt, table: IndexTable, hash_value: int) -> Iterator[int]:
     """Yield the positions of records with this hash, relative to the segment's start, descending."""
-    last = wanted << 32 | U32_MAX
+    last = hash_value << 32 | U32_MAX
     number = _last_page_at_or_below(read_at, table, last)
     while number >= 0:
         page = read_page(read_at, table, number)
         for index in range(bisect_right(page, last) - 1, -1, -1):
-            if page[index] >> 32 != wanted:
+            if page[index] >> 32 != hash_value:
                 return
             yield page[index] & U32_MAX
         number -= 1

@@ -49,7 +49,7 @@ def test_sequences_that_lie_far_apart_cost_no_more() -> None:
     for number in range(1_000):
         text = sequence_identity(b"1", number * step, max(0, number - 2) * step)
         known.restore(text, bytes(16), number, 0, 1, NOW_MS)
-    assert len(known.producers[b"1".hex()].places) == 3
+    assert len(known.producers[b"1".hex()].locations) == 3
     assert is_known(known, 1, 998 * step)
     with pytest.raises(CallerError, match="below"):
         is_known(known, 1, 990 * step)
@@ -59,7 +59,7 @@ def test_sequences_that_lie_far_apart_cost_no_more() -> None:
 def test_all_that_a_producer_has_answers_of_go_in_one_pass() -> None:
     known = StoredSends()
     store(known, 1, *[number << 40 for number in range(20)])
-    places = known.producers[b"1".hex()].places = PassedOver(known.producers[b"1".hex()].places)
+    places = known.producers[b"1".hex()].locations = PassedOver(known.producers[b"1".hex()].locations)
     known.restore(sequence_identity(b"1", 20 << 40, 20 << 40), bytes(16), 20, 0, 1, NOW_MS)
     assert list(places) == [20 << 40]
     assert places.passes == 2
@@ -238,7 +238,7 @@ def test_copies_that_nobody_had_to_make_room_for_push_out_the_oldest_keys() -> N
     for number in range(50):
         place = bytes(16), number, 0, 1, NOW_MS + 100 * number
         known.restore(key_identity(b"t", b"%d" % number, b""), *place)
-    kept = sum(len(one.places) for one in known.slices)
+    kept = sum(len(one.locations) for one in known.slices)
     assert 0 < kept <= 10
     assert known.forgotten == 50 - kept
     for number in range(50 - kept, 50):
@@ -252,4 +252,4 @@ def test_what_is_over_is_not_counted_as_forgotten() -> None:
         place = bytes(16), number, 0, 1, NOW_MS + stored_ms
         known.restore(key_identity(b"t", b"%d" % number, b""), *place)
     assert known.forgotten == 0
-    assert sum(len(one.places) for one in known.slices) == 2
+    assert sum(len(one.locations) for one in known.slices) == 2

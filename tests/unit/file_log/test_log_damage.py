@@ -98,7 +98,7 @@ def test_without_its_entries_too_the_log_is_walked_up_to_the_next_record(
 def test_damage_past_the_bound_is_only_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(damage, "PIECES_MAX", 20)
+    monkeypatch.setattr(damage, "RANGES_MAX", 20)
     rig, ref = damaged(tmp_path)
     caplog.clear()
     assert len(read_all(rig, ref, 50)) == COUNT - len(LOST)
