@@ -1,12 +1,15 @@
-"""The code that all engines share: checks of arguments, notification of changes, the clock of the store."""
+"""The code that all engines share: checks of arguments, notification of changes, the clock of the store, and
+the counts of settings.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 
 from backend.completion import Completion
-from backend.records import CLUSTER_SETTINGS, Capabilities, Durability, TopicInfo
+from backend.records import CLUSTER_SETTINGS, Capabilities, Durability, SettingsLimit, TopicInfo
 from ddmq_common.clock import Clock
 from ddmq_common.errors import (
     BoundReachedError,
@@ -222,3 +225,60 @@ class StoreClock:
             text = "the wall clock was ahead and has stepped back: store times continue %.1f s ahead of it"
             log.warning(text if self._warned else "store times follow the wall clock again (%.1f s)",
                         lead_ms / 1000)  # fmt: skip
+
+
+# --- the number of settings in each folder, counted as they change
+#
+# A folder is the part of a setting's key up to a slash: `group/`, `subscription/`, `subscription/billing/`.
+# The root is "", so its count is that of all settings. Folders below the second level are not counted, because
+# the rest of a key may contain any number of slashes.
+
+ROOT = ""
+_LEVELS = 2
+
+
+class SettingCounts:
+    """The counts of a set of settings, or the changes that a set of commits makes to them."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add_change(self, key: str, by: int) -> None:
+        """Count a setting that was created (1) or deleted (−1)."""
+        counts = self._counts
+        counts[ROOT] += by
+        start = 0
+        for _ in range(_LEVELS):
+            start = key.find("/", start) + 1
+            if not start:
+                return
+            folder = key[:start]
+            counts[folder] += by
+            if not counts[folder]:
+                del counts[folder]
+
+    def count_settings(self, folder: str) -> int:
+        """Return the number of settings below `folder`, one of the counted folders."""
+        return self._counts[folder]
+
+
+def check_limits(
+    limits: Sequence[SettingsLimit],
+    changes: Mapping[str, bytes | None],
+    is_there: Callable[[str], bool],
+    count_settings: Callable[[str], int],
+) -> None:
+    """Raise BoundReachedError if `changes` create a setting beyond one of `limits`.
+
+    `is_there` of a key and `count_settings` of a folder describe the settings before `changes`.
+    """
+    for limit in limits:
+        additions = deletions = 0
+        for key, value in changes.items():
+            if key.startswith(limit.folder):
+                additions += value is not None and not is_there(key)
+                deletions += value is None and is_there(key)
+        if additions and count_settings(limit.folder) + additions - deletions > limit.count_max:
+            raise BoundReachedError(limit.rejection)

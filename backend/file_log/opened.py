@@ -18,9 +18,8 @@ import gevent
 from backend.engine import StoreClock
 from backend.file_log.commit.committer import LogEnd
 from backend.file_log.commit.packing import PackedFrame
-from backend.file_log.commit.tails import Tails
 from backend.file_log.commit.writer import Writer
-from backend.file_log.consume_queue import FILE_ENTRIES, QueueFiles
+from backend.file_log.consume_queue import FILE_ENTRIES, QueueFiles, Tails
 from backend.file_log.core.retention import Hold, OldSegment, SegmentHold
 from backend.file_log.damage import LogDamage
 from backend.file_log.index.attached import AttachedIndex

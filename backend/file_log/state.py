@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from backend.engine import SettingCounts
 from backend.idempotency import StoredSends
 from backend.port import Wait
 from backend.progress.group_progress import Key, ProgressTable
 from backend.records import Durability, ProgressDelta, QueueRef, TopicInfo
-from backend.setting_counts import SettingCounts
 from ddmq_common.errors import FencedError
 
 

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from backend.engine import check_absent, check_change, check_settings, check_topics_max
+from backend.engine import check_absent, check_change, check_limits, check_settings, check_topics_max
 from backend.idempotency import StoredSends, add_topic_name
 from backend.port import FindCall, ReadCall, Wait
 from backend.progress.group_progress import ProgressTable
@@ -29,7 +29,6 @@ from backend.records import (
     TopicInfo,
     tag_hash,
 )
-from backend.setting_counts import check_limits
 from ddmq_common.errors import BoundReachedError, CallerError, DdmqError, UnknownTopicError
 from ddmq_common.send_identity import IDENTITY
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import google_crc32c
 
+from backend.engine import SettingCounts
 from backend.file_log.core.layout import (
     ENTRY,
     ENTRY_BYTES,
@@ -43,7 +44,6 @@ from backend.records import (
     TopicInfo,
     tag_hash,
 )
-from backend.setting_counts import SettingCounts
 from ddmq_common.errors import CallerError, DdmqError, UnknownTopicError
 from ddmq_common.names import is_internal
 from ddmq_common.send_identity import IDENTITY

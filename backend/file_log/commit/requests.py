@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from backend.completion import Completion
-from backend.engine import check_absent, check_change, check_settings, check_topics_max
+from backend.engine import ROOT, check_absent, check_change, check_limits, check_settings, check_topics_max
 from backend.file_log.commit.packing import FramePacker, Results, refused_result
 from backend.file_log.core.layout import FLAG_DELETED, RecordKind
 from backend.file_log.options import FileLogOptions
@@ -27,7 +27,6 @@ from backend.records import (
     ProgressDelta,
     TopicInfo,
 )
-from backend.setting_counts import ROOT, check_limits
 from ddmq_common.errors import (
     DdmqError,
     RemoteError,

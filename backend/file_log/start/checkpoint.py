@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from backend.file_log.commit.tails import Tails, Write
 from backend.file_log.commit.writer import Writer
-from backend.file_log.consume_queue import QueueFiles
+from backend.file_log.consume_queue import QueueFiles, Tails, Write
 from backend.file_log.core import names
 from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.segments import SegmentSet

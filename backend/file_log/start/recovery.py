@@ -34,10 +34,9 @@ from backend.file_log.damage import LogDamage
 from backend.file_log.index.log_index import refuse_newer_index
 from backend.file_log.options import FileLogOptions
 from backend.file_log.segments import SegmentSet
-from backend.file_log.sends import SendFiles
+from backend.file_log.sends import SendFiles, apply_identity, forget_before, load_keys
 from backend.file_log.start.checkpoint import load_checkpoint
 from backend.file_log.start.format_file import find_format, new_salt, write_format
-from backend.file_log.start.keys import apply_identity, forget_before, load_keys
 from backend.file_log.start.tail import Tail
 from backend.file_log.state import LogQueue, LogState
 from backend.file_log.storage import Storage, is_full

@@ -13,7 +13,7 @@ import pytest
 from backend.completion import Completion
 from backend.file_log.core.layout import Frame, Record
 from backend.file_log.core.scan import Bad, scan_items
-from backend.file_log.start.keys import apply_identity
+from backend.file_log.sends import apply_identity
 from backend.file_log.storage import File
 from backend.idempotency import ROW_BYTES, StoredSends
 from backend.records import AppendResult, AppendStatus, Durability
@@ -147,7 +147,7 @@ def test_keys_whose_files_are_lost_come_from_all_segments_of_the_window(
         apply_identity(found, known)
 
     monkeypatch.setattr("backend.file_log.start.recovery.scan_items", counted)
-    monkeypatch.setattr("backend.file_log.start.keys.apply_identity", applied)
+    monkeypatch.setattr("backend.file_log.sends.apply_identity", applied)
     rig.reopen()
     assert damaged(rig) >= 1
     assert [number for number in range(61) if send_key(rig, number).first is None] == [0]
