@@ -230,8 +230,8 @@ class StoreClock:
 # --- the number of settings in each folder, counted as they change
 #
 # A folder is the part of a setting's key up to a slash: `group/`, `subscription/`, `subscription/billing/`.
-# The root is "", so its count is that of all settings. Folders below the second level are not counted, because
-# the rest of a key may contain any number of slashes.
+# The root is "", so its count is that of all settings. Folders below the second level are not counted: the
+# rest of a key may contain any number of slashes.
 
 ROOT = ""
 _LEVELS = 2
