@@ -2,9 +2,9 @@
 
 A send names its identity (ddmq_common/send_identity.py): a key, remembered for a window of time after it was
 stored, or a producer's sequence, remembered until the producer has received the answer. An engine calls
-`first` before it stores a record, and `note` when it has assigned an offset to it. Notes are ahead of the
-durable state: `keep` confirms them, `back_to` takes them back. The stored records contain the whole state, in
-their order; `restore` rebuilds it from them.
+`find_first` before it stores a record, and `add_pending` when it has assigned an offset to it. Pending sends
+are ahead of the durable state: `confirm_pending` confirms them, `back_to` takes them back. The stored records
+contain the whole state, in their order; `restore` rebuilds it from them.
 
 A topic that was deleted and created again is another topic: sends to the former one do not count.
 
@@ -62,7 +62,7 @@ def _parse(text: str) -> tuple[Name, int]:
 
 
 def add_topic_name(topic: str, error: DdmqError) -> DdmqError:
-    """Return the error that `first` raised, with the topic's name added if a bound was reached."""
+    """Return the error that `find_first` raised, with the topic's name added if a bound was reached."""
     return BoundReachedError(f"topic {topic}: {error}") if isinstance(error, BoundReachedError) else error
 
 
@@ -161,11 +161,15 @@ class StoredSends:
         self._counts: Counter[int] = Counter()
         self._keys = self._sequences = 0
         self._next_slice = 0
-        self._parsed: tuple[str, Name, int] = ("", b"", 0)  # the latest text, parsed: `note` follows `first`
+        self._parsed: tuple[str, Name, int] = (
+            "",
+            b"",
+            0,
+        )  # the latest text, parsed: `add_pending` follows `find_first`
         self._ahead: dict[Name, bytes] = {}
-        # Notes that are not confirmed: name, checksum or answered_below, location, incarnation, store time.
+        # Not confirmed yet: name, checksum or answered_below, location, incarnation, store time.
         self.pending: list[tuple[Name, int, bytes, int, int]] = []
-        self._pending_counts: Counter[int] = Counter()  # keys among the notes, by incarnation
+        self._pending_counts: Counter[int] = Counter()  # pending keys by incarnation
         self._pending_keys = 0  # all of these
 
     def set_bounds(self, window_ms: int, keys_max: int) -> None:
@@ -263,7 +267,9 @@ class StoredSends:
     def add_pending(
         self, text: str, message_id: bytes, offset: int, queue_id: int, incarnation: int, stored_ms: int
     ) -> None:
-        """Record the location of the send `text`, for which `first` returned None; `keep` confirms it."""
+        """Record the location of the send `text`, for which `find_first` returned None; `confirm_pending`
+        confirms it.
+        """
         parsed_text, name, rest = self._parsed
         if parsed_text != text:
             name, rest = _parse(text)
@@ -277,14 +283,14 @@ class StoredSends:
         self.pending.append((name, rest, location, incarnation, stored_ms))
 
     def back_to(self, mark: int) -> None:
-        """Take back all notes except the first `mark`."""
+        """Take back all pending sends except the first `mark`."""
         del self.pending[mark:]
         self._ahead = {entry[0]: entry[2] for entry in self.pending}
         self._pending_counts = Counter([entry[3] for entry in self.pending if isinstance(entry[0], bytes)])
         self._pending_keys = self._pending_counts.total()
 
     def confirm_pending(self) -> None:
-        """Confirm all notes: their records are stored."""
+        """Confirm all pending sends: their records are stored."""
         last, sequences = (
             None,
             ProducerSequences(),

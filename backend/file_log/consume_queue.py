@@ -365,7 +365,7 @@ class Tails:
 
     def add_bytes(self, queue: LogQueue, size: int) -> None:
         """Count `size` bytes that were added to a queue's tail."""
-        if not queue.is_deleted:  # deleted by the same commit: `forget` has counted the bytes
+        if not queue.is_deleted:  # deleted by the same commit: `forget_queue` has counted the bytes
             self._waiting[queue.ref] = queue
         self.bytes += size
 

@@ -90,7 +90,7 @@ class DirectoryLock:
         self._until_exit = True
 
     def release(self) -> None:
-        """Release the lock, unless `keep` was called."""
+        """Release the lock, unless `keep_until_exit` was called."""
         if self._until_exit:
             return
         fd, self._fd = self._fd, -1

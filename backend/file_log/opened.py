@@ -159,7 +159,9 @@ class OpenedDirectory:
         holds: Callable[[], Iterable[Hold]],
         dead_letter_holds: Callable[[], SegmentHold],
     ) -> Retention:
-        """Create the retention of the segments; `letters` returns the holds of dead letters for one round."""
+        """Create the retention of the segments; `dead_letter_holds` returns the holds of dead letters for one
+        round.
+        """
         return Retention(
             self.storage,
             self.directory,

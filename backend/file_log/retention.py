@@ -78,7 +78,7 @@ class Retention:
     """The retention of one log.
 
     `segments()`: the segments, ascending, the last one live. `holds()`: the positions from which the log must
-    be retained. `letters()`: the holds of dead letters under 3 days, called once a round.
+    be retained. `dead_letter_holds()`: the holds of dead letters under 3 days, called once a round.
     `deleted(segment, reason)` is called after each deletion. `unfreed()`: the bytes of deleted files that
     other processes still have open, so that the disk does not show them as free. Blocking.
     """

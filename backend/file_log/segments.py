@@ -280,7 +280,7 @@ class SegmentSet:
         return segment
 
     def keep_for_dead_letters(self, start: int) -> Callable[[], Callable[[], None]]:
-        """Retain the oldest segment that is not kept yet for its dead letters alone. Raises what `drop`
+        """Retain the oldest segment that is not kept yet for its dead letters alone. Raises what `remove`
         raises.
 
         Returns the blocking call that renames its file durably; that one returns the call which marks the

@@ -29,7 +29,7 @@ from ddmq_common.errors import DamagedError
 from ddmq_common.send_identity import IDENTITY, is_key
 
 log = logging.getLogger(__name__)
-SliceRow = tuple[int, int, int]  # number, rows, time of the last one on the clock of KnownSends
+SliceRow = tuple[int, int, int]  # number, rows, time of the last one on the clock of StoredSends
 ProducerRow = tuple[str, int, int, dict[int, bytes]]
 
 
@@ -89,7 +89,10 @@ def decode_sends(data: bytes, sends: StoredSends) -> list[SliceRow]:
 
 
 class SendFiles:
-    """The files of idempotency keys of one directory. All methods except `take` and `written` block."""
+    """The files of idempotency keys of one directory.
+
+    All methods except `list_unsaved` and `drop_saved` block.
+    """
 
     def __init__(self, storage: Storage, directory: str) -> None:
         self._storage = storage
@@ -100,7 +103,7 @@ class SendFiles:
         )
 
     def load(self, sends: StoredSends, slices: Sequence[SliceRow], now_ms: int, on_damage: OnDamage) -> bool:
-        """Load the rows that a checkpoint names; report damaged ones to `found` and then return False."""
+        """Load the rows that a checkpoint names; report damaged ones to `on_damage` and then return False."""
         complete = True
         for number, _, _ in slices:
             sends.put_slice(number, ())

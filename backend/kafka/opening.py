@@ -132,13 +132,13 @@ class ClusterCheck:
 
     def read_facts(self, made: Iterable[str] | None = None) -> ClusterFacts:
         """Read the cluster's settings. `made`: topics that were made here; None: by the settings topic."""
-        return self._ask(lambda: self._read_facts(None if made is None else frozenset(made)))
+        return self._ask_cluster(lambda: self._read_facts(None if made is None else frozenset(made)))
 
     def read_cluster_id(self) -> str:
         """Return the cluster's id; it is asked for each time."""
-        return self._ask(lambda: str(self._admin.list_topics(timeout=ANSWER_S).cluster_id or ""))
+        return self._ask_cluster(lambda: str(self._admin.list_topics(timeout=ANSWER_S).cluster_id or ""))
 
-    def _ask(self, ask: Callable[[], T]) -> T:
+    def _ask_cluster(self, ask: Callable[[], T]) -> T:
         try:
             return ask()
         except KafkaException as error:

@@ -239,7 +239,10 @@ class MemoryStore:
         return results
 
     def _store_once(self, record: NewRecord, wall_ms: int, sends_ms: int) -> AppendResult:
-        """Store a record, unless its identity was stored before. Raises what KnownSends.first raises."""
+        """Store a record, unless its identity was stored before.
+
+        Raises what StoredSends.find_first raises.
+        """
         identity = record.system.get(IDENTITY) if record.system else None
         if identity is not None:
             info = self.topics[record.topic].info

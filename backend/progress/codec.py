@@ -178,7 +178,7 @@ def _decode_pages(reader: _Reader, acks: AckMap, page: int) -> int:
         acks.finish([(page << PAGE_BITS, after << PAGE_BITS)])
         return after
     if kind != _RANGES:
-        raise reader.make_error(f"piece of kind {kind}")
+        raise reader.make_error(f"pages of kind {kind}")
     at = page << PAGE_BITS
     for _ in range(reader.read_count()):
         start = at + reader.read_number()
@@ -215,14 +215,14 @@ class _Reader:
     def read_byte(self) -> int:
         at = self._at
         if at >= len(self._data):
-            raise self.make_error("1 bytes wanted, 0 are left")
+            raise self.make_error("1 byte expected, 0 are left")
         self._at = at + 1
         return self._data[at]
 
     def read_bytes(self, length: int) -> bytes:
         end = self._at + length
         if end > len(self._data):
-            raise self.make_error(f"{length} bytes wanted, {len(self._data) - self._at} are left")
+            raise self.make_error(f"{length} bytes expected, {len(self._data) - self._at} are left")
         data = self._data[self._at : end]
         self._at = end
         return data

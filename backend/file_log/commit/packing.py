@@ -67,7 +67,7 @@ class PackedFrame:
         self.batch_id = batch_id
         self.durable = durable
         self.stored_ms = stored_ms
-        self.sends_ms = 0  # the store time on the clock of KnownSends
+        self.sends_ms = 0  # the store time on the clock of StoredSends
         self.end = position + FRAME_BYTES
         self.count = 0
         self.sync = False

@@ -161,7 +161,7 @@ class RecordKind(IntEnum):
 
 
 class Record(NamedTuple):
-    """A record's valid meta part; `whole_crc` still has to be compared with the delivery bytes."""
+    """A record's valid meta part; `record_crc` still has to be compared with the delivery bytes."""
 
     record_crc: int
     meta_crc: int

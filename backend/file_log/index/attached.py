@@ -180,8 +180,9 @@ def run_steps(steps: Iterator[None], pause_s: float = PAUSE_S) -> None:
 class IndexKeeper:
     """The greenlet that seals full segments of the index and repairs damaged ones.
 
-    `spans()`: the log's segments `[start, end)`, ascending, the last one live. `rows_of(span)`: the records
-    of a segment in log order, read lazily in a native thread. It works after `wake`, and every ROUND_S.
+    `segment_ranges()`: the log's segments `[start, end)`, ascending, the last one live. `rows_of(span)`: the
+    records of a segment in log order, read lazily in a native thread. It works after `wake`, and every
+    ROUND_S.
     """
 
     def __init__(
@@ -272,7 +273,7 @@ def _is_message(record: Record, topic: str, incarnation: int) -> bool:
 def verify_candidates(
     candidates: Iterable[int], segments: Sequence[Segment], matches: Callable[[Record], bool]
 ) -> Iterator[IndexHit]:
-    """Yield the candidates that are valid records and match `wanted`. Reads the log, in a native thread."""
+    """Yield the candidates that are valid records and match `matches`. Reads the log, in a native thread."""
     for position in candidates:
         record = read_record(segments, position)
         if record is not None and matches(record[0]):

@@ -93,7 +93,7 @@ def read_column(body: bytes, which: int) -> array[int]:
 
 
 def rows_with_hash(body: bytes, which: int, hash_value: int) -> Iterator[int]:
-    """Yield the numbers of rows whose hash in that column is `wanted`, last row first."""
+    """Yield the numbers of rows whose hash in that column is `hash_value`, last row first."""
     needle = hash_value.to_bytes(4, "little")
     size = len(body) // 4
     start, end = which * size, (which + 1) * size
@@ -243,7 +243,7 @@ def read_body(file: File, entry: BlockEntry, on_damage: OnDamage) -> bytes | Non
 def newest_with_hash(
     file: File, segment_start: int, which: int, hash_value: int, on_damage: OnDamage
 ) -> Iterator[int]:
-    """Yield the log positions of a segment whose hash in column `which` is `wanted`, descending."""
+    """Yield the log positions of a segment whose hash in column `which` is `hash_value`, descending."""
     for entry in reversed(list(walk_blocks(file, segment_start, on_damage))):
         body = read_body(file, entry, on_damage)
         if body is not None:
@@ -251,7 +251,7 @@ def newest_with_hash(
 
 
 def find_in_body(body: bytes, segment_start: int, which: int, hash_value: int) -> Iterator[int]:
-    """Yield the log positions in one block whose hash in column `which` is `wanted`, descending."""
+    """Yield the log positions in one block whose hash in column `which` is `hash_value`, descending."""
     positions = None
     for row in rows_with_hash(body, which, hash_value):
         if positions is None:

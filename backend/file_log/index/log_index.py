@@ -89,9 +89,9 @@ class LogIndex:
     def recover(self, segment_ranges: Sequence[LogRange]) -> list[LogRange]:
         """Bring the folder up to date with the log's segments and return the gaps to fill.
 
-        `spans` ascend, the last one is live. Files of other segments and unfinished files are removed. A gap
-        in the live segment is filled by `add_many`, a gap elsewhere by `repair_steps` of its segment, whose
-        start is then in `damaged`.
+        `segment_ranges` ascend, the last one is live. Files of other segments and unfinished files are
+        removed. A gap in the live segment is filled by `add_many`, a gap elsewhere by `repair_steps` of its
+        segment, whose start is then in `damaged`.
         """
         if not segment_ranges:
             raise ValueError("a log has at least one segment")

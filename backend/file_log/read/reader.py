@@ -5,9 +5,9 @@ Rules:
 * A record is served if its header agrees with its consume-queue entry and the record has the CRC that the
   header names. A damaged entry is searched again in the log; a damaged record is left out, counted and copied
   to `damaged/` once.
-* Old records are first loaded into the page cache by a native thread (`cold`), so that no page fault stops
-  the hub. Then whole batches are read from mapped files, after `view` has checked that every page can be
-  read: an unreadable page would end the process. The records in such a page are lost, like other damage.
+* Old records are first loaded into the page cache by a native thread (`list_cold`), so that no page fault
+  stops the hub. Then whole batches are read from mapped files, after `view` has checked that every page can
+  be read: an unreadable page would end the process. The records in such a page are lost, like other damage.
 """
 
 from __future__ import annotations

@@ -402,9 +402,9 @@ class ElectedBackend(Backend):
     def _join_all(self) -> None:
         for membership in list(self._memberships):
             if membership.moving:
-                self._rejoin(membership)
+                self._rejoin_groups(membership)
 
-    def _rejoin(self, membership: ElectedMembership) -> None:
+    def _rejoin_groups(self, membership: ElectedMembership) -> None:
         try:
             membership.join_backend(self.current)
         except DdmqError as error:

@@ -56,7 +56,8 @@ class Tail:
                     last = item
 
     def truncate(self) -> int:
-        """Truncate the log at the end that `find` returned, durably; return the bytes of the partial tail.
+        """Truncate the log at the end that `find_end` returned, durably; return the bytes of the partial
+        tail.
 
         Raises StorageError if the log would end before its first segment.
         """

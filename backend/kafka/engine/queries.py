@@ -179,7 +179,7 @@ class Offsets:
             else:
                 self._succeed(completion, None if offset < 0 else offset)
 
-        self._query({partition: _SPEC.for_timestamp(max(wall_ms, 0))}, on_answer)
+        self._query_offsets({partition: _SPEC.for_timestamp(max(wall_ms, 0))}, on_answer)
         return completion
 
     def _query_pending_bounds(self) -> None:
@@ -192,9 +192,9 @@ class Offsets:
 
         def begins(answers: Answers) -> None:
             first.update(answers)
-            self._query(dict.fromkeys(partitions, _SPEC.latest()), ends)
+            self._query_offsets(dict.fromkeys(partitions, _SPEC.latest()), ends)
 
-        self._query(dict.fromkeys(partitions, _SPEC.earliest()), begins)
+        self._query_offsets(dict.fromkeys(partitions, _SPEC.earliest()), begins)
 
     def _settle_bounds(
         self, queries: Iterable[tuple[Sequence[Partition], Any]], first: Answers, last: Answers
@@ -216,7 +216,7 @@ class Offsets:
             else:
                 self._fail(completion, failure)
 
-    def _query(self, specs: dict[Partition, Any], then: Callable[[Answers], None]) -> None:
+    def _query_offsets(self, specs: dict[Partition, Any], then: Callable[[Answers], None]) -> None:
         """Query offsets and call `then` on the hub with an answer for each partition."""
         until = self._clock.monotonic() + RETRY_S
         answers: Answers = {}
