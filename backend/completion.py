@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Completion(Generic[T]):
-    """Settled once, by `succeed` or `fail`; `then` callbacks run at once, in the order added.
+    """An answer that is settled once, by `succeed` or `fail`; its callbacks then run in the order added.
 
     A subclass may override `settled` instead of adding callbacks (the cheapest way: no closure).
     """
@@ -51,14 +51,14 @@ class Completion(Generic[T]):
         self.settled()
 
     def settled(self) -> None:
-        """Runs once, right after settling; the default runs the callbacks of `then`."""
+        """Run once, right after settling; the default runs the callbacks of `then`."""
         callbacks, self._callbacks = self._callbacks, None
         if callbacks:
             for callback in callbacks:
                 callback(self)
 
     def then(self, callback: Callable[[Completion[T]], Any]) -> None:
-        """Call `callback(self)` once settled; at once if it is already."""
+        """Call `callback(self)` when this is settled; at once if it is already."""
         if self.done:
             callback(self)
         elif self._callbacks is None:
@@ -67,7 +67,7 @@ class Completion(Generic[T]):
             self._callbacks.append(callback)
 
     def result(self) -> T:
-        """The value, or raises the error; only once done."""
+        """Return the value, or raise the error. Raises RuntimeError while this is pending."""
         if not self.done:
             raise RuntimeError("not settled yet")
         if self.error is not None:
@@ -90,51 +90,51 @@ class Completion(Generic[T]):
 
 
 def succeeded(value: T, into: Completion[T] | None = None) -> Completion[T]:
-    """A completion settled with `value`."""
+    """Return a completion that is settled with `value`."""
     completion: Completion[T] = Completion() if into is None else into
     completion.succeed(value)
     return completion
 
 
 def failed(error: Exception, into: Completion[T] | None = None) -> Completion[T]:
-    """A completion settled with `error`."""
+    """Return a completion that is settled with `error`."""
     completion: Completion[T] = Completion() if into is None else into
     completion.fail(error)
     return completion
 
 
-def when_all(parts: Collection[Completion[Any]], then: Callable[[], None]) -> None:
-    """Call `then` once all are settled, with a value or an error; at once if they are already."""
-    left = 1 + len(parts)
+def when_all(completions: Collection[Completion[Any]], then: Callable[[], None]) -> None:
+    """Call `then` when all completions are settled, with a value or an error; at once if they are already."""
+    pending = 1 + len(completions)
 
-    def one(_: object) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
+    def count_down(_: object) -> None:
+        nonlocal pending
+        pending -= 1
+        if pending == 0:
             then()
 
-    for part in parts:
-        part.then(one)
-    one(None)
+    for completion in completions:
+        completion.then(count_down)
+    count_down(None)
 
 
-def gather(parts: Sequence[Completion[T]]) -> Completion[list[T]]:
-    """All values in order once all are settled, or the first error."""
-    whole: Completion[list[T]] = Completion()
+def gather(completions: Sequence[Completion[T]]) -> Completion[list[T]]:
+    """Wait until all are settled, then answer with their values in order, or with the first error."""
+    values: Completion[list[T]] = Completion()
 
-    def settle() -> None:
-        error = next((part.error for part in parts if part.error is not None), None)
+    def settle_all() -> None:
+        error = next((completion.error for completion in completions if completion.error is not None), None)
         if error is not None:
-            whole.fail(error)
+            values.fail(error)
         else:
-            whole.succeed([part.value for part in parts])
+            values.succeed([completion.value for completion in completions])
 
-    when_all(parts, settle)
-    return whole
+    when_all(completions, settle_all)
+    return values
 
 
 def relay(source: Completion[T], target: Completion[T]) -> None:
-    """Settle `target` as `source` is settled, unless it is by then."""
+    """Settle `target` like `source` when that is settled, unless `target` already is."""
 
     def settle(_: object) -> None:
         if target.done:
@@ -148,7 +148,7 @@ def relay(source: Completion[T], target: Completion[T]) -> None:
 
 
 def guarded(settle: Callable[..., object], *args: Any) -> None:
-    """Settle one of several: what its caller's callback raises is logged, and the others go on."""
+    """Call `settle` and log what a caller's callback raises, so that the next completion is settled too."""
     try:
         settle(*args)
     except Exception:
@@ -156,22 +156,22 @@ def guarded(settle: Callable[..., object], *args: Any) -> None:
 
 
 def followed(first: Completion[Any], then: Callable[[], Completion[T]]) -> Completion[T]:
-    """What `then` comes to, begun when `first` has succeeded; or the error of the first."""
-    done: Completion[T] = Completion()
+    """Call `then` when `first` has succeeded and answer like it; answer with the error if `first` failed."""
+    outcome: Completion[T] = Completion()
 
-    def begin(found: Completion[Any]) -> None:
+    def begin(first: Completion[Any]) -> None:
         try:
-            relay(then() if found.error is None else failed(found.error), done)
+            relay(then() if first.error is None else failed(first.error), outcome)
         except DdmqError as error:
-            done.fail(error)
+            outcome.fail(error)
 
     first.then(begin)
-    return done
+    return outcome
 
 
-def all_of(parts: Sequence[Completion[Any]]) -> Completion[None]:
-    """Once all are settled: success, or the first error."""
-    whole: Completion[None] = Completion()
-    done = gather(parts)
-    done.then(lambda _: whole.succeed(None) if done.error is None else whole.fail(done.error))
-    return whole
+def all_of(completions: Sequence[Completion[Any]]) -> Completion[None]:
+    """Wait until all are settled, then succeed, or fail with the first error."""
+    outcome: Completion[None] = Completion()
+    values = gather(completions)
+    values.then(lambda _: outcome.succeed(None) if values.error is None else outcome.fail(values.error))
+    return outcome

@@ -1,32 +1,32 @@
-"""The system's own topics, made on first need, and the records in them: delayed ones and dead letters.
+"""The internal topics, created on first need, and their records: delayed messages and dead letters.
 
-They are made also where topics are not created automatically: no client sends to these, so that no mistyped
-name makes one.
+They are created even if automatic creation of topics is off: no client sends to them, so a mistyped name
+creates none.
 
-A schedule record is the message's own record put into SCHEDULE_TOPIC, due so many milliseconds after it is
-stored; delivery bytes, key, tags, flags, message id, born time and system properties stay as they are. Where
-it goes afterwards stands in two more system properties, under RocketMQ's names.
+A schedule record is the message's own record in SCHEDULE_TOPIC, due a number of milliseconds after it is
+stored. Delivery bytes, key, tags, flags, message id, born time and system properties are unchanged. Two more
+system properties, with RocketMQ's names, state the topic and queue to which it goes afterwards.
 
-A dead letter keeps key, tag, value, message id, born time and the application's properties, and gains those
-of these that are known (none of them a reserved name):
+A dead letter keeps key, tag, value, message id, born time and the application's properties. The system adds
+those of these properties that it knows (none of them is a reserved name):
 
-    dead-letter-reason     failed | timed-out | whatever else the core says
-    dead-letter-error      the last error text that a client gave; left out when there is none
-    dead-letter-topic      where it was sent to: topic, queue number and offset there, also when it
-    dead-letter-queue      came to its end on the retry path
+    dead-letter-reason     failed | timed-out | another reason of the consumer's core
+    dead-letter-error      the last error text of a client; left out if there is none
+    dead-letter-topic      the topic, queue number and offset to which it was sent, also if its
+    dead-letter-queue      attempts ended on the retry path
     dead-letter-offset
-    dead-letter-place      instead of queue and offset, of one that was still delayed: its queue is this
-                           modulo the topic's queues; left out when any will do
-    dead-letter-level      of the delay level that it waited in, from 1
-    dead-letter-due        when a delay message was due, epoch milliseconds
-    dead-letter-attempts   deliveries made in all, over every step
-    dead-letter-time       epoch milliseconds
-    dead-letter-resent     how often it was sent again from the dead-letter topic; left out at first
-    dead-letter-delay      of a transaction's message that was to be delayed from the commit on: how
-    dead-letter-transaction  its id
+    dead-letter-place      instead of queue and offset, if it was still delayed: its queue is this number
+                           modulo the topic's queues; left out if any queue will do
+    dead-letter-level      the delay level in which it waited, from 1
+    dead-letter-due        the due time of a delay message, epoch milliseconds
+    dead-letter-attempts   all deliveries, over every step
+    dead-letter-time       the time it became a dead letter, epoch milliseconds
+    dead-letter-resent     how often it was resent from the dead-letter topic; left out at first
+    dead-letter-delay      the delay, from the commit on, of a message in a transaction
+    dead-letter-transaction  the id of its transaction
 
-Where a message cannot carry them (its bytes do not parse, or it would become too large) they stand in the
-record's system properties, and its bytes are kept as they are.
+If a message cannot carry them (its bytes do not parse, or it would become too large) the record's system
+properties hold them, and its bytes stay unchanged.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from ddmq_common.send_identity import IDENTITY
 
 
 def ready_topic(backend: Backend, name: str, queues: int, deadline: float) -> Completion[TopicInfo]:
-    """The internal topic `name`, made or grown to `queues` queues if need be; it never shrinks.
+    """Return the internal topic `name`, created or grown to `queues` queues if necessary; it never shrinks.
 
-    `deadline`: monotonic seconds. Fails with the engine's error, also where the engine refuses at once.
+    `deadline`: monotonic seconds. Fails with the engine's error, even if the engine raises it at once.
     """
-    found = backend.topic(name)
-    if found is None:
-        wanted = TopicInfo(name, 0, queues, durability=Durability.DURABLE)
-    elif found.queues < queues:  # creating gives an existing one back as it is: growing is a change of it
-        wanted = replace(found, queues=queues)
+    topic = backend.topic(name)
+    if topic is None:
+        target = TopicInfo(name, 0, queues, durability=Durability.DURABLE)
+    elif topic.queues < queues:  # creating returns an existing topic unchanged: growing is a change
+        target = replace(topic, queues=queues)
     else:
-        return succeeded(found)
+        return succeeded(topic)
     try:
-        return backend.put_topic(wanted, deadline)
+        return backend.put_topic(target, deadline)
     except DdmqError as error:
         return failed(error)
 
@@ -68,9 +68,9 @@ REAL_QUEUE = "REAL_QID"
 
 
 def schedule_record(record: NewRecord, level: int, levels: Levels) -> NewRecord:
-    """What to append so that `record` is appended when `level` has passed; above the last is the last.
+    """Return the record that delays `record` by `level`; a level above the last one means the last.
 
-    Raises ValueError for level 0 or less: that is no delay.
+    Raises ValueError for level 0 or less, which is no delay.
     """
     clamped = levels.clamp_level(level)
     if clamped == 0:
@@ -90,9 +90,9 @@ def schedule_record(record: NewRecord, level: int, levels: Levels) -> NewRecord:
 
 
 def real_record(stored: StoredRecord) -> NewRecord:
-    """The record that a stored schedule record holds, to append now.
+    """Return the delayed record that a stored schedule record holds, to append now.
 
-    Raises DamagedError when it does not say where it belongs.
+    Raises DamagedError if it does not name a topic and queue.
     """
     system = dict(stored.system)
     topic, queue = system.pop(REAL_TOPIC, ""), system.pop(REAL_QUEUE, "")
@@ -101,11 +101,11 @@ def real_record(stored: StoredRecord) -> NewRecord:
             f"schedule record {stored.queue_id}/{stored.offset} has {REAL_TOPIC} {topic!r} and {REAL_QUEUE} "
             f"{queue!r}; a topic and a queue number are wanted"
         )
-    return _again(stored, topic, int(queue), bytes(stored.delivery), system)
+    return _copy_record(stored, topic, int(queue), bytes(stored.delivery), system)
 
 
 class Dying(Protocol):
-    """What another record is made of: a stored record, or what else holds delivery bytes."""
+    """A message to copy into another record: a stored record, or another object with delivery bytes."""
 
     @property
     def message_id(self) -> bytes: ...
@@ -117,11 +117,13 @@ class Dying(Protocol):
     def delivery(self) -> bytes: ...
 
 
-def _again(record: Dying, topic: str, queue_id: int, delivery: bytes, system: Mapping[str, str]) -> NewRecord:
-    """The record to append to another queue: message id, born time, key, tags and flags stay.
+def _copy_record(
+    record: Dying, topic: str, queue_id: int, delivery: bytes, system: Mapping[str, str]
+) -> NewRecord:
+    """Return a copy of a message for another queue, with its message id, born time, key, tags and flags.
 
-    Its IDENTITY does not: that is the first one's, where the client's send put it. Nor does ONE_GROUP, which
-    is about the queue that the record was resent to.
+    The copy has no IDENTITY, which belongs to the record that the client's send stored, and no ONE_GROUP,
+    which applies only to the queue that the record was resent to.
     """
     key, tags = key_and_tags(record.delivery)
     properties = {name: text for name, text in system.items() if name not in (IDENTITY, ONE_GROUP)}
@@ -148,11 +150,11 @@ DELAY, TRANSACTION = PREFIX + "delay", PREFIX + "transaction"
 
 
 class DeadLetter(NamedTuple):
-    """A dead letter as it stands in its topic. `content` None: its bytes do not parse.
+    """A dead letter, as stored in its topic. `content` None: its bytes do not parse.
 
-    `topic` "": it does not say where it comes from; `queue_id`, `offset` None: it was in no queue there yet,
-    and `place` chooses one. `time_ms`: when it died. `delay` "": it is to be delivered at once.
-    `transaction`: its id, "" for none.
+    `topic` "": the origin is unknown. `queue_id`, `offset` None: it was in no queue there yet, and `place`
+    selects one. `time_ms`: the time it became a dead letter. `delay` "": without delay. `transaction`: the id
+    of its transaction, "" for none.
     """
 
     record: StoredRecord
@@ -178,27 +180,27 @@ def dead_record(
     *,
     bare: bool = False,
 ) -> NewRecord:
-    """The record to append to a dead-letter topic; `facts`: what it gains, by the names above.
+    """Return the record to append to a dead-letter topic; `facts`: the properties to add, named as above.
 
-    `system`: what it keeps of its system properties. `bare`: its bytes are left alone.
+    `system`: the system properties to keep. `bare`: leave its bytes unchanged.
     """
-    content = None if bare else _content(record)
+    content = None if bare else _decode_content(record)
     key, tags = key_and_tags(record.delivery)
-    delivery, kept = bytes(record.delivery), dict(system)
+    delivery, system_properties = bytes(record.delivery), dict(system)
     if content is None:
-        kept |= facts
+        system_properties |= facts
     else:
         properties = _without_facts(content) | {name.encode(): text.encode() for name, text in facts.items()}
         delivery = encode(key, content.value, tags, properties)
-    return _again(record, topic, 0, delivery, kept)
+    return _copy_record(record, topic, 0, delivery, system_properties)
 
 
 def read_dead_letter(record: StoredRecord) -> DeadLetter:
-    """What a record of a dead-letter topic says about itself."""
-    content = _content(record)
-    found = {name: text for name, text in record.system.items() if name.startswith(PREFIX)}
-    if REASON not in found and content is not None:
-        found = {
+    """Parse a record of a dead-letter topic."""
+    content = _decode_content(record)
+    texts = {name: text for name, text in record.system.items() if name.startswith(PREFIX)}
+    if REASON not in texts and content is not None:
+        texts = {
             name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
             for name, value in content.properties.items()
         }
@@ -206,59 +208,59 @@ def read_dead_letter(record: StoredRecord) -> DeadLetter:
     return DeadLetter(
         record,
         content,
-        found.get(REASON, ""),
-        found.get(ERROR, ""),
-        found.get(TOPIC, ""),
-        _number(found[QUEUE]) if QUEUE in found else None,
-        _number(found[OFFSET]) if OFFSET in found else None,
-        _number(found.get(ATTEMPTS, "")),
-        _number(found.get(TIME, "")) or record.stored_ms,
-        _number(resent.decode("utf-8", "replace")),
-        _number(found[PLACE]) if PLACE in found else record.offset,
-        found.get(DELAY, ""),
-        found.get(TRANSACTION, ""),
+        texts.get(REASON, ""),
+        texts.get(ERROR, ""),
+        texts.get(TOPIC, ""),
+        _parse_number(texts[QUEUE]) if QUEUE in texts else None,
+        _parse_number(texts[OFFSET]) if OFFSET in texts else None,
+        _parse_number(texts.get(ATTEMPTS, "")),
+        _parse_number(texts.get(TIME, "")) or record.stored_ms,
+        _parse_number(resent.decode("utf-8", "replace")),
+        _parse_number(texts[PLACE]) if PLACE in texts else record.offset,
+        texts.get(DELAY, ""),
+        texts.get(TRANSACTION, ""),
     )
 
 
-def resent_record(letter: DeadLetter, queues: int, group: str = "") -> NewRecord:
-    """The message again, for its original topic of `queues` queues: same queue if there is one, of what
-    was in none the one it was to go to.
+def resent_record(dead_letter: DeadLetter, queues: int, group: str = "") -> NewRecord:
+    """Return the message of a dead letter as a record for its original topic, which has `queues` queues.
 
-    `group`: the only consumer group that it reaches; "": every group of the topic. It keeps message id, born
-    time, key, tag, value and the application's properties. A letter whose bytes do not parse goes as it is.
+    It goes to its former queue, or to the one selected for it. `group`: the only consumer group that it
+    reaches; "": every group of the topic. It keeps message id, born time, key, tag, value and the
+    application's properties. If the bytes do not parse, they are resent unchanged.
     """
-    record = letter.record
+    record = dead_letter.record
     key, tags = key_and_tags(record.delivery)
     delivery = bytes(record.delivery)
-    if letter.content is not None:
-        properties = _without_facts(letter.content)
-        properties[RESENT.encode()] = str(letter.resent + 1).encode()
-        delivery = encode(key, letter.content.value, tags, properties)
+    if dead_letter.content is not None:
+        properties = _without_facts(dead_letter.content)
+        properties[RESENT.encode()] = str(dead_letter.resent + 1).encode()
+        delivery = encode(key, dead_letter.content.value, tags, properties)
     system = {name: text for name, text in record.system.items() if not name.startswith(PREFIX)}
-    queue_id = (letter.place if letter.queue_id is None else letter.queue_id) % queues
-    again = _again(record, letter.topic, queue_id, delivery, system)
+    queue_id = (dead_letter.place if dead_letter.queue_id is None else dead_letter.queue_id) % queues
+    copy = _copy_record(record, dead_letter.topic, queue_id, delivery, system)
     if group:
-        again.flags |= FLAG_ONE_GROUP
-        again.system = {**(again.system or {}), ONE_GROUP: group}
-    return again
+        copy.flags |= FLAG_ONE_GROUP
+        copy.system = {**(copy.system or {}), ONE_GROUP: group}
+    return copy
 
 
 def _without_facts(content: Content) -> dict[bytes, bytes]:
-    """The application's properties, and how often it was resent."""
-    kept = RESENT.encode()
+    """Return the application's properties, and the count of resends."""
+    resent_name = RESENT.encode()
     return {
         name: value
         for name, value in content.properties.items()
-        if name == kept or not name.startswith(PREFIX.encode())
+        if name == resent_name or not name.startswith(PREFIX.encode())
     }
 
 
-def _content(record: Dying) -> Content | None:
+def _decode_content(record: Dying) -> Content | None:
     try:
         return decode(record.delivery)
     except DamagedError:
         return None
 
 
-def _number(text: str) -> int:
+def _parse_number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0

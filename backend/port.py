@@ -1,14 +1,15 @@
-"""The backend port: what the proxies and the delay service ask of any engine.
+"""The backend port: the interface of every engine for the proxies and the delay service.
 
-Rules every engine keeps (tests/contract proves them):
-* Nothing here blocks. A call that may wait returns a Completion, settled on the hub's thread, at the
-  latest at its `deadline` (monotonic seconds, as Clock.monotonic). `into` hands in the caller's own
-  Completion subclass, so that one request is one object.
-* Appends to one queue that were called in order are stored in order.
-* Commits that name one queue's progress under one epoch take effect in the order of the calls, those too
-  whose answer was "unknown". So once a later one has succeeded, an earlier one counts or never will.
-* A reader sees a record only once it has the durability its topic asks for.
-* Nothing assumes that an append is local, that offsets have no gaps, or that progress lives here.
+Rules of every engine (tests/contract proves them):
+* No call blocks. A call that may wait returns a Completion, which is settled on the hub's thread, at the
+  latest at its `deadline` (monotonic seconds, as Clock.monotonic). `into` passes the caller's own Completion
+  subclass, so that one request is one object.
+* Appends to one queue are stored in the order of the calls.
+* Commits that name one queue's progress under one epoch take effect in the order of the calls, including
+  those whose answer was "unknown". So when a later one has succeeded, an earlier one either counts or never
+  will.
+* A reader sees a record only when it has the durability that its topic requires.
+* No caller assumes that an append is local, that offsets have no gaps, or that progress is stored locally.
 * Errors come from ddmq_common.errors, inside the completion; bad arguments raise at once.
 """
 
@@ -36,7 +37,7 @@ from backend.records import (
 
 
 class Wait(Completion[bool]):
-    """True when there is data past the offset, False at the deadline. `cancel` settles nothing."""
+    """A wait for data: True when there is data past the offset, False at the deadline."""
 
     __slots__ = ("cancelled",)
 
@@ -45,12 +46,12 @@ class Wait(Completion[bool]):
         self.cancelled = False
 
     def cancel(self) -> None:
-        """The caller lost interest; it will not be settled any more. Harmless when done."""
+        """Cancel the wait, so that it is never settled. Has no effect after it is done."""
         self.cancelled = True
 
 
 class ReadCall(NamedTuple):
-    """What one call of Backend.read asks for."""
+    """The arguments of one call of Backend.read."""
 
     queue: QueueRef
     offset: int
@@ -61,7 +62,7 @@ class ReadCall(NamedTuple):
 
 
 class FindCall(NamedTuple):
-    """What one call of Backend.find asks for: one of key and message id."""
+    """The arguments of one call of Backend.find: either a key or a message id."""
 
     topic: str
     key: bytes | None
@@ -70,22 +71,22 @@ class FindCall(NamedTuple):
 
 
 class Sharing(Enum):
-    """How the queues of a topic that several members of a group joined are given to them."""
+    """The ways to share the queues of a topic among the members of a group that joined it."""
 
-    AVERAGELY = "averagely"  # consecutive queues, as even as can be
-    BY_CIRCLE = "by-circle"  # one each in turn
-    CONSISTENT_HASH = "consistent-hash"  # few queues move when members come and go
+    AVERAGELY = "averagely"  # consecutive queues, as evenly as possible
+    BY_CIRCLE = "by-circle"  # round robin
+    CONSISTENT_HASH = "consistent-hash"  # few queues move when a member joins or leaves
     WHOLE_TOPIC = "whole topic"  # all queues of the topic to one member
-    WHOLE_GROUP = "whole group"  # all queues of all topics that are joined like this to one member
+    WHOLE_GROUP = "whole group"  # all queues of all topics joined with this value to one member
 
 
 class Join(NamedTuple):
-    """What is asked for: to take part in a group on one topic.
+    """A request to take part in a group on one topic.
 
-    `queues`: the only queue numbers this member can take, None = any. `address`: where others reach this
-    member (HOST:PORT of its RPC server), told by `holders`. `member`: whose membership this is, where one
-    process speaks for several; what WHOLE_GROUP gives goes to one of them. When members of one topic ask
-    for different kinds of sharing, the strictest (the last of the enum) holds for all.
+    `queues`: the only queue numbers that this member can take, None = any. `address`: the HOST:PORT of the
+    member's RPC server, reported by `holders`. `member`: the name of the member, if one process joins for
+    several; WHOLE_GROUP assigns to one of them. If the members of a topic request different kinds of sharing,
+    the strictest (the last of the enum) applies to all.
     """
 
     group: str
@@ -104,92 +105,99 @@ class Assignment(NamedTuple):
 
 
 class MembershipListener(Protocol):
-    """What a member of a group hears; all on the hub."""
+    """The notifications of one member of a group, all on the hub."""
 
     def assigned(self, assignment: Assignment) -> None:
-        """These queues are this member's from now on, under this epoch."""
+        """Called when queues are assigned to this member, under the epoch of `assignment`."""
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
-        """Flush what is finished and call `Membership.release` by the deadline."""
+        """Called when queues are revoked: flush finished offsets, then `Membership.release` by the
+        deadline.
+        """
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        """These are someone else's already; commits under the old epoch are refused.
+        """Called when queues belong to another member already; commits under the old epoch are refused.
 
-        When the writer was replaced everything is lost, also by whoever held nothing (no queues then).
+        If the writer was replaced, every member loses all its queues; `queues` is then empty for a member
+        that held none.
         """
 
 
 class Membership(Protocol):
-    """One member's place in a group on one topic."""
+    """One member's part in a group on one topic."""
 
     def release(self, queues: Iterable[QueueRef]) -> None:
-        """Give up queues that were revoked."""
+        """Release queues that were revoked."""
 
     def leave(self) -> None:
-        """Give up everything; the queues move at once."""
+        """Leave the group; all queues move at once."""
 
 
 class Health(NamedTuple):
-    """`ready`: takes appends. `reason`: one line for people when something is not as it should be."""
+    """Whether an engine accepts appends (`ready`), and one line for people about any problem (`reason`)."""
 
     ready: bool
     reason: str
 
 
 class Backend(ABC):
-    """One engine, opened. `cluster` and `broker` name it inside wire qids (conf, default R_default, a)."""
+    """One opened engine. `cluster` and `broker` name it inside wire qids (conf, default R_default, a)."""
 
     capabilities: Capabilities
     cluster: str = "R_default"
     broker: str = "a"
-    gapless: bool = True  # records of a queue have successive offsets: a difference of offsets is a count
+    gapless: bool = True  # offsets of a queue are successive: a difference of offsets is a count
     compacts: bool = (
-        False  # of COMPACTED_TOPICS it keeps the last record of each key; one without body ends it
+        False  # COMPACTED_TOPICS keep the last record of each key; one without a body deletes the key
     )
 
     # --- topics
 
     @abstractmethod
     def topic(self, name: str) -> TopicInfo | None:
-        """From memory, at once; None when unknown."""
+        """Return a topic, or None if it is unknown. From memory, at once."""
 
     @abstractmethod
     def topics(self) -> Mapping[str, TopicInfo]:
-        """All of them, internal ones too."""
+        """Return all topics by name, including internal ones."""
 
     @abstractmethod
     def put_topic(
         self, info: TopicInfo, deadline: float, into: TopicAnswer | None = None, topics_max: int | None = None
     ) -> TopicAnswer:
-        """Create (incarnation 0 in `info`: the engine gives one) or change a topic; queues only grow.
+        """Create (incarnation 0 in `info`: the engine assigns one) or change a topic; queues only grow.
 
-        Creating one that exists with incarnation 0 gives the existing one back unchanged, so that
-        two proxies may create on first use at the same time. BoundReachedError where one more would be more
-        than `topics_max` topics; the engine decides that for all processes together, on Kafka each process
-        decides by the topics that it has seen.
+        Creating an existing topic with incarnation 0 returns it unchanged, so that two proxies may create it
+        on first use at the same time. Fails with BoundReachedError if there would be more than `topics_max`
+        topics. The engine decides that for all processes together; on Kafka each process decides by the
+        topics that it has seen.
         """
 
     @abstractmethod
     def delete_topic(self, name: str, deadline: float) -> Completion[None]:
-        """Its queues answer GONE from then on; a topic of the same name is a new incarnation."""
+        """Delete a topic. Its queues answer GONE from then on; a new topic of this name is a new
+        incarnation.
+        """
 
     # --- settings: a small durable map, the same at every member (groups, subscriptions, …)
 
     @abstractmethod
     def setting(self, key: str) -> bytes | None:
-        """From memory, at once."""
+        """Return a setting, or None. From memory, at once."""
 
     @abstractmethod
     def settings(self, prefix: str) -> Mapping[str, bytes]:
-        """All whose key starts with `prefix`."""
+        """Return all settings whose key starts with `prefix`."""
 
     @abstractmethod
     def watch_settings(self, listener: Callable[[str], None], *prefixes: str) -> Callable[[], None]:
-        """`listener(key)` after each change (topics too, as `topic/NAME`), of all keys or of those that begin
-        with one of `prefixes`; returns how to stop."""
+        """Call `listener(key)` after each change of a setting, or of a topic, as `topic/NAME`.
+
+        `prefixes` restrict the keys. Returns the call that stops it.
+        """
 
     def caught_up(self) -> Completion[None]:
-        """Settled once this process sees what any process was answered before, in settings and topics."""
+        """Settle when this process sees all changes of settings and topics that any process was answered."""
         return succeeded(None)
 
     # --- writing
@@ -201,11 +209,11 @@ class Backend(ABC):
         deadline: float,
         into: Completion[list[AppendResult]] | None = None,
     ) -> Completion[list[AppendResult]]:
-        """Append; one AppendResult per record, also for refusals: it succeeds even when none is stored.
+        """Append records; answers with one AppendResult per record, and succeeds even if none is stored.
 
-        A record whose topic does not exist is REFUSED with UnknownTopicError. One that names its IDENTITY is
-        stored once where the engine is `idempotent`; another one like it is answered with the first
-        (AppendResult.first), once that has the durability its topic asks for. Commits do not look at it.
+        A record whose topic does not exist is REFUSED with UnknownTopicError. An `idempotent` engine stores a
+        record with an IDENTITY once; a repetition is answered with the first one (AppendResult.first), when
+        that has the durability that its topic requires. Commits ignore IDENTITY.
         """
 
     @abstractmethod
@@ -215,10 +223,10 @@ class Backend(ABC):
         deadline: float,
         into: Completion[list[AppendResult]] | None = None,
     ) -> Completion[list[AppendResult]]:
-        """Records, progress and settings, all or nothing (capability `atomic`), durable when it succeeds.
+        """Commit records, progress and settings, all or nothing (capability `atomic`), durable on success.
 
-        Fails with FencedError, UnknownTopicError, TryLaterError, StorageError (nothing is stored), or
-        RemoteError (unknown). Applying the same progress again is harmless.
+        Fails with FencedError, UnknownTopicError, TryLaterError or StorageError (nothing is stored), or with
+        RemoteError (uncertain outcome). Committing the same progress twice is harmless.
         """
 
     # --- reading
@@ -233,15 +241,16 @@ class Backend(ABC):
         tags: frozenset[int] | None = None,
         ids: bool = False,
     ) -> Completion[ReadBatch]:
-        """Up to `count_max` records from `offset`; at least one, then until `bytes_max` of delivery bytes.
+        """Read up to `count_max` records from `offset`: at least one, then until `bytes_max` of delivery
+        bytes.
 
-        A batch may hold fewer than there are; what follows is read from its `next_offset`.
+        A batch may hold fewer records than exist; continue at its `next_offset`.
         With `tags`, records whose tag hash (records.tag_hash) is not among them are passed over without
-        reading their bodies; `next_offset` lies behind those, also where the answer is NONE. One call
-        passes over at most PASSED_MAX records, so that nobody waits for a long search: it then
-        answers DATA with empty columns and a `next_offset` to go on from. NONE still means that there is
+        reading their bodies; `next_offset` lies after those, also if the answer is NONE. One call
+        passes over at most PASSED_MAX records, so that no call takes long: it then
+        answers DATA with empty columns and a `next_offset` to continue from. NONE still means that there is
         nothing at or after `next_offset` yet.
-        `ids`: the batch will be asked for its `message_ids`; an engine may take them with the rest.
+        `ids`: the caller will need the batch's `message_ids`; an engine may read them with the rest.
         """
         check_read(offset, count_max, bytes_max)
         completion: Completion[ReadBatch] = Completion() if into is None else into
@@ -250,19 +259,19 @@ class Backend(ABC):
 
     @abstractmethod
     def start_read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
-        """What an engine does for `read`."""
+        """Perform a checked `read`; implemented by each engine."""
 
     @abstractmethod
     def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
-        """Settles True as soon as a record at or past `offset` can be read, False at the deadline."""
+        """Wait until a record at or past `offset` can be read (True), or until the deadline (False)."""
 
     @abstractmethod
     def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
-        """Per queue, in bulk; None where the queue is gone."""
+        """Return the bounds of several queues; None for a deleted queue."""
 
     @abstractmethod
     def offset_for_time(self, queue: QueueRef, wall_ms: int) -> Completion[int]:
-        """The first offset stored at or after `wall_ms`; next offset when there is none."""
+        """Return the first offset stored at or after `wall_ms`, or the next offset if there is none."""
 
     def find(
         self,
@@ -272,46 +281,51 @@ class Backend(ABC):
         message_id: bytes | None = None,
         count_max: int = 64,
     ) -> Completion[list[StoredRecord]]:
-        """By key or message id, newest first (capability `find_by_key`, else UnsupportedError)."""
+        """Find records by key or message id, newest first (capability `find_by_key`, else
+        UnsupportedError).
+        """
         check_find(key, message_id, count_max)
         return self.start_find(FindCall(topic, key, message_id, count_max))
 
     @abstractmethod
     def start_find(self, call: FindCall) -> Completion[list[StoredRecord]]:
-        """What an engine does for `find`."""
+        """Perform a checked `find`; implemented by each engine."""
 
     # --- group progress and membership
 
     @abstractmethod
     def progress(self, group: str, queues: Sequence[QueueRef]) -> Completion[list[ProgressView]]:
-        """What is recorded, per queue, in bulk."""
+        """Return the recorded progress of a group on several queues."""
 
     @abstractmethod
     def join(self, join: Join, listener: MembershipListener) -> Membership:
-        """Become a member; `listener.assigned` follows when something is granted."""
+        """Become a member of a group; `listener.assigned` follows when queues are granted."""
 
     @abstractmethod
     def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
-        """Which member holds which queue now, by its `address`; queues between two owners are absent."""
+        """Return the address of the member that holds each queue; queues between two owners are absent."""
 
     # --- the engine itself
 
     def trim(self, queue: QueueRef, before: int) -> None:  # noqa: B027
-        """Nobody needs records of this queue below the offset `before` any more: an engine that keeps them
-        for ever may let them go, some time. From memory, at once."""
+        """Allow an engine without retention to delete the records of a queue below the offset `before`, some
+        time.
+
+        Returns at once.
+        """
 
     @abstractmethod
     def health(self) -> Health:
-        """From memory, at once."""
+        """Return the health of the engine. From memory, at once."""
 
     @abstractmethod
     def clock_ms(self) -> int:
-        """The store's clock: the store time the next record would get."""
+        """Return the time of the store's clock: the store time that a record would get now."""
 
     @abstractmethod
     def drain(self, deadline: float) -> Completion[None]:
-        """Refuse what is new (DrainingError), settle what is pending, make all of it durable."""
+        """Refuse new calls (DrainingError), settle the pending ones, and make everything durable."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything at once; pending completions fail with DrainingError. May be called twice."""
+        """Close the engine at once; pending completions fail with DrainingError. May be called twice."""

@@ -1,4 +1,4 @@
-"""What goes into the backend and what comes out of it: plain data, shared by every engine."""
+"""The records, results and settings that the backend port exchanges: plain data, shared by every engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PASSED_MAX = 1 << 16  # records that one read may pass over because of their tag
 
 
 class Durability(IntEnum):
-    """What an answered append has reached. The numbers are Result field 103 on the wire."""
+    """The durability of an answered append. The numbers are Result field 103 on the wire."""
 
     WRITTEN = 0  # handed to the operating system
     DURABLE = 1  # fsync has returned
@@ -36,16 +36,16 @@ class QueueRef(NamedTuple):
 
 
 class NewRecord(msgspec.Struct, array_like=True, forbid_unknown_fields=True, eq=False):
-    """One message to append; its fields in their order are also how it travels between processes.
+    """One message to append; the order of its fields is also the form in which processes exchange it.
 
-    `delivery` is what ddmq_common.delivery.encode gave.
+    `delivery`: the result of ddmq_common.delivery.encode.
 
-    `key` (UTF-8 bytes, b"" = none) is for the key index and `tags` for the tag hash; both also stand
-    inside `delivery`. `message_id`: 16 bytes, kept through delay, retry and dead letter. `born_ms`:
-    wall clock at the producer proxy. `due_ms`: 0, or when a held record is due (epoch milliseconds), or
-    negative: so many milliseconds after its own store time. `system`: internal
-    properties (reserved names) that never reach a client as they are; with IDENTITY among them
-    (ddmq_common/send_identity.py) an `idempotent` engine appends the message once.
+    `key` (UTF-8 bytes, b"" = none) is for the key index and `tags` for the tag hash; `delivery` contains both
+    too. `message_id`: 16 bytes, unchanged by delay, retry and dead letter. `born_ms`: wall clock at the
+    producer proxy. `due_ms`: 0, or the due time of a delayed record (epoch milliseconds), or negative: so
+    many milliseconds after its own store time. `system`: internal properties (reserved names) that never
+    reach a client in this form; with IDENTITY among them (ddmq_common/send_identity.py) an `idempotent`
+    engine appends the message once.
     """
 
     topic: str
@@ -61,16 +61,19 @@ class NewRecord(msgspec.Struct, array_like=True, forbid_unknown_fields=True, eq=
 
 
 class AppendStatus(IntEnum):
-    """What became of one record."""
+    """The outcome of appending one record."""
 
     STORED = 0
-    NOT_STORED = 1  # certainly not there: the caller may send it again without a duplicate
-    UNKNOWN = 2  # may or may not be there
-    REFUSED = 3  # not there, and `error` says who must act
+    NOT_STORED = 1  # certainly not stored: the caller may send it again without a duplicate
+    UNKNOWN = 2  # may be stored or not
+    REFUSED = 3  # not stored, and the class of `error` says who must act
 
 
 class FirstStored(NamedTuple):
-    """Where a message stands that was sent again. `differs`: the later one had another body."""
+    """The stored message of which another send is a repetition.
+
+    `differs`: the repetition has another body.
+    """
 
     message_id: bytes
     queue_id: int
@@ -79,10 +82,10 @@ class FirstStored(NamedTuple):
 
 
 class AppendResult(NamedTuple):
-    """Per record of an append, in the order given. `offset` is -1 unless STORED.
+    """The result of appending one record. `offset` is -1 unless STORED.
 
-    `first`: the record was not stored, because its message was before (capability `idempotent`); `offset` is
-    that one's, in its own queue.
+    `first`: the message was stored before, so that this record was not stored (capability `idempotent`);
+    `offset` is then the stored message's, in its own queue.
     """
 
     status: AppendStatus
@@ -93,7 +96,7 @@ class AppendResult(NamedTuple):
 
 
 class ReadStatus(Enum):
-    """What a read found."""
+    """The outcome of a read."""
 
     DATA = "data"
     NONE = "none"  # nothing at or after the offset yet
@@ -103,7 +106,7 @@ class ReadStatus(Enum):
 
 
 class StoredRecord(NamedTuple):
-    """One record in full."""
+    """A complete stored record."""
 
     topic: str
     queue_id: int
@@ -119,7 +122,7 @@ class StoredRecord(NamedTuple):
 
 
 class ShortRecord(NamedTuple):
-    """A record in short. `value`: one of its system properties (UTF-8), b"" where it has none such."""
+    """A record in short. `value`: one of its system properties (UTF-8), b"" if the record lacks it."""
 
     offset: int
     message_id: bytes
@@ -130,7 +133,7 @@ class ShortRecord(NamedTuple):
 
 
 def short_record(record: StoredRecord, name: str) -> ShortRecord:
-    """Its short form, with the system property `name`."""
+    """Return the short form of a record, with the system property `name`."""
     value, delivery = record.system.get(name, "").encode(), bytes(record.delivery)
     return ShortRecord(record.offset, record.message_id, record.born_ms, record.flags, value, delivery)
 
@@ -139,7 +142,7 @@ class ReadBatch(ABC):
     """Records of one queue in columns: a pull touches slices and offsets, not an object a message.
 
     Offsets ascend but may have gaps; continue at `next_offset`, never at the last offset + 1.
-    A record that was found damaged is left out and counted; its offset is a gap.
+    A damaged record is left out and counted; its offset is a gap.
     """
 
     status: ReadStatus
@@ -150,42 +153,51 @@ class ReadBatch(ABC):
     deliveries: Sequence[bytes]
     next_offset: int
     bounds: Bounds | None  # set when OUT_OF_RANGE
-    at_end: bool = False  # known when it was read: nothing at or past `next_offset` yet
+    at_end: bool = False  # whether there was nothing at or past `next_offset` at the read
 
     @abstractmethod
     def record(self, index: int) -> StoredRecord:
-        """The record at `index` of the columns, in full."""
+        """Return the complete record at `index` of the columns."""
 
     def carried(self, name: str) -> list[ShortRecord]:
-        """All of them in short, with the system property `name`; what was damaged, or deleted, since the
-        read is left out. An engine that need not take a whole record apart for it does better than this."""
-        found = []
+        """Return all records in short, with the system property `name`.
+
+        Records that were damaged or deleted since the read are left out. An engine overrides this if it need
+        not decode complete records.
+        """
+        records = []
         for index in range(len(self.offsets)):
             try:
                 record = self.record(index)
             except DamagedError:
                 continue
-            found.append(short_record(record, name))
-        return found
+            records.append(short_record(record, name))
+        return records
 
     def message_ids(self) -> list[bytes]:
-        """Those of all of them; b"" where one cannot be told any more. An engine that need not take a whole
-        record apart for it does better than this."""
-        found = []
+        """Return the message ids of all records, b"" for a record that cannot be read any more.
+
+        An engine overrides this if it need not decode complete records.
+        """
+        ids = []
         for index in range(len(self.offsets)):
             try:
-                found.append(self.record(index).message_id)
+                ids.append(self.record(index).message_id)
             except DamagedError:
-                found.append(b"")
-        return found
+                ids.append(b"")
+        return ids
 
     def stored_ms(self, index: int) -> int:
-        """When the record at `index` was stored, epoch milliseconds; 0 when that cannot be told any more."""
+        """Return the store time of the record at `index`, in epoch milliseconds; 0 if it cannot be read any
+        more.
+        """
         return self.record(index).stored_ms
 
 
 def is_for_group(batch: ReadBatch, index: int, group: str) -> bool:
-    """Whether `group` may have the record at `index`: all groups may, but where the record names one."""
+    """Return whether `group` may receive the record at `index`: every group may, unless the record names
+    one.
+    """
     if not batch.flags[index] & FLAG_ONE_GROUP:
         return True
     try:
@@ -195,20 +207,23 @@ def is_for_group(batch: ReadBatch, index: int, group: str) -> bool:
 
 
 class Bounds(NamedTuple):
-    """`[min, next)`: oldest readable offset, and where the next append lands."""
+    """The range `[min, next)`: the oldest readable offset, and the offset that the next append gets."""
 
     min: int
     next: int
 
 
-# What a topic has on an engine that replicates; -1 ms: for ever.
+# The settings of a topic on an engine that replicates; -1 ms: for ever.
 CLUSTER_SETTINGS = ("replication_factor", "min_insync", "retention_ms")
 
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """One topic as it stands. `delay`: both | none | only. `source`: "log", or the file that owns it.
-    `delay_dialects`: in whose words properties of a plain send ask for a delay (names.DELAY_DIALECTS)."""
+    """The present settings of one topic. `delay`: both | none | only. `source`: "log", or the file that owns
+    it.
+
+    `delay_dialects`: the delay-property dialects accepted on plain sends (names.DELAY_DIALECTS).
+    """
 
     name: str
     incarnation: int
@@ -220,23 +235,23 @@ class TopicInfo:
     body_bytes_max: int | None = None
     source: str = "log"
     delay_dialects: tuple[str, ...] = ()
-    replication_factor: int | None = None  # CLUSTER_SETTINGS; None: as the engine has it
+    replication_factor: int | None = None  # CLUSTER_SETTINGS; None: the engine's default
     min_insync: int | None = None
     retention_ms: int | None = None
 
     def refs(self) -> list[QueueRef]:
-        """Its queues, ascending."""
+        """Return the topic's queues, ascending."""
         return [QueueRef(self.name, self.incarnation, queue_id) for queue_id in range(self.queues)]
 
 
 class ProgressDelta(msgspec.Struct, frozen=True):
-    """A change to one group's progress on one queue; applied whole or refused whole.
+    """A change to one group's progress on one queue, applied or refused as a unit.
 
-    `finished`: ranges `[start, end)` of offsets done, filtered out, or gaps; any order, may repeat.
-    `attempts`: (offset, attempts so far) of unfinished ones; recorded on fail and time-out.
-    `reset_to`: sets the committed offset, empties ack map and attempts, starts generation
-    `generation` (which must be above the current one); `finished` and `attempts` are then empty.
-    Refused with FencedError when `epoch` or `generation` is below what is recorded.
+    `finished`: ranges `[start, end)` of offsets that are done, filtered out, or gaps; in any order, may
+    repeat. `attempts`: (offset, attempts so far) of unfinished ones; recorded on fail and time-out.
+    `reset_to`: sets the committed offset, empties ack map and attempts, starts generation `generation` (which
+    must be above the current one); `finished` and `attempts` are then empty. Refused with FencedError when
+    `epoch` or `generation` is below what is recorded.
     """
 
     group: str
@@ -250,7 +265,7 @@ class ProgressDelta(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ProgressView:
-    """A group's whole progress on one queue, as recorded.
+    """A group's complete recorded progress on one queue.
 
     `committed` is None when the group has none on this queue yet (it then starts at the queue's first
     message). `finished`: disjoint ascending ranges, all above `committed`. `attempts` of unfinished ones.
@@ -275,11 +290,11 @@ class SettingsLimit(NamedTuple):
 
 
 class CommitBatch(msgspec.Struct, frozen=True):
-    """All or nothing where the engine is `atomic`. `settings`: key → value, None deletes.
+    """Records, progress and settings to commit, all or nothing if the engine is `atomic`.
 
-    `absent`: settings that must not be there before it; refused with FencedError when one is.
-    `limits`: refused with BoundReachedError when it makes a setting beyond one of them. The engine decides
-    both for all processes together.
+    `settings`: key → value, None deletes. `absent`: settings that must not exist before; else the engine
+    refuses the batch with FencedError. `limits`: bounds on settings; if the batch exceeds one, the engine
+    refuses it with BoundReachedError. The engine decides both for all processes together.
     """
 
     records: Sequence[NewRecord] = ()
@@ -307,9 +322,10 @@ class Capabilities:
 
 
 def tag_hash(tags: bytes) -> int:
-    """What stands beside an offset, so that filtering reads no properties; 0 for no tags, else above.
+    """Return the hash of `tags` that a queue stores with each offset, so that filters need not read
+    properties.
 
-    CRC-32C, so every engine and every process says the same. Two tags may share a hash: a match is checked
-    again on the text.
+    It is 0 for no tags, else positive: a CRC-32C, the same in every engine and process. Two tags may share a
+    hash, so a match is checked again on the text.
     """
     return google_crc32c.value(tags) or 1 if tags else 0

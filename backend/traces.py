@@ -1,12 +1,12 @@
-"""TraceWriter: trace events of one process on their way to RMQ_SYS_TRACE_TOPIC (docs/formats-trace.md).
+"""TraceWriter: stores the trace events of one process in RMQ_SYS_TRACE_TOPIC (docs/formats-trace.md).
 
-`add` keeps an event in memory; a second later, or when many bytes are waiting, events go into records, one
-for each message, and are appended. Rules:
-* A trace never slows, refuses or loses a message: nobody waits for anything here. What does not fit (in
-  memory, in what a day may take, in the store) is dropped and counted with its reason.
-* One append is under way at a time; at the end of the process `drain` appends what there is.
-* Of how many messages one is traced stands in the settings, by topic (`trace/TOPIC`), and is followed here.
-Times are those of the store's clock.
+`add` stores an event in memory; a second later, or when many bytes are waiting, events are packed into
+records, one for each message, and appended. Rules:
+* A trace never slows, refuses or loses a message: no caller waits for anything here. Events beyond a bound
+  (of memory, of bytes a day, of the store) are dropped and counted with the reason.
+* One append is under way at a time; at the end of the process `drain` appends the remaining events.
+* The setting `trace/TOPIC` states that one in so many messages of a topic is traced; it is followed here.
+Times are on the clock of the store.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from ddmq_common.trace.sampling import OFF, limit_of
 log = logging.getLogger("ddmq.trace")
 QUEUES = 4
 EVENTS_MAX = 20_000  # in memory
-BYTES_MAX = 20 << 20  # the same, at most
+BYTES_MAX = 20 << 20  # in memory
 FLUSH_S = 1.0
-FLUSH_BYTES = 2 << 20  # so many waiting go at once
-APPEND_RECORDS = 1_000  # of one append
+FLUSH_BYTES = 2 << 20  # so many waiting bytes are appended at once
+APPEND_RECORDS = 1_000  # per append
 APPEND_S = 10.0
-RETENTION_MS = 3 * 24 * 3_600_000  # on an engine that keeps topics by themselves
+RETENTION_MS = 3 * 24 * 3_600_000  # on an engine with retention per topic
 DAY_S = 86_400.0
-EVENT_BYTES = 1_000  # of one event in memory, without its texts and waits
-WAIT_BYTES = 160  # of one wait there
+EVENT_BYTES = 1_000  # assumed per event in memory, without its texts and waits
+WAIT_BYTES = 160  # assumed per wait
 Facts = dict[str, Fact]
 
 
 class TraceTimer(Protocol):
-    """Rings once (ddmq_common.hub_timer)."""
+    """A timer that fires once (ddmq_common.hub_timer)."""
 
     def once(self, seconds: float, ring: Callable[[], object]) -> None: ...
 
     def stop(self) -> None: ...
 
 
-class _Kept(NamedTuple):
-    """An event in memory. `later`: facts that were not known yet."""
+class _BufferedEvent(NamedTuple):
+    """An event in memory. `later` returns facts that were not known yet."""
 
     number: int
     kind: TraceKind
@@ -66,9 +66,9 @@ class _Kept(NamedTuple):
 
 
 class TraceWriter:
-    """Of one process, named `process`; `instance` tells its starts apart.
+    """Stores the trace events of one process, named `process`; `instance` distinguishes its starts.
 
-    `limits`: by topic, which ids are traced (sampling.py); without an entry none is.
+    `limits`: the range of traced ids by topic (sampling.py); no message of other topics is traced.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class TraceWriter:
         self._metrics = metrics
         self._clock = clock
         self._timer = timer or HubTimer(ref=False)
-        self._kept: dict[bytes, list[_Kept]] = {}
+        self._events: dict[bytes, list[_BufferedEvent]] = {}
         self._count = self._bytes = self._number = 0
         self._ringing = self._hurried = False
         self._appending: Completion[list[AppendResult]] | None = None
@@ -97,15 +97,15 @@ class TraceWriter:
         self._stored = metrics.cell(catalogue.TRACE_STORED)
         self.now_ms = backend.clock_ms
         for key in backend.settings(TRACE_PREFIX):
-            self._changed(key)
-        self._unwatch = backend.watch_settings(self._changed, TRACE_PREFIX)
+            self._on_setting_changed(key)
+        self._unwatch = backend.watch_settings(self._on_setting_changed, TRACE_PREFIX)
 
     def close(self) -> None:
-        """Follow the settings no more, append no more."""
+        """Stop following the settings and appending."""
         self._unwatch()
         self._timer.stop()
 
-    def _changed(self, key: str) -> None:
+    def _on_setting_changed(self, key: str) -> None:
         topic = key.removeprefix(TRACE_PREFIX)
         limit = limit_of(one_in_of(self._backend, topic))
         if limit == OFF:
@@ -124,9 +124,9 @@ class TraceWriter:
         at_ms: int | None = None,
         later: Callable[[], Facts] | None = None,
     ) -> None:
-        """What happened to a message, now or at `at_ms`. `later` is asked for more facts within a second."""
+        """Add an event of a message, now or at `at_ms`. `later` is called for more facts within a second."""
         if self._count >= EVENTS_MAX or self._bytes >= BYTES_MAX:
-            self.dropped("memory")
+            self.count_dropped("memory")
             return
         self._number += 1
         self._count += 1
@@ -138,20 +138,20 @@ class TraceWriter:
                 size += WAIT_BYTES * len(value)
         self._bytes += size
         at_ms = self.now_ms() if at_ms is None else at_ms
-        event = _Kept(self._number, kind, at_ms, group, facts, later, size)
-        known = self._kept.get(message_id)
-        if known is None:
-            self._kept[message_id] = [event]
+        event = _BufferedEvent(self._number, kind, at_ms, group, facts, later, size)
+        events = self._events.get(message_id)
+        if events is None:
+            self._events[message_id] = [event]
         else:
-            known.append(event)
+            events.append(event)
         if not self._ringing or (self._bytes >= FLUSH_BYTES and not self._hurried):
-            self._ring()
+            self._set_timer()
 
-    def dropped(self, reason: str, count: int = 1) -> None:
-        """Events that are not stored."""
+    def count_dropped(self, reason: str, count: int = 1) -> None:
+        """Count events that are not stored, with the reason."""
         self._metrics.cell(catalogue.TRACE_DROPPED, reason).value += count
 
-    def _ring(self) -> None:
+    def _set_timer(self) -> None:
         if self._appending is None:
             self._ringing, self._hurried = True, self._bytes >= FLUSH_BYTES
             self._timer.once(0.0 if self._hurried else FLUSH_S, self.flush)
@@ -159,127 +159,131 @@ class TraceWriter:
     # --- storing them
 
     def flush(self) -> None:
-        """Append what there is, if nothing is being appended."""
+        """Append the events in memory, unless an append is under way."""
         self._ringing = self._hurried = False
-        if self._kept and self._appending is None:
-            self._append(self._take())
+        if self._events and self._appending is None:
+            self._append(self._take_batch())
 
-    def _take(self) -> list[tuple[int, NewRecord]]:
-        """The oldest, as records, each with how many events it holds."""
-        found: list[tuple[int, NewRecord]] = []
+    def _take_batch(self) -> list[tuple[int, NewRecord]]:
+        """Remove the oldest events and return their records, each with its number of events."""
+        batch: list[tuple[int, NewRecord]] = []
         now, wall_ms = self._clock.monotonic(), self._clock.wall_ms()
-        for message_id in list(self._kept)[:APPEND_RECORDS]:
-            events = self._kept.pop(message_id)
+        for message_id in list(self._events)[:APPEND_RECORDS]:
+            events = self._events.pop(message_id)
             self._count -= len(events)
             self._bytes -= sum([event.size for event in events])
-            record = self._record(message_id, events, wall_ms)
+            record = self._make_record(message_id, events, wall_ms)
             if self._day.wait_s(len(record.delivery), now):
-                self.dropped("day", len(events))
+                self.count_dropped("day", len(events))
                 continue
             self._day.take_tokens(len(record.delivery))
-            found.append((len(events), record))
-        return found
+            batch.append((len(events), record))
+        return batch
 
-    def _record(self, message_id: bytes, events: list[_Kept], wall_ms: int) -> NewRecord:
-        whole = [
-            TraceEvent(number, int(kind), at_ms, group, _short(facts if later is None else facts | later()))
+    def _make_record(self, message_id: bytes, events: list[_BufferedEvent], wall_ms: int) -> NewRecord:
+        trace_events = [
+            TraceEvent(number, int(kind), at_ms, group, _shorten(facts if later is None else facts | later()))
             for number, kind, at_ms, group, facts, later, _ in events
         ]
-        body = encode_batch(TraceBatch(self.process, self._instance, whole))
+        body = encode_batch(TraceBatch(self.process, self._instance, trace_events))
         return NewRecord(
             TRACE_TOPIC, queue_of(message_id, QUEUES), message_id, wall_ms, encode(b"", body, b"", None)
         )
 
-    def _append(self, taken: list[tuple[int, NewRecord]]) -> None:
-        if not taken:
-            self._ended([], None)
+    def _append(self, batch: list[tuple[int, NewRecord]]) -> None:
+        if not batch:
+            self._on_append_done([], None)
             return
         self._appending = Completion()
         deadline = self._clock.monotonic() + APPEND_S
         if self._backend.topic(TRACE_TOPIC) is not None:
-            self._send(taken, deadline)
+            self._send(batch, deadline)
             return
 
-        def made(topic: Completion[TopicInfo]) -> None:
+        def send_if_ready(topic: Completion[TopicInfo]) -> None:
             if topic.error is None:
-                self._send(taken, deadline)
+                self._send(batch, deadline)
             else:
-                self._ended(taken, topic.error)
+                self._on_append_done(batch, topic.error)
 
         try:
-            self._backend.put_topic(topic_info(self._backend), deadline).then(made)
+            self._backend.put_topic(topic_info(self._backend), deadline).then(send_if_ready)
         except DdmqError as error:
-            self._ended(taken, error)
+            self._on_append_done(batch, error)
 
-    def _send(self, taken: list[tuple[int, NewRecord]], deadline: float) -> None:
+    def _send(self, batch: list[tuple[int, NewRecord]], deadline: float) -> None:
         try:
-            appended = self._backend.append([record for _, record in taken], deadline)
+            appended = self._backend.append([record for _, record in batch], deadline)
         except DdmqError as error:
-            self._ended(taken, error)
+            self._on_append_done(batch, error)
             return
-        appended.then(lambda done: self._ended(taken, done.error, None if done.error else done.value))
+        appended.then(
+            lambda completion: self._on_append_done(
+                batch, completion.error, None if completion.error else completion.value
+            )
+        )
 
-    def _ended(
+    def _on_append_done(
         self,
-        taken: list[tuple[int, NewRecord]],
+        batch: list[tuple[int, NewRecord]],
         error: Exception | None,
         results: list[AppendResult] | None = None,
     ) -> None:
         if error is not None:
-            log.warning("trace events not stored", extra={"error": str(error)})
-            self.dropped("failed", sum(count for count, _ in taken))
-        for (count, _), result in zip(taken, results or (), strict=False):
+            log.warning("trace events could not be stored", extra={"error": str(error)})
+            self.count_dropped("failed", sum(count for count, _ in batch))
+        for (count, _), result in zip(batch, results or (), strict=False):
             if result.status is AppendStatus.STORED:
                 self._stored.value += count
             else:
                 refused = result.status is AppendStatus.REFUSED
-                gone = isinstance(result.error, UnknownTopicError)
-                self.dropped("refused" if refused and not gone else "failed", count)
+                topic_deleted = isinstance(result.error, UnknownTopicError)
+                self.count_dropped("refused" if refused and not topic_deleted else "failed", count)
         appending, self._appending = self._appending, None
-        if self._kept:
-            self._ring()
+        if self._events:
+            self._set_timer()
         if appending is not None:
             appending.succeed([])
 
     def drain(self, deadline: float) -> Completion[None]:
-        """Append what there is; succeeds in any case. `deadline`: monotonic seconds."""
+        """Append the events in memory until `deadline` (monotonic seconds); always succeeds."""
         drained: Completion[None] = Completion()
 
-        def again(_: object = None) -> None:
+        def append_rest(_: object = None) -> None:
             if self._appending is not None:
-                self._appending.then(again)
-            elif self._kept and self._clock.monotonic() < deadline:
+                self._appending.then(append_rest)
+            elif self._events and self._clock.monotonic() < deadline:
                 self.flush()
-                again()
+                append_rest()
             else:
                 drained.succeed(None)
 
-        if not self._kept and self._appending is None:
+        if not self._events and self._appending is None:
             return succeeded(None)
-        again()
+        append_rest()
         return drained
 
 
 def queue_of(message_id: bytes, queues: int) -> int:
-    """Where the events of a message stand."""
+    """Return the queue that holds the events of a message."""
     return crc32(message_id) % queues
 
 
 def one_in_of(backend: Backend, topic: str) -> int:
-    """Of how many messages of a topic one is traced, as the settings have it; 0: none."""
+    """Return n if one in n messages of a topic is traced, by the settings; 0 if none is."""
     text = backend.setting(TRACE_PREFIX + topic) or b""
     return int(text) if text.isdigit() and len(text) < 10 else 0
 
 
 def topic_info(backend: Backend) -> TopicInfo:
-    """The trace topic as it is made: no send waits for a sync of its own."""
+    """Return the settings with which the trace topic is created: without a sync of its own, if possible."""
     can = backend.capabilities
     durability = Durability.WRITTEN if Durability.WRITTEN in can.durability else min(can.durability)
     retention_ms = RETENTION_MS if can.engine == "kafka" else None
     return TopicInfo(TRACE_TOPIC, 0, QUEUES, durability, delay="none", retention_ms=retention_ms)
 
 
-def _short(facts: Mapping[str, Fact]) -> Facts:
+def _shorten(facts: Mapping[str, Fact]) -> Facts:
     return {
         name: value[:TEXT_MAX] if isinstance(value, str) else value
         for name, value in facts.items()

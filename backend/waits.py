@@ -1,9 +1,9 @@
-"""Waiters for data: woken by the commit that brings it, ended by their deadline, dropped when cancelled.
+"""Waits for data: a commit that brings data settles them, else their deadline; cancelled ones are dropped.
 
-For engines that hold their queues themselves.
+For engines that hold their queues in the process.
 
-A waiter sits at its queue, and in a heap by deadline; leaving one of them is enough, the other forgets
-it lazily, at the latest when half of what it holds is settled.
+A wait is stored at its queue and in a heap by deadline. It is removed from one of them at once, and from the
+other lazily, at the latest when half of its waits are settled.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Guard = Callable[..., None]
 
 
 class WaitedQueue(Protocol):
-    """A queue that somebody may wait at."""
+    """A queue with waits for data."""
 
     waiting: list[tuple[int, Wait]]  # offset, wait
 
     @property
     def visible(self) -> int:
-        """Readers see what is below."""
+        """The offset below which readers see the records."""
 
 
 class Waits:
-    """All waits, at most `waits_max`. `guard(call, *args)` keeps callers' errors from others."""
+    """All waits of an engine, at most `waits_max`. `guard(call, *args)` contains the errors of callbacks."""
 
     def __init__(self, waits_max: int, guard: Guard) -> None:
         self._waits_max = waits_max
@@ -43,27 +43,27 @@ class Waits:
         self._heap: list[tuple[float, int, Wait, WaitedQueue]] = []
         self._order = itertools.count()
         self._compact_at = min(COMPACT_AT, waits_max)
-        self._ended: Exception | None = None
+        self._closed_with: Exception | None = None
 
     def __len__(self) -> int:
         return len(self._heap)
 
     @property
     def next_at(self) -> float:
-        """No deadline is before."""
+        """A time at or before the earliest deadline."""
         return self._heap[0][0] if self._heap else NEVER
 
     def park(
         self, queue: WaitedQueue | None, ref: QueueRef, offset: int, deadline: float, wait: Wait
     ) -> None:
-        """As Backend.wait, from the hub: settle it at once, or keep it until there is data or the deadline.
+        """Settle a wait at once, or store it until there is data or the deadline passes. Runs on the hub.
 
-        `queue`: what `ref` names, None when it is gone.
+        `queue`: the queue named by `ref`, None if it does not exist.
         """
-        if _over(wait):
+        if _is_settled(wait):
             return
-        if self._ended is not None:
-            wait.fail(self._ended)
+        if self._closed_with is not None:
+            wait.fail(self._closed_with)
         elif queue is None:
             wait.fail(UnknownTopicError(f"queue {ref} does not exist (any more)"))
         elif offset < queue.visible:
@@ -75,7 +75,7 @@ class Waits:
             heapq.heappush(self._heap, (deadline, next(self._order), wait, queue))
 
     def wake(self, queue: WaitedQueue) -> None:
-        """Settle whoever waits for an offset that is visible now."""
+        """Settle the waits of a queue for offsets that are visible now."""
         waiting, queue.waiting = queue.waiting, []
         for offset, wait in waiting:
             if wait.cancelled or wait.done:
@@ -86,38 +86,38 @@ class Waits:
                 queue.waiting.append((offset, wait))
 
     def fail(self, queue: WaitedQueue, error: Exception) -> None:
-        """Fail everyone at one queue."""
+        """Fail all waits of one queue."""
         waiting, queue.waiting = queue.waiting, []
         for _, wait in waiting:
-            self._settle(wait, wait.fail, error)
+            self._settle_wait(wait, wait.fail, error)
 
     def fail_all(self, error: Exception) -> None:
-        """Fail everyone, and whoever comes later."""
-        self._ended = error
+        """Fail all waits, including later ones."""
+        self._closed_with = error
         heap, self._heap = self._heap, []
         for _, _, wait, queue in heap:
             queue.waiting = []
-            self._settle(wait, wait.fail, error)
+            self._settle_wait(wait, wait.fail, error)
 
     def sweep(self, now: float) -> None:
-        """Settle whoever is past the deadline."""
-        while self._heap and (self._heap[0][0] <= now or _over(self._heap[0][2])):
+        """Settle the waits past their deadline."""
+        while self._heap and (self._heap[0][0] <= now or _is_settled(self._heap[0][2])):
             _, _, wait, queue = heapq.heappop(self._heap)
-            self._settle(wait, wait.succeed, False)
+            self._settle_wait(wait, wait.succeed, False)
             if len(queue.waiting) > QUEUE_STALE_MAX or (queue.waiting and queue.waiting[0][1] is wait):
-                queue.waiting = [one for one in queue.waiting if not _over(one[1])]
+                queue.waiting = [item for item in queue.waiting if not _is_settled(item[1])]
 
-    def _settle(self, wait: Wait, how: Callable[..., None], value: Any) -> None:
-        if not _over(wait):
+    def _settle_wait(self, wait: Wait, how: Callable[..., None], value: Any) -> None:
+        if not _is_settled(wait):
             self._guard(how, value)
 
     def _is_full(self) -> bool:
-        """Forget what is settled; whether there is no room even so."""
-        self._heap = [one for one in self._heap if not _over(one[2])]
+        """Forget settled waits; return whether the bound is still reached."""
+        self._heap = [item for item in self._heap if not _is_settled(item[2])]
         heapq.heapify(self._heap)
         self._compact_at = min(max(COMPACT_AT, 2 * len(self._heap)), self._waits_max)
         return len(self._heap) >= self._waits_max
 
 
-def _over(wait: Wait) -> bool:
+def _is_settled(wait: Wait) -> bool:
     return wait.done or wait.cancelled

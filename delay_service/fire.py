@@ -319,7 +319,7 @@ class FireLoop:
         self._pause_s = self._pause_min
         context.finish_offsets(commit.finished + commit.passed_offsets)
         for offset, attempts in commit.attempts:
-            context.acks.attempt(offset, attempts)
+            context.acks.record_attempts(offset, attempts)
         if self._rejected_once:
             self._rejected_once.difference_update(one.message.offset for one in fires)
         self._due_scans.on_commit_done(fires, True)

@@ -368,7 +368,7 @@ def _ack_map(view: ProgressView) -> AckMap:
     acks = AckMap(view.committed or 0)
     acks.finish(view.finished)
     for offset, attempts in view.attempts.items():
-        acks.attempt(offset, attempts)
+        acks.record_attempts(offset, attempts)
     return acks
 
 

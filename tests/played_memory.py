@@ -21,7 +21,7 @@ class PlayedMemory(MemoryBackend):
 
     def release_held(self) -> None:
         """Let held writes take effect, in order."""
-        self._writes.let_go()
+        self._writes.end_hold()
 
     def fail_next(
         self,
@@ -36,13 +36,13 @@ class PlayedMemory(MemoryBackend):
 
     def expire(self, queue: QueueRef, offset: int) -> None:
         """Remove what is below `offset`, as retention does."""
-        self._store.expire(queue, offset)
+        self._store.expire_below(queue, offset)
 
     def lose(self, queue: QueueRef, offset: int) -> None:
         """Make one record unreadable, as damage does: its offset becomes a gap."""
         found = self._store.queue(queue)
         if found is not None:
-            found.lose(offset)
+            found.lose_record(offset)
 
     def revoke(self, group: str, topic: str, deadline: float) -> None:
         """Ask the holders to release their queues by `deadline`; they come last in line."""

@@ -1,9 +1,10 @@
 """The file log: the bundled engine. One process writes a directory, others join it over a socket.
 
-    log.py        FileLog, the backend port; opened.py ties its parts together
-    commit/       the way of a write       read/   the way of a read
-    start/        recovery, checkpoints    state.py, segments.py, consume_queue.py   what there is
-    core/         bytes and decisions, pure       index/, retention.py, holds.py, sessions/   beside the log
+    log.py        FileLog, the backend port; opened.py creates its components
+    commit/       the path of a write      read/   the path of a read
+    start/        recovery, checkpoints    state.py, segments.py, consume_queue.py   the state and its files
+    core/         byte layouts and decisions, pure
+    index/, retention.py, holds.py, sessions/   lookups, deletion of old segments, other processes
     storage.py    every file operation
 
 docs/formats.md describes every byte before the code does.
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.log import FileLog
-from backend.file_log.opened import Opened
+from backend.file_log.opened import OpenedDirectory
 from backend.file_log.options import FileLogOptions
 from backend.file_log.sessions.election import ElectedBackend, ElectedLog, Election
 from backend.file_log.sessions.reads import local_reads
@@ -37,22 +38,25 @@ def open_log(
     storage: Storage | None = None,
     lock: DirectoryLock | None = None,
 ) -> FileLog:
-    """Lock (unless `lock` is given) and recover a directory, made when missing; ready for appends. Blocks.
+    """Lock and recover a directory, which is created if missing, and return its log, ready for appends.
+    Blocks.
 
-    Raises DirectoryInUseError when another process writes it, StorageError when it cannot be used. The
-    log gives the lock back when it is closed, or when opening fails.
+    `lock`: a lock that is held already. Raises DirectoryInUseError when another process writes the directory,
+    StorageError when it cannot be used. The lock is released when the log is closed, or when opening fails.
     """
     options = FileLogOptions() if options is None else options
     try:
         make_private(directory)
     except OSError as error:
         raise StorageError(f"the directory {directory} cannot be made: {error}") from error
-    held = DirectoryLock.acquire(directory, clock.wall_ms()) if lock is None else lock
+    writer_lock = DirectoryLock.acquire(directory, clock.wall_ms()) if lock is None else lock
     try:
-        opened = Opened(directory, options, held, Storage() if storage is None else storage, metrics)
+        opened = OpenedDirectory(
+            directory, options, writer_lock, Storage() if storage is None else storage, metrics
+        )
         return FileLog(opened, options, clock, metrics)
     except BaseException:
-        held.release()
+        writer_lock.release()
         raise
 
 
@@ -64,9 +68,10 @@ def open_shared(
     metrics: Registry,
     may_write: bool = True,
 ) -> ElectedBackend:
-    """The directory's log for one of several processes: as its writer when there is none, else as a member.
+    """Open a directory that several processes share: as its writer if there is none, else as a member.
 
-    Blocks the calling greenlet. Raises as Election.start; `may_write` False never becomes the writer.
+    Blocks the calling greenlet. Raises what Election.start raises. With `may_write` False this process never
+    becomes the writer.
     """
 
     def open_writer(folder: Path, lock: DirectoryLock) -> ElectedLog:

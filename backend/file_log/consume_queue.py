@@ -1,38 +1,44 @@
-"""Consume queues: the files, offset → entry, and which entries a read has to look at.
+"""Consume queues: files that lead from an offset to an entry, the entries that wait to be written, and the
+selection of entries for a read.
 
-They are a view, which never decides what counts. Entries of a queue are written in order, without a sync, and
-only for records that readers may see; other processes find the number of entries in the files' sizes. Reading
-past what is written gives less; what is wrong in an entry is for the reader to find.
+They are a view of the log and never decide which records count. Entries of a queue are written in order,
+without a sync, and only for records that readers may see; other processes learn the number of entries from
+the sizes of the files. A read past the end returns less. The reader checks each entry.
 
-Choosing by tag touches no record. An entry whose checksum is wrong says nothing, not even its tag, so it is
-always chosen and looked into; a run of entries is checked by one CRC over all of it. That one CRC suffices
-because an entry ends in its own: each sound entry takes the CRC's state over to the next in the same way
-whatever is in it, so that n sound entries have the CRC of n sound entries of any content.
+Selecting by tag touches no record. In an entry with a wrong checksum not even the tag can be trusted, so such
+an entry is always selected and then checked. One CRC over a run of entries checks all of them: because each
+entry ends in its own CRC, a valid entry leaves the state of the running CRC independent of its content, so
+that n valid entries of any content have the same CRC.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import lru_cache
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import google_crc32c
 
 from backend.file_log.core import names
-from backend.file_log.core.layout import ENTRY_BYTES, GAP_ENTRY, entry_is_sound
+from backend.file_log.core.layout import ENTRY_BYTES, GAP_ENTRY, is_valid_entry
+from backend.file_log.options import FileLogOptions
+from backend.file_log.state import LogQueue
 from backend.file_log.storage import PAGE_BYTES, File, Storage
 from backend.port import ReadCall
 from backend.records import QueueRef
+from ddmq_common.hub_timer import HubTimer
+from ddmq_common.native_threads import off_hub
 
 FILE_ENTRIES = 1 << 18
-SYNC_EACH_MAX = 16  # more queues that were written are made durable in one call, not file by file …
-OTHERS_BYTES_MAX = 64 << 20  # … unless it would have to write more than this of other files first,
-EACH_BESIDE_MAX = 10_000  # and unless they are more than this: a checkpoint would take too long
+SYNC_EACH_MAX = 16  # more queues than this are synced in one call, not file by file …
+OTHERS_BYTES_MAX = 64 << 20  # … unless that call had to write more than this of other files first …
+EACH_BESIDE_MAX = 10_000  # … but always above this number of queues: a checkpoint would take too long
 
 
 class QueueFiles:
@@ -45,94 +51,103 @@ class QueueFiles:
         self._write = write
         self._open: OrderedDict[tuple[QueueRef, int], File] = OrderedDict()
         self._unsynced: dict[QueueRef, set[int]] = {}
-        self._named: set[QueueRef] = set()  # whose files have durable names
+        self._durable_names: set[QueueRef] = set()  # queues whose file names are durable
         self._lock = threading.Lock()
 
     def read(self, ref: QueueRef, offset: int, count: int) -> bytes:
-        """Entries from `offset` on; fewer where the files end."""
+        """Return up to `count` entries from `offset` on; fewer at the end of the files."""
         index, at = divmod(offset, FILE_ENTRIES)
-        found = self._read_file(ref, index, at, min(count, FILE_ENTRIES - at))
-        left = count - (FILE_ENTRIES - at)
-        if left > 0 and len(found) == (FILE_ENTRIES - at) * ENTRY_BYTES:
-            found += self.read(ref, offset + count - left, left)
-        return found[: len(found) // ENTRY_BYTES * ENTRY_BYTES]
+        entries = self._read_file(ref, index, at, min(count, FILE_ENTRIES - at))
+        remaining = count - (FILE_ENTRIES - at)
+        if remaining > 0 and len(entries) == (FILE_ENTRIES - at) * ENTRY_BYTES:
+            entries += self.read(ref, offset + count - remaining, remaining)
+        return entries[: len(entries) // ENTRY_BYTES * ENTRY_BYTES]
 
     def _read_file(self, ref: QueueRef, index: int, at: int, count: int) -> bytes:
         with self._lock:
             try:
-                file = self._file(ref, index, write=False)
+                file = self._open_file(ref, index, write=False)
             except FileNotFoundError:
                 return b""
             return file.salvage(count * ENTRY_BYTES, at * ENTRY_BYTES)
 
     def write(self, ref: QueueRef, offset: int, data: bytes) -> None:
-        """Entries for `offset` and what follows it, to the page cache."""
+        """Write entries for `offset` and the offsets after it to the page cache."""
         while data:
             index, at = divmod(offset, FILE_ENTRIES)
             chunk = data[: (FILE_ENTRIES - at) * ENTRY_BYTES]
             with self._lock:
-                self._file(ref, index, write=True).pwrite(chunk, at * ENTRY_BYTES)
+                self._open_file(ref, index, write=True).pwrite(chunk, at * ENTRY_BYTES)
                 self._unsynced.setdefault(ref, set()).add(index)
             offset += len(chunk) // ENTRY_BYTES
             data = data[len(chunk) :]
 
-    def passes(self, ref: QueueRef, offset: int) -> bool:
-        """Whether the file that `offset` belongs to has entries from there on. Opens nothing. Blocking."""
-        return self.fit(ref, offset, offset)[1]
+    def has_entries_from(self, ref: QueueRef, offset: int) -> bool:
+        """Return whether the file of `offset` has entries from there on. Opens nothing. Blocking."""
+        return self.check_extent(ref, offset, offset)[1]
 
-    def fit(self, ref: QueueRef, start: int, end: int) -> tuple[bool, bool]:
-        """Whether the files are long enough for entries `[start, end)`, and whether the last goes on behind
-        them. Opens nothing. Blocking."""
+    def check_extent(self, ref: QueueRef, start: int, end: int) -> tuple[bool, bool]:
+        """Return whether the files have all entries `[start, end)`, and whether the last file has more after
+        them.
+
+        Opens nothing. Blocking.
+        """
         last, at = divmod(end, FILE_ENTRIES)
-        size = self._storage.size(self._path(ref, last)) or 0
-        whole = end <= start or size >= at * ENTRY_BYTES
+        size = self._storage.size(self._path_of(ref, last)) or 0
+        complete = end <= start or size >= at * ENTRY_BYTES
         for index in range(start // FILE_ENTRIES, last):
-            whole = whole and (self._storage.size(self._path(ref, index)) or 0) >= FILE_ENTRIES * ENTRY_BYTES
-        return whole, size > at * ENTRY_BYTES
+            complete = (
+                complete
+                and (self._storage.size(self._path_of(ref, index)) or 0) >= FILE_ENTRIES * ENTRY_BYTES
+            )
+        return complete, size > at * ENTRY_BYTES
 
-    def cut(self, ref: QueueRef, offset: int) -> None:
+    def truncate_at(self, ref: QueueRef, offset: int) -> None:
         """Remove the entries from `offset` on. Blocking."""
         keep = offset // FILE_ENTRIES
-        for index in self._indexes(ref):
+        for index in self._list_indexes(ref):
             if index > keep:
                 self._remove(ref, index)
             elif index == keep:
                 with self._lock:
-                    self._file(ref, index, write=True).truncate(offset % FILE_ENTRIES * ENTRY_BYTES)
+                    self._open_file(ref, index, write=True).truncate(offset % FILE_ENTRIES * ENTRY_BYTES)
 
     def drop_below(self, ref: QueueRef, offset: int) -> None:
-        """Remove the files that hold nothing from `offset` on. Blocking."""
-        for index in self._indexes(ref):
+        """Remove the files whose entries are all below `offset`. Blocking."""
+        for index in self._list_indexes(ref):
             if (index + 1) * FILE_ENTRIES <= offset:
                 self._remove(ref, index)
 
-    def _indexes(self, ref: QueueRef) -> Iterator[int]:
-        """Of the files that there are, ascending."""
-        for name in self._storage.list(self._folder(ref)):
+    def _list_indexes(self, ref: QueueRef) -> Iterator[int]:
+        """Return the indexes of the queue's existing files, ascending."""
+        for name in self._storage.list(self._folder_of(ref)):
             parsed = names.parse_queue_file(name)
             if parsed is not None and parsed.incarnation == ref.incarnation:
                 yield parsed.start // FILE_ENTRIES
 
-    def drop(self, ref: QueueRef) -> None:
-        """Remove all files of a queue whose topic is gone, and folders that are empty then. Blocking."""
+    def remove_queue(self, ref: QueueRef) -> None:
+        """Remove all files of a queue whose topic was deleted, and the folders that are empty then.
+
+        Blocking.
+        """
         self.drop_below(ref, 1 << 62)
-        folder = self._folder(ref)
+        folder = self._folder_of(ref)
         with self._lock:
             self._unsynced.pop(ref, None)
-            self._named.discard(ref)
+            self._durable_names.discard(ref)
             self._storage.remove_folder(folder)
             self._storage.remove_folder(os.path.dirname(folder))
 
     def close_deleted(self) -> None:
-        """Give up files that another process has removed."""
+        """Close the files that another process has removed."""
         with self._lock:
-            for key in [key for key, file in self._open.items() if file.deleted()]:
+            for key in [key for key, file in self._open.items() if file.is_deleted()]:
                 self._open.pop(key).close()
 
     def sync(self) -> None:
-        """Make durable what was written since the last time. Blocking.
+        """Make all entries written since the last call durable. Blocking.
 
-        Group commits go on meanwhile, and must not wait for a disk that is busy with others' files.
+        Group commits continue meanwhile, and must not wait for a disk that is busy with other files.
         """
         with self._lock:
             unsynced, self._unsynced = self._unsynced, {}
@@ -142,7 +157,7 @@ class QueueFiles:
             for ref, indexes in list(unsynced.items()):
                 for index in indexes:
                     self._sync_file(ref, index)
-                if ref not in self._named:
+                if ref not in self._durable_names:
                     self._sync_folder(ref)
                 del unsynced[ref]
         except OSError:
@@ -152,7 +167,9 @@ class QueueFiles:
             raise
 
     def _sync_at_once(self, unsynced: dict[QueueRef, set[int]]) -> bool:
-        """With one call, where that is cheaper than one for each; else the disk begins with all of them."""
+        """Sync everything in one call and return True where that is cheaper; else start write-back of each
+        file.
+        """
         if len(unsynced) <= SYNC_EACH_MAX:
             return False
         others = self._storage.dirty_bytes() - sum(map(len, unsynced.values())) * PAGE_BYTES
@@ -161,12 +178,15 @@ class QueueFiles:
             return True
         for ref, indexes in unsynced.items():
             for index in indexes:
-                with suppress(FileNotFoundError), closing(self._storage.open(self._path(ref, index))) as file:
+                with (
+                    suppress(FileNotFoundError),
+                    closing(self._storage.open(self._path_of(ref, index))) as file,
+                ):
                     file.write_back()
         return False
 
     def _sync_file(self, ref: QueueRef, index: int) -> None:
-        path = self._path(ref, index)
+        path = self._path_of(ref, index)
         try:
             file = self._storage.open(path)
         except FileNotFoundError:  # deleted meanwhile
@@ -176,28 +196,28 @@ class QueueFiles:
 
     def _sync_folder(self, ref: QueueRef) -> None:
         with self._lock:
-            self._named.add(ref)  # before: a file that is made meanwhile takes it out again
+            self._durable_names.add(ref)  # before the sync: a file created meanwhile removes it
         try:
-            self._storage.sync_folder(self._folder(ref))
+            self._storage.sync_folder(self._folder_of(ref))
         except FileNotFoundError:  # deleted meanwhile
             return
         except OSError:
             with self._lock:
-                self._named.discard(ref)
+                self._durable_names.discard(ref)
             raise
 
-    def _file(self, ref: QueueRef, index: int, *, write: bool) -> File:
-        """Open or held open; the lock is held."""
-        found = self._open.get((ref, index))
-        if found is not None:
+    def _open_file(self, ref: QueueRef, index: int, *, write: bool) -> File:
+        """Return an open file from the cache, or open it. The caller holds the lock."""
+        cached = self._open.get((ref, index))
+        if cached is not None:
             self._open.move_to_end((ref, index))
-            return found
-        path = self._path(ref, index)
+            return cached
+        path = self._path_of(ref, index)
         if write:
-            self._storage.make_folder(self._folder(ref))
+            self._storage.make_folder(self._folder_of(ref))
             file = self._storage.open(path, write=True)
             if not file.size():  # made just now
-                self._named.discard(ref)
+                self._durable_names.discard(ref)
         else:
             file = self._open_existing(path)
         self._open[ref, index] = file
@@ -216,13 +236,13 @@ class QueueFiles:
             file = self._open.pop((ref, index), None)
             if file is not None:
                 file.close()
-        self._storage.remove(self._path(ref, index))
+        self._storage.remove(self._path_of(ref, index))
 
-    def _folder(self, ref: QueueRef) -> str:
+    def _folder_of(self, ref: QueueRef) -> str:
         return f"{self._directory}/{names.queue_folder(ref.topic, ref.queue_id)}"
 
-    def _path(self, ref: QueueRef, index: int) -> str:
-        return f"{self._folder(ref)}/{names.queue_file_name(ref.incarnation, index * FILE_ENTRIES)}"
+    def _path_of(self, ref: QueueRef, index: int) -> str:
+        return f"{self._folder_of(ref)}/{names.queue_file_name(ref.incarnation, index * FILE_ENTRIES)}"
 
     def close(self) -> None:
         """Close all files."""
@@ -231,58 +251,61 @@ class QueueFiles:
                 self._open.popitem()[1].close()
 
 
-HUB_ENTRIES = 4096  # of them are looked through on the hub; a longer search goes to a thread
-_TAG_AT = 12  # of the tag hash in an entry
+HUB_ENTRIES = 4096  # searched on the hub; a longer search goes to a thread
+_TAG_AT = 12  # index of the tag hash in an entry
 _HASH = Struct("<I")
 
 
 def entries_max(call: ReadCall) -> int:
-    """How many entries are looked at first."""
+    """Return how many entries the first attempt of a read examines."""
     return call.count_max if call.tags is None else HUB_ENTRIES
 
 
-class Picked(NamedTuple):
-    """The entries to read records by, their offsets, and where to go on when all of them are read."""
+class SelectedEntries(NamedTuple):
+    """The entries selected for a read, their offsets, and the offset at which to continue after them."""
 
     entries: bytes
     offsets: Sequence[int]
     after: int
 
 
-def pick(call: ReadCall, entries: bytes) -> Picked:
-    """Choose from `entries`, which start at the asked offset."""
+def select_entries(call: ReadCall, entries: bytes) -> SelectedEntries:
+    """Select the entries that `call` wants from `entries`, which start at the offset of `call`."""
     count = len(entries) // ENTRY_BYTES
     if call.tags is None:
-        return Picked(entries, range(call.offset, call.offset + count), call.offset + count)
-    places = list(_first(_places(entries, call.tags), call.count_max + 1))
+        return SelectedEntries(entries, range(call.offset, call.offset + count), call.offset + count)
+    indexes = list(_take_first(_match_indexes(entries, call.tags), call.count_max + 1))
     after = count
-    if len(places) > call.count_max:
-        after = places.pop()
-    chosen = b"".join([entries[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES] for at in places])
-    return Picked(chosen, [call.offset + at for at in places], call.offset + after)
+    if len(indexes) > call.count_max:
+        after = indexes.pop()
+    matches = b"".join([entries[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES] for at in indexes])
+    return SelectedEntries(matches, [call.offset + at for at in indexes], call.offset + after)
 
 
-def _first(places: Iterator[int], count: int) -> Iterator[int]:
-    return (place for _, place in zip(range(count), places, strict=False))
+def _take_first(indexes: Iterator[int], count: int) -> Iterator[int]:
+    return (index for _, index in zip(range(count), indexes, strict=False))
 
 
-def _places(entries: bytes, tags: frozenset[int]) -> Iterator[int]:
-    return _tagged(entries, tags) if all_sound(entries) else _tagged_or_unsound(entries, tags)
+def _match_indexes(entries: bytes, tags: frozenset[int]) -> Iterator[int]:
+    return _find_tagged(entries, tags) if are_all_valid(entries) else _find_tagged_or_damaged(entries, tags)
 
 
-def all_sound(entries: bytes) -> bool:
-    """Whether every entry of a run has the right CRC."""
-    return bool(google_crc32c.value(entries) == _crc_of_sound(len(entries) // ENTRY_BYTES))
+def are_all_valid(entries: bytes) -> bool:
+    """Return whether every entry of a run has the right CRC."""
+    return bool(google_crc32c.value(entries) == _crc_of_valid(len(entries) // ENTRY_BYTES))
 
 
 @lru_cache(maxsize=8)
-def _crc_of_sound(count: int) -> int:
-    found: int = google_crc32c.value(GAP_ENTRY * count)
-    return found
+def _crc_of_valid(count: int) -> int:
+    crc: int = google_crc32c.value(GAP_ENTRY * count)
+    return crc
 
 
-def _tagged(entries: bytes, tags: frozenset[int]) -> Iterator[int]:
-    """Places of entries with one of the tag hashes: their lowest bytes first, with string searches."""
+def _find_tagged(entries: bytes, tags: frozenset[int]) -> Iterator[int]:
+    """Yield the indexes of entries with one of the tag hashes.
+
+    A string search compares the lowest byte of each hash first.
+    """
     lowest = entries[_TAG_AT::ENTRY_BYTES].translate(_is_lowest(tags))
     unpack = _HASH.unpack_from
     at = lowest.find(1)
@@ -298,20 +321,137 @@ def _is_lowest(tags: frozenset[int]) -> bytes:
     return bytes(byte in lowest for byte in range(256))
 
 
-def _tagged_or_unsound(entries: bytes, tags: frozenset[int]) -> Iterator[int]:
-    """The same where something is wrong: one by one."""
+def _find_tagged_or_damaged(entries: bytes, tags: frozenset[int]) -> Iterator[int]:
+    """Yield the indexes of entries that are damaged or have one of the tag hashes, checking each entry."""
     for at in range(len(entries) // ENTRY_BYTES):
         entry = entries[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES]
-        if _HASH.unpack_from(entry, _TAG_AT)[0] in tags or not entry_is_sound(entry):
+        if _HASH.unpack_from(entry, _TAG_AT)[0] in tags or not is_valid_entry(entry):
             yield at
 
 
-def search(call: ReadCall, files: QueueFiles, end: int) -> Picked:
-    """Go on until something is chosen, or to `end`, or as far as the files reach. Blocking."""
+def search_entries(call: ReadCall, files: QueueFiles, end: int) -> SelectedEntries:
+    """Search the files until an entry is selected, `end` is reached or the files end. Blocking."""
     at = call.offset
     while True:
         entries = files.read(call.queue, at, min(HUB_ENTRIES, end - at))
-        picked = pick(call._replace(offset=at), entries)
+        picked = select_entries(call._replace(offset=at), entries)
         if picked.entries or not entries or picked.after >= end:
             return picked
         at = picked.after
+
+
+# --- entries that wait in memory
+#
+# Entries of visible records wait in memory, per queue, and go to the files in bulk, off the hub: past
+# `tail_bytes_max`, or `tail_ms` after the first. While another process reads the files (`at_once`), they go
+# there at every commit. Entries leave memory only when they are in the file.
+
+log = logging.getLogger(__name__)
+Write = tuple[LogQueue, int, bytes]  # queue, offset of the first entry, entries
+
+
+class Tails:
+    """The entries of all queues that are in no file yet. Belongs to the hub."""
+
+    def __init__(self, files: QueueFiles, options: FileLogOptions) -> None:
+        self._files = files
+        self._bytes_max = options.tail_bytes_max
+        self._period_s = options.tail_ms / 1000
+        self._timer = HubTimer()
+        self._waiting: dict[QueueRef, LogQueue] = {}
+        self._busy = self._ticking = self._closed = self._failing = False
+        self.at_once = False
+        self.bytes = 0
+
+    def add_bytes(self, queue: LogQueue, size: int) -> None:
+        """Count `size` bytes that were added to a queue's tail."""
+        if not queue.is_deleted:  # deleted by the same commit: `forget_queue` has counted the bytes
+            self._waiting[queue.ref] = queue
+        self.bytes += size
+
+    def add_unwritten(self, queues: Iterable[LogQueue]) -> None:
+        """Add the entries that recovery could not write."""
+        for queue in queues:
+            if queue.tail:
+                self.add_bytes(queue, len(queue.tail))
+        self.on_commit()
+
+    def on_commit(self) -> None:
+        """Write the entries, or schedule writing, after all tails of one commit have grown."""
+        if self.at_once and not self._busy:
+            self._drop_written(self._write(self.list_writes()))
+        elif self.bytes >= self._bytes_max and not self._busy:
+            self.flush()
+        elif not self._ticking and self._waiting:
+            self._ticking = True
+            self._timer.every(self._period_s, self._tick)
+
+    def _tick(self) -> None:
+        if self._waiting:
+            self.flush()
+        elif not self._busy:
+            self._timer.stop()
+            self._ticking = False
+
+    def flush(self) -> None:
+        """Write the waiting entries in a native thread."""
+        if not self._busy and not self._closed:
+            self._busy = True
+            off_hub(self._write, self._on_written, self.list_writes())
+
+    def list_writes(self) -> list[Write]:
+        """Return the waiting writes for a checkpoint that performs them; writing them twice is harmless."""
+        return [(queue, queue.flushed, bytes(queue.tail)) for queue in self._waiting.values()]
+
+    def put(self, write: Write) -> None:
+        """Write entries to their file, unless the queue is deleted meanwhile. Blocking. Raises OSError."""
+        queue, offset, entries = write
+        self._files.write(queue.ref, offset, entries)
+        if queue.is_deleted:  # deleted meanwhile, before this write created the file again
+            self._files.remove_queue(queue.ref)
+
+    def _write(self, writes: list[Write]) -> list[Write]:
+        """Perform writes until one fails; return those that succeeded. Blocking."""
+        written: list[Write] = []
+        try:
+            for write in writes:
+                self.put(write)
+                written.append(write)
+        except OSError as error:
+            if not self._failing:
+                log.error("consume-queue entries cannot be written, they stay in memory: %s", error)
+            self._failing = True
+            return written
+        if self._failing:
+            log.warning("consume-queue entries are written again")
+        self._failing = False
+        return written
+
+    def _on_written(self, written: Any, _: Exception | None) -> None:
+        self._busy = False
+        if self._closed:
+            return
+        self._drop_written(written or [])
+
+    def _drop_written(self, written: list[Write]) -> None:
+        for queue, _, data in written:
+            if self._waiting.get(queue.ref) is not queue:
+                continue
+            del queue.tail[: len(data)]
+            queue.flushed += len(data) // ENTRY_BYTES
+            self.bytes -= len(data)
+            if not queue.tail:
+                self._waiting.pop(queue.ref, None)
+
+    def forget_queue(self, queue: LogQueue) -> None:
+        """Forget the entries of a queue whose topic was deleted."""
+        queue.is_deleted = True
+        self._waiting.pop(queue.ref, None)
+        self.bytes -= len(queue.tail)
+
+    def close(self) -> None:
+        """Write the waiting entries now, on this thread."""
+        self._closed = True
+        self._timer.stop()
+        if not self._busy:
+            self._drop_written(self._write(self.list_writes()))

@@ -1,6 +1,6 @@
 """Damaged bytes: counted, logged, copied to `damaged/` once, and never served.
 
-Bounded: past PIECES_MAX pieces or BYTES_MAX copied bytes only the counter goes on.
+Bounded: past PIECES_MAX ranges or BYTES_MAX copied bytes, damage is only counted.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 
 log = logging.getLogger(__name__)
-PIECES_MAX = 1_000
+RANGES_MAX = 1_000
 BYTES_MAX = 64 << 20
-PIECE_BYTES_MAX = 16 << 20
+RANGE_BYTES_MAX = 16 << 20
 
 
 class LogDamage:
-    """The damage of one log, this time it is open."""
+    """The damage that was detected in one log since it was opened."""
 
     def __init__(self, storage: Storage, directory: str, segments: SegmentSet, metrics: Registry) -> None:
         self._storage = storage
@@ -29,33 +29,35 @@ class LogDamage:
         self._metrics = metrics
         self._seen: set[tuple[str, int]] = set()
         self._bytes = 0
-        self._copies = -1  # in the folder; not looked yet
-        self.pieces = 0
+        self._copies = -1  # copies in the folder; -1: not counted yet
+        self.ranges = 0
 
-    def found(self, file: str, position: int, length: int, what: str) -> None:
-        """A damaged piece of a kind of file (commitlog, consumequeue, checkpoint, index, sends), counted
-        once."""
+    def report(self, file: str, position: int, length: int, what: str) -> None:
+        """Count and log a damaged range once.
+
+        `file` is the kind of file: commitlog, consumequeue, checkpoint, index or sends.
+        """
         if (file, position) in self._seen:
             return
-        self.pieces += 1
+        self.ranges += 1
         self._metrics.cell(catalogue.LOG_DAMAGED, file).value += 1
-        if len(self._seen) >= PIECES_MAX:
+        if len(self._seen) >= RANGES_MAX:
             return
         self._seen.add((file, position))
         log.error("damaged: %s, %d bytes at %d: %s", file, length, position, what)
-        if len(self._seen) == PIECES_MAX:
-            log.error("damaged: more than %d pieces; from here on they are only counted", PIECES_MAX)
+        if len(self._seen) == RANGES_MAX:
+            log.error("damaged: more than %d ranges; from here on they are only counted", RANGES_MAX)
 
-    def found_in_log(self, position: int, length: int, what: str) -> None:
-        """Report damage in the commit log, and copy the bytes aside."""
+    def report_in_log(self, position: int, length: int, what: str) -> None:
+        """Report damage in the commit log, and copy the bytes to `damaged/`."""
         before = len(self._seen)
-        self.found("commitlog", position, length, what)
+        self.report("commitlog", position, length, what)
         segment = self._segments.locate(position)
         if len(self._seen) > before and segment is not None and self._bytes + length <= BYTES_MAX:
-            self._copy(segment.start, position, segment.salvage(position, min(length, PIECE_BYTES_MAX)))
+            self._copy(segment.start, position, segment.salvage(position, min(length, RANGE_BYTES_MAX)))
 
     def copy_tail(self, start: int, position: int, data: bytes) -> None:
-        """Keep a torn tail that is about to be cut."""
+        """Copy the incomplete end of the log to `damaged/` before it is truncated."""
         if data and self._bytes + len(data) <= BYTES_MAX:
             self._copy(start, position, data)
 
@@ -65,7 +67,7 @@ class LogDamage:
             self._storage.make_folder(self._folder)
             if self._copies < 0:
                 self._copies = len(self._storage.list(self._folder))
-            if self._copies >= PIECES_MAX:
+            if self._copies >= RANGES_MAX:
                 return
             self._copies += 1
             name = names.damaged_name(start, position, len(data))
@@ -75,4 +77,4 @@ class LogDamage:
             finally:
                 file.close()
         except OSError as error:
-            log.error("a damaged piece could not be copied aside: %s", error)
+            log.error("damaged bytes could not be copied to damaged/: %s", error)

@@ -1,13 +1,13 @@
-"""What keeps segments from being deleted: young dead letters, delayed messages that have not fired, and those
-of transactions that are not decided.
+"""The holds that keep segments from being deleted: for young dead letters, for delayed messages that have not
+fired, and for messages of undecided transactions.
 
 Dead letters stay for three days, delay commands until the delay service has stored them.
 
-Asked by retention at each round, in its greenlet. Over the port only, so it knows no files. Cheap: a level is
-looked at again only when its progress has moved, or when it was empty and is not any more; a queue's oldest
-young dead letter is remembered until it is three days old, and an empty queue is looked at again only when
-something was appended to it. All of a round is answered as of its beginning: store times ascend with log
-positions, so what is behind a young letter is young, and no letter goes before an older one.
+Retention asks for the holds in each round, in its greenlet. The code uses the port only, so it knows no
+files. It is cheap: a level is checked again only when its progress has moved, or when it was empty and has
+messages now. A queue's oldest young dead letter is remembered until it is three days old, and an empty queue
+is checked again only after an append. All answers of a round describe its beginning. Store times ascend with
+log positions, so every dead letter after a young one is young, and none is deleted before an older one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from backend.file_log.core.retention import Hold, Letters, OldSegment
+from backend.file_log.core.retention import Hold, OldSegment, SegmentHold
 from backend.port import Backend
 from backend.records import QueueRef, ReadStatus
 from ddmq_common.clock import Clock
@@ -25,7 +25,7 @@ WAIT_S = 30.0
 
 
 class _Head(NamedTuple):
-    """The oldest message not fired of one level; position -1: none."""
+    """The oldest message of one level that has not fired; position -1: there is none."""
 
     offset: int
     next: int
@@ -33,7 +33,10 @@ class _Head(NamedTuple):
 
 
 class LevelHolds:
-    """Call it for the holds. Raises as the port does. `reason`: what is held, for people."""
+    """Return the hold for the unprocessed messages of one topic, as a callable. Raises what the port raises.
+
+    `reason` names the held messages in log lines.
+    """
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class LevelHolds:
         self._topic = topic
         self._group = group
         self._reason = reason
-        self._known: dict[QueueRef, _Head] = {}
+        self._latest: dict[QueueRef, _Head] = {}
 
     def __call__(self) -> list[Hold]:
         info = self._backend.topic(self._topic)
@@ -56,30 +59,30 @@ class LevelHolds:
         views = self._backend.progress(self._group, refs).wait(WAIT_S)
         bounds = self._backend.bounds(refs).wait(WAIT_S)
         heads = {
-            ref: self._head(ref, max(view.committed or 0, limits.min), limits.next)
+            ref: self._read_head(ref, max(view.committed or 0, limits.min), limits.next)
             for ref, view, limits in zip(refs, views, bounds, strict=True)
             if limits is not None
         }
-        self._known = heads
+        self._latest = heads
         positions = [head.position for head in heads.values() if head.position >= 0]
         return [Hold(min(positions), self._reason)] if positions else []
 
-    def _head(self, ref: QueueRef, offset: int, end: int) -> _Head:
+    def _read_head(self, ref: QueueRef, offset: int, end: int) -> _Head:
         if offset >= end:
             return _Head(offset, end, -1)
-        known = self._known.get(ref)
-        if known is not None and known.offset == offset and (known.position >= 0 or known.next == end):
-            return known
+        cached = self._latest.get(ref)
+        if cached is not None and cached.offset == offset and (cached.position >= 0 or cached.next == end):
+            return cached
         batch = self._backend.read(ref, offset, 1, 0).wait(WAIT_S)
-        found = batch.status is ReadStatus.DATA and len(batch.offsets) > 0
-        return _Head(offset, end, batch.positions[0] if found else -1)
+        has_record = batch.status is ReadStatus.DATA and len(batch.offsets) > 0
+        return _Head(offset, end, batch.positions[0] if has_record else -1)
 
 
 KEEP_MS = 3 * 24 * 3_600_000
 
 
-class _Letter(NamedTuple):
-    """One letter; position -1: there is none."""
+class _DeadLetter(NamedTuple):
+    """One dead letter; position -1: there is none."""
 
     offset: int
     position: int
@@ -87,75 +90,85 @@ class _Letter(NamedTuple):
 
 
 class _Oldest(NamedTuple):
-    """The oldest young letter of one queue that ended at `next`."""
+    """The oldest young dead letter of a queue whose next offset was `next`."""
 
-    letter: _Letter
+    dead_letter: _DeadLetter
     next: int
 
 
-_NONE = _Letter(0, -1, 0)
+_NONE = _DeadLetter(0, -1, 0)
 
 
-class DeadLetters:
-    """Call it once a round. `keep_ms`: how long a dead letter stays at least. Raises as the port does."""
+class DeadLetterHolds:
+    """Return which segments hold young dead letters, as a callable for one round of retention.
+
+    A dead letter is retained for at least `keep_ms`. Raises what the port raises.
+    """
 
     def __init__(self, backend: Backend, clock: Clock, keep_ms: int = KEEP_MS) -> None:
         self._backend = backend
         self._clock = clock
         self._keep_ms = keep_ms
-        self._known: dict[QueueRef, _Oldest] = {}
-        self._newest: dict[tuple[int, QueueRef], _Letter] = {}  # by segment, of the round before
+        self._latest: dict[QueueRef, _Oldest] = {}
+        self._newest: dict[tuple[int, QueueRef], _DeadLetter] = {}  # by segment, of the round before
 
-    def __call__(self) -> Letters:
+    def __call__(self) -> SegmentHold:
         young_from_ms = self._clock.wall_ms() - self._keep_ms + 1
-        self._known = {ref: self._oldest(ref, end, young_from_ms) for ref, end in self._queues()}
+        self._latest = {
+            ref: self._find_oldest(ref, end, young_from_ms) for ref, end in self._dead_letter_queues()
+        }
         before, self._newest = self._newest, {}
 
-        def held(segment: OldSegment) -> Hold | None:
-            for ref, oldest in self._known.items():
-                letter = oldest.letter
-                if 0 <= letter.position < segment.start:
+        def find_hold(segment: OldSegment) -> Hold | None:
+            for ref, oldest in self._latest.items():
+                dead_letter = oldest.dead_letter
+                if 0 <= dead_letter.position < segment.start:
                     key = segment.start, ref
-                    known = before.get(key) or self._last_before(ref, oldest, segment.end)
-                    letter = self._newest[key] = known
-                if segment.start <= letter.position < segment.end and letter.stored_ms >= young_from_ms:
-                    return Hold(letter.position, f"dead letters under {self._keep_ms / 86_400_000:g} days")
+                    newest = before.get(key) or self._last_before(ref, oldest, segment.end)
+                    dead_letter = self._newest[key] = newest
+                if (
+                    segment.start <= dead_letter.position < segment.end
+                    and dead_letter.stored_ms >= young_from_ms
+                ):
+                    return Hold(
+                        dead_letter.position, f"dead letters under {self._keep_ms / 86_400_000:g} days"
+                    )
             return None
 
-        return held
+        return find_hold
 
-    def _queues(self) -> Iterator[tuple[QueueRef, int]]:
+    def _dead_letter_queues(self) -> Iterator[tuple[QueueRef, int]]:
         topics = self._backend.topics().values()
         refs = [ref for info in topics if is_dead_letters(info.name) for ref in info.refs()]
         if refs:
             bounds = self._backend.bounds(refs).wait(WAIT_S)
             yield from (
-                (ref, known.next) for ref, known in zip(refs, bounds, strict=True) if known is not None
+                (ref, limits.next) for ref, limits in zip(refs, bounds, strict=True) if limits is not None
             )
 
-    def _oldest(self, ref: QueueRef, end: int, young_from_ms: int) -> _Oldest:
-        known = self._known.get(ref)
-        if known is not None and (known.letter.stored_ms >= young_from_ms or known == (_NONE, end)):
-            return known._replace(next=end)
+    def _find_oldest(self, ref: QueueRef, end: int, young_from_ms: int) -> _Oldest:
+        cached = self._latest.get(ref)
+        if cached is not None and (cached.dead_letter.stored_ms >= young_from_ms or cached == (_NONE, end)):
+            return cached._replace(next=end)
         offset = self._backend.offset_for_time(ref, young_from_ms).wait(WAIT_S)
-        return _Oldest(self._letter(ref, offset, end), end)
+        return _Oldest(self._read_dead_letter(ref, offset, end), end)
 
-    def _letter(self, ref: QueueRef, offset: int, end: int) -> _Letter:
-        """The first one from an offset on."""
+    def _read_dead_letter(self, ref: QueueRef, offset: int, end: int) -> _DeadLetter:
+        """Return the first dead letter from `offset` on."""
         if offset < end:
             batch = self._backend.read(ref, offset, 1, 0).wait(WAIT_S)
             if batch.status is ReadStatus.DATA and batch.offsets:
-                return _Letter(batch.offsets[0], batch.positions[0], batch.record(0).stored_ms)
+                return _DeadLetter(batch.offsets[0], batch.positions[0], batch.record(0).stored_ms)
         return _NONE
 
-    def _last_before(self, ref: QueueRef, oldest: _Oldest, position: int) -> _Letter:
-        """The newest letter before a log position that is behind the oldest."""
-        found, high = oldest.letter, oldest.next
-        while found.offset + 1 < high:
-            middle = (found.offset + 1 + high) // 2
-            letter = self._letter(ref, middle, oldest.next)
-            if 0 <= letter.position < position:
-                found = letter
+    def _last_before(self, ref: QueueRef, oldest: _Oldest, position: int) -> _DeadLetter:
+        """Return the newest dead letter before `position`, which lies after the oldest one."""
+        newest, high = oldest.dead_letter, oldest.next
+        while newest.offset + 1 < high:
+            middle = (newest.offset + 1 + high) // 2
+            dead_letter = self._read_dead_letter(ref, middle, oldest.next)
+            if 0 <= dead_letter.position < position:
+                newest = dead_letter
             else:
                 high = middle
-        return found
+        return newest

@@ -1,11 +1,11 @@
-"""The writer's lock: who holds it is the one process that may write this directory.
+"""The writer's lock: its holder is the only process that may write this directory.
 
 Rules:
-* The lock is an flock on DIR/writer.lock. The kernel gives it back when the process dies, however it
-  dies; nobody ever deletes the file, because a deleted lock file can be locked twice.
-* The file's text (pid, host, since when) is for people only; no code decides by it.
-* A lock does not fence a stopped process: ownership of queues is fenced by epochs, not by this.
-* Two openings exclude each other inside one process too.
+* The lock is an flock on DIR/writer.lock. The kernel releases it when the process dies, however it dies. No
+  code ever deletes the file, because a deleted lock file can be locked twice.
+* The file's text (pid, host, start time) is for people only; no code decides by it.
+* The lock does not fence a stopped process: epochs fence the ownership of queues.
+* Two openings inside one process exclude each other too.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ class DirectoryInUseError(CallerError):
 
 
 class DirectoryLock:
-    """Held from `acquire` to `release`; `release` may be called twice."""
+    """The lock of one directory, held from `acquire` to `release`; `release` may be called twice."""
 
-    __slots__ = ("_fd", "_kept", "directory")
+    __slots__ = ("_fd", "_until_exit", "directory")
 
     def __init__(self, directory: Path, fd: int) -> None:
         self.directory = directory
         self._fd = fd
-        self._kept = False
+        self._until_exit = False
 
     @property
-    def held(self) -> bool:
-        """Whether the lock is held."""
+    def is_held(self) -> bool:
+        """Return whether the lock is held."""
         return self._fd >= 0
 
     @classmethod
     def acquire(cls, directory: Path, wall_ms: int) -> DirectoryLock:
-        """Take the lock, without waiting. `wall_ms` is noted in the file.
+        """Take the lock without waiting. `wall_ms` is written into the file, for people.
 
         Raises DirectoryInUseError when it is held, StorageError when the directory cannot be used.
         """
@@ -53,10 +53,10 @@ class DirectoryLock:
         except OSError as error:
             raise StorageError(f"cannot open the lock file {path}: {error.strerror}") from error
         try:
-            os.fchmod(fd, 0o600)  # one of an earlier release was for all to open, and so to lock
+            os.fchmod(fd, 0o600)  # an earlier release let every user open, and so lock, the file
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with suppress(OSError):  # the text is for people; a full disk may not take it
-                _note_holder(fd, wall_ms)
+            with suppress(OSError):  # the text is for people; the disk may be full
+                _write_holder(fd, wall_ms)
         except BlockingIOError:
             os.close(fd)
             raise DirectoryInUseError(
@@ -69,7 +69,9 @@ class DirectoryLock:
         return cls(directory, fd)
 
     def check(self) -> None:
-        """Raise NotWriterError when the file was deleted or replaced: others may lock the new one."""
+        """Raise NotWriterError if the lock file was deleted or replaced: another process may lock the new
+        file.
+        """
         path = self.directory / LOCK_FILE
         try:
             same = os.path.samestat(os.stat(path), os.fstat(self._fd))
@@ -81,13 +83,15 @@ class DirectoryLock:
                 " is written, because others may write it now: stop all servers of the directory, start one"
             )
 
-    def keep(self) -> None:
-        """From now on only the end of the process, with all its threads, gives it back."""
-        self._kept = True
+    def keep_until_exit(self) -> None:
+        """Keep the lock until the process and all its threads have ended; `release` has no effect any
+        more.
+        """
+        self._until_exit = True
 
     def release(self) -> None:
-        """Let the next writer in; not after `keep`."""
-        if self._kept:
+        """Release the lock, unless `keep_until_exit` was called."""
+        if self._until_exit:
             return
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -95,7 +99,7 @@ class DirectoryLock:
 
 
 def lock_holder(directory: Path) -> str:
-    """Who took the lock last, for messages: `pid 12 on host h`; "unknown" when nothing is noted."""
+    """Return the last holder for messages, as `pid 12 on host h`, or "unknown" if the file names none."""
     try:
         with open(directory / LOCK_FILE, "rb") as file:
             text = file.read(_TEXT_BYTES_MAX).decode("utf-8", "replace").strip()
@@ -104,7 +108,7 @@ def lock_holder(directory: Path) -> str:
     return text.partition(",")[0] or "unknown"
 
 
-def _note_holder(fd: int, wall_ms: int) -> None:
+def _write_holder(fd: int, wall_ms: int) -> None:
     text = f"pid {os.getpid()} on host {socket.gethostname()}, since {wall_ms} ms\n"
     os.ftruncate(fd, 0)
     os.pwrite(fd, text.encode("utf-8"), 0)

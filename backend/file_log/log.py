@@ -1,8 +1,8 @@
 """FileLog: the backend port over the files of one directory, in the process that writes them.
 
-It only puts the parts together: the writer (group commits), the queries (reads), the waits, the
-ownership of groups, checkpoints, index and retention. Everything belongs to the hub of the thread that
-opened it; what blocks runs in native threads. Answers are settled from the hub, never inside the call.
+It connects the components: the writer (group commits), the queries (reads), the waits, the memberships of
+groups, checkpoints, index and retention. Everything belongs to the hub of the thread that opened it; blocking
+calls run in native threads. Answers are settled from the hub, never inside the call.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from backend.file_log.commit.packing import PackedFrame
 from backend.file_log.commit.requests import AppendRequest, CommitRequest, TopicRequest, all_refused, size_of
 from backend.file_log.core.layout import ENTRY_BYTES
 from backend.file_log.core.retention import DiskAdmission, Hold
-from backend.file_log.holds import DeadLetters, LevelHolds
-from backend.file_log.opened import Opened
+from backend.file_log.holds import DeadLetterHolds, LevelHolds
+from backend.file_log.opened import OpenedDirectory
 from backend.file_log.options import FileLogOptions
 from backend.file_log.start.recovery import Recovered
 from backend.file_log.state import TopicState
@@ -55,18 +55,20 @@ from ddmq_common.names import (
 from ddmq_common.native_threads import wait_for_native_work
 
 log = logging.getLogger(__name__)
-# Delayed and prepared sends stand there (retries come by commit), and traces, which nobody owes.
+# Internal topics that clients fill: delayed and prepared sends (retries come by commit), and traces.
 _OF_CLIENTS = frozenset((SCHEDULE_TOPIC, DELAY_TOPIC, HALF_TOPIC, TRACE_TOPIC))
-STEP_MS = 1_000  # the wall clock was set forward: by how much, only a checkpoint says
-GRANT_S, GRANT_RETRY_S = 10.0, 0.1  # how long raising an epoch may wait for the disk; after that failed
-REST_S = 0.25  # the longest rest while nothing but waits has a deadline
-CLOSE_WAIT_S = 10.0  # for native threads; while one works the directory is not given back
+STEP_MS = 1_000  # when the wall clock is set forward by this, a checkpoint must record the step
+GRANT_S, GRANT_RETRY_S = 10.0, 0.1  # deadline for raising an epoch, and the pause after a failure
+REST_S = 0.25  # the longest pause between ticks while only waits have deadlines
+CLOSE_WAIT_S = 10.0  # wait for native threads; while one runs, the directory stays locked
 
 
 class FileLog(Backend):
     """One directory, opened for writing; see `backend.file_log.open_log`."""
 
-    def __init__(self, opened: Opened, options: FileLogOptions, clock: Clock, metrics: Registry) -> None:
+    def __init__(
+        self, opened: OpenedDirectory, options: FileLogOptions, clock: Clock, metrics: Registry
+    ) -> None:
         """`opened` is a recovered directory; its index, checkpoints and retention begin to run here."""
         self._clock = clock
         self._options = options
@@ -75,22 +77,22 @@ class FileLog(Backend):
         )
         self._opened = opened
         state = self._state = opened.state
-        self._ahead_ms = state.sends.ahead_ms  # by how much a checkpoint knows that store times are ahead
+        self._ahead_ms = state.sends.ahead_ms  # the lead of store times that a checkpoint records
         self._tails, self._index = opened.tails, opened.index
         self._later: Any = gevent.get_hub().loop.run_callback
-        self._writer = opened.make_writer(options, clock, metrics, self._published, self._answered)
+        self._writer = opened.make_writer(options, clock, metrics, self._on_published, self._on_answered)
         self._queries = opened.make_queries(options, lambda: self._writer.written)
         self._checkpoints = opened.make_checkpointer(self._writer, metrics)
         self._retention = opened.make_retention(
-            options, clock, self._writer.store_clock, metrics, self.holds, DeadLetters(self, clock)
+            options, clock, self._writer.store_clock, metrics, self.holds, DeadLetterHolds(self, clock)
         )
-        self._waits = Waits(options.waits_max, self._writer.guarded)
+        self._waits = Waits(options.waits_max, self._writer.run_guarded)
         self._ownership = Memberships(
-            state.living,
+            state.queues_of,
             lambda group, queue: state.progress.fence(group, queue).epoch,
             self._raise_epochs,
             self._later,
-            lambda again: gevent.spawn_later(GRANT_RETRY_S, again),
+            lambda retry: gevent.spawn_later(GRANT_RETRY_S, retry),
             clock.monotonic,
             self._tick_on,
             options.topics_max,
@@ -106,9 +108,9 @@ class FileLog(Backend):
         self._lock_lost: StorageError | None = None
         self._drains: list[tuple[float, Completion[None]]] = []
         self._draining = self._closed = self._ticking = False
-        self._rest_until = NEVER  # while it does not tick: when the first wait ends
+        self._rest_until = NEVER  # while it does not tick: the deadline of the first wait
         self._tick_timer, self._checkpoint_timer = HubTimer(), HubTimer()
-        self._checkpoint_timer.every(options.checkpoint_ms / 1000, self._checkpoints.want)
+        self._checkpoint_timer.every(options.checkpoint_ms / 1000, self._checkpoints.request)
         self._index.start()
         self._retention.start()
 
@@ -136,28 +138,31 @@ class FileLog(Backend):
         name: str,
         info: TopicInfo | None,
         deadline: float,
-        done: Completion[Any],
+        completion: Completion[Any],
         topics_max: int | None,
     ) -> Completion[Any]:
-        error = self._refusal()
+        error = self._find_refusal()
         if error is not None:
-            self._later(done.fail, error)
-            return done
+            self._later(completion.fail, error)
+            return completion
         bounds = (self._options.topics_max, topics_max)
-        request = TopicRequest(name, info, deadline, done, self._state, self._topic_changed, bounds)
+        request = TopicRequest(name, info, deadline, completion, self._state, self._topic_changed, bounds)
         self._writer.submit(request)
         self._tick_on()
-        return done
+        return completion
 
-    def _topic_changed(self, name: str, gone: TopicState | None) -> None:
-        """A topic was made or changed, or (`gone`: its last state) deleted."""
-        self._watchers.changed(f"topic/{name}")
+    def _topic_changed(self, name: str, deleted: TopicState | None) -> None:
+        """Notify the listeners of a created, changed or deleted topic.
+
+        `deleted` is the last state of a deleted topic, else None.
+        """
+        self._watchers.notify_changed(f"topic/{name}")
         self._ownership.topic_changed(name)
-        if gone is not None:
+        if deleted is not None:
             error = UnknownTopicError(f"topic {name} was deleted")
-            for queue in gone.queues:
+            for queue in deleted.queues:
                 self._waits.fail(queue, error)
-            self._opened.forget_queues(gone.queues)
+            self._opened.forget_queues(deleted.queues)
 
     def setting(self, key: str) -> bytes | None:
         return self._state.settings.get(key)
@@ -178,7 +183,7 @@ class FileLog(Backend):
     ) -> Completion[list[AppendResult]]:
         completion: Completion[list[AppendResult]] = Completion() if into is None else into
         if self._draining or self._retention.admission is not DiskAdmission.OPEN:
-            error = self._refusal() or self._client_refusal(records)
+            error = self._find_refusal() or self._find_client_refusal(records)
             if error is not None:
                 self._later(completion.succeed, all_refused(len(records), error))
                 return completion
@@ -192,9 +197,9 @@ class FileLog(Backend):
     ) -> Completion[list[AppendResult]]:
         completion: Completion[list[AppendResult]] = Completion() if into is None else into
         request = CommitRequest(
-            batch, deadline, completion, self._state, self._watchers.changed, self._options
+            batch, deadline, completion, self._state, self._watchers.notify_changed, self._options
         )
-        error = self._refusal(batch.records)
+        error = self._find_refusal(batch.records)
         if error is not None:
             self._later(completion.fail, error)
             return completion
@@ -203,33 +208,39 @@ class FileLog(Backend):
             self._tick_on()
         return completion
 
-    def _refusal(self, records: Sequence[NewRecord] | None = None) -> DdmqError | None:
-        """No records at all: progress and settings, without which nothing could be read, take the reserve."""
+    def _find_refusal(self, records: Sequence[NewRecord] | None = None) -> DdmqError | None:
+        """Return why a write is refused now, or None.
+
+        A commit without records is never refused for lack of space: consumers need progress and settings, and
+        these may use the reserve.
+        """
         if self._draining:
-            return DrainingError("the log is draining; it takes nothing new")
+            return DrainingError("the log is draining; it accepts nothing new")
         return None if records is not None and not records else self._retention.refusal
 
-    def _client_refusal(self, records: Sequence[NewRecord]) -> DdmqError | None:
-        """Under the refusal mark clients' sends end here; what the system has promised goes on."""
+    def _find_client_refusal(self, records: Sequence[NewRecord]) -> DdmqError | None:
+        """Return why sends of clients are refused now, or None; records that the system itself owes pass."""
         if all(is_internal(record.topic) and record.topic not in _OF_CLIENTS for record in records):
             return None
         return self._retention.client_refusal
 
-    def _published(self, frame: PackedFrame) -> None:
-        """A frame counts: its entries and index rows go their way."""
+    def _on_published(self, frame: PackedFrame) -> None:
+        """Pass the entries of a frame that counts to the consume queues and the index; request a
+        checkpoint.
+        """
         changed, tails = self._state.changed_topics, self._tails
         for queue, before in frame.touched:
             changed.add(queue.ref.topic)
-            tails.grown(queue, (queue.visible - before) * ENTRY_BYTES)
-        tails.committed()
+            tails.add_bytes(queue, (queue.visible - before) * ENTRY_BYTES)
+        tails.on_commit()
         self._index.published(frame, self._opened.segments.last.start)
         stepped = frame.stored_ms - frame.sends_ms >= self._ahead_ms + STEP_MS
         if stepped or frame.end - self._checkpoints.position >= self._options.checkpoint_bytes:
             self._ahead_ms = frame.stored_ms - frame.sends_ms
-            self._checkpoints.want()
+            self._checkpoints.request()
 
-    def _answered(self, frame: PackedFrame) -> None:
-        """Its callers know; now those who wait for data."""
+    def _on_answered(self, frame: PackedFrame) -> None:
+        """Wake the waits for data, after the callers of the frame were answered."""
         for queue, _ in frame.touched:
             if queue.waiting:
                 self._waits.wake(queue)
@@ -250,33 +261,35 @@ class FileLog(Backend):
             self._tick_on()
 
     def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
-        return self._queries.answer(lambda: self._queries.bounds(queues), Completion())
+        return self._queries.settle_on_hub(lambda: self._queries.bounds(queues), Completion())
 
     def offset_for_time(self, queue: QueueRef, wall_ms: int) -> Completion[int]:
-        return self._queries.answer_off_hub(
+        return self._queries.settle_off_hub(
             lambda: self._queries.offset_for_time(queue, wall_ms), Completion()
         )
 
     def start_find(self, call: FindCall) -> Completion[list[StoredRecord]]:
-        return self._queries.answer_off_hub(lambda: self._queries.find(call), Completion())
+        return self._queries.settle_off_hub(lambda: self._queries.find(call), Completion())
 
     # --- group progress and membership
 
     def progress(self, group: str, queues: Sequence[QueueRef]) -> Completion[list[ProgressView]]:
         progress = self._state.progress
-        return self._queries.answer(lambda: [progress.view(group, queue) for queue in queues], Completion())
+        return self._queries.settle_on_hub(
+            lambda: [progress.view(group, queue) for queue in queues], Completion()
+        )
 
     def join(self, join: Join, listener: MembershipListener) -> Membership:
         if self._draining:
-            raise DrainingError("the log is draining; nobody joins any more")
+            raise DrainingError("the log is draining; no member can join")
         return self._ownership.join(join, listener)
 
     def _raise_epochs(self, grant: Grant, answered: Answered) -> None:
         batch = CommitBatch((), raised_epochs(grant, self._state.progress))
-        self.commit(batch, self._clock.monotonic() + GRANT_S).then(lambda one: answered(one.error))
+        self.commit(batch, self._clock.monotonic() + GRANT_S).then(lambda commit: answered(commit.error))
 
     def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
-        return self._queries.answer(lambda: self._ownership.holders(group, topic), Completion())
+        return self._queries.settle_on_hub(lambda: self._ownership.holders(group, topic), Completion())
 
     # --- for the other parts of the system
 
@@ -291,16 +304,18 @@ class FileLog(Backend):
         return self._opened.recovered
 
     @property
-    def damaged_pieces(self) -> int:
-        """Found damaged since it was opened; see `damaged/`."""
-        return self._opened.damage.pieces
+    def damaged_ranges(self) -> int:
+        """The number of damaged ranges detected since the log was opened; see `damaged/`."""
+        return self._opened.damage.ranges
 
     def write_checkpoint(self, then: Callable[[], None] | None = None) -> None:
-        """Write one soon, also before its time; `then` follows, whatever came of it."""
-        self._checkpoints.want(then)
+        """Write a checkpoint soon, before its time, then call `then`, also after a failure."""
+        self._checkpoints.request(then)
 
     def publish_entries(self, at_once: bool) -> None:
-        """Whether consume-queue entries go to their files at every commit: other processes read."""
+        """Set whether consume-queue entries go to their files at every commit, for processes that read
+        them.
+        """
         self._tails.at_once = at_once
         if at_once:
             self._tails.flush()
@@ -312,50 +327,50 @@ class FileLog(Backend):
         if self._lock_lost is not None:
             self._writer.give_up(self._lock_lost)
             raise self._lock_lost
-        found = [Hold(self.retention_floor(), "the older checkpoint")]
-        return found + [hold for holder in self._holders for hold in holder()]
+        checkpoint_hold = [Hold(self.retention_floor(), "the older checkpoint")]
+        return checkpoint_hold + [hold for holder in self._holders for hold in holder()]
 
     def retention_floor(self) -> int:
-        """No segment that holds this log position, or a later one, may be deleted."""
+        """Return the log position from which segments must be retained, that of the older checkpoint."""
         return self._checkpoints.floor
 
     # --- the engine itself
 
     def health(self) -> Health:
         writer = self._writer
-        error = writer.refusal or self._refusal() or self._retention.client_refusal or writer.stuck
+        error = writer.refusal or self._find_refusal() or self._retention.client_refusal or writer.stuck
         if error is not None:
             return Health(False, str(error))
-        pieces = self._opened.damage.pieces
+        ranges = self._opened.damage.ranges
         return Health(
-            True, f"{pieces} damaged pieces were found since the start; see damaged/" if pieces else ""
+            True, f"{ranges} damaged ranges were found since the start; see damaged/" if ranges else ""
         )
 
     def clock_ms(self) -> int:
         return self._writer.store_clock.now_ms()
 
     def drain(self, deadline: float) -> Completion[None]:
-        done: Completion[None] = Completion()
+        drained: Completion[None] = Completion()
         if self._closed:
-            self._later(done.succeed, None)
-            return done
+            self._later(drained.succeed, None)
+            return drained
         self._draining = True
         self._waits.fail_all(DrainingError("the log is draining"))
-        self._drains.append((deadline, done))
+        self._drains.append((deadline, drained))
         self._tick_on()
-        self._writer.when_at_rest(self._drained)
-        return done
+        self._writer.when_at_rest(self._on_writer_at_rest)
+        return drained
 
-    def _drained(self) -> None:
-        if not self._writer.idle:
-            self._writer.when_at_rest(self._drained)
+    def _on_writer_at_rest(self) -> None:
+        if not self._writer.is_idle:
+            self._writer.when_at_rest(self._on_writer_at_rest)
             return
-        self._checkpoints.want(self._end_drains)
+        self._checkpoints.request(self._end_drains)
 
     def _end_drains(self) -> None:
         drains, self._drains = self._drains, []
-        for _, done in drains:
-            self._later(done.succeed, None)
+        for _, drained in drains:
+            self._later(drained.succeed, None)
 
     def close(self) -> None:
         if self._closed:
@@ -366,10 +381,10 @@ class FileLog(Backend):
         self._watchers.clear()
         self._ownership.close()
         self._retention.stop()
-        ended = self._writer.close(CLOSE_WAIT_S)
+        stopped = self._writer.close(CLOSE_WAIT_S)
         self._waits.fail_all(DrainingError("the log was closed"))
         self._end_drains()
-        if ended and wait_for_native_work(CLOSE_WAIT_S):
+        if stopped and wait_for_native_work(CLOSE_WAIT_S):
             self._opened.close()
         else:
             self._opened.abandon(CLOSE_WAIT_S)
@@ -380,19 +395,19 @@ class FileLog(Backend):
             self._tick_timer.every(self._options.sweep_ms / 1000, self._tick)
 
     def _tick(self) -> None:
-        """Settle what is past its deadline; where nothing but waits has one the next look is at the first."""
+        """Settle the calls past their deadline; tick less often while only waits have deadlines."""
         self._tick_on()  # also when something here fails
         now = self._clock.monotonic()
         self._writer.sweep(now)
         self._waits.sweep(now)
-        for deadline, done in [one for one in self._drains if one[0] <= now]:
-            self._drains.remove((deadline, done))
-            done.fail(TryLaterError("the log could not finish what it has by the deadline"))
+        for deadline, drained in [drain for drain in self._drains if drain[0] <= now]:
+            self._drains.remove((deadline, drained))
+            drained.fail(TryLaterError("the log could not finish its pending work by the deadline"))
         revoking = self._ownership.sweep(now)
-        if self._writer.idle and not (revoking or self._drains or self._closed):
-            self._rest(now)
+        if self._writer.is_idle and not (revoking or self._drains or self._closed):
+            self._rest_until_deadline(now)
 
-    def _rest(self, now: float) -> None:
+    def _rest_until_deadline(self, now: float) -> None:
         self._ticking, self._rest_until = False, self._waits.next_at
         if self._rest_until < NEVER:
             self._tick_timer.once(min(self._rest_until - now, REST_S), self._tick)

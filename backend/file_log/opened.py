@@ -1,6 +1,6 @@
-"""A directory opened for writing: lock held, log recovered, index in line, all files at hand.
+"""A directory opened for writing: locked, recovered, with its index up to date and its files open.
 
-Here the parts are made and tied together; what they do stands in their own modules.
+This module only creates the components and connects them; their own modules describe what they do.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from typing import Any
 import gevent
 
 from backend.engine import StoreClock
-from backend.file_log.commit.committer import WritePlace
+from backend.file_log.commit.committer import LogEnd
 from backend.file_log.commit.packing import PackedFrame
-from backend.file_log.commit.tails import Tails
 from backend.file_log.commit.writer import Writer
-from backend.file_log.consume_queue import FILE_ENTRIES, QueueFiles
-from backend.file_log.core.retention import Hold, Letters, OldSegment
+from backend.file_log.consume_queue import FILE_ENTRIES, QueueFiles, Tails
+from backend.file_log.core.retention import Hold, OldSegment, SegmentHold
 from backend.file_log.damage import LogDamage
 from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.options import FileLogOptions
 from backend.file_log.read.queries import Queries
-from backend.file_log.retention import Retention, note_limits
+from backend.file_log.retention import Retention, record_limits
 from backend.file_log.segments import Segment, SegmentSet
 from backend.file_log.start.checkpoint import Checkpointer
 from backend.file_log.start.recovery import Recovered, Recovery
@@ -40,13 +39,16 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_common.native_threads import ignore_outcome, off_hub
 
 log = logging.getLogger(__name__)
-UNFREED_MAX = 64  # more are not counted
-SEGMENTS_OF_DISK = 32  # a disk has room for this many segments at least …
+UNFREED_MAX = 64  # deleted segments whose space is still in use; more are not counted
+SEGMENTS_OF_DISK = 32  # a disk has space for this many segments at least …
 SEGMENT_BYTES_LEAST = 4 << 20  # … unless they would be smaller than this
 
 
-class Opened:
-    """One directory's parts. Making one blocks. Raises StorageError; the lock is the caller's until then."""
+class OpenedDirectory:
+    """The components of one directory. Creating them blocks.
+
+    Raises StorageError; the lock then stays with the caller.
+    """
 
     def __init__(
         self,
@@ -57,7 +59,7 @@ class Opened:
         metrics: Registry,
     ) -> None:
         folder = str(directory)
-        options = self._fitted(options, storage.space(folder).total)
+        options = self._fit_segments(options, storage.space(folder).total)
         self.storage = storage
         self.directory = folder
         self.segments = SegmentSet(storage, folder)
@@ -65,43 +67,43 @@ class Opened:
         self.damage = LogDamage(storage, folder, self.segments, metrics)
         self._lock = lock
         self._loop: Any = gevent.get_hub().loop
-        self._unfreed: list[tuple[Segment, int]] = []  # deleted, and open in another process
-        self._unfreed_lock = Lock()  # two native threads may look at once
+        self._unfreed: list[tuple[Segment, int]] = []  # deleted, but open in another process
+        self._unfreed_lock = Lock()  # two native threads may check at once
         try:
             recovery = Recovery(storage, folder, self.segments, self.files, self.damage, options)
             self.recovered: Recovered = recovery.run()
-            self.segments.trim()
-            self.index = AttachedIndex(storage, folder, self.segments, self.damage.found)
+            self.segments.release_space()
+            self.index = AttachedIndex(storage, folder, self.segments, self.damage.report)
             self.index.recover()
         except OSError as error:
             raise StorageError(f"the log in {folder} cannot be opened: {error}") from error
         self.state = self.recovered.state
         self.tails = Tails(self.files, options)
-        self.tails.left(self.state.queues())
-        self._report(metrics)
-        note_limits(storage, folder, options.retention)
+        self.tails.add_unwritten(self.state.queues())
+        self._log_recovery(metrics)
+        record_limits(storage, folder, options.retention)
 
-    def _fitted(self, options: FileLogOptions, disk_bytes: int) -> FileLogOptions:
-        """On a small disk segments are smaller: only what is no longer written can be deleted."""
+    def _fit_segments(self, options: FileLogOptions, disk_bytes: int) -> FileLogOptions:
+        """Return `options` with smaller segments if the disk is small: only full segments can be deleted."""
         fitting = max(disk_bytes // SEGMENTS_OF_DISK, SEGMENT_BYTES_LEAST)
         self._segment_bytes = min(options.segment_bytes, fitting)
         return replace(options, segment_bytes=self._segment_bytes)
 
-    def _report(self, metrics: Registry) -> None:
-        found = self.recovered
-        metrics.cell(catalogue.LOG_TORN).value += found.torn_bytes
+    def _log_recovery(self, metrics: Registry) -> None:
+        recovered = self.recovered
+        metrics.cell(catalogue.LOG_TORN).value += recovered.tail_bytes
         log.info(
-            "log open: %d segments, ends at %d, read from %d, %d bytes of torn tail cut, %d damaged pieces,"
-            " %d consume queues rebuilt",
+            "log open: %d segments, ends at %d, read from %d, %d bytes of partial tail truncated,"
+            " %d damaged ranges, %d consume queues rebuilt",
             len(self.segments.segments),
-            found.end,
-            found.checkpoint,
-            found.torn_bytes,
-            found.damaged_pieces,
-            found.rebuilt_queues,
+            recovered.end,
+            recovered.checkpoint,
+            recovered.tail_bytes,
+            recovered.damaged_ranges,
+            recovered.rebuilt_queues,
         )
 
-    # --- making the parts
+    # --- creating the components
 
     def make_writer(
         self,
@@ -111,14 +113,14 @@ class Opened:
         published: Callable[[PackedFrame], None],
         answered: Callable[[PackedFrame], None],
     ) -> Writer:
-        """The writer; its thread starts."""
-        place = WritePlace(self.segments, self._segment_bytes, options.allocate_bytes)
-        with suppress(OSError):  # the first commit will say so
-            place.prepare()
-        return Writer(self.state, place, self.recovered.end, options, clock, metrics, published, answered)
+        """Create the writer and start its thread."""
+        log_end = LogEnd(self.segments, self._segment_bytes, options.allocate_bytes)
+        with suppress(OSError):  # the first commit will report it
+            log_end.prepare_space()
+        return Writer(self.state, log_end, self.recovered.end, options, clock, metrics, published, answered)
 
     def make_queries(self, options: FileLogOptions, limit: Callable[[], int]) -> Queries:
-        """The queries; they read up to `limit`."""
+        """Create the queries, which read the log up to the position that `limit` returns."""
         self._queries = Queries(
             self.state,
             self.segments,
@@ -132,7 +134,10 @@ class Opened:
         return self._queries
 
     def make_checkpointer(self, writer: Writer, metrics: Registry) -> Checkpointer:
-        """The checkpointer; the log from where it was read at the start stays until two are written."""
+        """Create the checkpointer.
+
+        The log from the position of the checkpoint read at the start is retained until two more are written.
+        """
         return Checkpointer(
             self.storage,
             self.directory,
@@ -152,18 +157,20 @@ class Opened:
         store_clock: StoreClock,
         metrics: Registry,
         holds: Callable[[], Iterable[Hold]],
-        letters: Callable[[], Letters],
+        dead_letter_holds: Callable[[], SegmentHold],
     ) -> Retention:
-        """Retention over the segments."""
+        """Create the retention of the segments; `dead_letter_holds` returns the holds of dead letters for one
+        round.
+        """
         return Retention(
             self.storage,
             self.directory,
             options.retention,
             self._old_segments,
             self._release,
-            lambda old: self.segments.keep(old.start),
+            lambda old: self.segments.keep_for_dead_letters(old.start),
             holds,
-            letters,
+            dead_letter_holds,
             clock,
             store_clock,
             metrics,
@@ -173,10 +180,10 @@ class Opened:
     # --- while it runs
 
     def forget_queues(self, queues: Sequence[LogQueue]) -> None:
-        """Their topic was deleted: their files go, off the hub."""
+        """Remove the files of the queues of a deleted topic, in native threads."""
         for queue in queues:
-            self.tails.forget(queue)
-            off_hub(self.files.drop, ignore_outcome, queue.ref)
+            self.tails.forget_queue(queue)
+            off_hub(self.files.remove_queue, ignore_outcome, queue.ref)
 
     def _old_segments(self) -> list[OldSegment]:
         return [
@@ -185,9 +192,9 @@ class Opened:
         ]
 
     def _release(self, old: OldSegment) -> Callable[[], None]:
-        """Take a segment out of view; the call that removes its files."""
-        segment = self.segments.drop(old.start)
-        lowest = self._queries.lowest()
+        """Remove a segment from the set; return the blocking call that removes its files."""
+        segment = self.segments.remove(old.start)
+        lowest = self._queries.find_lowest()
 
         def remove() -> None:
             with self._unfreed_lock:
@@ -195,22 +202,22 @@ class Opened:
             self.storage.remove(segment.path)
             self._close_unfreed()
             self.storage.sync_folder(self.segments.folder)
-            self.index.index.drop(segment.start)
-            found = lowest()
-            for queue, offset, _ in found:
+            self.index.index.drop_segment(segment.start)
+            bounds = lowest()
+            for queue, offset, _ in bounds:
                 if offset // FILE_ENTRIES > queue.min // FILE_ENTRIES:
                     self.files.drop_below(queue.ref, offset)
-            self._loop.run_callback_threadsafe(self._raise_lowest, found)
+            self._loop.run_callback_threadsafe(self._raise_lowest, bounds)
 
         return remove
 
-    def _raise_lowest(self, found: Sequence[tuple[LogQueue, int, int]]) -> None:
-        for queue, offset, first in found:
+    def _raise_lowest(self, bounds: Sequence[tuple[LogQueue, int, int]]) -> None:
+        for queue, offset, first in bounds:
             queue.min, queue.min_at = max(queue.min, offset), max(queue.min_at, first)
             self.state.changed_topics.add(queue.ref.topic)
 
     def lock_lost(self) -> StorageError | None:
-        """Why this process is not the writer any more, though it was not asked."""
+        """Return why this process has lost the writer's lock, or None."""
         try:
             self._lock.check()
         except StorageError as error:
@@ -218,17 +225,22 @@ class Opened:
         return None
 
     def _close_unfreed(self) -> int:
-        """Close the deleted segments that nobody else has open; bytes that the others take. Blocking."""
+        """Close the deleted segments that no other process has open; return the bytes of the rest.
+
+        Blocking.
+        """
         with self._unfreed_lock:
-            kept = [one for one in self._unfreed if one[0].file.open_elsewhere()][-UNFREED_MAX:]
-            for one in self._unfreed:
-                if one not in kept:
-                    one[0].close()
-            self._unfreed = kept
-            return sum(size for _, size in kept)
+            still_open = [deleted for deleted in self._unfreed if deleted[0].file.open_elsewhere()][
+                -UNFREED_MAX:
+            ]
+            for deleted in self._unfreed:
+                if deleted not in still_open:
+                    deleted[0].close()
+            self._unfreed = still_open
+            return sum(size for _, size in still_open)
 
     def close(self) -> None:
-        """Write what is only in memory, close all files, give back the lock."""
+        """Write the entries that are only in memory, close all files and release the lock."""
         try:
             with self._unfreed_lock:
                 for segment, _ in self._unfreed:
@@ -243,11 +255,11 @@ class Opened:
             self._lock.release()
 
     def abandon(self, waited_s: float) -> None:
-        """Instead of `close`, when a native thread hangs in a file: nobody else may write the directory."""
+        """Keep the lock instead of closing, when a native thread hangs in a file and may still write it."""
         log.error(
-            "closing %s: its disk has not answered for %g s, what it still does is not known; the directory"
-            " stays locked until this process ends",
+            "closing %s: its disk has not answered for %g s, and a write may still be under way; the"
+            " directory stays locked until this process ends",
             self.directory,
             waited_s,
         )
-        self._lock.keep()
+        self._lock.keep_until_exit()

@@ -1,4 +1,4 @@
-"""Bounds and periods of the file log. What happens at each bound stands beside it."""
+"""Bounds and periods of the file log. The comment at each bound describes what happens there."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ SEGMENT_BYTES_MAX = 2048 * MIB  # the index has 32 bits for a position inside a 
 
 @dataclass(frozen=True, slots=True)
 class FileLogOptions:
-    """Sizes in bytes, periods in the unit of the name."""
+    """The options of one file log: sizes in bytes, periods in the unit of the name."""
 
     segment_bytes: int = 1024 * MIB  # then a new segment starts; a bigger frame gets a bigger segment
-    allocate_bytes: int = 64 * MIB  # space set aside ahead, at a time
+    allocate_bytes: int = 64 * MIB  # space allocated ahead, at a time
     frame_bytes_max: int = 4 * MIB  # a group commit takes no further request past this
-    request_bytes_max: int = 16 * MIB  # of one append or commit; more is refused
+    request_bytes_max: int = 16 * MIB  # per append or commit; more is refused
     pending_bytes_max: int = 64 * MIB  # waiting for the disk; more is refused
     pending_max: int = 100_000  # requests waiting for the disk; more are refused
     body_bytes_max: int = 2 * MIB
     properties_bytes_max: int = 32 * 1024
     topics_max: int = 10_000  # more are refused; of the system's own (retries, …) only 1,000 beyond it
     settings_max: int = 100_000  # more are refused
-    waits_max: int = 100_000  # parked; more fail
+    waits_max: int = 100_000  # open waits; more fail
     progress_max: int = 1_000_000  # (group, queue) pairs with progress; more are refused
     written_sync_ms: int = 500  # topics of class "written" are synced this often
     checkpoint_bytes: int = 256 * MIB  # a checkpoint after this much log, or
@@ -36,13 +36,15 @@ class FileLogOptions:
     tail_ms: int = 200  # or after this time
     queue_files_max: int = 512  # consume-queue files held open
     hot_bytes: int = 256 * MIB  # the newest part of the log, read without leaving the hub
-    warm_blocks_max: int = 256  # of 1 MiB, read lately: taken as cached as well
-    idempotency_window_ms: int = WINDOW_MS  # a message's idempotency key is known for so long
+    warm_blocks_max: int = 256  # blocks of 1 MiB read lately, assumed to be cached too
+    idempotency_window_ms: int = WINDOW_MS  # an idempotency key is remembered for so long
     idempotency_keys_max: int = (
-        KEYS_MAX  # known at a time, of one topic as many as are free; more are refused
+        KEYS_MAX  # remembered at a time, per topic as many as are free; more are refused
     )
-    sweep_ms: int = 5  # how exact deadlines are
-    recover_retry_ms: int = 1_000  # between tries to leave the state after a failed sync, and two such states
+    sweep_ms: int = 5  # the precision of deadlines
+    recover_retry_ms: int = (
+        1_000  # between attempts to recover from a failed sync, and between two recoveries
+    )
 
     retention: RetentionOptions = field(default_factory=RetentionOptions)
 
@@ -68,10 +70,10 @@ class FileLogOptions:
 
     @property
     def delivery_bytes_max(self) -> int:
-        """Of one record: body, key, tag and properties encoded."""
+        """The largest size of one record's delivery bytes: body, key, tag and properties, encoded."""
         return self.body_bytes_max + 2 * self.properties_bytes_max
 
     @property
     def moved_bytes_max(self) -> int:
-        """The same in the system's own topics: what a higher limit let in still goes its way there."""
+        """The same limit in internal topics, where a message accepted under a higher limit must still fit."""
         return max(self.delivery_bytes_max, self.request_bytes_max)

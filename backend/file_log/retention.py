@@ -1,13 +1,14 @@
-"""Retention at work: looks every few seconds, deletes off the hub, says whether the disk takes sends.
+"""Periodic retention: deletes old segments off the hub and decides whether the disk accepts sends.
 
-The decision is core/retention.py's. Rules:
-* The log takes a segment out of its own view on the hub first (readers then continue at the oldest),
-  and only then are the files removed, in a native thread, with a pause after each.
-* Space freed may show late (a reader process still holds the file): until half of it has shown, or
-  SETTLE_S have passed, low disk space is no reason to delete more.
-* What holds young dead letters is kept for them alone when something behind it goes: durably first, and
-  then the log begins behind it.
-* Every deletion is logged with its reason and counted; so is every failure, and what a hold keeps.
+core/retention.py makes the decisions. Rules:
+* The log first removes a segment from its set, on the hub, so that readers continue at the oldest remaining
+  one. Then a native thread removes the files, with a pause after each.
+* Freed space may become visible late, while a reader process has the file open. Until half of it is visible,
+  or SETTLE_S have passed, low disk space is no reason to delete more.
+* A segment with young dead letters is retained for them alone when a later segment is deleted. It is renamed
+  durably first; then the log begins after it.
+* Every deletion is logged with its reason and counted. So are every failure, and the segment that a hold
+  retains.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from backend.file_log.core.retention import (
     DiskAdmission,
     HeldSegment,
     Hold,
-    Letters,
     LogDisk,
     OldSegment,
     Reason,
     RetentionMoment,
     RetentionOptions,
-    admission,
-    deletions,
+    SegmentHold,
+    decide_admission,
+    plan_deletions,
     refusal_text,
     show_bytes,
 )
@@ -62,23 +63,24 @@ PAUSE_S = 0.05
 SETTLE_S = 30.0
 
 Release = Callable[[OldSegment], Callable[[], None]]
-"""On the hub: take the segment out of the log's view; gives the blocking call that removes its files."""
+"""Removes a segment from the log's set, on the hub; returns the blocking call that removes its files."""
 Keep = Callable[[OldSegment], Callable[[], Callable[[], None]]]
-"""Gives the blocking call that keeps a segment for dead letters alone; and that what notes it, on the hub."""
+"""Returns the blocking call that retains a segment for dead letters alone; that one returns the call which
+records it on the hub."""
 
 
 def local_hour(wall_ms: int) -> int:
-    """The hour of the day here, 0 to 23."""
+    """Return the local hour of the day, 0 to 23."""
     return time.localtime(wall_ms / 1000).tm_hour
 
 
 class Retention:
-    """One log's retention.
+    """The retention of one log.
 
-    `segments()`: ascending, the last one live. `holds()`: what may not go (the progress snapshot, delay
-    records not stored, …), nor anything behind it; `letters()`: what dead letters under 3 days hold, asked
-    once a round. `deleted(segment, reason)` follows each deletion.
-    `unfreed()`: bytes deleted that the disk does not show yet because others have the files open. Blocking.
+    `segments()`: the segments, ascending, the last one live. `holds()`: the positions from which the log must
+    be retained. `dead_letter_holds()`: the holds of dead letters under 3 days, called once a round.
+    `deleted(segment, reason)` is called after each deletion. `unfreed()`: the bytes of deleted files that
+    other processes still have open, so that the disk does not show them as free. Blocking.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class Retention:
         release: Release,
         keep: Keep,
         holds: Callable[[], Iterable[Hold]],
-        letters: Callable[[], Letters],
+        dead_letter_holds: Callable[[], SegmentHold],
         clock: Clock,
         store_clock: StoreClock,
         registry: Registry,
@@ -101,8 +103,8 @@ class Retention:
     ) -> None:
         self.options = options
         self.admission = DiskAdmission.OPEN
-        self.client_refusal: DiskFullError | None = None  # raise or answer this for a client's send
-        self.refusal: DiskFullError | None = None  # and this for everything else
+        self.client_refusal: DiskFullError | None = None  # the error for a client's send
+        self.refusal: DiskFullError | None = None  # the error for everything else
         self.held: HeldSegment | None = None
         self._storage = storage
         self._folder = folder
@@ -110,23 +112,26 @@ class Retention:
         self._release = release
         self._keep = keep
         self._holds = holds
-        self._letters = letters
+        self._dead_letter_holds = dead_letter_holds
         self._clock = clock
         self._store_clock = store_clock
         self._registry = registry
         self._deleted = deleted
         self._unfreed = unfreed
         self._hour = hour
-        self._settle: tuple[float, int] = (0.0, 0)  # until when, and the free bytes that end it before
+        self._settle: tuple[float, int] = (
+            0.0,
+            0,
+        )  # the end of settling, and the free bytes that end it earlier
         self._greenlet: gevent.Greenlet | None = None
-        self._round = Semaphore()  # what an older round measured must not come after a newer one's
+        self._round = Semaphore()  # an older round's measurements must not replace a newer one's
 
     def start(self, interval_s: float = INTERVAL_S) -> None:
-        """Look now, then every `interval_s`."""
+        """Run a round now, then every `interval_s`."""
         self._greenlet = gevent.spawn(self._run, interval_s)
 
     def stop(self) -> None:
-        """A removal under way finishes in its thread. Blocks the calling greenlet."""
+        """Stop the rounds; a removal under way finishes in its thread. Blocks the calling greenlet."""
         if self._greenlet is not None:
             self._greenlet.kill()
             self._greenlet = None
@@ -141,7 +146,10 @@ class Retention:
             gevent.sleep(interval_s)
 
     def run_once(self, pause_s: float = 0.0) -> list[Deletion]:
-        """Measure, decide, delete; what was deleted. One round at a time. Blocks the greenlet only."""
+        """Measure, decide and delete; return the deletions.
+
+        One round runs at a time. Blocks the greenlet only.
+        """
         with self._round:
             return self._run_round(pause_s)
 
@@ -149,33 +157,35 @@ class Retention:
         try:
             disk = LogDisk(*in_thread(self._storage.space, self._folder))
             freed = disk._replace(free=disk.free + in_thread(self._unfreed))
-            holds, letters = list(self._holds()), self._letters()
+            holds, dead_letters = list(self._holds()), self._dead_letter_holds()
             segments = self._segments()
-            wanted, held = deletions(segments, self._moment(freed), self.options, holds, letters)
+            plan, blocked = plan_deletions(
+                segments, self._measure_moment(freed), self.options, holds, dead_letters
+            )
         except (OSError, DdmqError) as error:
-            self._failed("nothing is deleted from %s this time: %s", self._folder, error)
+            self._count_failure("nothing is deleted from %s this time: %s", self._folder, error)
             return []
-        self._store_clock.watch(self._registry.cell(LOG_CLOCK_AHEAD))
+        self._store_clock.update_gauge(self._registry.cell(LOG_CLOCK_AHEAD))
         self._registry.cell(LOG_BYTES).value = sum(segment.bytes_on_disk for segment in segments)
-        self._note_held(held)
-        self._admit(disk)
-        done: list[Deletion] = []
-        for deletion in wanted:
+        self._set_held(blocked)
+        self._set_admission(disk)
+        deleted: list[Deletion] = []
+        for deletion in plan:
             if not self._delete(deletion):
                 break
-            done.append(deletion)
+            deleted.append(deletion)
             gevent.sleep(pause_s)
-        self._begin_settling(disk, done)
-        return done
+        self._begin_settling(disk, deleted)
+        return deleted
 
-    def _moment(self, disk: LogDisk) -> RetentionMoment:
+    def _measure_moment(self, disk: LogDisk) -> RetentionMoment:
         now_ms = self._clock.wall_ms()
         until, enough = self._settle
         settling = self._clock.monotonic() < until and disk.free < enough
         return RetentionMoment(now_ms, self._hour(now_ms), disk, settling, self._store_clock.now_ms())
 
-    def _begin_settling(self, disk: LogDisk, done: list[Deletion]) -> None:
-        freed = sum(deletion.segment.bytes_on_disk for deletion in done if not deletion.keep)
+    def _begin_settling(self, disk: LogDisk, deleted: list[Deletion]) -> None:
+        freed = sum(deletion.segment.bytes_on_disk for deletion in deleted if not deletion.keep)
         if freed:
             self._settle = (self._clock.monotonic() + SETTLE_S, disk.free + freed // 2)
 
@@ -184,11 +194,13 @@ class Retention:
         try:
             if keep:
                 in_thread(self._keep(segment))()
-                log.info("segment %d is kept for dead letters alone: %s", segment.start, reason.name.lower())
+                log.info(
+                    "segment %d is retained for dead letters alone: %s", segment.start, reason.name.lower()
+                )
                 return True
             in_thread(self._release(segment))
         except (OSError, DdmqError) as error:
-            self._failed("segment %d cannot go: %s", segment.start, error)
+            self._count_failure("segment %d cannot be deleted: %s", segment.start, error)
             return False
         self._registry.cell(LOG_SEGMENTS_DELETED, reason.name.lower()).value += 1
         log.info(
@@ -202,20 +214,20 @@ class Retention:
             self._deleted(segment, reason)
         return True
 
-    def _note_held(self, held: HeldSegment | None) -> None:
-        if held is not None and (self.held is None or held.hold.reason != self.held.hold.reason):
+    def _set_held(self, blocked: HeldSegment | None) -> None:
+        if blocked is not None and (self.held is None or blocked.hold.reason != self.held.hold.reason):
             log.warning(
-                "segment %d would go (%s) but is held from log position %d on: %s",
-                held.segment.start,
-                held.reason.name.lower(),
-                held.hold.position,
-                held.hold.reason,
+                "segment %d is due for deletion (%s) but held from log position %d on: %s",
+                blocked.segment.start,
+                blocked.reason.name.lower(),
+                blocked.hold.position,
+                blocked.hold.reason,
             )
-        self.held = held
-        self._registry.cell(LOG_SEGMENTS_HELD).value = int(held is not None)
+        self.held = blocked
+        self._registry.cell(LOG_SEGMENTS_HELD).value = int(blocked is not None)
 
-    def _admit(self, disk: LogDisk) -> None:
-        before, self.admission = self.admission, admission(disk, self.options, self.admission)
+    def _set_admission(self, disk: LogDisk) -> None:
+        before, self.admission = self.admission, decide_admission(disk, self.options, self.admission)
         self._registry.cell(LOG_DISK_FREE).value = disk.free
         self._registry.cell(LOG_DISK).value = self.admission
         error = None
@@ -224,18 +236,18 @@ class Retention:
         self.client_refusal = error
         self.refusal = error if self.admission is DiskAdmission.ALL_REFUSED else None
         if self.admission is not before:
-            log.warning("%s", error or f"the disk of {self._folder} takes sends again")
+            log.warning("%s", error or f"the disk of {self._folder} accepts sends again")
 
-    def _failed(self, text: str, *arguments: object) -> None:
+    def _count_failure(self, text: str, *arguments: object) -> None:
         self._registry.cell(LOG_RETENTION_FAILURES).value += 1
         log.error(text, *arguments)
 
 
-def note_limits(storage: Storage, directory: str, options: RetentionOptions) -> None:
-    """Warn with both values where they differ from the last writer's, and note these. Blocking.
+def record_limits(storage: Storage, directory: str, options: RetentionOptions) -> None:
+    """Warn about retention limits that differ from the last writer's, and record these limits. Blocking.
 
-    Each process brings its own configuration, and any server process may become the writer: one that was
-    started without the right file would delete by the wrong limits. Nothing depends on the note.
+    Each process has its own configuration, and any server process may become the writer: one that was started
+    without the right file would delete by the wrong limits. No code depends on the recorded limits.
     """
     path = f"{directory}/{names.RETENTION}"
     mine = asdict(options)
@@ -248,26 +260,26 @@ def note_limits(storage: Storage, directory: str, options: RetentionOptions) -> 
         ]
         if drift:
             log.warning(
-                "this process keeps the log in %s by other limits than the last writer did: %s;"
+                "this process retains the log in %s by other limits than the last writer did: %s;"
                 " every process that may write it should have the same configuration (--config)",
                 directory,
                 ", ".join(drift),
             )
         _write(storage, path, mine)
     except OSError as error:
-        log.warning("the limits of retention cannot be noted in %s: %s", path, error)
+        log.warning("the limits of retention cannot be recorded in %s: %s", path, error)
 
 
 def _read(storage: Storage, path: str) -> dict[str, object]:
-    """Empty when there is no note, or none that can be read."""
+    """Return the recorded limits; {} if there are none, or none that can be parsed."""
     if not storage.size(path):
         return {}
     with closing(storage.open(path)) as file:
         try:
-            found = json.loads(file.pread(file.size(), 0))
+            limits = json.loads(file.pread(file.size(), 0))
         except ValueError:
             return {}
-    return found if isinstance(found, dict) else {}
+    return limits if isinstance(limits, dict) else {}
 
 
 def _write(storage: Storage, path: str, limits: dict[str, object]) -> None:

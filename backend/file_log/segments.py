@@ -1,12 +1,12 @@
-"""The commit log's files: found by name, mapped for reading, cut and continued.
+"""The files of the commit log: found by name, mapped for reading, truncated and continued.
 
 Rules:
-* A segment holds the positions from its name up to the next segment's name; `end` says up to where its
-  bytes count. Nothing reads a mapped byte at or past `end`: behind a cut it may be gone, and a process
-  that touches it dies. Nor one that `view` was not asked for: its page may be unreadable, with the same end.
-* Creating and cutting block; adding to and removing from the set is done on the hub, by one owner.
-* A segment whose time has come but that holds young dead letters is *kept*: for them alone, under another
-  name. Kept ones stand before all others, with holes between them; the log begins behind them.
+* A segment holds the positions from its name up to the next segment's name; its bytes count up to `end`.
+  No code reads a mapped byte at or past `end`: after a truncation the byte may not exist, and a process that
+  touches it dies. Nor does code read a byte outside the range passed to `view`, whose page may be unreadable.
+* Creating and truncating block; one owner changes the set, on the hub.
+* An expired segment with young dead letters is *kept*: for them alone, under another name. Kept segments come
+  before all others, with holes between them; the log begins after them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from backend.file_log.storage import PAGE_BYTES, File, Storage
 from ddmq_common.errors import StorageError
 from ddmq_common.names import is_dead_letters
 
-SPARE_BYTES_MAX = 1 << 20  # a file system's own rounding; more behind a segment's end is given back
+SPARE_BYTES_MAX = 1 << 20  # a file system's own rounding; more after a segment's end is released
 
 
 class Segment:
@@ -38,27 +38,27 @@ class Segment:
         self.end = end
         self.path = path
         self.file = file
-        self.salt = salt  # of all its CRCs; 0: none
-        self.kept = False  # for its dead letters alone
+        self.salt = salt  # the start value of all its CRCs; 0: none
+        self.kept = False  # retained for its dead letters alone
         self.last_ms = 0  # store time of its newest record, or a little later
         self._map: mmap.mmap | None = None
 
     def view(self, start: int, end: int) -> mmap.mmap:
-        """The file mapped; log positions `[start, end)` of it can be read now.
+        """Return the mapped file, after checking that the log positions `[start, end)` can be read.
 
-        Raises OSError (EIO) when the file is shorter, or a page of them cannot be read.
+        Raises OSError (EIO) when the file is shorter, or a page of the range cannot be read.
         """
-        found = self._map
-        if found is None or self.start + len(found) < end:
-            found = self._map = self.file.map()
-            if self.start + len(found) < end:
-                raise OSError(errno.EIO, f"it ends at {self.start + len(found)}, wanted is {end}", self.path)
+        mapped = self._map
+        if mapped is None or self.start + len(mapped) < end:
+            mapped = self._map = self.file.map()
+            if self.start + len(mapped) < end:
+                raise OSError(errno.EIO, f"it ends at {self.start + len(mapped)}, before {end}", self.path)
         if start < end:
-            self.file.check(found, start - self.start, end - self.start)
-        return found
+            self.file.check(mapped, start - self.start, end - self.start)
+        return mapped
 
-    def readable(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The parts of `[start, end)` that can be read, ascending; without the pages that cannot."""
+    def readable_ranges(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the ranges of `[start, end)` whose pages can be read, ascending."""
         try:
             self.view(start, end)
         except OSError:
@@ -67,137 +67,139 @@ class Segment:
             if first == last:
                 return []
             middle = self.start + (first + last + 1) // 2 * PAGE_BYTES
-            before, after = self.readable(start, middle), self.readable(middle, end)
+            before, after = self.readable_ranges(start, middle), self.readable_ranges(middle, end)
             if before and after and before[-1][1] == after[0][0]:
                 return [*before[:-1], (before[-1][0], after[0][1]), *after[1:]]
             return before + after
         return [(start, end)]
 
     def pread(self, position: int, size: int) -> bytes:
-        """Bytes from a log position on; shorter at the end of what counts."""
+        """Read up to `size` bytes from a log position on; fewer at the segment's end."""
         return self.file.pread(min(size, self.end - position), position - self.start)
 
     def salvage(self, position: int, size: int) -> bytes:
-        """The same; zeros where a page cannot be read."""
+        """Read like `pread`, with zeros for the pages that cannot be read."""
         return self.file.salvage(min(size, self.end - position), position - self.start)
 
     def disk_bytes(self) -> int:
-        """Space taken."""
+        """Return the disk space that the file takes, in bytes."""
         return os.fstat(self.file.fd).st_blocks * 512
 
     def close(self) -> None:
-        """Mapped pages go when their last reader does."""
+        """Close the file; its mapped pages are released with their last reader."""
         self._map = None
         self.file.close()
 
 
 class SegmentSet:
-    """All segments of one log, ascending."""
+    """The segments of one log, ascending."""
 
     def __init__(self, storage: Storage, directory: str) -> None:
         self.storage = storage
         self.folder = f"{directory}/{names.COMMIT_LOG}"
-        self.salting = UNSALTED  # to be set before segments are opened or made
+        self.salting = UNSALTED  # set before segments are opened or created
         self.starts: list[int] = []
         self.segments: list[Segment] = []
-        self._kept = 0  # so many of them, the first ones
+        self._kept = 0  # the number of kept segments, the first ones
 
     def load(self) -> None:
-        """Open what is there. Segments not known yet are added, so members call it again."""
-        paths, ends = self._found()
+        """Open the existing files, and close deleted ones. Members call it repeatedly."""
+        paths, ends = self._list_files()
         starts = sorted(paths)
-        known = dict(zip(self.starts, self.segments, strict=True))
-        for start in [start for start, segment in known.items() if segment.file.deleted()]:
-            known.pop(start).close()  # another file may have its name
+        opened = dict(zip(self.starts, self.segments, strict=True))
+        for start in [start for start, segment in opened.items() if segment.file.is_deleted()]:
+            opened.pop(start).close()  # another file may have its name
         segments = [
-            known.pop(start) if start in known else self._open(start, paths[start]) for start in starts
+            opened.pop(start) if start in opened else self._open(start, paths[start]) for start in starts
         ]
-        for gone in known.values():
-            gone.close()
+        for closed in opened.values():
+            closed.close()
         for segment, after in pairwise(segments):
             segment.end = min(after.start, segment.start + segment.file.size())
             segment.last_ms = segment.last_ms or self._first_ms(after)
-        kept = list(takewhile(lambda segment: segment.start in ends, segments))
-        for segment in kept:
+        retained = list(takewhile(lambda segment: segment.start in ends, segments))
+        for segment in retained:
             segment.path, segment.end, segment.kept = paths[segment.start], ends[segment.start], True
-        self.starts, self.segments, self._kept = starts, segments, len(kept)
+        self.starts, self.segments, self._kept = starts, segments, len(retained)
 
-    def _found(self) -> tuple[dict[int, str], dict[int, int]]:
-        """Files by start, and the ends of the kept ones."""
+    def _list_files(self) -> tuple[dict[int, str], dict[int, int]]:
+        """Return the path of each file by its start, and the ends of the kept segments."""
         paths: dict[int, str] = {}
         ends: dict[int, int] = {}
         for name in self.storage.list(self.folder):
-            start, kept = names.parse_segment(name), names.parse_kept(name)
-            if kept is not None:
-                start, ends[kept[0]] = kept
+            start, range_ = names.parse_segment(name), names.parse_kept(name)
+            if range_ is not None:
+                start, ends[range_[0]] = range_
             if start is not None:
                 paths[start] = f"{self.folder}/{name}"
         return paths, ends
 
     def _open(self, start: int, path: str) -> Segment:
         file = self.storage.open(path)
-        return self._segment(start, start + file.size(), path, file)
+        return self._make_segment(start, start + file.size(), path, file)
 
-    def _segment(self, start: int, end: int, path: str, file: File) -> Segment:
+    def _make_segment(self, start: int, end: int, path: str, file: File) -> Segment:
         return Segment(start, end, path, file, self.salting.of_segment(start))
 
     def _first_ms(self, segment: Segment) -> int:
         frame = unpack_frame(segment.file.salvage(FRAME_BYTES, 0), segment.start, segment.salt)
         return 0 if frame is None else frame.stored_ms
 
-    def date(self, newest_ms: int) -> None:
-        """Segments of unknown age are as young as what follows them; `newest_ms`: the log's newest record."""
+    def set_ages(self, newest_ms: int) -> None:
+        """Set the age of segments without one to that of the next segment; `newest_ms`: of the newest
+        record.
+        """
         for segment in reversed(self.segments):
             segment.last_ms = newest_ms = segment.last_ms or newest_ms
 
-    def path(self, start: int) -> str:
-        """Of a segment's file."""
+    def path_of(self, start: int) -> str:
+        """Return the path of the segment that starts at this log position."""
         return f"{self.folder}/{names.segment_name(start)}"
 
     def free_bytes(self) -> int:
-        """Of the disk, for us. Blocking."""
+        """Return the bytes of the disk that this process may still use. Blocking."""
         return self.storage.space(self.folder).free
 
     @property
     def last(self) -> Segment:
-        """The one being written."""
+        """The segment that is being written."""
         return self.segments[-1]
 
     @property
     def first_position(self) -> int:
-        """Where the log starts, without what is kept; 0 when there is none."""
+        """The log position where the log starts, after the kept segments; 0 when there are no segments."""
         if self._kept < len(self.starts):
             return self.starts[self._kept]
         return self.segments[-1].end if self.segments else 0
 
     def first_of(self, topic: str) -> int:
-        """Where it starts for a topic: dead letters also stand in what is kept."""
+        """Return where the log starts for a topic: dead letters may also lie in kept segments."""
         return self.starts[0] if self._kept and is_dead_letters(topic) else self.first_position
 
     @property
-    def empty(self) -> bool:
-        """Whether there is nothing, what is kept apart."""
+    def is_empty(self) -> bool:
+        """Whether there is no segment apart from kept ones."""
         return self._kept == len(self.segments)
 
     def locate(self, position: int) -> Segment | None:
-        """The segment that holds a log position, None when it was deleted or is not there yet."""
+        """Return the segment that holds a log position, or None if it was deleted or does not exist yet."""
         index = bisect_right(self.starts, position) - 1
         if index < 0 or position >= self.segments[index].end:
             return None
         return self.segments[index]
 
-    def holes(self, end: int) -> list[tuple[int, int]]:
-        """Ranges of log positions below `end` that no file holds; behind a kept segment all was deleted."""
-        found, at = [], self.first_position
+    def missing_ranges(self, end: int) -> list[tuple[int, int]]:
+        """Return the ranges below `end` that no file holds, apart from deleted ones after kept segments."""
+        ranges, at = [], self.first_position
         for segment in self.segments:
             if not segment.kept:
-                found.append((at, min(segment.start, end)))
+                ranges.append((at, min(segment.start, end)))
                 at = segment.end
-        return [hole for hole in (*found, (at, end)) if hole[0] < hole[1]]
+        return [hole for hole in (*ranges, (at, end)) if hole[0] < hole[1]]
 
     def create(self, start: int, size: int) -> Segment:
-        """A new, empty, durable file for the log from `start` on. Blocking; not in the set yet."""
-        path = self.path(start)
+        """Create an empty, durable segment that starts at `start`. Blocking; does not add it to the set."""
+        path = self.path_of(start)
         file = self.storage.open(path, write=True)
         try:
             file.truncate(size)
@@ -206,11 +208,11 @@ class SegmentSet:
         except OSError:
             file.close()
             raise
-        return self._segment(start, start, path, file)
+        return self._make_segment(start, start, path, file)
 
     def create_with(self, start: int, data: bytes, size: int) -> Segment:
-        """A new durable file that holds `data`, in place of one with the same start. Blocking."""
-        path = self.path(start)
+        """Create a durable segment that holds `data`, in place of one with the same start. Blocking."""
+        path = self.path_of(start)
         unfinished = path + names.UNFINISHED
         self.storage.remove(unfinished)
         file = self.storage.open(unfinished, write=True)
@@ -223,17 +225,17 @@ class SegmentSet:
         except OSError:
             file.close()
             raise
-        return self._segment(start, start + len(data), path, file)
+        return self._make_segment(start, start + len(data), path, file)
 
     def remove_after(self, position: int) -> None:
-        """Remove files of segments that start behind a log position; they are not in the set. Blocking."""
+        """Remove the files of segments that start after a log position and are not in the set. Blocking."""
         for name in self.storage.list(self.folder):
             start = names.parse_segment(name)
             if start is not None and start > position:
-                self.storage.remove(self.path(start))
+                self.storage.remove(self.path_of(start))
 
     def reopen_last(self, end: int, size: int) -> None:
-        """Make the last segment writable and cut it at log position `end`, durably. Blocking."""
+        """Make the last segment writable and truncate it at log position `end`, durably. Blocking."""
         last = self.segments[-1]
         file = self.storage.open(last.path, write=True)
         file.truncate(end - last.start)
@@ -241,12 +243,12 @@ class SegmentSet:
         file.truncate(max(size, end - last.start))
         file.sync_all()
         last.close()
-        self.segments[-1] = self._segment(last.start, end, last.path, file)
+        self.segments[-1] = self._make_segment(last.start, end, last.path, file)
 
-    def trim(self) -> None:
-        """Give back the space that was set aside behind what counts in all segments but the last. Blocking.
+    def release_space(self) -> None:
+        """Release the space allocated after the end of all segments except the last. Blocking.
 
-        A disk that does not let it stays as it is.
+        Ignores errors of the disk.
         """
         for segment in self.segments[:-1]:
             size = segment.end - segment.start
@@ -255,7 +257,7 @@ class SegmentSet:
                     file.truncate(size)
 
     def add(self, segment: Segment) -> None:
-        """A new last one, as young as the one before; what it overlaps of that does not count any more."""
+        """Add a new last segment; the bytes of the one before that it overlaps do not count any more."""
         if self.segments:
             segment.last_ms = max(segment.last_ms, self.segments[-1].last_ms)
         if self.segments and self.segments[-1].start >= segment.start:
@@ -266,45 +268,47 @@ class SegmentSet:
         self.starts.append(segment.start)
         self.segments.append(segment)
 
-    def drop(self, start: int) -> Segment:
-        """Take a kept one, or the oldest of the others, out of the set; its file stays.
+    def remove(self, start: int) -> Segment:
+        """Remove a kept segment, or the oldest of the others, from the set; its file stays.
 
-        Raises StorageError for any other, and for the last.
+        Raises StorageError for any other segment, and for the last.
         """
-        index = self._goes(start)
+        index = self._check_oldest(start)
         self.starts.pop(index)
         segment = self.segments.pop(index)
         self._kept -= segment.kept
         return segment
 
-    def keep(self, start: int) -> Callable[[], Callable[[], None]]:
-        """For dead letters alone, from now on: the oldest that is not kept yet; raises as `drop`.
+    def keep_for_dead_letters(self, start: int) -> Callable[[], Callable[[], None]]:
+        """Retain the oldest segment that is not kept yet for its dead letters alone. Raises what `remove`
+        raises.
 
-        Gives what renames its file durably (blocking), and that what notes it, for the hub.
+        Returns the blocking call that renames its file durably; that one returns the call which marks the
+        segment as kept, for the hub.
         """
-        segment = self.segments[self._goes(start)]
+        segment = self.segments[self._check_oldest(start)]
         path = f"{self.folder}/{names.kept_name(segment.start, segment.end)}"
 
         def rename() -> Callable[[], None]:
             self.storage.rename(segment.path, path)
             segment.path = path
             self.storage.sync_folder(self.folder)
-            return note
+            return mark_kept
 
-        def note() -> None:
+        def mark_kept() -> None:
             segment.kept = True
             self._kept += 1
 
         return rename
 
-    def _goes(self, start: int) -> int:
+    def _check_oldest(self, start: int) -> int:
         index = bisect_right(self.starts, start) - 1
         if not 0 <= index <= self._kept or self.starts[index] != start or index == len(self.starts) - 1:
             raise StorageError(f"segment {start} is not the oldest of several; it stays")
         return index
 
     def close(self) -> None:
-        """All files."""
+        """Close all files and forget the segments."""
         for segment in self.segments:
             segment.close()
         self.starts, self.segments, self._kept = [], [], 0

@@ -1,30 +1,35 @@
-"""The idempotency keys of the log (backend/idempotency.py) across restarts: a file for each slice of them.
+"""The files that keep idempotency keys (backend/idempotency.py) across restarts, one for each slice of keys.
 
-The records of the log say who they are, so the tail brings back what was stored since the checkpoint; the
-files hold what stood there before it, row after row. A checkpoint names the slices and how many rows of
-each count; it is written when those are durable. What neither it nor the one before names goes afterwards.
-What a file lacks, or holds damaged, is had from the log again, if it is there; its sound rows count, and go
-to another file.
-Sequences of producers are few and change all the time: they stand in the checkpoint itself
-(`encode_sends`).
+The records of the log name their identities, so recovery restores those after the checkpoint from the log.
+The files hold the earlier ones, row by row. A checkpoint names the slices and the number of valid rows of
+each, and is written when these rows are durable. Files that neither it nor the previous checkpoint names are
+removed afterwards. Rows that are missing or damaged are restored from the log if it still has them; the valid
+rows of such a file go to a new file. Sequences of producers are few and change constantly, so the checkpoint
+itself holds them (`encode_sends`).
+
+The functions at the end restore the identities while the log is opened.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
 
 from backend.file_log.core import names
+from backend.file_log.core.layout import RECORD_BYTES, Frame, Record, RecordKind
+from backend.file_log.core.scan import Bad
+from backend.file_log.segments import SegmentSet
 from backend.file_log.storage import Storage, is_full
-from backend.idempotency import ROW_BYTES, KeySlice, KnownSends, ProducerSequences, is_sound
+from backend.idempotency import ROW_BYTES, KeySlice, ProducerSequences, StoredSends, is_valid_row
 from ddmq_common.errors import DamagedError
+from ddmq_common.send_identity import IDENTITY, is_key
 
 log = logging.getLogger(__name__)
-SliceRow = tuple[int, int, int]  # number, rows, when the last one was stored (time of KnownSends)
+SliceRow = tuple[int, int, int]  # number, rows, time of the last one on the clock of StoredSends
 ProducerRow = tuple[str, int, int, dict[int, bytes]]
 
 
@@ -39,80 +44,88 @@ class SavedSends(msgspec.Struct, array_like=True):
 
 _decode: Any = msgspec.msgpack.Decoder(SavedSends).decode
 _encode: Any = msgspec.msgpack.Encoder().encode
-Found = Callable[[str, int, int, str], None]  # a damaged piece: file, position, length, what
+OnDamage = Callable[[str, int, int, str], None]  # damage: kind of file, position, length, description
 
 
 class SliceRows(NamedTuple):
-    """Rows to be written behind those that the file of a slice has."""
+    """Rows to append to the file of a slice, from row number `at` on."""
 
     slice: KeySlice
     at: int
     rows: bytes
 
 
-def encode_sends(known: KnownSends) -> bytes:
+def encode_sends(sends: StoredSends) -> bytes:
     """Encode the sends for a checkpoint; b"" if there are none."""
-    slices = [(one.number, one.saved + len(one.unsaved) // ROW_BYTES, one.last_ms) for one in known.slices]
-    producers = [one.encoded or _encoded(name, one) for name, one in known.producers.items()]
+    slices = [
+        (item.number, item.saved + len(item.unsaved) // ROW_BYTES, item.last_ms) for item in sends.slices
+    ]
+    producers = [item.encoded or _encode_producer(name, item) for name, item in sends.producers.items()]
     if not slices and not producers:
         return b""
-    found: bytes = _encode((slices, producers, known.forgotten_ms, known.ahead_ms))
-    return found
+    data: bytes = _encode((slices, producers, sends.forgotten_ms, sends.ahead_ms))
+    return data
 
 
-def _encoded(name: str, one: ProducerSequences) -> object:
-    """Kept until it changes: most producers have nothing to do between two checkpoints."""
-    one.encoded = msgspec.Raw(_encode((name, one.below, one.heard_ms, one.places)))
-    return one.encoded
+def _encode_producer(name: str, producer: ProducerSequences) -> object:
+    """Encode a producer and cache the result: most producers are idle between two checkpoints."""
+    producer.encoded = msgspec.Raw(_encode((name, producer.below, producer.active_ms, producer.locations)))
+    return producer.encoded
 
 
-def decode_sends(data: bytes, known: KnownSends) -> list[SliceRow]:
-    """The other way: producers go into `known`, the slices are to be loaded. Raises DamagedError."""
+def decode_sends(data: bytes, sends: StoredSends) -> list[SliceRow]:
+    """Decode the sends of a checkpoint: restore its producers in `sends`, and return the slices to load.
+
+    Raises DamagedError.
+    """
     try:
         saved: SavedSends = _decode(data)
     except msgspec.MsgspecError as error:
         raise DamagedError(f"sends in a checkpoint: {error}") from error
-    for name, below, heard_ms, places in saved.producers:
-        known.put_producer(name, ProducerSequences(below, heard_ms, places))
-    known.forgotten_ms, known.ahead_ms = saved.forgotten_ms, saved.ahead_ms
+    for name, below, active_ms, locations in saved.producers:
+        sends.put_producer(name, ProducerSequences(below, active_ms, locations))
+    sends.forgotten_ms, sends.ahead_ms = saved.forgotten_ms, saved.ahead_ms
     return saved.slices
 
 
 class SendFiles:
-    """Of one directory. All but `take` and `written` block."""
+    """The files of idempotency keys of one directory.
+
+    All methods except `list_unsaved` and `drop_saved` block.
+    """
 
     def __init__(self, storage: Storage, directory: str) -> None:
         self._storage = storage
         self._folder = f"{directory}/{names.SENDS}"
-        self._made = False
-        self._named: set[str] | None = (
-            None  # by the checkpoint that was saved last, None: by an older start's
+        self._folder_exists = False
+        self._named_files: set[str] | None = (
+            None  # the files of the last saved checkpoint; None before the first one of this process
         )
 
-    def load(self, known: KnownSends, slices: Sequence[SliceRow], now_ms: int, found: Found) -> bool:
-        """Load the rows that a checkpoint names; report damaged ones to `found` and then return False."""
-        sound = True
+    def load(self, sends: StoredSends, slices: Sequence[SliceRow], now_ms: int, on_damage: OnDamage) -> bool:
+        """Load the rows that a checkpoint names; report damaged ones to `on_damage` and then return False."""
+        complete = True
         for number, _, _ in slices:
-            known.put_slice(number, ())
+            sends.put_slice(number, ())
         for number, rows, last_ms in slices:
-            if last_ms >= now_ms - known.window_ms:
-                good, why = self._sound_rows(number, rows)
-                lost = rows - len(good)
+            if last_ms >= now_ms - sends.window_ms:
+                valid, why = self._valid_rows(number, rows)
+                lost = rows - len(valid)
                 if lost:
-                    sound = False
+                    complete = False
                     what = f"{lost} of {rows} idempotency keys in {names.slice_name(number)}: {why}"
-                    found(names.SENDS, number, lost * ROW_BYTES, what)
-                known.put_slice(number, good, whole=not lost)
-        return sound
+                    on_damage(names.SENDS, number, lost * ROW_BYTES, what)
+                sends.put_slice(number, valid, complete=not lost)
+        return complete
 
-    def _sound_rows(self, number: int, rows: int) -> tuple[list[bytes], str]:
+    def _valid_rows(self, number: int, rows: int) -> tuple[list[bytes], str]:
         """Return the valid rows, and why others are not valid."""
         data, why = self._read(number)
-        found = len(data) // ROW_BYTES
-        every = [data[at * ROW_BYTES : (at + 1) * ROW_BYTES] for at in range(min(rows, found))]
-        if not why and found < rows:
-            why = f"the file has {len(data)} bytes, {rows * ROW_BYTES} are wanted"
-        return [row for row in every if is_sound(row)], why or "their checksums are wrong"
+        available = len(data) // ROW_BYTES
+        candidates = [data[at * ROW_BYTES : (at + 1) * ROW_BYTES] for at in range(min(rows, available))]
+        if not why and available < rows:
+            why = f"the file has {len(data)} bytes, {rows * ROW_BYTES} are expected"
+        return [row for row in candidates if is_valid_row(row)], why or "their checksums are wrong"
 
     def _read(self, number: int) -> tuple[bytes, str]:
         """Return the readable bytes of a slice's file, and why there are none."""
@@ -125,62 +138,137 @@ class SendFiles:
         finally:
             file.close()
 
-    def take(self, known: KnownSends) -> tuple[list[SliceRows], set[str]]:
+    def list_unsaved(self, sends: StoredSends) -> tuple[list[SliceRows], set[str]]:
         """Return the rows to write now, and the names of all files after that. Runs on the hub."""
-        parts = [SliceRows(one, one.saved, bytes(one.unsaved)) for one in known.slices if one.unsaved]
-        return parts, {names.slice_name(one.number) for one in known.slices}
+        chunks = [
+            SliceRows(slice_, slice_.saved, bytes(slice_.unsaved))
+            for slice_ in sends.slices
+            if slice_.unsaved
+        ]
+        return chunks, {names.slice_name(slice_.number) for slice_ in sends.slices}
 
-    def write(self, parts: Sequence[SliceRows]) -> Sequence[SliceRows]:
-        """Return those that are durable now: not all of them where the disk is full. Raises other OSErrors.
+    def write(self, chunks: Sequence[SliceRows]) -> Sequence[SliceRows]:
+        """Write rows to their files; return the durable ones, which are none if the disk is full.
 
-        A checkpoint is not to wait for them: only when it is saved may segments go, and space come. What is
-        not written stays in memory for the next one; a start before that takes it from the log.
+        Raises other OSErrors. A checkpoint must not wait for the rows, because segments can be deleted, and
+        space freed, only after it is saved. Unwritten rows stay in memory for the next checkpoint; a restart
+        before that restores them from the log.
         """
         try:
-            if parts:
-                self._make()
-            for part in parts:
-                self._write(part)
+            if chunks:
+                self._make_folder()
+            for chunk in chunks:
+                self._write(chunk)
         except OSError as error:
             if not is_full(error):
                 raise
-            log.warning("idempotency keys are not written, the disk is full; the next checkpoint tries again")
+            log.warning("idempotency keys are not written, the disk is full; the next checkpoint will retry")
             return ()
-        if any(not part.at for part in parts):
+        if any(not chunk.at for chunk in chunks):
             self._storage.sync_folder(self._folder)
-        return parts
+        return chunks
 
-    def _make(self) -> None:
-        if not self._made:
+    def _make_folder(self) -> None:
+        if not self._folder_exists:
             self._storage.make_folder(self._folder)
             self._storage.sync_folder(self._folder.rpartition("/")[0])
-            self._made = True
+            self._folder_exists = True
 
-    def _write(self, part: SliceRows) -> None:
-        file = self._storage.open(f"{self._folder}/{names.slice_name(part.slice.number)}", write=True)
+    def _write(self, chunk: SliceRows) -> None:
+        file = self._storage.open(f"{self._folder}/{names.slice_name(chunk.slice.number)}", write=True)
         try:
-            file.pwrite(part.rows, part.at * ROW_BYTES)
+            file.pwrite(chunk.rows, chunk.at * ROW_BYTES)
             file.sync_all()
         except OSError as error:
             if is_full(error):
-                file.truncate(part.at * ROW_BYTES)  # the checkpoint needs what this has taken
+                file.truncate(chunk.at * ROW_BYTES)  # the checkpoint needs this space
             raise
         finally:
             file.close()
 
-    def tidy(self, named: set[str]) -> None:
-        """The checkpoint that was saved just now names these; the older one those before, and both may be
-        read."""
-        before, self._named = self._named, named
+    def remove_unnamed(self, names_now: set[str]) -> None:
+        """Remove the files that neither the checkpoint just saved nor the previous one names."""
+        before, self._named_files = self._named_files, names_now
         if before is None:
             return
-        with suppress(OSError):  # what stays too long takes space, no more
+        with suppress(OSError):  # a file that stays too long only takes space
             for name in self._storage.list(self._folder):
-                if name not in named and name not in before:
+                if name not in names_now and name not in before:
                     self._storage.remove(f"{self._folder}/{name}")
 
-    def written(self, parts: Sequence[SliceRows]) -> None:
-        """On the hub, after `write`: these are in their files."""
-        for part in parts:
-            del part.slice.unsaved[: len(part.rows)]
-            part.slice.saved += len(part.rows) // ROW_BYTES
+    def drop_saved(self, chunks: Sequence[SliceRows]) -> None:
+        """Drop rows from memory after `write` returned them as durable. Runs on the hub."""
+        for chunk in chunks:
+            del chunk.slice.unsaved[: len(chunk.rows)]
+            chunk.slice.saved += len(chunk.rows) // ROW_BYTES
+
+
+Items = Callable[[int, int], Iterator[Frame | Record | Bad]]
+
+
+def apply_identity(record: Record, sends: StoredSends) -> None:
+    """Restore the identity of a stored message, if it has one. Raises DamagedError."""
+    if len(record.meta) == RECORD_BYTES + record.topic_bytes + record.key_bytes:
+        return
+    identity = record.system.get(IDENTITY)
+    if identity is None:
+        return
+    location = record.message_id, record.offset, record.queue_id, record.incarnation, record.stored_ms
+    try:
+        sends.restore(identity, *location)
+    except ValueError as error:
+        raise DamagedError(f"identity {identity[:100]!r} of a send: {error}") from error
+
+
+def forget_before(sends: StoredSends, items: Iterator[Frame | Record | Bad]) -> None:
+    """Record that identities from before the first frame of `items` are lost."""
+    sends.forgotten_ms = next(
+        (frame.stored_ms for frame in items if isinstance(frame, Frame)), sends.forgotten_ms
+    )
+
+
+def load_keys(
+    sends: StoredSends,
+    files: SendFiles,
+    slices: Sequence[SliceRow],
+    now_ms: int,
+    on_damage: OnDamage,
+    segments: SegmentSet,
+    items: Items,
+    end: int,
+) -> None:
+    """Load the keys of records below the log position `end`, from their files and, if missing there, from the
+    log.
+
+    `now_ms`: the newest store time.
+    """
+    if files.load(sends, slices, now_ms - sends.ahead_ms, on_damage):
+        return
+    added = 0
+    for item in items(_window_start(segments, items, end, now_ms - sends.window_ms), end):
+        if isinstance(item, Record) and _is_missing(item, sends):  # one at a time: there may be many
+            apply_identity(item, sends)
+            added += 1
+    log.warning("restored %d idempotency keys of the last %d ms, which their files lack, from the log; others"
+                " are lost: repeated sends with them are stored again", added, sends.window_ms)  # fmt: skip
+
+
+def _window_start(segments: SegmentSet, items: Items, end: int, since_ms: int) -> int:
+    """Return the start of the last segment below `end` whose first frame is older than `since_ms`.
+
+    Returns the start of the first segment if there is no such segment.
+    """
+    for segment in reversed(segments.segments):
+        within = items(segment.start, min(segment.end, end)) if segment.start < end else ()
+        first = next((frame.stored_ms for frame in within if isinstance(frame, Frame)), since_ms)
+        if first < since_ms:
+            return segment.start
+    return segments.starts[0] if segments.segments else end
+
+
+def _is_missing(record: Record, sends: StoredSends) -> bool:
+    """Return whether a record has a key that is not restored yet; a later send with the key counts
+    instead.
+    """
+    identity = record.system.get(IDENTITY, "") if record.kind == RecordKind.MESSAGE else ""
+    return is_key(identity) and not sends.has_key(identity, record.stored_ms)

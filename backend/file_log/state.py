@@ -1,27 +1,27 @@
 """The state that the log's writer holds in memory: topics, queues, settings, group progress.
 
-It is what the log's records say, applied in log order; each `apply` is the same at work and at recovery.
-Rules: a record is applied once it is durable (a topic of class "written": written); applying one that
-does not fit what is known (its topic was deleted, its progress is fenced) changes nothing.
+It is the result of applying the log's records in log order, in operation and at recovery alike.
+Rules: a record is applied when it is durable, or in a topic of class "written" when it is written. A record
+that does not fit the state (its topic was deleted, its progress is fenced) changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from backend.idempotency import KnownSends
+from backend.engine import SettingCounts
+from backend.idempotency import StoredSends
 from backend.port import Wait
 from backend.progress.group_progress import Key, ProgressTable
 from backend.records import Durability, ProgressDelta, QueueRef, TopicInfo
-from backend.setting_counts import SettingCounts
 from ddmq_common.errors import FencedError
 
 
 class LogQueue:
-    """One queue. Offsets: min <= flushed <= visible <= assigned."""
+    """One queue and its offsets: min <= flushed <= visible <= assigned."""
 
     __slots__ = (
-        "assigned", "flushed", "gone", "min", "min_at", "pending", "ref", "tail", "visible", "waiting",
+        "assigned", "flushed", "is_deleted", "min", "min_at", "pending", "ref", "tail", "visible", "waiting",
     )  # fmt: skip
 
     def __init__(self, ref: QueueRef, first: int = 0, after: int = 0) -> None:
@@ -34,10 +34,10 @@ class LogQueue:
         self.tail = bytearray()  # entries [flushed, visible)
         self.pending = bytearray()  # entries of the frame being packed or written
         self.waiting: list[tuple[int, Wait]] = []  # offset, wait
-        self.gone = False  # its topic was deleted
+        self.is_deleted = False  # its topic was deleted
 
-    def show(self) -> None:
-        """What is pending counts: readers see it."""
+    def show_pending(self) -> None:
+        """Make the pending entries visible to readers."""
         if self.tail:
             self.tail += self.pending
             self.pending.clear()
@@ -47,7 +47,7 @@ class LogQueue:
 
 
 class TopicState:
-    """A topic that has not been deleted."""
+    """An existing topic with its queues."""
 
     __slots__ = (
         "durability", "durable", "incarnation", "info", "name_bytes", "name_size", "queues", "writable",
@@ -58,10 +58,10 @@ class TopicState:
         self.name_size = len(self.name_bytes)
         self.incarnation = info.incarnation
         self.queues = queues
-        self.change(info)
+        self.change_settings(info)
 
-    def change(self, info: TopicInfo) -> None:
-        """Take over what can change; queues are only added."""
+    def change_settings(self, info: TopicInfo) -> None:
+        """Apply changed settings; queues are only added."""
         self.info = info
         self.writable = info.writable
         self.durability = info.durability
@@ -71,14 +71,14 @@ class TopicState:
 
 
 class LogState:
-    """As of one log position."""
+    """The state of a log at one log position."""
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicState] = {}
         self.settings: dict[str, bytes] = {}  # changed by `apply_setting` alone
         self.setting_counts = SettingCounts()
         self.progress = ProgressTable()
-        self.sends = KnownSends(saving=True)
+        self.sends = StoredSends(saving=True)
         self.changed_progress: set[Key] = set()  # since it was encoded for a checkpoint
         self.changed_topics: set[str] = set()  # the same: topics with a queue whose bounds have changed
         self.last_incarnation = 0
@@ -87,46 +87,48 @@ class LogState:
         self.writer_epoch = 0
 
     def queue(self, ref: QueueRef) -> LogQueue | None:
-        """None when it, its topic or its incarnation is gone."""
+        """Return a queue, or None if it, its topic or its incarnation does not exist."""
         topic = self.topics.get(ref.topic)
         if topic is None or topic.info.incarnation != ref.incarnation:
             return None
         return topic.queues[ref.queue_id] if 0 <= ref.queue_id < len(topic.queues) else None
 
-    def living(self, name: str) -> list[QueueRef]:
-        """A topic's queues; none when there is no such topic."""
+    def queues_of(self, name: str) -> list[QueueRef]:
+        """Return the queues of a topic; none if the topic does not exist."""
         topic = self.topics.get(name)
         return [] if topic is None else topic.info.refs()
 
     def queues(self) -> Iterator[LogQueue]:
-        """The queues of all topics."""
+        """Yield the queues of all topics."""
         for topic in self.topics.values():
             yield from topic.queues
 
     def apply_topic(self, info: TopicInfo, queues: list[LogQueue] | None = None) -> None:
-        """Create it, or change the living one of the same incarnation; a newer incarnation replaces it.
+        """Create a topic, or change it if the incarnation is the same; a newer incarnation replaces it.
 
-        `queues`: of a new one, as far as they are known.
+        `queues`: the known queues of a new topic.
         """
-        found = self.topics.get(info.name)
+        topic = self.topics.get(info.name)
         self.last_incarnation = max(self.last_incarnation, info.incarnation)
-        if found is not None and found.info.incarnation == info.incarnation:
-            found.change(info)
-        elif found is None or found.info.incarnation < info.incarnation:
+        if topic is not None and topic.info.incarnation == info.incarnation:
+            topic.change_settings(info)
+        elif topic is None or topic.info.incarnation < info.incarnation:
             self.apply_topic_deleted(info.name, info.incarnation - 1)
             self.topics[info.name] = TopicState(info, queues or [])
 
     def apply_topic_deleted(self, name: str, incarnation: int) -> TopicState | None:
-        """Forget it and its progress; harmless when a newer one lives."""
-        found = self.topics.get(name)
-        if found is None or found.info.incarnation > incarnation:
+        """Delete a topic and its progress, unless a newer incarnation exists; return its last state, or
+        None.
+        """
+        topic = self.topics.get(name)
+        if topic is None or topic.info.incarnation > incarnation:
             return None
         del self.topics[name]
-        self.progress.drop_queues(name, found.info.incarnation)
-        return found
+        self.progress.drop_queues(name, topic.info.incarnation)
+        return topic
 
     def apply_setting(self, key: str, value: bytes | None) -> None:
-        """None deletes."""
+        """Set a setting, or delete it if `value` is None."""
         before = key in self.settings
         if value is not None:
             self.settings[key] = value
@@ -136,7 +138,7 @@ class LogState:
             self.setting_counts.add_change(key, -1 if before else 1)
 
     def apply_delta(self, delta: ProgressDelta) -> None:
-        """Progress of a queue that is gone, or fenced, changes nothing."""
+        """Apply a progress delta; one that is fenced, or of a deleted queue, changes nothing."""
         if self.queue(delta.queue) is None:
             return
         try:

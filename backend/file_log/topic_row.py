@@ -1,4 +1,4 @@
-"""The settings of a topic as records of the log and checkpoints hold them: JSON."""
+"""The settings of a topic as JSON, in the form that log records and checkpoints hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from ddmq_common.errors import DamagedError
 
 
 class _TopicRow(msgspec.Struct, forbid_unknown_fields=False):
-    """What may change of a TopicInfo, in its order. Written out, not derived: it is a format on disk."""
+    """The stored fields of a TopicInfo, in its order.
+
+    Written out, not derived, because it is a format on disk.
+    """
 
     queues: int
     durability: Durability = Durability.DURABLE
@@ -29,12 +32,12 @@ _settings_of = attrgetter(*_TopicRow.__struct_fields__)
 
 
 def encode_topic(info: TopicInfo) -> bytes:
-    """A topic's settings as a topic record holds them."""
+    """Encode a topic's settings for a topic record."""
     return msgspec.json.encode(_TopicRow(*_settings_of(info)))
 
 
 def decode_topic(name: str, incarnation: int, data: bytes) -> TopicInfo:
-    """The other way. Raises DamagedError."""
+    """Decode a topic's settings from a topic record. Raises DamagedError."""
     try:
         row = _decode_row(data)
     except msgspec.MsgspecError as error:

@@ -1,7 +1,7 @@
 """Which settings of a cluster break a promise, and what to set instead. Pure.
 
-Each rule checks one setting of one kind of place: a topic, a broker, or Kafka's own topic of transactions.
-A place whose settings this user may not see is skipped by the rules and reported separately. The replication
+Each rule checks one setting of one kind of resource: a topic, a broker, or Kafka's topic of transactions. A
+resource whose settings this user may not see is skipped by the rules and reported separately. The replication
 factor is no setting in Kafka; here it counts as one, under REPLICAS.
 """
 
@@ -16,7 +16,7 @@ from backend.kafka.options import KafkaOptions
 
 COPIES = 3  # of everything, where there are brokers for them
 IN_SYNC = 2
-PLACES_NAMED = 5  # by name; of the others how many there are
+RESOURCES_NAMED = 5  # by name; of the others how many there are
 BATCH_BYTES = "1000000"  # librdkafka's own batch.size
 REPLICAS = "replication factor"
 # Of a value, with all settings of its place, and the number of brokers.
@@ -36,11 +36,11 @@ class Kind(Enum):
     BROKER = "broker"
 
 
-OURS = frozenset((Kind.STATE, Kind.COORDINATION, Kind.DELAYED, Kind.INNER, Kind.MADE))
+DDMQ_KINDS = frozenset((Kind.STATE, Kind.COORDINATION, Kind.DELAYED, Kind.INNER, Kind.MADE))
 MESSAGES = frozenset((Kind.DELAYED, Kind.INNER, Kind.MADE))
 
 
-class CheckedPlace(NamedTuple):
+class CheckedResource(NamedTuple):
     """A topic or a broker. `settings` None: this user may not see them."""
 
     name: str
@@ -53,26 +53,26 @@ class ClusterFacts(NamedTuple):
 
     cluster_id: str
     brokers: int
-    places: tuple[CheckedPlace, ...]
+    resources: tuple[CheckedResource, ...]
 
 
 class ClusterFinding(NamedTuple):
     """One setting that breaks a promise, in all its places. `loses`: acknowledged messages may be lost."""
 
-    places: tuple[str, ...]
+    resources: tuple[str, ...]
     setting: str
     breaks: str
     remedy: str
     loses: bool
 
     @property
-    def place_names(self) -> str:
-        """The places, the first by name."""
-        names, more = ", ".join(self.places[:PLACES_NAMED]), len(self.places) - PLACES_NAMED
+    def resource_names(self) -> str:
+        """The resources, the first ones by name."""
+        names, more = ", ".join(self.resources[:RESOURCES_NAMED]), len(self.resources) - RESOURCES_NAMED
         return names if more <= 0 else f"{names} and {more} more"
 
     def __str__(self) -> str:
-        return f"{self.place_names}: {self.setting}: {self.breaks}; {self.remedy}"
+        return f"{self.resource_names}: {self.setting}: {self.breaks}; {self.remedy}"
 
 
 class ClusterRule(NamedTuple):
@@ -131,7 +131,7 @@ def rules_for(options: KafkaOptions) -> tuple[ClusterRule, ...]:
 
 
 def _safety_rules() -> tuple[ClusterRule, ...]:
-    every = OURS | {Kind.OTHERS, Kind.TRANSACTIONS}
+    every = DDMQ_KINDS | {Kind.OTHERS, Kind.TRANSACTIONS}
     return (
         ClusterRule(
             every | {Kind.BROKER},
@@ -142,7 +142,7 @@ def _safety_rules() -> tuple[ClusterRule, ...]:
             True,
         ),
         ClusterRule(
-            OURS,
+            DDMQ_KINDS,
             REPLICAS,
             _few_copies,
             "3",
@@ -167,7 +167,7 @@ def _safety_rules() -> tuple[ClusterRule, ...]:
             True,
         ),
         ClusterRule(
-            OURS,
+            DDMQ_KINDS,
             "flush.messages",
             _in_memory,
             "1",
@@ -307,18 +307,20 @@ def _broker_rules(options: KafkaOptions) -> tuple[ClusterRule, ...]:
         ),
     ]
     if options.replication_factor == 0:
-        ours = "set replication_factor: 3 in backend.yaml, or default.replication.factor=3 on every broker"
+        remedy_text = (
+            "set replication_factor: 3 in backend.yaml, or default.replication.factor=3 on every broker"
+        )
         rules.append(
             broker_rule(
                 "default.replication.factor", _few_copies, COPIES, "topics are made with fewer copies"
-            )._replace(remedy=ours)
+            )._replace(remedy=remedy_text)
         )
     if options.min_insync == 0:
-        ours = "set min_insync: 2 in backend.yaml, or min.insync.replicas=2 on every broker"
+        remedy_text = "set min_insync: 2 in backend.yaml, or min.insync.replicas=2 on every broker"
         rules.append(
             broker_rule(
                 "min.insync.replicas", is_alone, IN_SYNC, "topics are made that one broker alone answers for"
-            )._replace(remedy=ours)
+            )._replace(remedy=remedy_text)
         )
     return tuple(rules)
 
@@ -326,7 +328,7 @@ def _broker_rules(options: KafkaOptions) -> tuple[ClusterRule, ...]:
 def find_violations(facts: ClusterFacts, options: KafkaOptions) -> list[ClusterFinding]:
     """Return one finding for each violated rule and value, those that lose messages first."""
     violations = [finding for rule in rules_for(options) for finding in _check_rule(rule, facts, options)]
-    hidden = tuple(_name_place(place) for place in facts.places if place.settings is None)
+    hidden = tuple(_name_resource(resource) for resource in facts.resources if resource.settings is None)
     if hidden:
         why = "this user may not see the settings, so they are not checked"
         violations.append(
@@ -336,36 +338,36 @@ def find_violations(facts: ClusterFacts, options: KafkaOptions) -> list[ClusterF
 
 
 def _check_rule(rule: ClusterRule, facts: ClusterFacts, options: KafkaOptions) -> list[ClusterFinding]:
-    wrong: dict[str, list[CheckedPlace]] = {}
-    for place in facts.places:
-        value = (place.settings or {}).get(rule.setting)
-        if value is None or place.kind not in rule.kinds:
+    wrong: dict[str, list[CheckedResource]] = {}
+    for resource in facts.resources:
+        value = (resource.settings or {}).get(rule.setting)
+        if value is None or resource.kind not in rule.kinds:
             continue
-        assert place.settings is not None
-        if rule.is_violated(value, place.settings, facts.brokers):
-            wrong.setdefault(value, []).append(place)
+        assert resource.settings is not None
+        if rule.is_violated(value, resource.settings, facts.brokers):
+            wrong.setdefault(value, []).append(resource)
     return [
         ClusterFinding(
-            tuple(map(_name_place, places)),
+            tuple(map(_name_resource, resources)),
             f"{rule.setting}={value}",
             rule.breaks,
-            rule.remedy or _remedy_command(rule, places, options),
+            rule.remedy or _remedy_command(rule, resources, options),
             rule.loses,
         )
-        for value, places in sorted(wrong.items())
+        for value, resources in sorted(wrong.items())
     ]
 
 
-def _name_place(place: CheckedPlace) -> str:
-    return f"broker {place.name}" if place.kind is Kind.BROKER else f"topic {place.name}"
+def _name_resource(resource: CheckedResource) -> str:
+    return f"broker {resource.name}" if resource.kind is Kind.BROKER else f"topic {resource.name}"
 
 
-def _remedy_command(rule: ClusterRule, places: Sequence[CheckedPlace], options: KafkaOptions) -> str:
-    """Return the command with which an operator corrects the first of the places."""
-    kind = "brokers" if places[0].kind is Kind.BROKER else "topics"
-    name = "" if kind == "brokers" else f" --entity-name {places[0].name}"
+def _remedy_command(rule: ClusterRule, resources: Sequence[CheckedResource], options: KafkaOptions) -> str:
+    """Return the command with which an operator corrects the first of the resources."""
+    kind = "brokers" if resources[0].kind is Kind.BROKER else "topics"
+    name = "" if kind == "brokers" else f" --entity-name {resources[0].name}"
     default = " --entity-default" if kind == "brokers" else ""
-    each = ", and so for each" if kind == "topics" and len(places) > 1 else ""
+    each = ", and so for each" if kind == "topics" and len(resources) > 1 else ""
     return (
         f"run: kafka-configs.sh --bootstrap-server {options.bootstrap} --alter --entity-type {kind}{name}"
         f"{default} --add-config {rule.setting}={rule.value}{each}"

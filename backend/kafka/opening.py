@@ -26,7 +26,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 from backend.kafka.clients.admin import WAITING_TOPICS, SystemTopics
 from backend.kafka.cluster_rules import (
     REPLICAS,
-    CheckedPlace,
+    CheckedResource,
     ClusterFacts,
     ClusterFinding,
     Kind,
@@ -132,13 +132,13 @@ class ClusterCheck:
 
     def read_facts(self, made: Iterable[str] | None = None) -> ClusterFacts:
         """Read the cluster's settings. `made`: topics that were made here; None: by the settings topic."""
-        return self._ask(lambda: self._read_facts(None if made is None else frozenset(made)))
+        return self._ask_cluster(lambda: self._read_facts(None if made is None else frozenset(made)))
 
     def read_cluster_id(self) -> str:
         """Return the cluster's id; it is asked for each time."""
-        return self._ask(lambda: str(self._admin.list_topics(timeout=ANSWER_S).cluster_id or ""))
+        return self._ask_cluster(lambda: str(self._admin.list_topics(timeout=ANSWER_S).cluster_id or ""))
 
-    def _ask(self, ask: Callable[[], T]) -> T:
+    def _ask_cluster(self, ask: Callable[[], T]) -> T:
         try:
             return ask()
         except KafkaException as error:
@@ -154,15 +154,15 @@ class ClusterCheck:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return remaining_s
 
-    def _read_facts(self, made: frozenset[str] | None) -> ClusterFacts:
+    def _read_facts(self, facts: frozenset[str] | None) -> ClusterFacts:
         listed = self._admin.list_topics(timeout=self._remaining_s())
         system = SystemTopics.named_by(self._options)
-        if made is None:
-            made = (
+        if facts is None:
+            facts = (
                 self._read_topic_names(system.settings) if system.settings in listed.topics else frozenset()
             )
         kinds = {
-            name: kind for name in listed.topics if (kind := self._kind_of(name, system, made)) is not None
+            name: kind for name in listed.topics if (kind := self._kind_of(name, system, facts)) is not None
         }
         topics = [place for some in _in_parts(list(kinds)) for place in self._read_topics(some, kinds)]
         brokers = [self._read_broker(number) for number in sorted(listed.brokers)[:BROKERS_MAX]]
@@ -173,16 +173,16 @@ class ClusterCheck:
             return Kind.COORDINATION if name == system.coordination else Kind.STATE
         if name == TRANSACTIONS:
             return Kind.TRANSACTIONS
-        ours = self._options.names.from_kafka(name)
-        if ours is None:
+        topic = self._options.names.from_kafka(name)
+        if topic is None:
             return None
-        if ours in COMPACTED_TOPICS:
+        if topic in COMPACTED_TOPICS:
             return Kind.STATE
-        if ours in WAITING_TOPICS:
+        if topic in WAITING_TOPICS:
             return Kind.DELAYED
-        if is_internal(ours):
+        if is_internal(topic):
             return Kind.INNER
-        return Kind.MADE if ours in made else Kind.OTHERS
+        return Kind.MADE if topic in made else Kind.OTHERS
 
     def _read_topic_names(self, topic: str) -> frozenset[str]:
         """Return the topics with stored settings, as a server reads them."""
@@ -207,7 +207,7 @@ class ClusterCheck:
         finally:
             consumer.close()
 
-    def _read_topics(self, names: list[str], kinds: Mapping[str, Kind]) -> list[CheckedPlace]:
+    def _read_topics(self, names: list[str], kinds: Mapping[str, Kind]) -> list[CheckedResource]:
         descriptions = self._admin.describe_topics(
             TopicCollection(names), request_timeout=self._remaining_s()
         )
@@ -223,12 +223,12 @@ class ClusterCheck:
                     continue
                 if not has_code(error, KafkaError.TOPIC_AUTHORIZATION_FAILED):
                     raise
-                places.append(CheckedPlace(name, kinds[name], None))
+                places.append(CheckedResource(name, kinds[name], None))
                 continue
             copies = min((len(part.replicas) for part in parts), default=1)
             topic_settings = settings[name]
             places.append(
-                CheckedPlace(
+                CheckedResource(
                     name,
                     kinds[name],
                     None if topic_settings is None else {**topic_settings, REPLICAS: str(copies)},
@@ -236,10 +236,10 @@ class ClusterCheck:
             )
         return places
 
-    def _read_broker(self, number: int) -> CheckedPlace:
+    def _read_broker(self, number: int) -> CheckedResource:
         resource = ConfigResource(ConfigResource.Type.BROKER, str(number))
         [answer] = self._admin.describe_configs([resource], request_timeout=self._remaining_s()).values()
-        return CheckedPlace(str(number), Kind.BROKER, self._to_settings(answer))
+        return CheckedResource(str(number), Kind.BROKER, self._to_settings(answer))
 
     def _to_settings(self, answer: Any) -> dict[str, str] | None:
         """Return settings; None when this user may not see them, empty when the topic is gone."""

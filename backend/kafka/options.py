@@ -197,8 +197,8 @@ class KafkaOptions:
 
     def client_settings(self, **settings: object) -> dict[str, object]:
         """The settings of one librdkafka client; `settings` with _ for each dot. Ours win."""
-        ours = {name.replace("_", "."): value for name, value in settings.items()}
-        return {**DEFAULT_SETTINGS, **self.librdkafka, "bootstrap.servers": self.bootstrap, **ours}
+        fixed = {name.replace("_", "."): value for name, value in settings.items()}
+        return {**DEFAULT_SETTINGS, **self.librdkafka, "bootstrap.servers": self.bootstrap, **fixed}
 
     def mask_secrets(self, text: str) -> str:
         """Replace every secret in a text of librdkafka or a broker."""

@@ -1,4 +1,4 @@
-"""The memory engine: the model that every other engine is compared with, and the twin for tests."""
+"""The memory engine: the model that every other engine is compared with, and an engine for tests."""
 
 from backend.memory.backend import MemoryBackend, MemoryOptions
 

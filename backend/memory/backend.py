@@ -1,26 +1,27 @@
 """MemoryBackend: the backend port without a disk, on the gevent hub.
 
-It keeps the port's rules as an engine with a disk would: every completion is settled later, from the
-hub, never inside the call; writes take effect in the order they were called, and are seen by readers
-no earlier than they are settled. What it stores is gone with it; it answers with the durability that
-the topic asks for, so that proxies run on it unchanged.
+It follows the port's rules like an engine with a disk: every completion is settled later, from the hub, never
+inside the call; writes take effect in the order of the calls, and readers see them no earlier than they are
+settled. Its records end with the process; it answers with the durability that the topic requires, so that
+proxies run on it unchanged.
 
-Deadlines are looked at every few milliseconds of real time against the clock that was given, so a
-ManualClock works.
+Writes take effect later, from the hub. A write that is held past its deadline is answered "unknown" and still
+takes effect when the hold ends, like a write whose answer was lost. Deadlines are checked every few
+milliseconds of real time against the given clock, so a ManualClock works.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import gevent
 
 from backend.completion import Completion, guarded
 from backend.engine import StoreClock, TopicAnswer, Watchers, check_topic, local_capabilities
 from backend.memory.store import MemoryStore
-from backend.memory.writes import Refuse, Write, WriteLine
 from backend.ownership.group import Grant
 from backend.ownership.memberships import Answered, Memberships, raised_epochs
 from backend.port import Backend, FindCall, Health, Join, Membership, MembershipListener, ReadCall, Wait
@@ -40,7 +41,7 @@ from backend.records import (
 )
 from backend.waits import Waits
 from ddmq_common.clock import Clock, SystemClock
-from ddmq_common.errors import BoundReachedError, DdmqError, DrainingError, UnknownTopicError
+from ddmq_common.errors import BoundReachedError, DdmqError, DrainingError, RemoteError, UnknownTopicError
 from ddmq_common.hub_timer import HubTimer
 
 T = TypeVar("T")
@@ -48,19 +49,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
-    """What it may hold. Appends past `bytes_max` are refused; nothing is thrown away to make room."""
+    """The bounds of a memory engine. Appends past `bytes_max` are refused; no record is dropped for them."""
 
     bytes_max: int = 256 * 1024 * 1024  # delivery bytes of all records
     body_bytes_max: int = 2 * 1024 * 1024
     properties_bytes_max: int = 32 * 1024
-    entries_max: int = 10_000  # of topics, settings, progress and lines of members, each
+    entries_max: int = 10_000  # of topics, settings, progress and memberships, each
     waits_max: int = 100_000
-    writes_max: int = 10_000  # appends and commits taken, not yet settled
-    sweep_ms: int = 5  # how exact deadlines are
+    writes_max: int = 10_000  # appends and commits that are not settled yet
+    sweep_ms: int = 5  # the precision of deadlines
 
 
 class MemoryBackend(Backend):
-    """The model engine. Make it on the thread of the hub that is to serve it."""
+    """The model engine. Create it on the thread of the hub that will serve it."""
 
     def __init__(self, clock: Clock | None = None, options: MemoryOptions | None = None) -> None:
         self._clock: Clock = SystemClock() if clock is None else clock
@@ -74,7 +75,7 @@ class MemoryBackend(Backend):
         self._store = MemoryStore(self._options.bytes_max, self._options.entries_max, delivery_bytes_max)
         self._waits = Waits(self._options.waits_max, guarded)
         self._members = Memberships(
-            self._store.living,
+            self._store.queues_of,
             lambda group, queue: self._store.progress.fence(group, queue).epoch,
             self._raise_epochs,
             later,
@@ -84,7 +85,7 @@ class MemoryBackend(Backend):
             self._options.entries_max,
         )
         self._watchers = Watchers(later)
-        self._writes = WriteLine(later)
+        self._writes = WriteQueue(later)
         self._draining = self._closed = False
         self._timer = HubTimer()
         self._store_clock = StoreClock(self._clock, 0)
@@ -114,9 +115,9 @@ class MemoryBackend(Backend):
 
     def delete_topic(self, name: str, deadline: float) -> Completion[None]:
         def act() -> None:
-            gone = self._store.delete_topic(name)
+            deleted = self._store.delete_topic(name)
             self._topic_changed(name)
-            for queue in gone:
+            for queue in deleted:
                 self._waits.fail(queue, UnknownTopicError(f"topic {name} was deleted"))
 
         return self._write(Completion(), deadline, act, may_fail=False)
@@ -131,7 +132,7 @@ class MemoryBackend(Backend):
         return self._watchers.watch(listener, prefixes)
 
     def _topic_changed(self, name: str) -> None:
-        self._watchers.changed(f"topic/{name}")
+        self._watchers.notify_changed(f"topic/{name}")
         self._members.topic_changed(name)
 
     # --- writing
@@ -143,18 +144,18 @@ class MemoryBackend(Backend):
         into: Completion[list[AppendResult]] | None = None,
     ) -> Completion[list[AppendResult]]:
         completion: Completion[list[AppendResult]] = Completion() if into is None else into
-        taken = list(records)
+        batch = list(records)
 
         def act() -> list[AppendResult]:
             now = self._clock.monotonic()
-            results = self._store.append(taken, self._store_clock.stamp(now), now)
-            self._store_clock.stored()
-            self._loop.run_callback(self._wake, taken)
+            results = self._store.append(batch, self._store_clock.stamp(now), now)
+            self._store_clock.confirm_stamp()
+            self._loop.run_callback(self._wake_waits, batch)
             return results
 
         def refuse(error: Exception, status: AppendStatus) -> None:
             result = AppendResult(status, -1, Durability.WRITTEN, error)
-            completion.succeed([result] * len(taken))
+            completion.succeed([result] * len(batch))
 
         return self._write(completion, deadline, act, refuse)
 
@@ -168,10 +169,10 @@ class MemoryBackend(Backend):
             now = self._clock.monotonic()
             results = self._store.commit(batch, self._store_clock.stamp(now), now)
             if batch.records:
-                self._store_clock.stored()
+                self._store_clock.confirm_stamp()
             for key in batch.settings:
-                self._watchers.changed(key)
-            self._loop.run_callback(self._wake, batch.records)
+                self._watchers.notify_changed(key)
+            self._loop.run_callback(self._wake_waits, batch.records)
             return results
 
         return self._write(Completion() if into is None else into, deadline, act)
@@ -185,29 +186,29 @@ class MemoryBackend(Backend):
         *,
         may_fail: bool = True,
     ) -> Completion[T]:
-        """Put a write in line, or refuse it, later."""
+        """Queue a write, or refuse it later."""
         write = Write(
             completion, deadline, act, refuse or (lambda error, _: completion.fail(error)), may_fail
         )
         if self._draining:
-            error: DdmqError = DrainingError("the memory engine is draining; it takes nothing new")
+            error: DdmqError = DrainingError("the memory engine is draining; it accepts nothing new")
         elif len(self._writes) >= self._options.writes_max:
             error = BoundReachedError(f"{len(self._writes)} writes are waiting; that is the bound")
         else:
-            self._take(write)
+            self._enqueue(write)
             return completion
         self._loop.run_callback(write.refuse, error, AppendStatus.REFUSED)
         return completion
 
-    def _take(self, write: Write) -> None:
-        self._writes.take(write)
+    def _enqueue(self, write: Write) -> None:
+        self._writes.enqueue(write)
         if self._writes.held:
             self._tick_on()
 
     # --- reading
 
     def start_read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
-        self._answer(lambda: self._store.read(call), completion)
+        self._answer_later(lambda: self._store.read(call), completion)
 
     def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
         wait = Wait() if into is None else into
@@ -219,25 +220,25 @@ class MemoryBackend(Backend):
         if len(self._waits):
             self._tick_on()
 
-    def _wake(self, records: Sequence[NewRecord]) -> None:
+    def _wake_waits(self, records: Sequence[NewRecord]) -> None:
         for name, queue_id in {(record.topic, record.queue_id) for record in records}:
             topic = self._store.topics.get(name)
             if topic is not None and 0 <= queue_id < len(topic.queues):
                 self._waits.wake(topic.queues[queue_id])
 
     def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
-        return self._answer(lambda: self._store.bounds(queues))
+        return self._answer_later(lambda: self._store.bounds(queues))
 
     def offset_for_time(self, queue: QueueRef, wall_ms: int) -> Completion[int]:
-        return self._answer(lambda: self._store.offset_for_time(queue, wall_ms))
+        return self._answer_later(lambda: self._store.offset_for_time(queue, wall_ms))
 
     def start_find(self, call: FindCall) -> Completion[list[StoredRecord]]:
-        return self._answer(lambda: self._store.find(call))
+        return self._answer_later(lambda: self._store.find(call))
 
     def progress(self, group: str, queues: Sequence[QueueRef]) -> Completion[list[ProgressView]]:
-        return self._answer(lambda: [self._store.progress.view(group, queue) for queue in queues])
+        return self._answer_later(lambda: [self._store.progress.view(group, queue) for queue in queues])
 
-    def _answer(self, act: Callable[[], T], into: Completion[T] | None = None) -> Completion[T]:
+    def _answer_later(self, act: Callable[[], T], into: Completion[T] | None = None) -> Completion[T]:
         completion: Completion[T] = Completion() if into is None else into
 
         def run() -> None:
@@ -255,7 +256,7 @@ class MemoryBackend(Backend):
 
     def join(self, join: Join, listener: MembershipListener) -> Membership:
         if self._draining:
-            raise DrainingError("the memory engine is draining; nobody joins any more")
+            raise DrainingError("the memory engine is draining; no member can join")
         return self._members.join(join, listener)
 
     def _raise_epochs(self, grant: Grant, answered: Answered) -> None:
@@ -264,7 +265,7 @@ class MemoryBackend(Backend):
         answered(None)
 
     def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
-        return self._answer(lambda: self._members.holders(group, topic))
+        return self._answer_later(lambda: self._members.holders(group, topic))
 
     # --- the engine itself
 
@@ -275,14 +276,14 @@ class MemoryBackend(Backend):
         return self._store_clock.now_ms()
 
     def drain(self, deadline: float) -> Completion[None]:
-        done: Completion[None] = Completion()
+        drained: Completion[None] = Completion()
         self._draining = True
         self._waits.fail_all(DrainingError("the memory engine is draining"))
         if self._closed:
-            self._loop.run_callback(done.succeed, None)
+            self._loop.run_callback(drained.succeed, None)
         else:
-            self._take(Write(done, deadline, lambda: None, lambda error, _: done.fail(error), False))
-        return done
+            self._enqueue(Write(drained, deadline, lambda: None, lambda error, _: drained.fail(error), False))
+        return drained
 
     def close(self) -> None:
         if self._closed:
@@ -300,7 +301,7 @@ class MemoryBackend(Backend):
             self._timer.every(self._options.sweep_ms / 1000, self._tick)
 
     def _tick(self) -> None:
-        """Settle what is past its deadline; stop ticking when nothing has one."""
+        """Settle the calls past their deadline; stop ticking when no call has one."""
         now = self._clock.monotonic()
         self._waits.sweep(now)
         self._writes.sweep(now)
@@ -308,3 +309,97 @@ class MemoryBackend(Backend):
         if not len(self._writes) and not len(self._waits) and not revoking and not self._closed:
             self._timer.stop()
             self._ticking = False
+
+
+Refuse = Callable[[Exception, AppendStatus], None]
+
+
+class Write(NamedTuple):
+    """A queued write. `refuse` settles it with an error, in the form that its caller expects."""
+
+    completion: Completion[Any]
+    deadline: float  # monotonic seconds
+    act: Callable[[], Any]
+    refuse: Refuse
+    may_fail: bool  # whether it may get the failures that a test requested
+
+
+class _Failure(NamedTuple):
+    error: DdmqError
+    status: AppendStatus
+    stored: bool
+
+
+class WriteQueue:
+    """The queued writes. `run_callback` is that of the event loop."""
+
+    def __init__(self, run_callback: Callable[..., Any]) -> None:
+        self._run_callback = run_callback
+        self._writes: deque[Write] = deque()
+        self._failures: deque[_Failure] = deque()
+        self._scheduled = False
+        self.held = False
+
+    def __len__(self) -> int:
+        return len(self._writes)
+
+    def enqueue(self, write: Write) -> None:
+        """Queue a write; it takes effect from the hub, after all earlier ones."""
+        self._writes.append(write)
+        self._schedule()
+
+    def end_hold(self) -> None:
+        """End the hold, and perform the queued writes."""
+        self.held = False
+        self._schedule()
+
+    def fail_next(self, error: DdmqError, status: AppendStatus, times: int, stored: bool) -> None:
+        """Fail the next `times` writes that may fail."""
+        self._failures.extend([_Failure(error, status, stored)] * times)
+
+    def sweep(self, now: float) -> None:
+        """Answer the writes past their deadline; they stay queued."""
+        for write in list(self._writes):
+            if write.deadline <= now and not write.completion.done:
+                error = RemoteError("no answer by the deadline; what was sent may be stored or not")
+                write.refuse(error, AppendStatus.UNKNOWN)
+
+    def close(self, error: Exception) -> None:
+        """Fail all queued writes."""
+        while self._writes:
+            write = self._writes.popleft()
+            if not write.completion.done:
+                write.completion.fail(error)
+
+    def _schedule(self) -> None:
+        if not self._scheduled and not self.held and self._writes:
+            self._scheduled = True
+            self._run_callback(self._run)
+
+    def _run(self) -> None:
+        """Perform the writes queued until now; those that callbacks add wait for the next call."""
+        self._scheduled = False
+        try:
+            for _ in range(len(self._writes)):
+                if self.held or not self._writes:
+                    break
+                self._perform_write(self._writes.popleft())
+        finally:
+            self._schedule()
+
+    def _perform_write(self, write: Write) -> None:
+        failure = self._failures.popleft() if self._failures and write.may_fail else None
+        value = None
+        if failure is None or failure.stored:
+            try:
+                value = write.act()
+            except DdmqError as error:
+                if not write.completion.done:
+                    write.completion.fail(error)
+                return
+        if write.completion.done:  # its deadline passed while it was held
+            return
+        if failure is None:
+            write.completion.succeed(value)
+        else:
+            write.refuse(failure.error, failure.status)

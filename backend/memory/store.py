@@ -1,7 +1,7 @@
-"""The memory engine's whole state and every change to it. Pure: no clock, no hub, no completion.
+"""The complete state of the memory engine and every change to it. Pure: no clock, no hub, no completion.
 
-A change happens at once and whole, or raises one of ddmq_common.errors and changes nothing. This is
-the model that other engines are compared with, so it takes the plain way everywhere.
+A change takes effect at once and completely, or raises one of ddmq_common.errors and changes nothing. Other
+engines are compared with this model, so it is as simple as possible.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from backend.engine import check_absent, check_change, check_settings, check_topics_max
-from backend.idempotency import KnownSends, refusal_in
+from backend.engine import check_absent, check_change, check_limits, check_settings, check_topics_max
+from backend.idempotency import StoredSends, add_topic_name
 from backend.port import FindCall, ReadCall, Wait
 from backend.progress.group_progress import ProgressTable
 from backend.records import (
@@ -29,7 +29,6 @@ from backend.records import (
     TopicInfo,
     tag_hash,
 )
-from backend.setting_counts import check_limits
 from ddmq_common.errors import BoundReachedError, CallerError, DdmqError, UnknownTopicError
 from ddmq_common.send_identity import IDENTITY
 
@@ -48,7 +47,7 @@ class Entry:
 
 
 class MemoryBatch(ReadBatch):
-    """Columns over entries."""
+    """The columns of a list of entries."""
 
     __slots__ = ("_entries",)
 
@@ -70,7 +69,7 @@ class MemoryBatch(ReadBatch):
 
 
 class MemoryQueue:
-    """Records by offset from `min` on; a lost one leaves a gap."""
+    """The records of one queue, from offset `min` on; a lost record leaves a gap."""
 
     __slots__ = ("_entries", "min", "waiting")
 
@@ -81,15 +80,15 @@ class MemoryQueue:
 
     @property
     def visible(self) -> int:
-        """Where the next append lands: readers see what is below."""
+        """The offset of the next append, below which readers see the records."""
         return self.min + len(self._entries)
 
     def bounds(self) -> Bounds:
-        """Oldest readable offset and next offset."""
+        """Return the oldest readable offset and the next offset."""
         return Bounds(self.min, self.visible)
 
     def append(self, new: NewRecord, position: int, stored_ms: int) -> int:
-        """Store one record; gives its offset."""
+        """Store one record; return its offset."""
         offset = self.visible
         record = StoredRecord(
             new.topic,
@@ -108,51 +107,51 @@ class MemoryQueue:
         return offset
 
     def read(self, call: ReadCall) -> MemoryBatch:
-        """As Backend.read, for a queue that is there."""
+        """Read records, as Backend.read does for an existing queue."""
         _, offset, count_max, bytes_max, tags, _ = call
         if not self.min <= offset <= self.visible:
             return MemoryBatch(ReadStatus.OUT_OF_RANGE, [], offset, self.bounds())
-        found: list[Entry] = []
+        entries: list[Entry] = []
         size = 0
         end = self.visible if tags is None else min(self.visible, offset + PASSED_MAX)
-        while offset < end and len(found) < count_max:
+        while offset < end and len(entries) < count_max:
             entry = self._entries[offset - self.min]
             if entry is not None and (tags is None or entry.tag_hash in tags):
                 size += len(entry.record.delivery)
-                if found and size > bytes_max:
+                if entries and size > bytes_max:
                     break
-                found.append(entry)
+                entries.append(entry)
             offset += 1
         at_end = offset == self.visible
-        batch = MemoryBatch(ReadStatus.NONE if at_end and not found else ReadStatus.DATA, found, offset)
+        batch = MemoryBatch(ReadStatus.NONE if at_end and not entries else ReadStatus.DATA, entries, offset)
         batch.at_end = at_end
         return batch
 
     def offset_for_time(self, wall_ms: int) -> int:
-        """The first offset stored at or after `wall_ms`, or the next offset."""
-        kept = [entry.record for entry in self._entries if entry is not None]
-        index = bisect_left(kept, wall_ms, key=lambda record: record.stored_ms)
-        return kept[index].offset if index < len(kept) else self.visible
+        """Return the first offset stored at or after `wall_ms`, or the next offset."""
+        records = [entry.record for entry in self._entries if entry is not None]
+        index = bisect_left(records, wall_ms, key=lambda record: record.stored_ms)
+        return records[index].offset if index < len(records) else self.visible
 
     def entries(self) -> list[Entry]:
-        """All that can be read, ascending."""
+        """Return all readable entries, ascending."""
         return [entry for entry in self._entries if entry is not None]
 
-    def expire(self, offset: int) -> int:
-        """Remove what is below `offset`, as retention does; gives the delivery bytes freed."""
+    def expire_below(self, offset: int) -> int:
+        """Remove the records below `offset`, as retention does; return the delivery bytes freed."""
         count = max(0, min(offset, self.visible) - self.min)
         freed = sum(len(entry.record.delivery) for entry in self._entries[:count] if entry is not None)
         del self._entries[:count]
         self.min += count
         return freed
 
-    def lose(self, offset: int) -> None:
-        """Make one record unreadable, as damage does: its offset becomes a gap."""
+    def lose_record(self, offset: int) -> None:
+        """Make one record unreadable, like damage: its offset becomes a gap."""
         self._entries[offset - self.min] = None
 
 
 class Topic:
-    """One living topic."""
+    """One existing topic and its queues."""
 
     __slots__ = ("info", "queues")
 
@@ -168,7 +167,7 @@ class MemoryStore:
         self.topics: dict[str, Topic] = {}
         self.settings: dict[str, bytes] = {}
         self.progress = ProgressTable()
-        self.sends = KnownSends()
+        self.sends = StoredSends()
         self.last_ms = 0
         self._bytes_max = bytes_max
         self._entries_max = entries_max
@@ -184,39 +183,39 @@ class MemoryStore:
 
         Raises CallerError, UnknownTopicError, BoundReachedError.
         """
-        found = self.topics.get(info.name)
+        topic = self.topics.get(info.name)
         if info.incarnation == 0:
-            return self._create(info, topics_max) if found is None else found.info
-        check_change(info, None if found is None else found.info)
-        assert found is not None
-        found.queues += [MemoryQueue() for _ in range(info.queues - found.info.queues)]
-        found.info = info
+            return self._create_topic(info, topics_max) if topic is None else topic.info
+        check_change(info, None if topic is None else topic.info)
+        assert topic is not None
+        topic.queues += [MemoryQueue() for _ in range(info.queues - topic.info.queues)]
+        topic.info = info
         return info
 
-    def _create(self, info: TopicInfo, topics_max: int | None) -> TopicInfo:
+    def _create_topic(self, info: TopicInfo, topics_max: int | None) -> TopicInfo:
         check_topics_max(len(self.topics), self._entries_max)
         check_topics_max(len(self.topics), topics_max)
         self._incarnation += 1
-        made = replace(info, incarnation=self._incarnation)
-        self.topics[info.name] = Topic(made)
-        return made
+        created = replace(info, incarnation=self._incarnation)
+        self.topics[info.name] = Topic(created)
+        return created
 
     def delete_topic(self, name: str) -> list[MemoryQueue]:
-        """Gives the queues that are gone. Raises UnknownTopicError."""
+        """Delete a topic; return its queues. Raises UnknownTopicError."""
         topic = self.topics.pop(name, None)
         if topic is None:
             raise UnknownTopicError(f"topic {name} does not exist")
-        self._bytes -= sum(queue.expire(queue.visible) for queue in topic.queues)
+        self._bytes -= sum(queue.expire_below(queue.visible) for queue in topic.queues)
         self.progress.drop_queues(name, topic.info.incarnation)
         return topic.queues
 
-    def living(self, name: str) -> list[QueueRef]:
-        """A topic's queues; none when there is no such topic."""
+    def queues_of(self, name: str) -> list[QueueRef]:
+        """Return the queues of a topic; none if the topic does not exist."""
         topic = self.topics.get(name)
         return [] if topic is None else topic.info.refs()
 
     def queue(self, ref: QueueRef) -> MemoryQueue | None:
-        """The living queue, None when it, its topic or its incarnation is gone."""
+        """Return a queue, or None if it, its topic or its incarnation does not exist."""
         topic = self.topics.get(ref.topic)
         if topic is None or topic.info.incarnation != ref.incarnation or ref.queue_id >= len(topic.queues):
             return None
@@ -225,32 +224,35 @@ class MemoryStore:
     # --- writing
 
     def append(self, records: Sequence[NewRecord], wall_ms: int, now_s: float) -> list[AppendResult]:
-        """One result per record; each is stored or refused by itself. `now_s`: monotonic."""
+        """Store or refuse each record by itself; return their results. `now_s`: monotonic."""
         results = []
         sends_ms = self.sends.stamp(wall_ms, now_s)
         for record in records:
-            error = self._refusal(record, 0)
+            error = self._find_refusal(record, 0)
             if error is None:
                 try:
                     results.append(self._store_once(record, wall_ms, sends_ms))
                     continue
                 except DdmqError as refusal:
-                    error = refusal_in(record.topic, refusal)
+                    error = add_topic_name(record.topic, refusal)
             results.append(AppendResult(AppendStatus.REFUSED, -1, Durability.WRITTEN, error))
         return results
 
     def _store_once(self, record: NewRecord, wall_ms: int, sends_ms: int) -> AppendResult:
-        """Store it, unless it says that it was stored before. Raises what KnownSends.first does."""
+        """Store a record, unless its identity was stored before.
+
+        Raises what StoredSends.find_first raises.
+        """
         identity = record.system.get(IDENTITY) if record.system else None
         if identity is not None:
             info = self.topics[record.topic].info
-            first = self.sends.first(identity, info.incarnation, sends_ms)
+            first = self.sends.find_first(identity, info.incarnation, sends_ms)
             if first is not None:
                 return AppendResult(AppendStatus.STORED, first.offset, info.durability, None, first)
-        return self._store(record, wall_ms)
+        return self._store_record(record, wall_ms)
 
     def commit(self, batch: CommitBatch, wall_ms: int, now_s: float) -> list[AppendResult]:
-        """All of `batch` or nothing. Raises what Backend.commit fails with."""
+        """Commit all of `batch` or nothing. Raises the errors of Backend.commit."""
         self.sends.stamp(wall_ms, now_s)
         for delta in batch.progress:
             if self.queue(delta.queue) is None:
@@ -258,7 +260,7 @@ class MemoryStore:
         self.progress.check(batch.progress, entries_max=self._entries_max)
         size = 0
         for record in batch.records:
-            error = self._refusal(record, size)
+            error = self._find_refusal(record, size)
             if error is not None:
                 raise error
             size += len(record.delivery)
@@ -269,12 +271,12 @@ class MemoryStore:
         for delta in batch.progress:
             self.progress.apply(delta)
         self._put_settings(batch.settings)
-        return [self._store(record, wall_ms) for record in batch.records]
+        return [self._store_record(record, wall_ms) for record in batch.records]
 
     def _count_settings(self, folder: str) -> int:
         return sum(key.startswith(folder) for key in self.settings)
 
-    def _refusal(self, record: NewRecord, size_before: int) -> Exception | None:
+    def _find_refusal(self, record: NewRecord, size_before: int) -> Exception | None:
         topic = self.topics.get(record.topic)
         if topic is None:
             return UnknownTopicError(f"topic {record.topic} does not exist")
@@ -293,7 +295,7 @@ class MemoryStore:
             )
         return None
 
-    def _store(self, record: NewRecord, wall_ms: int) -> AppendResult:
+    def _store_record(self, record: NewRecord, wall_ms: int) -> AppendResult:
         topic = self.topics[record.topic]
         self.last_ms = max(self.last_ms, wall_ms)
         self._position += 1
@@ -301,8 +303,8 @@ class MemoryStore:
         offset = topic.queues[record.queue_id].append(record, self._position, self.last_ms)
         identity = record.system.get(IDENTITY) if record.system else None
         if identity is not None:
-            place = record.message_id, offset, record.queue_id, topic.info.incarnation
-            self.sends.restore(identity, *place, self.last_ms)
+            location = record.message_id, offset, record.queue_id, topic.info.incarnation
+            self.sends.restore(identity, *location, self.last_ms)
         return AppendResult(AppendStatus.STORED, offset, topic.info.durability, None)
 
     def _put_settings(self, settings: Mapping[str, bytes | None]) -> None:
@@ -315,7 +317,7 @@ class MemoryStore:
     # --- reading
 
     def read(self, call: ReadCall) -> MemoryBatch:
-        """As Backend.read. Raises CallerError when the topic is not readable."""
+        """Read records, as Backend.read does. Raises CallerError if the topic is not readable."""
         queue = self.queue(call.queue)
         if queue is None:
             return MemoryBatch(ReadStatus.GONE, [], call.offset)
@@ -324,34 +326,34 @@ class MemoryStore:
         return queue.read(call)
 
     def bounds(self, queues: Sequence[QueueRef]) -> list[Bounds | None]:
-        """None where the queue is gone."""
-        found = [self.queue(ref) for ref in queues]
-        return [None if queue is None else queue.bounds() for queue in found]
+        """Return the bounds of queues; None for a deleted queue."""
+        existing = [self.queue(ref) for ref in queues]
+        return [None if queue is None else queue.bounds() for queue in existing]
 
     def offset_for_time(self, ref: QueueRef, wall_ms: int) -> int:
-        """As Backend.offset_for_time. Raises UnknownTopicError."""
+        """Return an offset, as Backend.offset_for_time does. Raises UnknownTopicError."""
         queue = self.queue(ref)
         if queue is None:
             raise UnknownTopicError(f"queue {ref} does not exist (any more)")
         return queue.offset_for_time(wall_ms)
 
     def find(self, call: FindCall) -> list[StoredRecord]:
-        """Newest first. Raises UnknownTopicError."""
+        """Find records by key or message id, newest first. Raises UnknownTopicError."""
         topic, key, message_id, count_max = call
-        found = self.topics.get(topic)
-        if found is None:
+        state = self.topics.get(topic)
+        if state is None:
             raise UnknownTopicError(f"topic {topic} does not exist")
 
         def matches(entry: Entry) -> bool:
             return entry.key == key if key is not None else entry.record.message_id == message_id
 
-        hits = [entry.record for queue in found.queues for entry in queue.entries() if matches(entry)]
+        hits = [entry.record for queue in state.queues for entry in queue.entries() if matches(entry)]
         hits.sort(key=lambda record: record.position, reverse=True)
         return hits[:count_max]
 
-    def expire(self, ref: QueueRef, offset: int) -> None:
-        """Remove what is below `offset`, as retention does. Raises UnknownTopicError."""
+    def expire_below(self, ref: QueueRef, offset: int) -> None:
+        """Remove the records of a queue below `offset`, as retention does. Raises UnknownTopicError."""
         queue = self.queue(ref)
         if queue is None:
             raise UnknownTopicError(f"queue {ref} does not exist (any more)")
-        self._bytes -= queue.expire(offset)
+        self._bytes -= queue.expire_below(offset)

@@ -67,7 +67,7 @@ class GroupMember:
 
 
 class Grant(NamedTuple):
-    """Raise the epoch of these queues durably, then tell the table `granted` or `grant_failed`."""
+    """Raise the epoch of these queues durably, then report `granted` or `grant_failed` to the table."""
 
     member: GroupMember
     queues: tuple[QueueRef, ...]
@@ -75,7 +75,7 @@ class Grant(NamedTuple):
 
 
 class Assign(NamedTuple):
-    """Tell the member that it holds these queues now."""
+    """Notify the member that it holds these queues now."""
 
     member: GroupMember
     queues: tuple[QueueRef, ...]

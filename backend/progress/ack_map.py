@@ -1,16 +1,15 @@
-"""The ack map: which offsets of one queue one group has finished.
+"""The ack map: the offsets of one queue that one group has finished.
 
 Everything below `committed` is finished; above it, offsets may be finished in any order, and nothing
 bounds how far: `committed` is always the lowest unfinished offset, and moves as soon as it is finished.
 
-Finished offsets above `committed` live in pages of PAGE_OFFSETS. A page that is partly finished is a
-whole number used as a bitmap (bit n = n-th offset of the page); pages that are wholly finished are
-only ranges of page numbers. So a million finished offsets above one unfinished cost a few hundred
-bytes, and the worst case, every second one unfinished, costs little more than a bit each: about
-1.4 MB for a span of ten million. The usual case, a run that starts at `committed` with nothing above,
-touches no page at all.
+Finished offsets above `committed` are stored in pages of PAGE_OFFSETS. A partly finished page is an integer
+used as a bitmap (bit n = n-th offset of the page); completely finished pages are stored as ranges of page
+numbers. So a million finished offsets above an unfinished one cost a few hundred bytes. In the worst case,
+with every second offset unfinished, an offset costs little more than a bit: about 1.4 MB for ten million
+offsets. In the common case, a range that starts at `committed` with nothing above it, no page is touched.
 
-Bits below `committed` in its own page mean nothing and may be anything.
+Bits below `committed` in its own page have no meaning.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from collections.abc import Iterable, Iterator, Mapping
 PAGE_BITS = 13
 PAGE_OFFSETS = 1 << PAGE_BITS
 PAGE_FULL = (1 << PAGE_OFFSETS) - 1
-OFFSET_END = (1 << 63) - 1  # no offset is as high as this: where an open range ends
+OFFSET_END = (1 << 63) - 1  # above every offset: the end of an open range
 _IN_PAGE = PAGE_OFFSETS - 1
 _PAGE_WEIGHT = PAGE_OFFSETS // 8 + 12
 
 
 class AckMap:
-    """Finished offsets of one queue and the attempts of unfinished ones. Never yields, never blocks."""
+    """The finished offsets of one queue, and the attempts of unfinished ones. Never yields or blocks."""
 
     __slots__ = ("_attempts", "_full", "_pages", "_top", "committed")
 
@@ -40,26 +39,26 @@ class AckMap:
 
     @property
     def attempts(self) -> Mapping[int, int]:
-        """Attempts so far of unfinished offsets; a live view, not to be changed."""
+        """The attempts so far of unfinished offsets; a live view that callers must not change."""
         return self._attempts
 
     @property
     def span(self) -> int:
-        """From the committed offset to the end of the highest finished one; 0 when there is none above."""
+        """The distance from the committed offset to the end of the highest finished one above it, or 0."""
         return max(0, self._top - self.committed)
 
     @property
-    def taken_to(self) -> int:
-        """Behind the highest offset that is finished or was tried."""
+    def next_unused(self) -> int:
+        """The offset after the highest one that is finished or was tried."""
         return max(self.committed, self._top, 1 + max(self._attempts, default=-1))
 
     @property
     def weight(self) -> int:
-        """About how many bytes it takes at most when it is written down."""
+        """The approximate maximum of bytes that the encoded map takes."""
         return 32 + len(self._pages) * _PAGE_WEIGHT + len(self._full) * 12 + len(self._attempts) * 12
 
     def copy(self) -> AckMap:
-        """Another one, with the same in it."""
+        """Return an independent copy."""
         other = AckMap(self.committed)
         other._top = self._top
         other._pages = dict(self._pages)
@@ -68,25 +67,25 @@ class AckMap:
         return other
 
     def finish(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Finish ranges `[start, end)`, in any order; what is finished already changes nothing."""
+        """Mark ranges `[start, end)` as finished, in any order; repetitions change nothing."""
         for start, end in ranges:
             if start > self.committed:
                 if start < end:
-                    self._mark(start, end)
+                    self._mark_range(start, end)
             elif end > self.committed:
-                self._advance(end)
+                self._advance_to(end)
             else:
                 continue
             if self._attempts:
                 self._drop_attempts(start, end)
 
-    def attempt(self, offset: int, attempts: int) -> None:
-        """Record `attempts` so far; they only rise. A finished offset has none: nothing is recorded."""
+    def record_attempts(self, offset: int, attempts: int) -> None:
+        """Record the attempts of an offset so far; they only rise. Ignored for a finished offset."""
         if attempts > self._attempts.get(offset, 0) and not self.is_finished(offset):
             self._attempts[offset] = attempts
 
     def is_finished(self, offset: int) -> bool:
-        """True when `offset` is below the committed offset or was finished above it."""
+        """Return whether `offset` is below the committed offset or was finished above it."""
         if offset < self.committed:
             return True
         page = offset >> PAGE_BITS
@@ -96,66 +95,66 @@ class AckMap:
         return bits >> (offset & _IN_PAGE) & 1 == 1
 
     def unfinished_from(self, offset: int, limit: int) -> list[tuple[int, int]]:
-        """Up to `limit` unfinished ranges at or after `offset`, ascending and disjoint.
+        """Return up to `limit` unfinished ranges at or after `offset`, ascending and disjoint.
 
-        When there is room for it the last one is what lies above everything finished; it ends at
-        OFFSET_END.
+        If `limit` allows it, the last one is the range above all finished offsets; it ends at OFFSET_END.
         """
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         at = max(offset, self.committed)
         for start, end in self.finished(at):
             if start > at:
-                if len(found) >= limit:
-                    return found
-                found.append((at, start))
+                if len(ranges) >= limit:
+                    return ranges
+                ranges.append((at, start))
             at = end
-        if len(found) < limit:
-            found.append((at, OFFSET_END))
-        return found
+        if len(ranges) < limit:
+            ranges.append((at, OFFSET_END))
+        return ranges
 
     def finished(self, offset: int = 0) -> Iterator[tuple[int, int]]:
-        """Finished ranges above the committed offset and not below `offset`: disjoint, not touching."""
+        """Yield the finished ranges above the committed offset, from `offset` on: disjoint, not touching."""
         floor = max(offset, self.committed)
-        held: tuple[int, int] | None = None
-        for first, after, bits in self.pieces(floor >> PAGE_BITS):
-            for start, end in piece_ranges(first, after, bits):
-                if held is not None and held[1] == start:
-                    held = (held[0], end)
+        pending: tuple[int, int] | None = None
+        for first, after, bits in self.pages(floor >> PAGE_BITS):
+            for start, end in page_ranges(first, after, bits):
+                if pending is not None and pending[1] == start:
+                    pending = (pending[0], end)
                     continue
-                if held is not None:
-                    yield held
-                held = (max(start, floor), end) if end > floor else None
-        if held is not None:
-            yield held
+                if pending is not None:
+                    yield pending
+                pending = (max(start, floor), end) if end > floor else None
+        if pending is not None:
+            yield pending
 
-    def pieces(self, page: int = 0) -> list[tuple[int, int, int]]:
-        """The raw store from `page` on, ascending: (first page, page after, bits), PAGE_FULL bits for runs.
+    def pages(self, page: int = 0) -> list[tuple[int, int, int]]:
+        """Return the stored pages from `page` on, ascending, as (first page, page after, bits).
 
-        Without the meaningless bits below the committed offset; a piece with bits is one page.
+        The bits are PAGE_FULL for a range of full pages, else those of one page, without the meaningless bits
+        below the committed offset.
         """
         own = self.committed >> PAGE_BITS
         below = (1 << (self.committed & _IN_PAGE)) - 1
         floor = max(page, own)
-        found = [(at, at + 1, bits) for at, bits in self._pages.items() if at > own and at >= page]
+        chunks = [(at, at + 1, bits) for at, bits in self._pages.items() if at > own and at >= page]
         if own >= page and self._pages.get(own, 0) & ~below:
-            found.append((own, own + 1, self._pages[own] & ~below))
-        found += [(max(start, floor), end, PAGE_FULL) for start, end in self._full if end > floor]
-        found.sort()
-        return found
+            chunks.append((own, own + 1, self._pages[own] & ~below))
+        chunks += [(max(start, floor), end, PAGE_FULL) for start, end in self._full if end > floor]
+        chunks.sort()
+        return chunks
 
     def put_page(self, page: int, bits: int) -> None:
-        """Finish the offsets of one page whose bits are set, all above the committed offset."""
+        """Mark the offsets of one page whose bits are set as finished, all above the committed offset."""
         self._top = max(self._top, (page << PAGE_BITS) + bits.bit_length())
         self._set_bits(page, bits)
 
     def reset(self, offset: int) -> None:
-        """Start again at `offset`, with nothing finished above it and no attempts."""
+        """Restart at `offset`, with nothing finished above it and no attempts."""
         self.committed = self._top = offset
-        self._forget()
+        self._forget_pages()
         self._attempts.clear()
 
-    def _mark(self, start: int, end: int) -> None:
-        """Finish `[start, end)`, all of it above the committed offset."""
+    def _mark_range(self, start: int, end: int) -> None:
+        """Mark `[start, end)`, all of it above the committed offset, as finished."""
         if end > self._top:
             self._top = end
         page, last = start >> PAGE_BITS, (end - 1) >> PAGE_BITS
@@ -180,23 +179,23 @@ class AckMap:
         else:
             self._pages[page] = bits
 
-    def _advance(self, end: int) -> None:
-        """Everything below `end` is finished: move the committed offset there, or past it."""
+    def _advance_to(self, end: int) -> None:
+        """Move the committed offset to `end`, below which everything is finished, or past it."""
         if end >= self._top:
             self.committed = end
             if self._pages or self._full:
-                self._forget()
+                self._forget_pages()
             return
         before = self.committed >> PAGE_BITS
         self.committed = self._finished_until(end)
         if self.committed >= self._top:
-            self._forget()
+            self._forget_pages()
         elif self.committed >> PAGE_BITS > before:
             self._drop_pages(before, self.committed >> PAGE_BITS)
             self._full.drop_below(self.committed >> PAGE_BITS)
 
     def _finished_until(self, offset: int) -> int:
-        """The first unfinished offset at or after `offset`."""
+        """Return the first unfinished offset at or after `offset`."""
         while True:
             page = offset >> PAGE_BITS
             bits = self._pages.get(page)
@@ -229,13 +228,13 @@ class AckMap:
         for offset in range(start, end):
             attempts.pop(offset, None)
 
-    def _forget(self) -> None:
+    def _forget_pages(self) -> None:
         self._pages.clear()
         self._full.clear()
 
 
-def piece_ranges(first: int, after: int, bits: int) -> Iterator[tuple[int, int]]:
-    """The finished ranges of one of `AckMap.pieces`, as offsets."""
+def page_ranges(first: int, after: int, bits: int) -> Iterator[tuple[int, int]]:
+    """Yield the finished ranges of one item of `AckMap.pages`, as offsets."""
     base = first << PAGE_BITS
     if bits == PAGE_FULL:
         yield base, after << PAGE_BITS
@@ -251,7 +250,7 @@ def piece_ranges(first: int, after: int, bits: int) -> Iterator[tuple[int, int]]
 
 
 class Runs:
-    """A set of whole numbers kept as sorted, disjoint ranges `[start, end)` that merge as soon as they touch.
+    """A set of integers, stored as sorted, disjoint ranges `[start, end)` that merge when they touch.
 
     Adding costs a search and a list insert.
     """
@@ -263,14 +262,14 @@ class Runs:
         self._ends: list[int] = []
 
     def __len__(self) -> int:
-        """How many ranges, not how many numbers."""
+        """Return the number of ranges, not of integers."""
         return len(self._starts)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return zip(self._starts, self._ends, strict=True)
 
     def add(self, start: int, end: int) -> None:
-        """Put `[start, end)` in; an empty range changes nothing."""
+        """Add `[start, end)`; an empty range changes nothing."""
         if start >= end:
             return
         first = bisect_left(self._ends, start)
@@ -282,26 +281,26 @@ class Runs:
         self._ends[first:after] = [end]
 
     def end_of(self, number: int) -> int:
-        """Where the range that holds `number` ends; `number` itself when none holds it."""
+        """Return the end of the range that contains `number`, or `number` itself if none does."""
         index = bisect_right(self._starts, number) - 1
         if index >= 0 and number < self._ends[index]:
             return self._ends[index]
         return number
 
     def drop_below(self, number: int) -> None:
-        """Forget everything below `number`."""
-        gone = bisect_right(self._ends, number)
-        del self._starts[:gone], self._ends[:gone]
+        """Remove all numbers below `number`."""
+        count = bisect_right(self._ends, number)
+        del self._starts[:count], self._ends[:count]
         if self._starts and self._starts[0] < number:
             self._starts[0] = number
 
     def copy(self) -> Runs:
-        """Another one, with the same in it."""
+        """Return an independent copy."""
         other = Runs()
         other._starts, other._ends = list(self._starts), list(self._ends)
         return other
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all numbers."""
         self._starts.clear()
         self._ends.clear()

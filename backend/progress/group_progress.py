@@ -1,14 +1,13 @@
-"""Group progress: what a group has finished of one queue, and who may still say so.
+"""Group progress: the offsets of one queue that a group has finished, and the fence against old results.
 
-A delta is applied whole or refused whole. It is refused with FencedError when its epoch or its
-generation is below what is recorded (its sender has lost the queue, or someone reset the offsets
-since), and also when it names a generation above the recorded one without being the reset that starts
-it; `check_delta` refuses what no queue could take, before anything is written. A higher epoch is taken
-over with the delta. Applying the same delta again changes nothing, except that a repeated reset is
-refused: its generation is no longer above.
+A delta is applied or refused as a unit. It is refused with FencedError if its epoch or generation is below
+the recorded one (its sender has lost the queue, or the offsets were reset since), or if it names a higher
+generation without being the reset that starts it. `check_delta` refuses invalid deltas before anything is
+written. A higher epoch is recorded with the delta. Applying the same delta twice changes nothing, except that
+a repeated reset is refused, because its generation is no longer higher.
 
-Pure: the engines decide when a delta is durable and apply it then. An engine that takes several
-batches before the first is durable checks each against the Fence that the earlier ones leave behind.
+Pure: an engine applies a delta when it is durable. An engine that accepts several batches before the first is
+durable checks each against the Fence after the earlier ones.
 """
 
 from __future__ import annotations
@@ -35,43 +34,49 @@ NO_PROGRESS = ProgressView(None, (), {}, 0, 0)
 
 
 def check_delta(delta: ProgressDelta) -> None:
-    """Raises ValueError when no queue could take `delta`, whatever is recorded."""
+    """Raise ValueError if `delta` is invalid for every recorded progress."""
     if delta.epoch < 0 or delta.generation < 0:
-        raise ValueError(_refusal(delta, f"epoch {delta.epoch} or generation {delta.generation} is negative"))
+        raise ValueError(
+            _refusal_text(delta, f"epoch {delta.epoch} or generation {delta.generation} is negative")
+        )
     reset = delta.reset_to
     if reset is not None and (delta.finished or delta.attempts or not 0 <= reset < OFFSET_END):
         raise ValueError(
-            _refusal(delta, f"a reset goes to an offset from 0, alone; this one goes to {reset}")
+            _refusal_text(delta, f"a reset goes to an offset from 0, alone; this one goes to {reset}")
         )
     for start, end in delta.finished:
         if not 0 <= start < end <= OFFSET_END:
-            raise ValueError(_refusal(delta, f"range [{start}, {end}); allowed are 0 <= start < end < 2**63"))
+            raise ValueError(
+                _refusal_text(delta, f"range [{start}, {end}); allowed are 0 <= start < end < 2**63")
+            )
     for offset, attempts in delta.attempts:
         if not 0 <= offset < OFFSET_END or not 0 < attempts <= OFFSET_END:
             raise ValueError(
-                _refusal(delta, f"{attempts} attempts of offset {offset}; allowed are 1 or more")
+                _refusal_text(delta, f"{attempts} attempts of offset {offset}; allowed are 1 or more")
             )
 
 
 def check_fence(fence: Fence, delta: ProgressDelta) -> Fence:
-    """The fence that `delta` leaves behind. Raises FencedError when `fence` keeps it out."""
+    """Return the fence after `delta`. Raises FencedError if `fence` rejects it."""
     epoch, generation = fence
     if delta.epoch < epoch:
-        raise FencedError(_refusal(delta, f"epoch {delta.epoch} is over, the queue is held under {epoch}"))
+        raise FencedError(
+            _refusal_text(delta, f"epoch {delta.epoch} is over, the queue is held under {epoch}")
+        )
     if delta.reset_to is None:
         if delta.generation != generation:
             raise FencedError(
-                _refusal(delta, f"generation {delta.generation} is not the current {generation}")
+                _refusal_text(delta, f"generation {delta.generation} is not the current {generation}")
             )
         return fence if delta.epoch == epoch else Fence(delta.epoch, generation)
     if delta.generation <= generation:
         raise FencedError(
-            _refusal(delta, f"a reset to generation {delta.generation}; current is {generation}")
+            _refusal_text(delta, f"a reset to generation {delta.generation}; current is {generation}")
         )
     return Fence(delta.epoch, delta.generation)
 
 
-def _refusal(delta: ProgressDelta, reason: str) -> str:
+def _refusal_text(delta: ProgressDelta, reason: str) -> str:
     queue = delta.queue
     return f"progress of group {delta.group} on {queue.topic} queue {queue.queue_id} refused: {reason}"
 
@@ -87,7 +92,7 @@ class GroupProgress:
         self.started = False
 
     def apply(self, delta: ProgressDelta) -> None:
-        """Apply `delta`. Raises FencedError and changes nothing when it is over."""
+        """Apply `delta`. Raises FencedError, and changes nothing, if it is fenced."""
         self.fence = check_fence(self.fence, delta)
         if delta.reset_to is not None:
             self.acks.reset(delta.reset_to)
@@ -97,16 +102,16 @@ class GroupProgress:
             self.acks.finish(delta.finished)
             self.started = True
         for offset, attempts in delta.attempts:
-            self.acks.attempt(offset, attempts)
+            self.acks.record_attempts(offset, attempts)
 
     def copy(self) -> GroupProgress:
-        """Another one, with the same in it."""
+        """Return an independent copy."""
         other = GroupProgress()
         other.acks, other.fence, other.started = self.acks.copy(), self.fence, self.started
         return other
 
     def view(self) -> ProgressView:
-        """A copy for whoever takes the queue over."""
+        """Return the progress in the form that the next holder of the queue gets."""
         return ProgressView(
             self.acks.committed if self.started else None,
             tuple(self.acks.finished()),
@@ -117,7 +122,7 @@ class GroupProgress:
 
 
 class ProgressTable:
-    """The progress of every group on every queue, with commits checked whole before they are applied."""
+    """The progress of every group on every queue; complete commits are checked before they are applied."""
 
     __slots__ = ("_entries",)
 
@@ -128,24 +133,24 @@ class ProgressTable:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[tuple[Key, GroupProgress]]:
-        """Everything, for a snapshot; do not apply meanwhile."""
+        """Iterate over all progress, for a snapshot; apply nothing meanwhile."""
         return iter(self._entries.items())
 
     def get(self, group: str, queue: QueueRef) -> GroupProgress | None:
-        """One entry, None when there is none."""
+        """Return the progress of a group on a queue, or None."""
         return self._entries.get((group, queue))
 
     def put(self, group: str, queue: QueueRef, progress: GroupProgress) -> None:
-        """Put one entry, as read from a snapshot."""
+        """Set the progress of a group on a queue, from a snapshot."""
         self._entries[group, queue] = progress
 
     def view(self, group: str, queue: QueueRef) -> ProgressView:
-        """What is recorded; NO_PROGRESS when nothing is."""
+        """Return the recorded progress, or NO_PROGRESS."""
         entry = self._entries.get((group, queue))
         return NO_PROGRESS if entry is None else entry.view()
 
     def fence(self, group: str, queue: QueueRef) -> Fence:
-        """What a delta has to pass now."""
+        """Return the fence that the next delta has to pass."""
         entry = self._entries.get((group, queue))
         return OPEN_FENCE if entry is None else entry.fence
 
@@ -155,10 +160,10 @@ class ProgressTable:
         ahead: Mapping[Key, Fence] | None = None,
         entries_max: int | None = None,
     ) -> dict[Key, Fence]:
-        """The fences that `deltas`, applied in order, leave behind. Changes nothing.
+        """Return the fences after `deltas`, applied in order. Changes nothing.
 
-        `ahead`: fences left by batches that were checked before and are not applied yet.
-        Raises FencedError, and BoundReachedError where an entry would be made beyond `entries_max`.
+        `ahead`: the fences after batches that were checked earlier and are not applied yet.
+        Raises FencedError, and BoundReachedError if there would be more than `entries_max` entries.
         """
         after: dict[Key, Fence] = {}
         for delta in deltas:
@@ -175,16 +180,16 @@ class ProgressTable:
         entries = self._entries
         if len(entries) + len(ahead) + len(after) <= entries_max:
             return
-        made = {key for key in after if key not in entries and key not in ahead}
+        additions = {key for key in after if key not in entries and key not in ahead}
         there = len(entries) + sum(key not in entries for key in ahead)
-        if made and there + len(made) > entries_max:
+        if additions and there + len(additions) > entries_max:
             raise BoundReachedError(
                 f"{there} pairs of group and queue have progress, the bound is {entries_max} pairs; "
-                "those of groups that are gone go with their topics"
+                "progress of deleted groups is removed with their topics"
             )
 
     def apply(self, delta: ProgressDelta) -> None:
-        """Apply one delta. Raises FencedError and changes nothing when it is over."""
+        """Apply one delta. Raises FencedError, and changes nothing, if it is fenced."""
         key = (delta.group, delta.queue)
         entry = self._entries.get(key)
         if entry is None:
@@ -195,8 +200,8 @@ class ProgressTable:
             entry.apply(delta)
 
     def drop_queues(self, topic: str, incarnation: int) -> int:
-        """Forget a deleted topic's progress; gives how many entries went."""
-        gone = [key for key in self._entries if key[1].topic == topic and key[1].incarnation == incarnation]
-        for key in gone:
+        """Forget a deleted topic's progress; return how many entries it had."""
+        keys = [key for key in self._entries if key[1].topic == topic and key[1].incarnation == incarnation]
+        for key in keys:
             del self._entries[key]
-        return len(gone)
+        return len(keys)

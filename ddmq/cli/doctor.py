@@ -154,7 +154,7 @@ def kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
         said, _, remedy = str(error).partition(": ")
         yield CheckResult("kafka cluster", FAILED, said, remedy)
     for finding in find_violations(facts, options):
-        told = f"{finding.place_names}: {finding.setting}: {finding.breaks}"
+        told = f"{finding.resource_names}: {finding.setting}: {finding.breaks}"
         yield CheckResult("kafka setting", FAILED if finding.loses else WARNING, told, finding.remedy)
 
 
@@ -228,10 +228,10 @@ def directory(data_dir: Path) -> CheckResult:
 
 def disk_space(target: Path, config: Configuration) -> CheckResult:
     """Free space against the marks of file_log.yaml."""
-    from backend.file_log.core.retention import marks
+    from backend.file_log.core.retention import apply_marks
 
     usage = shutil.disk_usage(target)
-    mark = marks(config.log.retention, usage.total)
+    mark = apply_marks(config.log.retention, usage.total)
     found = f"{_format_gib(usage.free)} free of {_format_gib(usage.total)}"
     if usage.free < mark.refuse:
         return CheckResult("disk space", FAILED, found, f"sends are refused under {_format_gib(mark.refuse)}")

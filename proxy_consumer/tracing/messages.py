@@ -73,7 +73,7 @@ class QueueTrace(JobObserver):
             if not message_id or offset in self.offsets or finished(offset):
                 continue
             if len(self.offsets) >= TRACED_MAX:
-                self._owner.writer.dropped("messages")
+                self._owner.writer.count_dropped("messages")
                 continue
             self.offsets[offset] = message_id
             self.write_event(offset, TraceKind.READ)

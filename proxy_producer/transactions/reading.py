@@ -49,7 +49,7 @@ def acks_of(view: ProgressView, bounds: Bounds) -> AckMap:
     acks = AckMap(bounds.min if view.committed is None else view.committed)
     acks.finish(view.finished)
     for offset, attempts in view.attempts.items():
-        acks.attempt(offset, attempts)
+        acks.record_attempts(offset, attempts)
     return acks
 
 

@@ -223,7 +223,7 @@ class Shard:
         encode_delta(ProgressDelta("g", QUEUE, 1, 1, ranges, attempts))
         for offset, count in attempts:
             assert 0 < count <= OFFSET_END
-            self.acks.attempt(offset, count)
+            self.acks.record_attempts(offset, count)
         self.acks.finish(ranges)
         self.due_scans.on_commit_done(fires, True)
         self.write(self.due_scans.changes_of(fires, now))

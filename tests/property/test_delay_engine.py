@@ -70,7 +70,7 @@ class Process:
         self.acks = AckMap()
         self.acks.finish((offset, offset + 1) for offset in log.finished)
         for offset, attempts in log.attempts.items():
-            self.acks.attempt(offset, attempts)
+            self.acks.record_attempts(offset, attempts)
         self.due_scans = DueScans(store, self.acks, world.look, SliceLimits(4, 1 << 20, KEPT_MS))
         self.decisions = DecisionContext(store, self.acks, self.due_scans.busy, KEPT_MS)
         known = store.meta(INGESTED)
@@ -264,7 +264,7 @@ class DelayMachine(RuleBasedStateMachine):
             finished, attempts = progress_of(flight.fires)
             self._finished(finished + flight.over)
             for offset, count in attempts:
-                process.acks.attempt(offset, count)
+                process.acks.record_attempts(offset, count)
             process.due_scans.on_commit_done(flight.fires, True)
             self._write(process.due_scans.changes_of(flight.fires, self.world.now))
             return

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from backend.file_log.sends import decode_sends, encode_sends
-from backend.idempotency import ROW_BYTES, SLICES, KnownSends
+from backend.idempotency import ROW_BYTES, SLICES, StoredSends
 from ddmq_common.errors import BoundReachedError, CallerError
 from ddmq_common.send_identity import key_identity, sequence_identity
 from tests.examples import examples
@@ -43,7 +43,7 @@ class KnownSendsMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.known = KnownSends(WINDOW_MS, KEYS_MAX, saving=True)
+        self.known = StoredSends(WINDOW_MS, KEYS_MAX, saving=True)
         self.files: dict[int, bytes] = {}
         self.records: list[KnownSend] = []
         self.frame: list[KnownSend] = []
@@ -74,7 +74,7 @@ class KnownSendsMachine(RuleBasedStateMachine):
         self, producer: bytes, number: int, below: int, text: str, incarnation: int, body: bytes
     ) -> None:
         wanted = self._first(producer, number, incarnation)
-        found = self.known.first(text, incarnation, self.now_ms)
+        found = self.known.find_first(text, incarnation, self.now_ms)
         if wanted is not None:
             assert found is not None, wanted
             assert found[:3] == (wanted.message_id, wanted.queue_id, wanted.offset)
@@ -85,7 +85,7 @@ class KnownSendsMachine(RuleBasedStateMachine):
         stored = KnownSend(
             producer, number, below, text, at.to_bytes(16), at, at % 7, incarnation, self.now_ms, body
         )
-        self.known.note(text, stored.message_id, at, stored.queue_id, incarnation, self.now_ms)
+        self.known.add_pending(text, stored.message_id, at, stored.queue_id, incarnation, self.now_ms)
         self.frame.append(stored)
 
     # --- sends
@@ -123,7 +123,7 @@ class KnownSendsMachine(RuleBasedStateMachine):
             self._send(producer, sequence, max(0, sequence - held), text, 1, b"")
             return
         try:
-            self.known.first(text, 1, self.now_ms)
+            self.known.find_first(text, 1, self.now_ms)
         except CallerError:
             return
         raise AssertionError(f"sequence {sequence} is below {below} and was taken")
@@ -132,7 +132,7 @@ class KnownSendsMachine(RuleBasedStateMachine):
 
     @rule()
     def frame_counts(self) -> None:
-        self.known.keep()
+        self.known.confirm_pending()
         self.records += self.frame
         self.frame = []
 
@@ -146,7 +146,7 @@ class KnownSendsMachine(RuleBasedStateMachine):
     def last_of_frame_is_taken_back(self) -> None:
         """As when one request of a frame cannot be packed."""
         self.frame.pop()
-        self.known.back_to(len(self.known.notes) - 1)
+        self.known.back_to(len(self.known.pending) - 1)
 
     @precondition(lambda self: not self.frame)
     @rule(ms=st.sampled_from([1, 500, 1_000, 2_500, 8_001]))
@@ -168,7 +168,7 @@ class KnownSendsMachine(RuleBasedStateMachine):
     @rule()
     def start_from_files(self) -> None:
         self.save()
-        fresh = KnownSends(WINDOW_MS, KEYS_MAX, saving=True)
+        fresh = StoredSends(WINDOW_MS, KEYS_MAX, saving=True)
         data = encode_sends(self.known)
         for number, rows, _ in decode_sends(data, fresh) if data else ():
             content = self.files[number]
@@ -180,7 +180,7 @@ class KnownSendsMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.frame)
     @rule()
     def start_from_records(self) -> None:
-        self.known, self.files = KnownSends(WINDOW_MS, KEYS_MAX, saving=True), {}
+        self.known, self.files = StoredSends(WINDOW_MS, KEYS_MAX, saving=True), {}
         for one in self.records:
             self.known.restore(
                 one.text, one.message_id, one.offset, one.queue_id, one.incarnation, one.stored_ms

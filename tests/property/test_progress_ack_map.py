@@ -56,7 +56,7 @@ class AckMapMachine(RuleBasedStateMachine):
 
     @rule(offset=OFFSETS, attempts=st.integers(1, 5))
     def attempt(self, offset: int, attempts: int) -> None:
-        self.acks.attempt(offset, attempts)
+        self.acks.record_attempts(offset, attempts)
         if offset >= self.floor and offset not in self.done:
             self.attempts[offset] = max(attempts, self.attempts.get(offset, 0))
 

@@ -98,7 +98,7 @@ def test_there_are_recordings() -> None:
 
 
 def test_the_log_is_whole(recorded: Recorded) -> None:
-    assert "0 damaged pieces" in recorded.server.log
+    assert "0 damaged ranges" in recorded.server.log
     loud = [line for line in recorded.server.log.splitlines() if " WARNING " in line or " ERROR " in line]
     expected = ("open files are limited", "repairing the index of segment")  # the latter after a kill
     assert [line for line in loud if not any(words in line for words in expected)] == []

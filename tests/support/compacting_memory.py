@@ -25,5 +25,5 @@ class CompactingMemory(PlayedMemory):
                 for entry in reversed(queue.entries()):
                     key, value, _, _ = decode(entry.record.delivery)
                     if key in seen or not value:
-                        queue.lose(entry.record.offset)
+                        queue.lose_record(entry.record.offset)
                     seen.add(key)

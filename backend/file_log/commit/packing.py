@@ -1,8 +1,8 @@
-"""Packing requests into one frame: the CPU's part of a group commit.
+"""Packs requests into one frame: the part of a group commit that costs processor time.
 
-The loop over records is the write path's hot spot (about 3 µs a record), so it is one function with local
-names, and for a plain record nothing called that is not C. A packed frame knows everything to undo it
-(nothing was written) and to complete it (it is durable).
+The loop over records is the hot spot of the write path (about 3 µs a record), so it is one function with
+local names, and calls only C functions for a plain record. A packed frame has everything needed to undo it
+(if nothing was written) and to complete it (when it is durable).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import google_crc32c
 
+from backend.engine import SettingCounts
 from backend.file_log.core.layout import (
     ENTRY,
     ENTRY_BYTES,
@@ -33,7 +34,7 @@ from backend.file_log.core.layout import (
 )
 from backend.file_log.options import FileLogOptions
 from backend.file_log.state import LogQueue, LogState, TopicState
-from backend.idempotency import refusal_in
+from backend.idempotency import add_topic_name
 from backend.progress.group_progress import Fence, Key
 from backend.records import (
     AppendResult,
@@ -43,7 +44,6 @@ from backend.records import (
     TopicInfo,
     tag_hash,
 )
-from backend.setting_counts import SettingCounts
 from ddmq_common.errors import CallerError, DdmqError, UnknownTopicError
 from ddmq_common.names import is_internal
 from ddmq_common.send_identity import IDENTITY
@@ -67,23 +67,23 @@ class PackedFrame:
         self.batch_id = batch_id
         self.durable = durable
         self.stored_ms = stored_ms
-        self.sends_ms = 0  # the same in the time of sends that are known
+        self.sends_ms = 0  # the store time on the clock of StoredSends
         self.end = position + FRAME_BYTES
         self.count = 0
         self.sync = False
         self.data = b""
         self.requests: list[Any] = []
-        self.touched: list[tuple[LogQueue, int]] = []  # queue, its next offset before
+        self.touched: list[tuple[LogQueue, int]] = []  # queue, its next offset before the frame
         self.columns: tuple[list[int], list[str], list[bytes], list[bytes]] = ([], [], [], [])
         self.applies: list[Callable[[], None]] = []
-        self.fences: dict[Key, Fence] = {}  # left behind by progress in this frame
+        self.fences: dict[Key, Fence] = {}  # the fences after the progress in this frame
         self.settings: dict[str, bool] = {}  # that this frame sets (True) or deletes
-        self.setting_counts: SettingCounts | None = None  # what this frame changes of them
-        self.topics: dict[str, TopicInfo | None] = {}  # as this frame leaves them; None = deleted
-        self.topics_more = 0  # made by this frame, less those that it deletes
+        self.setting_counts: SettingCounts | None = None  # the changes to the counts by this frame
+        self.topics: dict[str, TopicInfo | None] = {}  # topics after this frame; None = deleted
+        self.topics_more = 0  # created by this frame, minus those that it deletes
 
-    def note_setting(self, key: str, before: bool, after: bool) -> None:
-        """Remember that a commit of this frame makes, changes or deletes a setting."""
+    def add_setting_change(self, key: str, before: bool, after: bool) -> None:
+        """Record that a commit of this frame creates, changes or deletes a setting."""
         before = self.settings.get(key, before)
         self.settings[key] = after
         if before != after:
@@ -91,25 +91,25 @@ class PackedFrame:
                 self.setting_counts = SettingCounts()
             self.setting_counts.add_change(key, 1 if after else -1)
 
-    def undo(self) -> None:
-        """Give the offsets back of a frame that was not written."""
+    def release_offsets(self) -> None:
+        """Release the offsets of a frame that was not written."""
         for queue, assigned in self.touched:
             queue.assigned = assigned
             queue.pending.clear()
 
 
 class Mark(NamedTuple):
-    """A place in a frame that is being packed: its end, and how much there is of each."""
+    """The extent of a frame that is being packed, to return to."""
 
     end: int
-    parts: int
+    chunks: int
     records: int
     applies: int
     sync: bool
-    noted: int
+    pending_sends: int
 
 
-def _fault_of_numbers(record: NewRecord) -> DdmqError | None:
+def _check_numbers(record: NewRecord) -> DdmqError | None:
     for name, low in (("born_ms", -_I64), ("due_ms", -_I64 // 2)):
         if not low <= getattr(record, name) < _I64:
             return CallerError(f"{name} {getattr(record, name)}; allowed: {low} to {_I64 - 1}")
@@ -126,45 +126,49 @@ def _fault_of_numbers(record: NewRecord) -> DdmqError | None:
     return None
 
 
-def refused(error: Exception) -> AppendResult:
-    """The result of a record that is not taken."""
+def refused_result(error: Exception) -> AppendResult:
+    """Return the result for a record that is refused with `error`."""
     return AppendResult(AppendStatus.REFUSED, -1, Durability.WRITTEN, error)
 
 
 class FramePacker:
-    """Packs one frame after the other; one frame at a time."""
+    """Packs requests into frames, one frame at a time."""
 
     def __init__(self, state: LogState, options: FileLogOptions, salt: int) -> None:
-        """`salt`: the directory's, from which CRCs start; not 0."""
+        """Create a packer. `salt`: the start value of the CRCs in this directory; not 0."""
         self._state = state
         self._salt = salt
         self._delivery_bytes_max = options.delivery_bytes_max
         self._moved_bytes_max = options.moved_bytes_max
         self._tags: dict[bytes, int] = {b"": 0}
-        self._parts: list[bytes] = []
+        self._chunks: list[bytes] = []
         self.frame = PackedFrame(0, 0, 0, 0)
 
     def begin(self, position: int, durable: int, stored_ms: int, now_s: float) -> PackedFrame:
         """Start a frame at a log position; `now_s`: monotonic."""
-        self._parts = [b""]
+        self._chunks = [b""]
         self.frame = PackedFrame(position, self._state.batch_id, durable, stored_ms)
         self.frame.sends_ms = self._state.sends.stamp(stored_ms, now_s)
         return self.frame
 
-    def mark(self) -> Mark:
+    def mark_extent(self) -> Mark:
         """Return the frame's present extent, for `back_to`."""
         frame = self.frame
-        parts, records, noted = len(self._parts), len(frame.columns[0]), len(self._state.sends.notes)
-        return Mark(frame.end, parts, records, len(frame.applies), frame.sync, noted)
+        chunks, records, pending_sends = (
+            len(self._chunks),
+            len(frame.columns[0]),
+            len(self._state.sends.pending),
+        )
+        return Mark(frame.end, chunks, records, len(frame.applies), frame.sync, pending_sends)
 
     def back_to(self, mark: Mark) -> None:
-        """Remove what was packed since `mark` and give its offsets back."""
+        """Remove the records packed since `mark` and release their offsets."""
         frame, touched = self.frame, []
-        del self._parts[mark.parts :], frame.applies[mark.applies :]
+        del self._chunks[mark.chunks :], frame.applies[mark.applies :]
         for column in frame.columns:
             del column[mark.records :]
         frame.end, frame.sync = mark.end, mark.sync
-        self._state.sends.back_to(mark.noted)
+        self._state.sends.back_to(mark.pending_sends)
         for queue, assigned in frame.touched:
             pending = queue.pending
             while pending and ENTRY.unpack_from(pending, len(pending) - ENTRY_BYTES)[0] >= mark.end:
@@ -174,7 +178,7 @@ class FramePacker:
                 touched.append((queue, assigned))
         frame.touched = touched
 
-    def refusal(self, record: NewRecord) -> DdmqError | None:
+    def find_refusal(self, record: NewRecord) -> DdmqError | None:
         """Return why a record cannot be accepted, or None."""
         topic = self._state.topics.get(record.topic)
         if (
@@ -183,7 +187,7 @@ class FramePacker:
             and not record.flags >> 8 and not record.system and len(record.key) <= KEY_BYTES_MAX
             and 0 <= record.born_ms < _I64 and 0 <= record.due_ms < _I64
         ):  # fmt: skip
-            return None  # as nearly all are
+            return None  # nearly all records are
         if topic is None:
             return UnknownTopicError(f"topic {record.topic} does not exist")
         if not 0 <= record.queue_id < len(topic.queues):
@@ -202,26 +206,28 @@ class FramePacker:
             return CallerError(f"flags {record.flags}; allowed: 0 to 255")
         if len(record.key) > KEY_BYTES_MAX:
             return CallerError(f"key of {len(record.key)} bytes; allowed: at most {KEY_BYTES_MAX}")
-        return _fault_of_numbers(record)
+        return _check_numbers(record)
 
     def _bytes_max_in(self, topic: str) -> int:
         return self._moved_bytes_max if is_internal(topic) else self._delivery_bytes_max
 
     def add_records(self, records: Sequence[NewRecord], once: bool) -> Results:
-        """Pack them; one result each, as they will be once the frame is written. `once`: as they say who they
-        are, none is stored that was before."""
+        """Pack records; return their results, which count when the frame is written.
+
+        With `once`, a record whose identity was stored before is not stored again.
+        """
         return self.add_lists((records,), once)[0]
 
     # Longer than sixty lines because it is the hot loop: every call out of it costs 5 % of the write path.
     def add_lists(self, lists: Iterable[Sequence[NewRecord]], once: bool = True) -> list[Results]:
         """Pack the records of many requests, as `add_records` does for one."""
-        frame, parts, tags = self.frame, self._parts, self._tags
+        frame, chunks, tags = self.frame, self._chunks, self._tags
         topics, position, stored_ms, sends_ms = self._state.topics, frame.end, frame.stored_ms, frame.sends_ms
         positions, names, keys, ids = frame.columns
         crc, add_crc, pack_rest, pack_front = google_crc32c.value, google_crc32c.extend, REST.pack, FRONT.pack
         salt = self._salt
         pack_entry, pack_crc, bytes_max = ENTRY.pack, ENTRY_CRC.pack, self._delivery_bytes_max
-        new, status, note = tuple.__new__, AppendStatus.STORED, self._state.sends.note
+        new, status, add_pending = tuple.__new__, AppendStatus.STORED, self._state.sends.add_pending
         answers: list[Results] = []
         for records in lists:
             results: Results = []
@@ -239,7 +245,7 @@ class FramePacker:
                     queue = topic.queues[record.queue_id]
                     tag = tags.get(record.tags)
                     if tag is None:
-                        tag = self._tag(record.tags)
+                        tag = self._hash_tags(record.tags)
                     system = record.system
                     identity = system.get(IDENTITY) if system else None
                     if once and identity is not None and self._answered_before(identity, topic, results):
@@ -256,10 +262,10 @@ class FramePacker:
                     ) + tail  # fmt: skip
                     entry = pack_entry(position, size, tag, due_ms, packed)
                 except (IndexError, struct.error, TypeError, AttributeError, UnicodeEncodeError) as error:
-                    results.append(refused(self._explain(record, error)))
+                    results.append(refused_result(self._explain_error(record, error)))
                     continue
                 meta_crc = add_crc(salt, meta)
-                parts += (pack_front(RECORD_MAGIC, meta_crc, add_crc(meta_crc, delivery)), meta, delivery)
+                chunks += (pack_front(RECORD_MAGIC, meta_crc, add_crc(meta_crc, delivery)), meta, delivery)
                 pending = queue.pending
                 if not pending:
                     frame.touched.append((queue, offset))
@@ -274,46 +280,46 @@ class FramePacker:
                 position += size
                 results.append(new(AppendResult, (status, offset, topic.durability, None, None)))
                 if identity is not None:
-                    note(identity, message_id, offset, record.queue_id, topic.incarnation, sends_ms)
+                    add_pending(identity, message_id, offset, record.queue_id, topic.incarnation, sends_ms)
         frame.end = position
         return answers
 
     def _answered_before(self, identity: str, topic: TopicState, results: Results) -> bool:
-        """Whether it is answered by what it says it is: it was stored before, or cannot be known."""
+        """Add a result if the identity was stored before or is refused; return whether a result was added."""
         try:
-            first = self._state.sends.first(identity, topic.incarnation, self.frame.sends_ms)
+            first = self._state.sends.find_first(identity, topic.incarnation, self.frame.sends_ms)
         except DdmqError as error:
-            results.append(refused(refusal_in(topic.info.name, error)))
+            results.append(refused_result(add_topic_name(topic.info.name, error)))
             return True
         if first is not None:
-            found = AppendResult(AppendStatus.STORED, first.offset, topic.durability, None, first)
-            results.append(found)
+            result = AppendResult(AppendStatus.STORED, first.offset, topic.durability, None, first)
+            results.append(result)
         return first is not None
 
-    def _explain(self, record: NewRecord, error: Exception) -> DdmqError:
-        found = self.refusal(record)
-        return CallerError(f"the record cannot be stored: {error}") if found is None else found
+    def _explain_error(self, record: NewRecord, error: Exception) -> DdmqError:
+        refusal = self.find_refusal(record)
+        return CallerError(f"the record cannot be stored: {error}") if refusal is None else refusal
 
-    def _tag(self, tags: bytes) -> int:
-        found = tag_hash(tags)
+    def _hash_tags(self, tags: bytes) -> int:
+        value = tag_hash(tags)
         if len(self._tags) < TAGS_REMEMBERED_MAX:
-            self._tags[tags] = found
-        return found
+            self._tags[tags] = value
+        return value
 
     def add_internal(self, kind: RecordKind, apply: Callable[[], None], **fields: Any) -> None:
-        """Pack a record that is no message. `apply` runs once it is durable."""
+        """Pack a record that is not a message. `apply` runs when it is durable."""
         frame = self.frame
         data = pack_record(kind, frame.end, frame.stored_ms, **fields, salt=self._salt)
-        self._parts.append(data)
+        self._chunks.append(data)
         frame.end += len(data)
         frame.sync = True
         frame.applies.append(apply)
 
-    def finish(self) -> PackedFrame:
-        """The whole frame, ready to write."""
+    def finish_frame(self) -> PackedFrame:
+        """Add the header and return the frame, ready to write."""
         frame = self.frame
         frame.count = len(frame.columns[0]) + len(frame.applies)
-        self._parts[0] = pack_frame(
+        self._chunks[0] = pack_frame(
             Frame(
                 frame.count,
                 frame.end - frame.position - FRAME_BYTES,
@@ -325,7 +331,7 @@ class FramePacker:
             ),
             self._salt,
         )
-        frame.data = b"".join(self._parts)
-        self._parts = []
+        frame.data = b"".join(self._chunks)
+        self._chunks = []
         self._state.batch_id += 1
         return frame

@@ -1,7 +1,7 @@
-"""What waits for the disk: each kind of request packs itself into a frame and answers its caller.
+"""The requests that wait for the disk: each kind packs itself into a frame and answers its caller.
 
-Rules: `pack` puts a request whole into the frame or answers at once; whatever happens later, a
-completion is settled once. "Not stored" is said only of what was never handed to the disk.
+Rules: `pack` packs a request completely or answers it at once. A completion is settled once. Only a request
+that was never handed to the disk is answered with "not stored".
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from backend.completion import Completion
-from backend.engine import check_absent, check_change, check_settings, check_topics_max
-from backend.file_log.commit.packing import FramePacker, Results, refused
+from backend.engine import ROOT, check_absent, check_change, check_limits, check_settings, check_topics_max
+from backend.file_log.commit.packing import FramePacker, Results, refused_result
 from backend.file_log.core.layout import FLAG_DELETED, RecordKind
 from backend.file_log.options import FileLogOptions
 from backend.file_log.state import LogState, TopicState
@@ -27,7 +27,6 @@ from backend.records import (
     ProgressDelta,
     TopicInfo,
 )
-from backend.setting_counts import ROOT, check_limits
 from ddmq_common.errors import (
     DdmqError,
     RemoteError,
@@ -35,14 +34,14 @@ from ddmq_common.errors import (
 )
 from ddmq_common.names import is_internal
 
-TOPICS_RESERVED = 1_000  # beyond topics_max, for topics of the system's own: retries, dead letters, …
+TOPICS_RESERVED = 1_000  # beyond topics_max, for internal topics: retries, dead letters, …
 LATE = "the deadline passed before the request was handed to the disk; nothing was stored"
 UNKNOWN = "no answer from the disk by the deadline; what was sent may be stored or not"
-RECORD_OVERHEAD = 256  # bytes a record may take besides delivery bytes and key
+RECORD_OVERHEAD = 256  # bytes that a record may take in addition to delivery bytes and key
 
 
 class Request:
-    """One caller waiting. `size`: bytes it holds in memory."""
+    """A waiting request of one caller. `size`: the bytes it takes in memory."""
 
     __slots__ = ("completion", "deadline", "size")
 
@@ -51,24 +50,26 @@ class Request:
     size: int
 
     def pack(self, packer: FramePacker) -> bool:
-        """Put it into the frame; False when it was answered instead.
+        """Pack this request into the frame; return False if it was answered instead.
 
-        What it notes in the frame's tables comes after all that may raise: only records are taken back.
+        Change the frame's tables only after everything that may raise: only records can be taken back.
         """
         raise RuntimeError("a request needs a pack method")
 
     def stored(self) -> None:
-        """Answer: it is where it should be."""
+        """Answer that the request is stored."""
         raise RuntimeError("a request needs a stored method")
 
     def refuse(self, error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> None:
-        """Answer: it is not (status REFUSED or NOT_STORED), or nobody knows (UNKNOWN)."""
+        """Answer that the request is not stored (REFUSED, NOT_STORED) or that its outcome is uncertain
+        (UNKNOWN).
+        """
         if not self.completion.done:
             self.completion.fail(error)
 
 
 class AppendRequest(Request):
-    """Records, each by itself."""
+    """Appends records, each of which succeeds or fails alone."""
 
     __slots__ = ("records", "results")
 
@@ -92,12 +93,12 @@ class AppendRequest(Request):
     def refuse(self, error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> None:
         if not self.completion.done:
             result = AppendResult(status, -1, Durability.WRITTEN, error)
-            own = [found if found.error is not None else result for found in self.results]
+            own = [packed if packed.error is not None else result for packed in self.results]
             self.completion.succeed(own or [result] * len(self.records))
 
 
 class CommitRequest(Request):
-    """Records, progress and settings, all or nothing."""
+    """Commits records, progress and settings, all or nothing."""
 
     __slots__ = ("_changed", "_state", "batch", "encoded", "options", "results")
 
@@ -110,7 +111,7 @@ class CommitRequest(Request):
         changed: Callable[[str], None],
         options: FileLogOptions,
     ) -> None:
-        """Raises ValueError for progress that no queue could take."""
+        """Create the request. Raises ValueError for progress that is invalid for every queue."""
         self.batch = batch
         self.deadline = deadline
         self.completion = completion
@@ -123,7 +124,7 @@ class CommitRequest(Request):
         self._changed = changed
 
     def pack(self, packer: FramePacker) -> bool:
-        mark = packer.mark()
+        mark = packer.mark_extent()
         try:
             fences = self._check(packer)
             self.results = packer.add_records(self.batch.records, once=False)
@@ -138,7 +139,7 @@ class CommitRequest(Request):
             self._pack_delta(packer, delta, data)
         for key, value in self.batch.settings.items():
             self._pack_setting(packer, key, value)
-            packer.frame.note_setting(key, key in self._state.settings, value is not None)
+            packer.frame.add_setting_change(key, key in self._state.settings, value is not None)
         packer.frame.fences.update(fences)
         return True
 
@@ -196,9 +197,9 @@ class CommitRequest(Request):
 
 
 class TopicRequest(Request):
-    """Create, change or delete a topic. `info` None deletes."""
+    """Creates, changes or deletes a topic. `info` None deletes."""
 
-    __slots__ = ("_changed", "_info", "_made", "_name", "_state", "topics_max")
+    __slots__ = ("_changed", "_info", "_name", "_result", "_state", "topics_max")
 
     def __init__(
         self,
@@ -210,7 +211,10 @@ class TopicRequest(Request):
         changed: Callable[[str, TopicState | None], None],
         topics_max: tuple[int, int | None],
     ) -> None:
-        """`topics_max`: the log's bound, beyond which internal topics may be, and one of the caller's own."""
+        """Create the request. `topics_max`: the bound of the log, and an optional one of the caller.
+
+        Internal topics may exceed the former by TOPICS_RESERVED.
+        """
         self._name = name
         self._info = info
         self.deadline = deadline
@@ -219,28 +223,28 @@ class TopicRequest(Request):
         self.topics_max = topics_max
         self._state = state
         self._changed = changed
-        self._made: TopicInfo | None = None
+        self._result: TopicInfo | None = None
 
     def pack(self, packer: FramePacker) -> bool:
         ahead = packer.frame.topics
         living = self._state.topics.get(self._name)
-        found = ahead.get(self._name, living.info if living is not None else None)
+        topic = ahead.get(self._name, living.info if living is not None else None)
         try:
             if self._info is None:
-                self._pack_deletion(packer, found)
+                self._pack_deletion(packer, topic)
                 return True
-            if found is not None and self._info.incarnation == 0:
-                self._made = found
+            if topic is not None and self._info.incarnation == 0:
+                self._result = topic
                 return True
-            self._made = self._checked(self._info, found, packer.frame.topics_more)
+            self._result = self._check_change(self._info, topic, packer.frame.topics_more)
         except DdmqError as error:
             self.refuse(error)
             return False
-        self._pack_topic(packer, self._made)
+        self._pack_topic(packer, self._result)
         packer.frame.topics_more += self._info.incarnation == 0
         return True
 
-    def _checked(self, info: TopicInfo, found: TopicInfo | None, more: int) -> TopicInfo:
+    def _check_change(self, info: TopicInfo, topic: TopicInfo | None, more: int) -> TopicInfo:
         if info.incarnation == 0:
             log_max, caller_max = self.topics_max
             count = len(self._state.topics) + more
@@ -248,7 +252,7 @@ class TopicRequest(Request):
             check_topics_max(count, caller_max)
             self._state.last_incarnation += 1
             return replace(info, incarnation=self._state.last_incarnation)
-        check_change(info, found)
+        check_change(info, topic)
         return info
 
     def _pack_topic(self, packer: FramePacker, info: TopicInfo) -> None:
@@ -262,10 +266,10 @@ class TopicRequest(Request):
         )
         packer.frame.topics[info.name] = info
 
-    def _pack_deletion(self, packer: FramePacker, found: TopicInfo | None) -> None:
-        if found is None:
+    def _pack_deletion(self, packer: FramePacker, topic: TopicInfo | None) -> None:
+        if topic is None:
             raise UnknownTopicError(f"topic {self._name} does not exist")
-        incarnation = found.incarnation
+        incarnation = topic.incarnation
 
         def apply() -> None:
             self._changed(self._name, self._state.apply_topic_deleted(self._name, incarnation))
@@ -277,7 +281,7 @@ class TopicRequest(Request):
 
     def stored(self) -> None:
         if not self.completion.done:
-            self.completion.succeed(self._made)
+            self.completion.succeed(self._result)
 
     def refuse(self, error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> None:
         if not self.completion.done:
@@ -285,7 +289,7 @@ class TopicRequest(Request):
 
 
 def size_of(records: Sequence[NewRecord]) -> int:
-    """Bytes that records will take in the log, at most (without system properties)."""
+    """Return the bytes that records take in the log at most, without system properties."""
     size = RECORD_OVERHEAD * len(records)
     for record in records:
         size += len(record.delivery) + len(record.key)
@@ -293,5 +297,5 @@ def size_of(records: Sequence[NewRecord]) -> int:
 
 
 def all_refused(count: int, error: Exception) -> Results:
-    """The answer to an append that is not even queued."""
-    return [refused(error)] * count
+    """Return the results of an append that is refused before it is queued."""
+    return [refused_result(error)] * count

@@ -1,12 +1,12 @@
-"""The log's writer on the hub: gathers requests while a frame is being written, packs the next, answers.
+"""The log's writer on the hub: it gathers requests while a frame is written, packs the next one, and answers.
 
 Rules:
-* One frame is with the thread at a time; what arrives meanwhile shares the next one and its sync.
-* A frame's records are seen by readers, and its other records applied, when it is durable (with nothing
-  but records of "written" topics: when it is written), before anybody is answered.
-* When a write or sync fails, nothing is believed: the log refuses, and what is not proven durable is
-  written once more, to a new segment. Only when that is durable the frame counts and the log goes on;
-  a failed sync is never repeated. Refused by the disk before anything was written (no space): taken back.
+* The thread has one frame at a time; the requests that arrive meanwhile share the next frame and its sync.
+* Readers see a frame's records, and its other records are applied, when it is durable, before any caller is
+  answered. A frame with only records of "written" topics counts when it is written.
+* After a failed write or sync the log refuses requests and writes everything that is not proven durable once
+  more, to a new segment. Only when that is durable does the frame count and the log resume. A failed sync is
+  never repeated. If the disk refuses before anything was written (no space), the frame is taken back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import gevent
 
 from backend.engine import StoreClock
-from backend.file_log.commit.committer import Committer, Job, NotStartedError, WritePlace
+from backend.file_log.commit.committer import Committer, Job, LogEnd, NotStartedError
 from backend.file_log.commit.packing import FramePacker, PackedFrame
 from backend.file_log.commit.requests import LATE, UNKNOWN, AppendRequest, Request
 from backend.file_log.options import FileLogOptions
@@ -44,8 +44,8 @@ from ddmq_common.metrics.registry import Registry
 
 log = logging.getLogger(__name__)
 NEVER = float("inf")
-ENOUGH_BYTES = 128 << 10  # waiting: a frame of it begins at once, more would not make it cheaper
-ROUNDS_MAX = 4  # of polling, on a loop that is never idle
+ENOUGH_BYTES = 128 << 10  # with so many bytes waiting a frame begins at once: more would not make it cheaper
+ROUNDS_MAX = 4  # rounds of polling on a loop that is never idle
 Later = Callable[..., object]  # runs a callback with its arguments from the hub
 
 
@@ -106,8 +106,8 @@ class CommitJob(Job):
     def __init__(self, frame: PackedFrame) -> None:
         self.frame = frame
 
-    def run(self, place: WritePlace) -> None:
-        place.write(self.frame.data, self.frame.position, sync=self.frame.sync)
+    def run(self, log_end: LogEnd) -> None:
+        log_end.write(self.frame.data, self.frame.position, sync=self.frame.sync)
 
 
 class SyncJob(Job):
@@ -115,8 +115,8 @@ class SyncJob(Job):
 
     __slots__ = ()
 
-    def run(self, place: WritePlace) -> None:
-        place.sync()
+    def run(self, log_end: LogEnd) -> None:
+        log_end.sync()
 
 
 class GrowJob(Job):
@@ -124,8 +124,8 @@ class GrowJob(Job):
 
     __slots__ = ()
 
-    def run(self, place: WritePlace) -> None:
-        place.prepare()
+    def run(self, log_end: LogEnd) -> None:
+        log_end.prepare_space()
 
 
 class RescueJob(Job):
@@ -139,18 +139,21 @@ class RescueJob(Job):
         self.durable = durable
         self.frame = frame
 
-    def run(self, place: WritePlace) -> None:
-        self.segment = place.rescue(self.durable, b"" if self.frame is None else self.frame.data)
+    def run(self, log_end: LogEnd) -> None:
+        self.segment = log_end.write_rescue(self.durable, b"" if self.frame is None else self.frame.data)
 
 
 class Writer:
-    """See the module's text. For each frame that counts, `published` runs before the answers to its
-    callers, and before the next frame is packed; `answered` runs after both."""
+    """The writer of one log; see the module's text.
+
+    For each frame that counts, `published` runs before the next frame is packed and before its callers are
+    answered; `answered` runs after both.
+    """
 
     def __init__(
         self,
         state: LogState,
-        place: WritePlace,
+        log_end: LogEnd,
         position: int,
         options: FileLogOptions,
         clock: Clock,
@@ -161,23 +164,23 @@ class Writer:
         self.state = state
         self.durable = self.written = position  # log positions
         self.refusal: DdmqError | None = None
-        self.stuck: DdmqError | None = None  # why the log could not grow the last time; it is still tried
+        self.stuck: DdmqError | None = None  # why the log could not grow the last time; it is retried
         self._options = options
         self._clock = clock
         self.store_clock = StoreClock(clock, state.last_ms)
         state.sends.start(self.store_clock.now_ms(), clock.monotonic())
         self._published = published
         self._answered = answered
-        self._segments = place.segments
-        self._packer = FramePacker(state, options, place.segments.salting.salt)
-        self._committer = Committer(place, self._done)
+        self._segments = log_end.segments
+        self._packer = FramePacker(state, options, log_end.segments.salting.salt)
+        self._committer = Committer(log_end, self._on_job_done)
         self._job: Job | None = None
         self._pending: deque[Request] = deque()
         self._pending_bytes = 0
-        self._closed = self._sync_wanted = False
+        self._closed = self._sync_requested = False
         self._at_rest: list[Callable[[], None]] = []
         self._loop: Any = gevent.get_hub().loop
-        self._gathering = Gathering(self._loop, self._turn)
+        self._gathering = Gathering(self._loop, self._begin_next)
         self._handle_error: Any = gevent.get_hub().handle_error
         self._sync_timer, self._retry_timer, self._rest_timer = HubTimer(), HubTimer(), HubTimer()
         self._rescue: RescueJob | None = None
@@ -188,13 +191,13 @@ class Writer:
         self._sync_us = metrics.histogram(catalogue.LOG_SYNC)
         self._sizes = metrics.histogram(catalogue.LOG_COMMIT_RECORDS)
         self._bytes = metrics.histogram(catalogue.LOG_COMMIT_BYTES)
-        self.deadline = NEVER  # the earliest of what waits; may be too early
+        self.deadline = NEVER  # a time at or before the earliest deadline
 
     # --- taking requests
 
     def submit(self, request: Request) -> None:
-        """Take it, or refuse it later, from the hub."""
-        error = self._why_not(request)
+        """Queue a request, or refuse it later from the hub."""
+        error = self._check_bounds(request)
         if error is not None:
             self._loop.run_callback(request.refuse, error)
             return
@@ -205,7 +208,7 @@ class Writer:
         if self._job is None and (self._pending_bytes >= ENOUGH_BYTES or not self._gathering.active):
             self._schedule()
 
-    def _why_not(self, request: Request) -> DdmqError | None:
+    def _check_bounds(self, request: Request) -> DdmqError | None:
         options = self._options
         if self.refusal is not None:
             return self.refusal
@@ -222,40 +225,40 @@ class Writer:
         return None
 
     @property
-    def idle(self) -> bool:
-        """Nothing waits and nothing is being written."""
+    def is_idle(self) -> bool:
+        """Whether no request waits and nothing is being written."""
         return self._job is None and not self._pending
 
     def when_at_rest(self, callback: Callable[[], None]) -> None:
-        """Run it once, between two frames, when everything written is durable and applied."""
+        """Run `callback` once, between two frames, when everything written is durable and applied."""
         self._at_rest.append(callback)
         self._schedule()
 
     def _schedule(self) -> None:
-        """Begin a job soon, unless one is under way: its end begins the next."""
+        """Begin a job soon, unless one is under way, whose completion begins the next."""
         if self._job is not None or self._closed:
             return
         if self._pending_bytes < ENOUGH_BYTES:
             self._gathering.begin()
         else:
             self._gathering.stop()
-            self._loop.run_callback(self._turn)
+            self._loop.run_callback(self._begin_next)
 
-    # --- one turn after the other
+    # --- starting frames
 
-    def _turn(self) -> None:
-        self._settle(*self._start_next())
+    def _begin_next(self) -> None:
+        self._answer_requests(*self._start_next())
 
     def _start_next(self) -> tuple[list[Request], list[Request]]:
-        """Hand the next job over; gives requests to answer: late ones, and finished without a write."""
+        """Hand the next job over; return the late requests, and those that are done without a write."""
         if self._job is not None or self._closed or self.refusal is not None:
             return [], []
-        if (self._at_rest or (self._sync_wanted and not self._pending)) and self.written > self.durable:
+        if (self._at_rest or (self._sync_requested and not self._pending)) and self.written > self.durable:
             self._hand_over(SyncJob())
             return [], []
         at_rest, self._at_rest = self._at_rest, []
         for callback in at_rest:
-            self.guarded(callback)
+            self.run_guarded(callback)
         return self._pack() if self._pending else ([], [])
 
     def _pack(self) -> tuple[list[Request], list[Request]]:
@@ -265,26 +268,26 @@ class Writer:
         filled = fill_frame(packer, self._pending, now, self._options.frame_bytes_max, later)
         self._pending_bytes -= filled.bytes
         if not frame.columns[0] and not frame.applies:
-            if self._pending or self._sync_wanted:
+            if self._pending or self._sync_requested:
                 self._schedule()
             return filled.late, frame.requests
-        frame.sync = frame.sync or self._sync_wanted
-        self._hand_over(CommitJob(packer.finish()))
+        frame.sync = frame.sync or self._sync_requested
+        self._hand_over(CommitJob(packer.finish_frame()))
         return filled.late, []
 
     def _hand_over(self, job: Job) -> None:
         self._job = job
         self._committer.hand_over(job)
 
-    def _settle(self, late: list[Request], done: list[Request]) -> None:
+    def _answer_requests(self, late: list[Request], answered: list[Request]) -> None:
         self._late[0].value += len(late)
         for request in late:
-            self.guarded(request.refuse, TryLaterError(LATE), AppendStatus.NOT_STORED)
-        for request in done:
-            self.guarded(request.stored)
+            self.run_guarded(request.refuse, TryLaterError(LATE), AppendStatus.NOT_STORED)
+        for request in answered:
+            self.run_guarded(request.stored)
 
-    def guarded(self, call: Callable[..., None], *args: object) -> None:
-        """A caller's callback that raises is its own problem; it is printed, and the others go on."""
+    def run_guarded(self, call: Callable[..., None], *args: object) -> None:
+        """Run a caller's callback and print what it raises, so that the other callers are still answered."""
         try:
             call(*args)
         except Exception as error:
@@ -292,18 +295,18 @@ class Writer:
 
     # --- outcomes
 
-    def _done(self, job: Job) -> None:
+    def _on_job_done(self, job: Job) -> None:
         self._job = None
         if isinstance(job, CommitJob):
             self._commit_done(job)
         elif isinstance(job, RescueJob):
             self._rescue_done(job)
         elif isinstance(job, GrowJob):
-            self._grew(job.error)
-            self._settle(*self._start_next())
+            self._on_growth_result(job.error)
+            self._answer_requests(*self._start_next())
         elif job.error is None:
-            self._synced()
-            self._settle(*self._start_next())
+            self._on_synced()
+            self._answer_requests(*self._start_next())
         else:
             self._fail(job.error, None)
 
@@ -311,66 +314,66 @@ class Writer:
         frame, error = job.frame, job.error
         if error is None:
             self._sync_us.observe(job.took_us)
-            self._complete(frame)
+            self._complete_frame(frame)
         elif isinstance(error, NotStartedError):
             self._take_back(frame, error)
         else:
             self._fail(error, frame)
 
-    def _complete(self, frame: PackedFrame) -> None:
-        """It counts: show it, start the next one, answer."""
+    def _complete_frame(self, frame: PackedFrame) -> None:
+        """Make a frame that counts visible, start the next one, and answer the callers."""
         self._commits.value += 1
         if self.stuck is not None:
-            self._grew(None)
+            self._on_growth_result(None)
         self._records.value += frame.count
         self._sizes.observe(frame.count)
         self._bytes.observe(frame.end - frame.position)
         self._adopt_segment(frame)
         self.written = frame.end
-        if frame.touched:  # store times are promised for messages; only they hold the clock up
+        if frame.touched:  # only messages have store times that may not go back
             self.state.last_ms = frame.stored_ms
-            self.store_clock.stored()
+            self.store_clock.confirm_stamp()
         for queue, _ in frame.touched:
-            queue.show()
-        if self.state.sends.notes:
-            self.state.sends.keep()
+            queue.show_pending()
+        if self.state.sends.pending:
+            self.state.sends.confirm_pending()
         for apply in frame.applies:
-            self.guarded(apply)
+            self.run_guarded(apply)
         if frame.sync:
-            self._synced()
+            self._on_synced()
         elif not self._sync_timer.active:
-            self._sync_timer.once(self._options.written_sync_ms / 1000, self._want_sync)
-        self.guarded(self._published, frame)
-        late, done = self._start_next() if self._pending_bytes >= ENOUGH_BYTES else ([], [])
+            self._sync_timer.once(self._options.written_sync_ms / 1000, self._request_sync)
+        self.run_guarded(self._published, frame)
+        late, answered = self._start_next() if self._pending_bytes >= ENOUGH_BYTES else ([], [])
         for request in frame.requests:
             try:
                 request.stored()
             except Exception as error:
                 self._handle_error(request.stored, type(error), error, error.__traceback__)
-        self._settle(late, done)
-        self.guarded(self._answered, frame)
-        if self._pending or self._at_rest or self._sync_wanted:
+        self._answer_requests(late, answered)
+        self.run_guarded(self._answered, frame)
+        if self._pending or self._at_rest or self._sync_requested:
             self._schedule()
 
     def _adopt_segment(self, frame: PackedFrame) -> None:
-        segment = self._committer.place.segment
+        segment = self._committer.log_end.segment
         if segment is not self._segments.last:
             self._segments.add(segment)
-            self.durable = frame.position  # the segment before was synced when it was left
+            self.durable = frame.position  # the previous segment was synced before the new one began
         segment.end = frame.end
         segment.last_ms = max(segment.last_ms, frame.stored_ms)
 
-    def _synced(self) -> None:
+    def _on_synced(self) -> None:
         self.durable = self.written
-        self._sync_wanted = False
+        self._sync_requested = False
         self._sync_timer.stop()
 
-    def _want_sync(self) -> None:
-        self._sync_wanted = True
+    def _request_sync(self) -> None:
+        self._sync_requested = True
         self._schedule()
 
     def _take_back(self, frame: PackedFrame, error: NotStartedError) -> None:
-        frame.undo()
+        frame.release_offsets()
         self.state.sends.back_to(0)
         self.state.batch_id = frame.batch_id
         text = f"the log cannot grow: {error}; nothing was stored"
@@ -378,19 +381,19 @@ class Writer:
         if self.stuck is None:
             log.error("%s; it is tried again every %d ms", text, self._options.recover_retry_ms)
         self.stuck = refusal
-        self._retry_timer.once(self._options.recover_retry_ms / 1000, self._grow)
-        late, done = self._start_next()
+        self._retry_timer.once(self._options.recover_retry_ms / 1000, self._retry_growth)
+        late, answered = self._start_next()
         for request in frame.requests:
-            self.guarded(request.refuse, refusal)
-        self._settle(late, done)
+            self.run_guarded(request.refuse, refusal)
+        self._answer_requests(late, answered)
 
-    def _grow(self) -> None:
+    def _retry_growth(self) -> None:
         if self.stuck is not None and self._job is None and not self._closed:
             self._hand_over(GrowJob())
 
-    def _grew(self, error: Exception | None) -> None:
+    def _on_growth_result(self, error: Exception | None) -> None:
         if error is not None:
-            self._retry_timer.once(self._options.recover_retry_ms / 1000, self._grow)
+            self._retry_timer.once(self._options.recover_retry_ms / 1000, self._retry_growth)
         else:
             self.stuck = None
             log.warning("the log can grow again")
@@ -398,7 +401,7 @@ class Writer:
     # --- after a failed write or sync
 
     def _fail(self, error: Exception, frame: PackedFrame | None) -> None:
-        if self.refusal is not None:  # given up meanwhile
+        if self.refusal is not None:  # `give_up` was called meanwhile
             self._refuse_all(frame)
             return
         self.refusal = RefusedUntilRecoveredError(
@@ -406,35 +409,35 @@ class Writer:
         )
         log.error("%s", self.refusal)
         self._rescue = RescueJob(self.durable, frame)
-        if not self._rest_timer.active:  # else soon: each leaves a segment and its descriptor
+        if not self._rest_timer.active:  # else soon: each rescue leaves a segment and its descriptor
             self._hand_over(self._rescue)
 
     def _rescue_done(self, job: RescueJob) -> None:
         self._rescues[job.error is None].value += 1
-        if self._rescue is None:  # given up meanwhile
+        if self._rescue is None:  # `give_up` was called meanwhile
             return
         if job.error is not None:
             log.error("the log stays refused: a new segment could not be written: %s", job.error)
             self._refuse_all(job.frame)
-            self._retry_timer.once(self._options.recover_retry_ms / 1000, self._rescue_again)
+            self._retry_timer.once(self._options.recover_retry_ms / 1000, self._retry_rescue)
             return
-        log.warning("the log goes on in a new segment from position %d", job.durable)
+        log.warning("the log continues in a new segment from position %d", job.durable)
         self._rescue = self.refusal = None
-        self._rest_timer.once(self._options.recover_retry_ms / 1000, self._rescue_again)
+        self._rest_timer.once(self._options.recover_retry_ms / 1000, self._retry_rescue)
         self._segments.add(job.segment)
         if job.frame is not None:
             job.frame.sync = True
-            self._complete(job.frame)
+            self._complete_frame(job.frame)
         else:
-            self._synced()
-            self._settle(*self._start_next())
+            self._on_synced()
+            self._answer_requests(*self._start_next())
 
-    def _rescue_again(self) -> None:
+    def _retry_rescue(self) -> None:
         if self._rescue is not None and not self._closed:
             self._hand_over(self._rescue)
 
     def give_up(self, error: DdmqError) -> None:
-        """Write nothing any more; whatever waits or comes is refused with this."""
+        """Stop writing: refuse all waiting and later requests with `error`."""
         self.refusal = error
         rescue, self._rescue = self._rescue, None
         self._refuse_all(None if rescue is None else rescue.frame)
@@ -442,34 +445,34 @@ class Writer:
     def _refuse_all(self, frame: PackedFrame | None) -> None:
         pending, self._pending, self._pending_bytes = list(self._pending), deque(), 0
         for request in [] if frame is None else frame.requests:
-            self.guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
+            self.run_guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
         for request in pending:
-            self.guarded(request.refuse, self.refusal)
+            self.run_guarded(request.refuse, self.refusal)
 
     # --- deadlines and the end
 
     def sweep(self, now: float) -> None:
-        """Answer what is past its deadline (monotonic seconds)."""
+        """Answer the requests past their deadline (monotonic seconds)."""
         if now < self.deadline:
             return
         late = [request for request in self._pending if request.deadline <= now]
-        flying = self._flying()
-        unknown = [request for request in flying if request.deadline <= now]
-        waiting = [*self._pending, *flying]
-        self.deadline = min((one.deadline for one in waiting if one.deadline > now), default=NEVER)
-        self._settle(late, [])
+        in_flight = self._requests_in_flight()
+        unknown = [request for request in in_flight if request.deadline <= now]
+        waiting = [*self._pending, *in_flight]
+        self.deadline = min((other.deadline for other in waiting if other.deadline > now), default=NEVER)
+        self._answer_requests(late, [])
         self._late[1].value += len(unknown)
         for request in unknown:
-            self.guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
+            self.run_guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
 
-    def _flying(self) -> list[Request]:
+    def _requests_in_flight(self) -> list[Request]:
         frame = getattr(self._job or self._rescue, "frame", None)
         return [] if frame is None else frame.requests
 
     def close(self, timeout_s: float) -> bool:
-        """Stop the thread after what it is doing; what nobody was told about fails.
+        """Stop the thread after its current job, and fail the requests that are not answered.
 
-        False when the thread hangs in it: what it writes may yet come to the disk.
+        Returns False if the thread hangs in the job: its write may still reach the disk.
         """
         if self._closed:
             return True
@@ -477,39 +480,39 @@ class Writer:
         self._gathering.close()
         for timer in (self._sync_timer, self._retry_timer, self._rest_timer):
             timer.stop()
-        flying, job, ended = self._flying(), None, True
+        in_flight, job, stopped = self._requests_in_flight(), None, True
         try:
             job = self._committer.stop(timeout_s)
         except TimeoutError:
-            ended = False
+            stopped = False
         if isinstance(job, CommitJob) and job.error is None:
             self._sync_us.observe(job.took_us)
-            self._complete(job.frame)
-        for request in flying:
-            self.guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
+            self._complete_frame(job.frame)
+        for request in in_flight:
+            self.run_guarded(request.refuse, RemoteError(UNKNOWN), AppendStatus.UNKNOWN)
         pending, self._pending = list(self._pending), deque()
         for request in pending:
-            self.guarded(request.refuse, DrainingError("the log was closed before this was stored"))
-        return ended
+            self.run_guarded(request.refuse, DrainingError("the log was closed before this was stored"))
+        return stopped
 
 
 # --- requests into frames
 
 
-class Filled(NamedTuple):
-    """The requests that were taken from the queue for one frame."""
+class FrameRequests(NamedTuple):
+    """The requests that were removed from the queue for one frame."""
 
-    late: list[Request]  # past their deadline; not answered yet
-    bytes: int  # of all of them
+    late: list[Request]  # past their deadline, not answered yet
+    bytes: int  # the size of all removed requests
 
 
 def fill_frame(
     packer: FramePacker, pending: deque[Request], now: float, bytes_max: int, later: Later
-) -> Filled:
+) -> FrameRequests:
     """Pack waiting requests into the next frame, in their order, until `bytes_max` is passed.
 
-    A request that cannot be packed, whatever it raises, is rejected alone: the frame is as if it had never
-    come. `now`: monotonic seconds.
+    A request that cannot be packed, whatever it raises, is refused alone and leaves no trace in the frame.
+    `now`: monotonic seconds.
     """
     late: list[Request] = []
     plain: list[AppendRequest] = []
@@ -528,15 +531,15 @@ def fill_frame(
             plain = []
             _pack_one(packer, request, later)
     _pack_plain(packer, plain, later)
-    return Filled(late, bytes_max - bytes_left)
+    return FrameRequests(late, bytes_max - bytes_left)
 
 
 def _pack_plain(packer: FramePacker, requests: list[AppendRequest], later: Later) -> None:
     """Pack appends with nothing between them, in one loop over all their records."""
-    mark = packer.mark()
+    mark = packer.mark_extent()
     try:
         results = packer.add_lists([request.records for request in requests])
-    except Exception:  # one of them; which one shows when each goes by itself
+    except Exception:  # caused by one request: packing each alone shows which one
         packer.back_to(mark)
         for request in requests:
             _pack_one(packer, request, later)
@@ -547,7 +550,7 @@ def _pack_plain(packer: FramePacker, requests: list[AppendRequest], later: Later
 
 
 def _pack_one(packer: FramePacker, request: Request, later: Later) -> None:
-    mark = packer.mark()
+    mark = packer.mark_extent()
     try:
         packed = request.pack(packer)
     except Exception as error:

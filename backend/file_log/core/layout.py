@@ -1,13 +1,12 @@
 """Layout of the log's bytes (docs/formats.md): frame headers, records, consume-queue entries.
 
-One frame of the commit log is one group commit. A header is believed only when its CRC is right, it names
-the position it was found at, and it says of nothing behind itself that it is durable. The CRC starts from the
-directory's salt, 0 in what was written before there was one: nobody who knows only what he sends can make it.
+One frame of the commit log is one group commit. A header is valid only if its CRC is right, it names the
+position where it was found, and its durable position is not after itself. The CRC starts from the directory's
+salt, or from 0 in older segments, so that a client cannot forge a frame inside a message.
 
-A record is its header, topic, key, system properties (together: the meta part, under one CRC) and
-delivery bytes (under a second CRC, over all of the record). An entry repeats 28 bytes of the header, so
-that the two vouch for each other. The packing of records in bulk is in packing.py; here is one at a
-time, and all of parsing.
+A record is its header, topic, key, system properties (together: the meta part, under one CRC) and delivery
+bytes (under a second CRC, over all of the record). An entry repeats 28 bytes of the header, so that each of
+them confirms the other. packing.py packs records in bulk; this module packs single ones and does all parsing.
 """
 
 from __future__ import annotations
@@ -33,18 +32,17 @@ FRAME_BYTES = _FRAME_FRONT.size + _FRAME_REST.size
 
 
 class Salting(NamedTuple):
-    """Of one directory: where the CRCs of frames and records start, from 1 to 2^32 − 1.
+    """The start value of the CRCs of frames and records in one directory, from 1 to 2^32 − 1.
 
-    It is random and leaves the machine nowhere, so no byte that a client sends can be taken for a frame or
-    record when recovery looks for the next sound one. Segments that start before `since` were written without
-    one (salt 0).
+    It is random and secret, so that recovery, which searches for the next valid frame or record, cannot take
+    bytes that a client sent for one. Segments that start before `since` have no salt (salt 0).
     """
 
     salt: int
-    since: int  # log position: where the first segment with it starts
+    since: int  # log position where the first segment with the salt starts
 
     def of_segment(self, start: int) -> int:
-        """The salt of the segment that starts at this log position; 0: it has none."""
+        """Return the salt of the segment that starts at this log position, or 0 if it has none."""
         return self.salt if start >= self.since else 0
 
 
@@ -52,7 +50,7 @@ UNSALTED = Salting(0, 0)
 
 
 class Frame(NamedTuple):
-    """A sound frame header."""
+    """A valid frame header."""
 
     records: int
     payload_bytes: int
@@ -64,23 +62,23 @@ class Frame(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Log position behind the frame."""
+        """The log position after the frame."""
         return self.position + FRAME_BYTES + self.payload_bytes
 
 
 def version_of(salt: int) -> int:
-    """Of frames and records that are written with this salt."""
+    """Return the format version of frames and records that are written with this salt."""
     return FRAME_VERSION if salt else UNSALTED_VERSION
 
 
 def pack_frame(frame: Frame, salt: int = 0) -> bytes:
-    """Encode the header."""
+    """Encode a frame header."""
     rest = _FRAME_REST.pack(version_of(salt), *frame)
     return _FRAME_FRONT.pack(FRAME_MAGIC, google_crc32c.extend(salt, rest)) + rest
 
 
 def unpack_frame(data: bytes, position: int, salt: int = 0) -> Frame | None:
-    """The header at the start of `data`, which was read at log position `position`; None when not sound."""
+    """Decode the header at the start of `data`, read at log position `position`; None if it is not valid."""
     if frame_version(data, position, salt) != version_of(salt):
         return None
     frame = Frame(*_FRAME_REST.unpack(data[_FRAME_FRONT.size : FRAME_BYTES])[1:])
@@ -88,7 +86,7 @@ def unpack_frame(data: bytes, position: int, salt: int = 0) -> Frame | None:
 
 
 def frame_version(data: bytes, position: int, salt: int) -> int | None:
-    """The version of the header at the start of `data`, whatever it is; None when CRC or place is wrong."""
+    """Return the version, known or not, of the header in `data`; None if its CRC or position is wrong."""
     if len(data) < FRAME_BYTES:
         return None
     magic, crc = _FRAME_FRONT.unpack_from(data)
@@ -100,8 +98,10 @@ def frame_version(data: bytes, position: int, salt: int) -> int | None:
 
 
 def salt_of(data: bytes, position: int) -> tuple[int, int] | None:
-    """(version, salt) of the header at the start of `data`, where only its place is known; None when what it
-    says of magic and position is wrong. Whether that is the salt, another piece has to show."""
+    """Compute (version, salt) of the header in `data` from its CRC; None if its magic or position is wrong.
+
+    Another record has to confirm the salt.
+    """
     if len(data) < FRAME_BYTES:
         return None
     magic, crc = _FRAME_FRONT.unpack_from(data)
@@ -112,10 +112,10 @@ def salt_of(data: bytes, position: int) -> tuple[int, int] | None:
 
 
 def crc_start(data: bytes, crc: int) -> int:
-    """The value from which the CRC of `data` has to start to become `crc`: it is linear in it."""
+    """Return the start value with which the CRC of `data` is `crc`; the CRC is linear in its start value."""
     zero = google_crc32c.extend(0, data)
     rows = [(google_crc32c.extend(1 << bit, data) ^ zero, 1 << bit) for bit in range(32)]
-    wanted, start = crc ^ zero, 0
+    difference, start = crc ^ zero, 0
     for bit in reversed(range(32)):
         pivot = next(row for row in rows if row[0].bit_length() == bit + 1)
         rows = [
@@ -123,8 +123,8 @@ def crc_start(data: bytes, crc: int) -> int:
             for row in rows
             if row is not pivot
         ]
-        if wanted >> bit & 1:
-            wanted, start = wanted ^ pivot[0], start ^ pivot[1]
+        if difference >> bit & 1:
+            difference, start = difference ^ pivot[0], start ^ pivot[1]
     return start
 
 
@@ -161,9 +161,9 @@ class RecordKind(IntEnum):
 
 
 class Record(NamedTuple):
-    """A record's sound meta part; `whole_crc` still has to be compared."""
+    """A record's valid meta part; `record_crc` still has to be compared with the delivery bytes."""
 
-    whole_crc: int
+    record_crc: int
     meta_crc: int
     position: int
     size: int
@@ -184,7 +184,7 @@ class Record(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Log position behind the record."""
+        """The log position after the record."""
         return self.position + self.size
 
     @property
@@ -193,8 +193,8 @@ class Record(NamedTuple):
         return self.packed >> 8
 
     def delivery_is(self, delivery: bytes) -> bool:
-        """Whether these are its delivery bytes."""
-        return bool(google_crc32c.extend(self.meta_crc, delivery) == self.whole_crc)
+        """Return whether these are the record's delivery bytes."""
+        return bool(google_crc32c.extend(self.meta_crc, delivery) == self.record_crc)
 
     @property
     def flags(self) -> int:
@@ -234,7 +234,7 @@ def pack_record(
     flags: int = 0,
     salt: int = 0,
 ) -> bytes:
-    """One record's bytes. Raises struct.error when a number does not fit."""
+    """Encode one record. Raises struct.error if a number does not fit."""
     tail = topic + key + system
     meta_bytes = RECORD_BYTES + len(tail)
     rest = REST.pack(
@@ -261,10 +261,11 @@ def pack_record(
 
 
 def unpack_record(data: Any, at: int, position: int, salt: int = 0, end: int | None = None) -> Record | None:
-    """The record at `at` of `data` (bytes or mmap), found at log position `position`; None when not sound.
+    """Decode the record at index `at` of `data` (bytes or mmap) and log position `position`; None if not
+    valid.
 
-    Only the meta part is checked; where its own CRC or the magic is wrong, the CRC of all may vouch for it.
-    Nothing of `data` from `end` on is touched.
+    Only the meta part is checked. If its own CRC or the magic is wrong, the CRC of the whole record may still
+    confirm it. No byte of `data` from `end` on is touched.
     """
     record = record_of_any_version(data, at, position, salt, end)
     return record if record is not None and record.version == version_of(salt) else None
@@ -273,7 +274,7 @@ def unpack_record(data: Any, at: int, position: int, salt: int = 0, end: int | N
 def record_of_any_version(
     data: Any, at: int, position: int, salt: int, end: int | None = None
 ) -> Record | None:
-    """The same, whatever its version is."""
+    """Decode a record like `unpack_record`, but accept any version."""
     end = len(data) if end is None else end
     if at < 0 or at + RECORD_BYTES > end:
         return None
@@ -286,25 +287,25 @@ def record_of_any_version(
     if at + meta_bytes > end:
         return None
     meta = bytes(data[at : at + meta_bytes])
-    magic, wanted, whole_crc = FRONT.unpack_from(meta)
+    magic, stored_crc, record_crc = FRONT.unpack_from(meta)
     meta_crc = google_crc32c.extend(salt, meta[FRONT.size :])
-    if magic != RECORD_MAGIC or meta_crc != wanted:
+    if magic != RECORD_MAGIC or meta_crc != stored_crc:
         if at + fields[1] > end:
             return None
-        whole = bytes(data[at + FRONT.size : at + fields[1]])
-        if google_crc32c.extend(salt, whole) != whole_crc:
+        covered = bytes(data[at + FRONT.size : at + fields[1]])
+        if google_crc32c.extend(salt, covered) != record_crc:
             return None
-    return Record._make((whole_crc, meta_crc, *fields, meta))
+    return Record._make((record_crc, meta_crc, *fields, meta))
 
 
 def pack_entry(record: Record) -> bytes:
-    """The consume-queue entry of a record."""
+    """Encode the consume-queue entry of a record."""
     fields = record.meta[ENTRY_AT : ENTRY_AT + ENTRY.size]
     return fields + ENTRY_CRC.pack(google_crc32c.value(fields))
 
 
-def entry_is_sound(entry: bytes) -> bool:
-    """Whether the CRC of one whole entry is right."""
+def is_valid_entry(entry: bytes) -> bool:
+    """Return whether an entry is complete and its CRC is right."""
     return len(entry) == ENTRY_BYTES and ENTRY_CRC.unpack_from(entry, ENTRY.size)[0] == google_crc32c.value(
         entry[: ENTRY.size]
     )
@@ -319,7 +320,7 @@ GAP_ENTRY = _gap_entry()
 
 
 def encode_system(system: dict[str, str] | None) -> bytes:
-    """System properties as they are stored; b"" for none."""
+    """Encode system properties; b"" for none."""
     if not system:
         return b""
     if len(system) == 1:
@@ -332,13 +333,16 @@ def encode_system(system: dict[str, str] | None) -> bytes:
 
 @lru_cache(64)  # there are fewer names
 def _head_of(name: str) -> bytes:
-    """What stands before the value's length where it is the only one."""
+    """Return the bytes that precede the value's length in an encoding with this property alone."""
     return encode_properties({name.encode(): b""})[:-1]
 
 
 def system_finder(name: str) -> Callable[[bytes], bytes]:
-    """For many records: gives the value (UTF-8) of one system property out of their stored form, b"" where
-    it is missing. Raises DamagedError. One that stands alone is taken without decoding anything."""
+    """Return a function that reads the value (UTF-8) of one system property from encoded properties.
+
+    The function returns b"" for a missing property and raises DamagedError. It decodes nothing if the
+    property is the only one, so that it is cheap for many records.
+    """
     head = _head_of(name)
     start = len(head)
 
@@ -355,7 +359,7 @@ def system_finder(name: str) -> Callable[[bytes], bytes]:
 
 
 def decode_system(data: bytes) -> dict[str, str]:
-    """The other way. Raises DamagedError."""
+    """Decode system properties. Raises DamagedError."""
     if not data:
         return {}
     properties = decode(b"\x5b" + data).properties

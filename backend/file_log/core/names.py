@@ -25,7 +25,7 @@ def segment_name(start: int) -> str:
 
 
 def parse_segment(name: str) -> int | None:
-    """The start position, None for what is no segment."""
+    """Parse the start position from a segment's name; None for other names."""
     return int(name) if len(name) == 20 and name.isascii() and name.isdecimal() else None
 
 
@@ -35,14 +35,14 @@ def kept_name(start: int, end: int) -> str:
 
 
 def parse_kept(name: str) -> tuple[int, int] | None:
-    """The log positions `[start, end)`, None for what is no such segment."""
+    """Parse the log positions `[start, end)` from the name of a kept segment; None for other names."""
     start, _, end = name.partition("-")
-    found = parse_segment(start), parse_segment(end)
-    return None if found[0] is None or found[1] is None else (found[0], found[1])
+    range_ = parse_segment(start), parse_segment(end)
+    return None if range_[0] is None or range_[1] is None else (range_[0], range_[1])
 
 
 class QueueFile(NamedTuple):
-    """Name of one consume-queue file."""
+    """The parsed name of one consume-queue file."""
 
     incarnation: int
     start: int  # offset of its first entry
@@ -59,7 +59,7 @@ def queue_file_name(incarnation: int, start: int) -> str:
 
 
 def parse_queue_file(name: str) -> QueueFile | None:
-    """None for what is no consume-queue file."""
+    """Parse the name of a consume-queue file; None for other names."""
     incarnation, dash, start = name.partition("-")
     if dash and len(incarnation) == 10 and len(start) == 20 and (incarnation + start).isdecimal():
         return QueueFile(int(incarnation), int(start))
@@ -89,15 +89,15 @@ def sorted_name(segment_start: int) -> str:
     return f"{segment_start:0{DIGITS}d}{SORTED}"
 
 
-def parse(name: str) -> tuple[int, str] | None:
-    """(segment start, suffix) of a finished file of the index; None for every other name."""
+def parse_index_file(name: str) -> tuple[int, str] | None:
+    """Parse (segment start, suffix) from the name of a finished index file; None for other names."""
     digits, suffix = name[:DIGITS], name[DIGITS:]
     if suffix in (ENTRIES, SORTED) and len(digits) == DIGITS and digits.isascii() and digits.isdecimal():
         return int(digits), suffix
     return None
 
 
-def segments(names: Iterable[str]) -> list[int]:
-    """Starts of all segments that have an entries file, ascending."""
-    found = (parse(name) for name in names)
-    return sorted(entry[0] for entry in found if entry is not None and entry[1] == ENTRIES)
+def indexed_segments(names: Iterable[str]) -> list[int]:
+    """Return the starts of all segments that have an entries file, ascending."""
+    parsed = (parse_index_file(name) for name in names)
+    return sorted(entry[0] for entry in parsed if entry is not None and entry[1] == ENTRIES)

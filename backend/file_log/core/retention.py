@@ -1,4 +1,4 @@
-"""Which segments may go, why, and whether the disk still takes sends. Pure: facts in, a decision out.
+"""Decides which segments to delete and whether the disk still accepts sends. Pure: facts in, a decision out.
 
 Rules:
 * The log is deleted oldest first, and never the live segment.
@@ -6,10 +6,10 @@ Rules:
 * Size: the log is larger than its limit; at once.
 * LogDisk: free space is under the cleaning mark; at once, even what has not expired.
 * A hold keeps the segment it points into and all after it, whatever the reason to delete them.
-* Young dead letters keep their own segments: what is behind them goes, and then these stay for the dead
-  letters alone ("kept"), until those are old. As long as nothing behind goes, they stay as they are.
-* Under the refusal mark client sends are refused; what the system owes (acks, retries, fires) goes on
-  from the space that is left, down to the reserve, where nothing is written any more.
+* Young dead letters retain only their own segments. When a later segment is deleted, the earlier ones with
+  young dead letters are "kept" for these alone, until they are old.
+* Under the refusal mark client sends are refused. What the system owes (acks, retries, fires) may still use
+  the remaining space, down to the reserve, where nothing is written any more.
 docs/retention.md is the table for people.
 """
 
@@ -68,11 +68,11 @@ class OldSegment(NamedTuple):
     end: int
     bytes_on_disk: int
     newest_ms: int  # store time of its last record
-    kept: bool = False  # for its dead letters alone
+    kept: bool = False  # retained for its dead letters alone
 
 
 class Hold(NamedTuple):
-    """Someone still needs the log from `position` on."""
+    """A log position from which the log must be retained, with the reason for people."""
 
     position: int
     reason: str
@@ -87,7 +87,7 @@ class Reason(IntEnum):
 
 
 class Deletion(NamedTuple):
-    """One segment to delete, or (`keep`) to be kept for its dead letters alone from now on."""
+    """One segment to delete, or with `keep` to retain for its dead letters alone."""
 
     segment: OldSegment
     reason: Reason
@@ -95,7 +95,7 @@ class Deletion(NamedTuple):
 
 
 class HeldSegment(NamedTuple):
-    """A segment that would have been deleted, and the hold that kept it."""
+    """A segment that is due for deletion, and the hold that retains it."""
 
     segment: OldSegment
     reason: Reason
@@ -111,15 +111,15 @@ class DiskAdmission(IntEnum):
 
 
 class Marks(NamedTuple):
-    """The options applied to a disk, bytes free."""
+    """The free bytes at which cleaning, refusing and the reserve begin on one disk."""
 
     clean: int
     refuse: int
     reserve: int
 
 
-def marks(options: RetentionOptions, disk_total: int) -> Marks:
-    """The marks on a disk of that size."""
+def apply_marks(options: RetentionOptions, disk_total: int) -> Marks:
+    """Apply the options to a disk of `disk_total` bytes."""
     return Marks(
         min(options.clean_free_bytes, disk_total * options.clean_free_percent // 100),
         min(options.refuse_free_bytes, disk_total * options.refuse_free_percent // 100),
@@ -128,10 +128,11 @@ def marks(options: RetentionOptions, disk_total: int) -> Marks:
 
 
 class RetentionMoment(NamedTuple):
-    """What the decision depends on besides the log. `settling`: space freed last time has not shown yet.
+    """The time and disk on which a decision depends.
 
-    `store_ms`: the store's clock, which goes on ahead of a wall clock that has stepped back; what was stored
-    ahead of the wall is as old as that clock says.
+    `settling`: the space that the last round freed is not visible yet. `store_ms`: the clock of the store,
+    which stays ahead of a wall clock that has stepped back; it gives the age of records stored ahead of the
+    wall clock.
     """
 
     now_ms: int  # wall
@@ -141,32 +142,35 @@ class RetentionMoment(NamedTuple):
     store_ms: int = 0
 
 
-Letters = Callable[[OldSegment], Hold | None]
-"""What young dead letters in a segment hold. Asked only about segments that would go."""
+SegmentHold = Callable[[OldSegment], Hold | None]
+"""Returns the hold of young dead letters in a segment. Called only for segments that are due for deletion."""
 
 
-def deletions(
+def plan_deletions(
     segments: Sequence[OldSegment],
     moment: RetentionMoment,
     options: RetentionOptions,
     holds: Iterable[Hold],
-    letters: Letters = lambda _: None,
+    dead_letters: SegmentHold = lambda _: None,
 ) -> tuple[list[Deletion], HeldSegment | None]:
-    """What to delete now, oldest first, and what a hold kept. `segments` ascend; the last one is live."""
+    """Return the deletions to perform now, oldest first, and the first segment that a hold retains.
+
+    `segments` ascend; the last one is live and stays.
+    """
     lowest = min(holds, default=None)
     free, log_bytes = moment.disk.free, sum(segment.bytes_on_disk for segment in segments)
-    chosen: list[Deletion] = []
-    passed: list[Deletion] = []  # they hold dead letters, and nothing behind them goes yet
-    held = None
+    plan: list[Deletion] = []
+    passed: list[Deletion] = []  # segments with young dead letters, with no deletion after them yet
+    blocked = None
     for segment in segments[:-1]:
-        reason = _reason(segment, moment, options, free, log_bytes)
+        reason = _deletion_reason(segment, moment, options, free, log_bytes)
         if reason is None and not segment.kept:
             break
-        hold = lowest if lowest is not None and segment.end > lowest.position else letters(segment)
+        hold = lowest if lowest is not None and segment.end > lowest.position else dead_letters(segment)
         if hold is not None and reason is not None:
-            held = held or HeldSegment(segment, reason, hold)
+            blocked = blocked or HeldSegment(segment, reason, hold)
         if hold is None:
-            chosen += [*passed, Deletion(segment, Reason.AGE if reason is None else reason)]
+            plan += [*passed, Deletion(segment, Reason.AGE if reason is None else reason)]
             passed = []
             free += segment.bytes_on_disk
             log_bytes -= segment.bytes_on_disk
@@ -174,13 +178,13 @@ def deletions(
             break
         elif not segment.kept:
             passed.append(Deletion(segment, reason or Reason.AGE, keep=True))
-    return chosen, held
+    return plan, blocked
 
 
-def _reason(
+def _deletion_reason(
     segment: OldSegment, moment: RetentionMoment, options: RetentionOptions, free: int, log_bytes: int
 ) -> Reason | None:
-    pressure = free < marks(options, moment.disk.total).clean and not moment.settling
+    pressure = free < apply_marks(options, moment.disk.total).clean and not moment.settling
     too_large = options.log_bytes_max is not None and log_bytes > options.log_bytes_max
     now_ms = moment.now_ms if segment.newest_ms <= moment.now_ms else moment.store_ms
     expired = now_ms - segment.newest_ms >= options.age_ms
@@ -192,17 +196,17 @@ def _reason(
     return Reason.DISK if pressure else None
 
 
-def admission(disk: LogDisk, options: RetentionOptions, before: DiskAdmission) -> DiskAdmission:
+def decide_admission(disk: LogDisk, options: RetentionOptions, before: DiskAdmission) -> DiskAdmission:
     """Return the writes that the disk accepts now; `before` is the previous answer."""
-    _, refuse, reserve = marks(options, disk.total)
-    if disk.free < _edge(reserve, before is DiskAdmission.ALL_REFUSED):
+    _, refuse, reserve = apply_marks(options, disk.total)
+    if disk.free < _reopen_mark(reserve, before is DiskAdmission.ALL_REFUSED):
         return DiskAdmission.ALL_REFUSED
-    if disk.free < _edge(refuse, before is not DiskAdmission.OPEN):
+    if disk.free < _reopen_mark(refuse, before is not DiskAdmission.OPEN):
         return DiskAdmission.CLIENTS_REFUSED
     return DiskAdmission.OPEN
 
 
-def _edge(mark: int, refused: bool) -> int:
+def _reopen_mark(mark: int, refused: bool) -> int:
     return int(mark * REOPEN_FACTOR) if refused else mark
 
 
@@ -210,17 +214,17 @@ def refusal_text(
     state: DiskAdmission, disk: LogDisk, options: RetentionOptions, folder: str, held: HeldSegment | None
 ) -> str:
     """Describe why sends are refused, with the numbers and the remedy."""
-    _, refuse, reserve = marks(options, disk.total)
+    _, refuse, reserve = apply_marks(options, disk.total)
     refused, mark = (
         ("nothing is written", reserve)
         if state is DiskAdmission.ALL_REFUSED
         else ("client sends are refused", refuse)
     )
-    kept = f"; segment {held.segment.start} cannot go: {held.hold.reason}" if held else ""
+    blocker = f"; segment {held.segment.start} cannot go: {held.hold.reason}" if held else ""
     return (
         f"the disk of {folder} has {show_bytes(disk.free)} free of {show_bytes(disk.total)}, less than the "
-        f"{show_bytes(mark)} below which {refused}, until {show_bytes(_edge(mark, True))} are free: "
-        f"free space on it, or keep messages for less than {options.age_ms / HOUR_MS:g} h{kept}"
+        f"{show_bytes(mark)} below which {refused}, until {show_bytes(_reopen_mark(mark, True))} are free: "
+        f"free space on it, or keep messages for less than {options.age_ms / HOUR_MS:g} h{blocker}"
     )
 
 

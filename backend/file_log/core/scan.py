@@ -1,10 +1,10 @@
-"""Walking through commit-log bytes: frames, records, and what is neither. Pure: bytes in, items out.
+"""Iterates over commit-log bytes: frames, records, and damaged ranges. Pure: bytes in, items out.
 
 `view` is a segment's bytes (mapped or not), `base` the log position of its first byte, `salt` the segment's.
-Everything else is in log positions. A piece counts when its header's CRC is right and it names the position
-it lies at, so after damage the walk goes on at the next such piece; a frame found that way also has to fit
-behind the last one by batch id and writer epoch. Where a piece has to be (nothing was looked for), one of a
-newer version raises NewerFormatError: what a newer release wrote is no damage.
+All other arguments are log positions. A frame or record is valid if the CRC of its header is right and it
+names its own position, so that the scan can continue at the next valid one after damage. A frame found by
+searching must also follow the last one by batch id and writer epoch. Where an item must start (no search was
+needed), one of a newer version raises NewerFormatError: data of a newer release is not damage.
 """
 
 from __future__ import annotations
@@ -31,60 +31,60 @@ from backend.progress.codec import DELTA_VERSION, decode_delta
 from ddmq_common.errors import newer_format
 
 _MAGIC_PREFIX = b"DQ"
-_SIZE_TO_VERSION = Struct("<I12xI52xBB")  # of a record: length, packed, kind, version
+_SIZE_TO_VERSION = Struct("<I12xI52xBB")  # fields of a record: length, packed, kind, version
 _SIZE_AT = 20
 
 
 class Bad(NamedTuple):
-    """`[start, end)` holds nothing sound."""
+    """A range `[start, end)` without a valid frame or record."""
 
     start: int
     end: int
 
 
-def walk(view: Any, base: int, start: int, end: int, salt: int = 0) -> Iterator[Frame | Record | Bad]:
-    """Every sound frame header and record, and what lies between, in log order."""
+def scan_items(view: Any, base: int, start: int, end: int, salt: int = 0) -> Iterator[Frame | Record | Bad]:
+    """Yield every valid frame header and record, and the damaged ranges between them, in log order."""
     at, last = start, None
     while at < end:
-        found = sound_at(view, base, at, end, salt)
-        if found is None:
+        item = item_at(view, base, at, end, salt)
+        if item is None:
             refuse_newer(view, base, at, end, salt)
-            after = next_sound(view, base, at + 1, end, salt, last)
+            after = find_next_item(view, base, at + 1, end, salt, last)
             yield Bad(at, after)
             at = after
-        elif isinstance(found, Frame):
-            yield found
-            at, last = at + FRAME_BYTES, found
+        elif isinstance(item, Frame):
+            yield item
+            at, last = at + FRAME_BYTES, item
         else:
-            yield found
-            at = found.end
+            yield item
+            at = item.end
 
 
-def sound_at(view: Any, base: int, at: int, end: int, salt: int) -> Frame | Record | None:
-    """The frame header or record at a log position, if there is a sound one that ends by `end`."""
-    place = at - base
-    if view[place : place + 4] == FRAME_MAGIC:
-        frame = unpack_frame(view[place : min(place + FRAME_BYTES, end - base)], at, salt)
+def item_at(view: Any, base: int, at: int, end: int, salt: int) -> Frame | Record | None:
+    """Return the valid frame header or record at a log position, or None if none ends by `end`."""
+    index = at - base
+    if view[index : index + 4] == FRAME_MAGIC:
+        frame = unpack_frame(view[index : min(index + FRAME_BYTES, end - base)], at, salt)
         if frame is not None and frame.end <= end:
             return frame
-    record = unpack_record(view, place, at, salt, end - base)
+    record = unpack_record(view, index, at, salt, end - base)
     return record if record is not None and record.end <= end else None
 
 
-def next_sound(view: Any, base: int, start: int, end: int, salt: int, last: Frame | None) -> int:
-    """Where the next sound frame header or record lies that can stand behind `last`; `end` without one."""
-    place = view.find(_MAGIC_PREFIX, start - base, end - base)
-    while place >= 0:
-        if view[place : place + 4] in (FRAME_MAGIC, RECORD_MAGIC):
-            found = sound_at(view, base, place + base, end, salt)
-            if found is not None and (not isinstance(found, Frame) or fits(found, last)):
-                return base + int(place)
-        place = view.find(_MAGIC_PREFIX, place + 1, end - base)
+def find_next_item(view: Any, base: int, start: int, end: int, salt: int, last: Frame | None) -> int:
+    """Return the position of the next valid frame header or record that can follow `last`, or `end`."""
+    index = view.find(_MAGIC_PREFIX, start - base, end - base)
+    while index >= 0:
+        if view[index : index + 4] in (FRAME_MAGIC, RECORD_MAGIC):
+            item = item_at(view, base, index + base, end, salt)
+            if item is not None and (not isinstance(item, Frame) or can_follow(item, last)):
+                return base + int(index)
+        index = view.find(_MAGIC_PREFIX, index + 1, end - base)
     return end
 
 
-def fits(frame: Frame, last: Frame | None) -> bool:
-    """Whether a frame can stand somewhere behind `last`: its batch id and writer epoch say so."""
+def can_follow(frame: Frame, last: Frame | None) -> bool:
+    """Return whether a frame can follow `last`, directly or later, by its batch id and writer epoch."""
     if last is None:
         return True
     if frame.position < last.end:
@@ -93,51 +93,53 @@ def fits(frame: Frame, last: Frame | None) -> bool:
     return 0 < frame.batch_id - last.batch_id <= most and frame.writer_epoch >= last.writer_epoch
 
 
-def frames(
+def scan_frames(
     view: Any, base: int, start: int, end: int, salt: int = 0, last: Frame | None = None
 ) -> Iterator[Frame | Bad]:
-    """Sound frame headers only, jumping over their records; Bad from where one is missing up to the next.
+    """Yield the valid frame headers, skipping their records, and a Bad range wherever one is missing.
 
-    `last`: the frame before, where it is known.
+    `last`: the frame before `start`, if it is known.
     """
     at = start
     while at < end:
-        found = sound_at(view, base, at, end, salt)
-        if isinstance(found, Frame):
-            yield found
-            at, last = found.end, found
+        item = item_at(view, base, at, end, salt)
+        if isinstance(item, Frame):
+            yield item
+            at, last = item.end, item
             continue
-        if found is None:
+        if item is None:
             refuse_newer(view, base, at, end, salt)
         after = at
         while after < end:
-            after = next_sound(view, base, after + 1, end, salt, last)
-            if after < end and isinstance(sound_at(view, base, after, end, salt), Frame):
+            after = find_next_item(view, base, after + 1, end, salt, last)
+            if after < end and isinstance(item_at(view, base, after, end, salt), Frame):
                 break
         yield Bad(at, after)
         at = after
 
 
 def refuse_newer(view: Any, base: int, at: int, end: int, salt: int) -> None:
-    """Raises NewerFormatError when a sound frame or record of a newer version lies at this log position."""
-    place, known = at - base, version_of(salt)
-    version = frame_version(view[place : min(place + FRAME_BYTES, end - base)], at, salt)
+    """Raise NewerFormatError if a valid frame or record of a newer version lies at this log position."""
+    index, version_max = at - base, version_of(salt)
+    version = frame_version(view[index : min(index + FRAME_BYTES, end - base)], at, salt)
     if version is None:
-        record = record_of_any_version(view, place, at, salt, end - base)
+        record = record_of_any_version(view, index, at, salt, end - base)
         version = None if record is None else record.version
-    if version is not None and version > known:
-        raise newer_format(f"the commit log at position {at}", version, known)
+    if version is not None and version > version_max:
+        raise newer_format(f"the commit log at position {at}", version, version_max)
 
 
 def refuse_newer_records(view: Any, base: int, frame: Frame, salt: int) -> None:
-    """The same for all records of a sound frame, and their content; only version bytes are looked at, unless
-    one is newer."""
-    at, end, known = frame.position + FRAME_BYTES, frame.end, version_of(salt)
+    """Raise NewerFormatError if a record of a valid frame, or its content, is of a newer version.
+
+    Checks only the version bytes, unless one of them is newer.
+    """
+    at, end, version_max = frame.position + FRAME_BYTES, frame.end, version_of(salt)
     for _ in range(frame.records):
         if at + RECORD_BYTES > end:
             return
         size, packed, kind, version = _SIZE_TO_VERSION.unpack_from(view, at - base + _SIZE_AT)
-        if version > known:
+        if version > version_max:
             refuse_newer(view, base, at, end, salt)
         if kind == RecordKind.PROGRESS and RECORD_BYTES <= packed >> 8 < size and at + size <= end:
             delta = view[at - base + (packed >> 8) : at - base + size]
@@ -154,18 +156,18 @@ def _refuse_newer_delta(view: Any, base: int, at: int, salt: int, delta: bytes) 
         decode_delta(delta)
 
 
-def is_whole(view: Any, base: int, frame: Frame, salt: int = 0) -> bool:
-    """Whether all of a frame's records are there, without a gap, every CRC right."""
+def is_complete(view: Any, base: int, frame: Frame, salt: int = 0) -> bool:
+    """Return whether a frame has all its records, without a gap and with the right CRCs."""
     count = 0
-    for item in walk(view, base, frame.position + FRAME_BYTES, frame.end, salt):
-        if not isinstance(item, Record) or not delivery_is_sound(view, base, item):
+    for item in scan_items(view, base, frame.position + FRAME_BYTES, frame.end, salt):
+        if not isinstance(item, Record) or not has_valid_delivery(view, base, item):
             return False
         count += 1
     return count == frame.records
 
 
-def delivery_is_sound(view: Any, base: int, record: Record) -> bool:
-    """Whether the delivery bytes have the CRC that the header names."""
-    place = record.position - base
-    delivery: bytes = view[place + record.meta_bytes : place + record.size]
+def has_valid_delivery(view: Any, base: int, record: Record) -> bool:
+    """Return whether the delivery bytes have the CRC that the header names."""
+    index = record.position - base
+    delivery: bytes = view[index + record.meta_bytes : index + record.size]
     return record.delivery_is(delivery)

@@ -1,11 +1,11 @@
-"""An entries file of the index: the bytes of its blocks (docs/formats-index.md), the search in them.
+"""An entries file of the index: the bytes of its blocks (docs/formats-index.md), and the search in them.
 
-A block is made of columns, so that hashing, packing and searching run in C: a message costs about 0.1 µs, a
-lookup in an unsorted block is one search for four bytes. The hashes are stored, so they never change:
-Python's hash() is of no use.
+A block consists of columns, so that hashing, packing and searching run in C: a message costs about 0.1 µs,
+and a lookup in an unsorted block is one search for four bytes. The hashes are stored, so they must never
+change; therefore Python's hash() cannot be used.
 
-Rules: a block's body is checked before anything in it is believed; a damaged piece is reported and
-passed over, it costs one block; a block that the file ends inside of is not there yet, and is no damage.
+Rules: a block's body is checked before it is used. A damaged block is reported and skipped. A block that
+extends past the end of the file is not written yet, and is not damage.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ID_COLUMN, KEY_COLUMN, POSITION_COLUMN, TIME_COLUMN = range(4)
 
 
 class Block(NamedTuple):
-    """A block's header. `body_crc` still has to be compared with the body."""
+    """The header of a block. `body_crc` still has to be compared with the body."""
 
     segment_start: int
     covers_from: int
@@ -48,53 +48,53 @@ class Block(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Header and body, in bytes."""
+        """The bytes of header and body together."""
         return HEADER_BYTES + self.rows * ROW_BYTES
 
 
 def pack_header(start: int, covers: tuple[int, int], times: tuple[int, int], rows: int, body: bytes) -> bytes:
-    """Of a block of `rows` rows; `times`: the first and last store time."""
+    """Encode the header of a block of `rows` rows; `times`: the first and last store time."""
     crc = google_crc32c.value(body)
     head = _HEADER.pack(MAGIC, VERSION, start, *covers, *times, rows, crc, 0, 0)[:-4]
     return b"%b%b" % (head, google_crc32c.value(head).to_bytes(4, "little"))
 
 
 def unpack_header(data: bytes, segment_start: int) -> Block | None:
-    """The header at the start of `data`, or None when it is not a sound one of that segment."""
+    """Decode the header at the start of `data`; None if it is not a valid one of that segment."""
     if len(data) < HEADER_BYTES:
         return None
     magic, version, *fields, zero, crc = _HEADER.unpack_from(data)
     if magic != MAGIC or crc != google_crc32c.value(data[: HEADER_BYTES - 4]):
         return None
     block = Block(*fields)
-    sound = version == VERSION and zero == 0 and block.rows <= ROWS_MAX
-    return block if sound and block.segment_start == segment_start else None
+    valid = version == VERSION and zero == 0 and block.rows <= ROWS_MAX
+    return block if valid and block.segment_start == segment_start else None
 
 
 def version_of(data: bytes, segment_start: int, magic: bytes) -> int | None:
-    """The version of the header (of a block or table) at the start of `data`; None: it is no sound one."""
+    """Return the version of the block or table header at the start of `data`; None if it is not valid."""
     if len(data) < HEADER_BYTES or data[:7] != magic or data[8:16] != segment_start.to_bytes(8, "little"):
         return None
-    sound = data[HEADER_BYTES - 4 : HEADER_BYTES] == google_crc32c.value(data[: HEADER_BYTES - 4]).to_bytes(
+    valid = data[HEADER_BYTES - 4 : HEADER_BYTES] == google_crc32c.value(data[: HEADER_BYTES - 4]).to_bytes(
         4, "little"
     )
-    return data[7] if sound else None
+    return data[7] if valid else None
 
 
-def body_is_sound(block: Block, body: bytes) -> bool:
-    """Whether these are the bytes that were written behind that header."""
+def is_valid_body(block: Block, body: bytes) -> bool:
+    """Return whether these are the bytes that were written after that header."""
     return len(body) == block.rows * ROW_BYTES and google_crc32c.value(body) == block.body_crc
 
 
-def column(body: bytes, which: int) -> array[int]:
-    """One column as numbers."""
+def read_column(body: bytes, which: int) -> array[int]:
+    """Return one column of a block as numbers."""
     size = len(body) // 4
-    return numbers("I", body[which * size : (which + 1) * size])
+    return from_little_endian("I", body[which * size : (which + 1) * size])
 
 
-def rows_with_hash(body: bytes, which: int, wanted: int) -> Iterator[int]:
-    """Row numbers whose hash in that column is `wanted`, last first."""
-    needle = wanted.to_bytes(4, "little")
+def rows_with_hash(body: bytes, which: int, hash_value: int) -> Iterator[int]:
+    """Yield the numbers of rows whose hash in that column is `hash_value`, last row first."""
+    needle = hash_value.to_bytes(4, "little")
     size = len(body) // 4
     start, end = which * size, (which + 1) * size
     at = body.rfind(needle, start, end)
@@ -108,16 +108,16 @@ def rows_with_hash(body: bytes, which: int, wanted: int) -> Iterator[int]:
 
 
 def table_entries(body: bytes) -> list[int]:
-    """Every row's entries for the sorted table, `hash << 32 | position`: ids, then keys where there are."""
-    positions = column(body, POSITION_COLUMN)
-    entries = _interleaved(positions, column(body, ID_COLUMN))
-    keys = column(body, KEY_COLUMN)
+    """Return the sorted table's entries for all rows, `hash << 32 | position`: of ids, then of keys."""
+    positions = read_column(body, POSITION_COLUMN)
+    entries = _interleave(positions, read_column(body, ID_COLUMN))
+    keys = read_column(body, KEY_COLUMN)
     if any(keys):
-        entries += [entry for entry in _interleaved(positions, keys) if entry > U32_MAX]
+        entries += [entry for entry in _interleave(positions, keys) if entry > U32_MAX]
     return entries
 
 
-def _interleaved(low: array[int], high: array[int]) -> list[int]:
+def _interleave(low: array[int], high: array[int]) -> list[int]:
     pairs = array("I", bytes(8 * len(low)))
     first, second = (1, 0) if sys.byteorder == "big" else (0, 1)
     pairs[first::2] = low
@@ -125,16 +125,16 @@ def _interleaved(low: array[int], high: array[int]) -> list[int]:
     return array("Q", pairs.tobytes()).tolist()
 
 
-def little(values: array[int]) -> bytes:
-    """The numbers as little-endian bytes."""
+def to_little_endian(values: array[int]) -> bytes:
+    """Encode numbers as little-endian bytes."""
     if sys.byteorder == "big":
         values = array(values.typecode, values)
         values.byteswap()
     return values.tobytes()
 
 
-def numbers(typecode: str, data: bytes) -> array[int]:
-    """Numbers from little-endian bytes."""
+def from_little_endian(typecode: str, data: bytes) -> array[int]:
+    """Decode numbers from little-endian bytes."""
     values: array[int] = array(typecode, data)
     if sys.byteorder == "big":
         values.byteswap()
@@ -146,7 +146,7 @@ TOPICS_REMEMBERED_MAX = 20_000
 
 
 class Seeds(dict[str, int]):
-    """CRC of a topic's name and a zero byte, remembered; forgets all when it grows past its bound."""
+    """A cache of the CRCs of topic names with a zero byte; cleared when it grows past its bound."""
 
     def __missing__(self, topic: str) -> int:
         if len(self) >= TOPICS_REMEMBERED_MAX:
@@ -156,12 +156,12 @@ class Seeds(dict[str, int]):
 
 
 def key_hash(topic: str, key: bytes) -> int:
-    """The hash a record of `topic` with `key` is filed under; never 0, which means "no key"."""
+    """Return the index hash of a key in a topic; never 0, which means "no key"."""
     return crc32(key, crc32(topic.encode() + b"\0")) or 1
 
 
 def key_column(topics: Sequence[str], keys: Sequence[bytes], seeds: Seeds) -> array[int]:
-    """Per record its key hash, 0 where the key is empty."""
+    """Return the key hash of each record, 0 for an empty key."""
     if all(keys):
         column = array("I", map(crc32, keys, map(seeds.__getitem__, topics)))
         if 0 not in column:
@@ -173,12 +173,12 @@ def key_column(topics: Sequence[str], keys: Sequence[bytes], seeds: Seeds) -> ar
 
 
 def id_hash(message_id: bytes) -> int:
-    """The four words of a 16-byte message id, XORed."""
+    """Return the index hash of a 16-byte message id: the XOR of its four words."""
     return int.from_bytes(id_column([message_id]), "little")
 
 
 def id_column(message_ids: Sequence[bytes]) -> bytes:
-    """Per id its hash as 4 little-endian bytes. Raises ValueError when their bytes do not add up."""
+    """Return the hashes of ids, 4 little-endian bytes each. Raises ValueError for ids of another length."""
     joined = b"".join(message_ids)
     count = len(message_ids)
     if len(joined) != ID_BYTES * count:
@@ -193,15 +193,15 @@ def id_column(message_ids: Sequence[bytes]) -> bytes:
 _WINDOW = 64 * 1024
 
 
-class FoundEntry(NamedTuple):
-    """A block with a sound header, and where it starts in the file."""
+class BlockEntry(NamedTuple):
+    """A block with a valid header, and its position in the file."""
 
     at: int
     block: Block
 
 
-def walk(file: File, segment_start: int, on_damage: OnDamage) -> Iterator[FoundEntry]:
-    """Every block with a sound header, in file order; bodies are not looked at."""
+def walk_blocks(file: File, segment_start: int, on_damage: OnDamage) -> Iterator[BlockEntry]:
+    """Yield every block with a valid header, in file order, without checking the bodies."""
     at, size = 0, file.size()
     while at + HEADER_BYTES <= size:
         block = unpack_header(file.salvage(HEADER_BYTES, at), segment_start)
@@ -211,12 +211,12 @@ def walk(file: File, segment_start: int, on_damage: OnDamage) -> Iterator[FoundE
         elif at + block.size > size:
             return
         else:
-            yield FoundEntry(at, block)
+            yield BlockEntry(at, block)
             at += block.size
 
 
 def _next_header(file: File, segment_start: int, at: int, size: int) -> int:
-    """Where the next sound header starts; `size` when there is none."""
+    """Return the position of the next valid header, or `size` if there is none."""
     while at < size:
         window = file.salvage(_WINDOW, at)
         hit = window.find(MAGIC)
@@ -230,74 +230,76 @@ def _next_header(file: File, segment_start: int, at: int, size: int) -> int:
     return size
 
 
-def read_body(file: File, found: FoundEntry, on_damage: OnDamage) -> bytes | None:
-    """The checked body, or None (and a report) when it is damaged."""
-    body = file.salvage(found.block.rows * ROW_BYTES, found.at + HEADER_BYTES)
-    if body_is_sound(found.block, body):
+def read_body(file: File, entry: BlockEntry, on_damage: OnDamage) -> bytes | None:
+    """Return the checked body of a block; report damage and return None if it is damaged."""
+    body = file.salvage(entry.block.rows * ROW_BYTES, entry.at + HEADER_BYTES)
+    if is_valid_body(entry.block, body):
         return body
-    start = found.block.segment_start
-    on_damage(IndexDamage(start, entries_name(start), found.at, "body"))
+    start = entry.block.segment_start
+    on_damage(IndexDamage(start, entries_name(start), entry.at, "body"))
     return None
 
 
 def newest_with_hash(
-    file: File, segment_start: int, which: int, wanted: int, on_damage: OnDamage
+    file: File, segment_start: int, which: int, hash_value: int, on_damage: OnDamage
 ) -> Iterator[int]:
-    """Log positions whose hash in column `which` is `wanted`, descending."""
-    for found in reversed(list(walk(file, segment_start, on_damage))):
-        body = read_body(file, found, on_damage)
+    """Yield the log positions of a segment whose hash in column `which` is `hash_value`, descending."""
+    for entry in reversed(list(walk_blocks(file, segment_start, on_damage))):
+        body = read_body(file, entry, on_damage)
         if body is not None:
-            yield from in_body(body, segment_start, which, wanted)
+            yield from find_in_body(body, segment_start, which, hash_value)
 
 
-def in_body(body: bytes, segment_start: int, which: int, wanted: int) -> Iterator[int]:
-    """The same within one block."""
+def find_in_body(body: bytes, segment_start: int, which: int, hash_value: int) -> Iterator[int]:
+    """Yield the log positions in one block whose hash in column `which` is `hash_value`, descending."""
     positions = None
-    for row in rows_with_hash(body, which, wanted):
+    for row in rows_with_hash(body, which, hash_value):
         if positions is None:
-            positions = column(body, POSITION_COLUMN)
+            positions = read_column(body, POSITION_COLUMN)
         yield segment_start + positions[row]
 
 
-def sound_prefix(file: File, segment_start: int, log_end: int) -> tuple[int, int, int]:
-    """(bytes, covered to, last store time) of the leading blocks: sound, without gaps, up to `log_end`.
+def valid_prefix(file: File, segment_start: int, log_end: int) -> tuple[int, int, int]:
+    """Return (bytes, covered to, last store time) of the leading blocks that are valid and without gaps.
 
-    What comes after is worth nothing to the writer: it is cut and added again from the log.
+    They end at or before `log_end`. The writer truncates the rest and adds it again from the log.
     """
     end, covered, last_ms = 0, segment_start, 0
-    for found in walk(file, segment_start, _ignore):
-        block = found.block
-        if found.at != end or block.covers_from != covered or block.covers_to > log_end:
+    for entry in walk_blocks(file, segment_start, _ignore_damage):
+        block = entry.block
+        if entry.at != end or block.covers_from != covered or block.covers_to > log_end:
             break
-        if read_body(file, found, _ignore) is None:
+        if read_body(file, entry, _ignore_damage) is None:
             break
-        end, covered, last_ms = found.at + block.size, block.covers_to, block.last_ms
+        end, covered, last_ms = entry.at + block.size, block.covers_to, block.last_ms
     return end, covered, last_ms
 
 
-def _ignore(_: IndexDamage) -> None:
-    """The tail that a crash left is no damage."""
+def _ignore_damage(_: IndexDamage) -> None:
+    """Ignore damage in the tail of a file, which a crash may have left."""
 
 
-def gaps(file: File, segment_start: int, segment_end: int, on_damage: OnDamage) -> Iterator[tuple[int, int]]:
-    """Ranges of the segment that no sound block covers, ascending; bodies are checked."""
+def find_gaps(
+    file: File, segment_start: int, segment_end: int, on_damage: OnDamage
+) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of the segment that no valid block covers, ascending. Checks the bodies."""
     covered = segment_start
-    for found in walk(file, segment_start, on_damage):
-        if read_body(file, found, on_damage) is None:
+    for entry in walk_blocks(file, segment_start, on_damage):
+        if read_body(file, entry, on_damage) is None:
             continue
-        if found.block.covers_from > covered:
-            yield covered, found.block.covers_from
-        covered = max(covered, found.block.covers_to)
+        if entry.block.covers_from > covered:
+            yield covered, entry.block.covers_from
+        covered = max(covered, entry.block.covers_to)
     if covered < segment_end:
         yield covered, segment_end
 
 
 class IndexDamage(NamedTuple):
-    """A piece whose checksum failed; it was not served."""
+    """A part of an index file whose checksum failed; it was not used."""
 
     segment_start: int
     file: str  # name in the index folder
-    offset: int  # where the piece starts, bytes
+    offset: int  # where it starts, in bytes
     what: str  # header, body, page
 
 

@@ -1,11 +1,13 @@
-"""The index of one log: lookups by key and id over all segments; write, seal, rebuild, drop.
+"""The index of one log: lookups by key and id over all segments; writing, sealing, rebuilding and dropping.
 
-Nothing is kept open between lookups and no list of files is held, so segments may be sealed, rebuilt or
-deleted by another thread at any time; one that goes away during a lookup is passed over.
+No file and no list of files stays open between lookups, so another thread may seal, rebuild or delete a
+segment at any time; a lookup skips a segment that disappears.
+
 Rules: results are candidates, to be compared with the record itself; they come strictly newest first.
-Threads: `add_many`, `flush`, `roll` and the start of a lookup belong to the hub; `recover`, `write_blocks`,
-`sync`, taking results, steps, `drop` and `close` block and belong into a native thread, one of them per
-segment at a time.
+
+Threads: `add_many`, `flush`, `start_segment` and the start of a lookup belong to the hub. `recover`,
+`write_blocks`, `sync`, reading results, steps, `drop_segment` and `close` block and belong in a native
+thread, one of them per segment at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 
-from backend.file_log.core.names import UNFINISHED, entries_name, parse, segments, sorted_name
+from backend.file_log.core.names import (
+    UNFINISHED,
+    entries_name,
+    indexed_segments,
+    parse_index_file,
+    sorted_name,
+)
 from backend.file_log.index import entries, sorted_table
 from backend.file_log.index.entries import (
     HEADER_BYTES,
@@ -30,147 +38,156 @@ from backend.file_log.index.writer import IndexWriter
 from backend.file_log.storage import File, Storage
 from ddmq_common.errors import DamagedError, newer_format
 
-Span = tuple[int, int]
-"""A segment, or a part of the log: `[start, end)` in log positions."""
+LogRange = tuple[int, int]
+"""A range `[start, end)` of log positions, such as a segment."""
 
 DAMAGE_REMEMBERED_MAX = 1_024
 
 
 def refuse_newer_index(storage: Storage, folder: str) -> None:
-    """Raises NewerFormatError when a file of the index was written by a newer release. Blocking."""
+    """Raise NewerFormatError if a newer release wrote a file of the index. Blocking."""
     for name in storage.list(folder):
-        known = parse(name)
-        if known is not None:
+        parsed = parse_index_file(name)
+        if parsed is not None:
             with closing(storage.open(f"{folder}/{name}")) as file:
                 try:
                     data = file.pread(HEADER_BYTES, 0)
                 except OSError:
-                    continue  # it is made anew
+                    continue  # it will be rebuilt
             for header in (entries, sorted_table):
-                version = entries.version_of(data, known[0], header.MAGIC)
+                version = entries.version_of(data, parsed[0], header.MAGIC)
                 if version is not None and version > header.VERSION:
                     raise newer_format(f"the index file {folder}/{name}", version, header.VERSION)
 
 
 class LogIndex:
-    """One index folder, opened for writing. `on_damage` hears of each damaged piece once, in any thread."""
+    """One index folder, opened for writing. `on_damage` is called once for each damage, in any thread."""
 
     def __init__(self, storage: Storage, folder: str, on_damage: OnDamage) -> None:
         self._storage = storage
         self._folder = folder
         self._on_damage = on_damage
-        self._seen: set[IndexDamage] = set()
+        self._reported: set[IndexDamage] = set()
         self.damaged: set[int] = set()  # starts of segments to rebuild once they are not live
         self.writer = IndexWriter(storage, folder, self.damaged)
         self.published = self.writer.published  # the hot path, without another call
         self.add_many = self.writer.add_many
         self.skip_to = self.writer.skip_to
         self.flush = self.writer.flush
-        self.roll = self.writer.roll
+        self.start_segment = self.writer.start_segment
         self.write_blocks = self.writer.write_blocks
         self.sync = self.writer.sync
 
-    def _damage(self, damage: IndexDamage) -> None:
+    def _record_damage(self, damage: IndexDamage) -> None:
         self.damaged.add(damage.segment_start)
-        if damage not in self._seen and len(self._seen) < DAMAGE_REMEMBERED_MAX:
-            self._seen.add(damage)
+        if damage not in self._reported and len(self._reported) < DAMAGE_REMEMBERED_MAX:
+            self._reported.add(damage)
             self._on_damage(damage)
 
     # --- start
 
-    def recover(self, spans: Sequence[Span]) -> list[Span]:
-        """Bring the folder in line with the log's segments (ascending, the last is live); gaps to fill.
+    def recover(self, segment_ranges: Sequence[LogRange]) -> list[LogRange]:
+        """Bring the folder up to date with the log's segments and return the gaps to fill.
 
-        Files of other segments and unfinished files are removed. A gap in the live segment is filled with
-        `add_many`, one elsewhere with `repair_steps` of its whole segment (those starts are in `damaged`).
+        `segment_ranges` ascend, the last one is live. Files of other segments and unfinished files are
+        removed. A gap in the live segment is filled by `add_many`, a gap elsewhere by `repair_steps` of its
+        segment, whose start is then in `damaged`.
         """
-        if not spans:
+        if not segment_ranges:
             raise ValueError("a log has at least one segment")
         self._storage.make_folder(self._folder)
-        self._remove_strangers({start for start, _ in spans})
-        gaps: list[Span] = []
-        for span in spans[:-1]:
-            missing = self._gaps_of_full(span)
+        self._remove_strangers({start for start, _ in segment_ranges})
+        gaps: list[LogRange] = []
+        for log_range in segment_ranges[:-1]:
+            missing = self._gaps_of_full(log_range)
             if missing:
-                self.damaged.add(span[0])
+                self.damaged.add(log_range[0])
             gaps += missing
-        start, end = spans[-1]
+        start, end = segment_ranges[-1]
         self._storage.remove(f"{self._folder}/{sorted_name(start)}")
-        covered = self.writer.resume(start, end)
+        covered = self.writer.resume_segment(start, end)
         return [*gaps, (covered, end)] if covered < end else gaps
 
     def _remove_strangers(self, starts: set[int]) -> None:
         for name in self._storage.list(self._folder):
-            known = parse(name)
-            if name.endswith(UNFINISHED) or (known is not None and known[0] not in starts):
+            parsed = parse_index_file(name)
+            if name.endswith(UNFINISHED) or (parsed is not None and parsed[0] not in starts):
                 self._storage.remove(f"{self._folder}/{name}")
 
-    def _gaps_of_full(self, span: Span) -> list[Span]:
-        start, end = span
+    def _gaps_of_full(self, log_range: LogRange) -> list[LogRange]:
+        start, end = log_range
         try:
             source = self._storage.open(f"{self._folder}/{entries_name(start)}")
         except FileNotFoundError:
-            return [span]
+            return [log_range]
         with closing(source):
-            if self._has_table(span, source.size()):
+            if self._has_table(log_range, source.size()):
                 return []
             self._storage.remove(f"{self._folder}/{sorted_name(start)}")
-            return list(entries.gaps(source, start, end, self._damage))
+            return list(entries.find_gaps(source, start, end, self._record_damage))
 
-    def _has_table(self, span: Span, entries_bytes: int) -> bool:
+    def _has_table(self, log_range: LogRange, entries_bytes: int) -> bool:
         try:
-            file = self._storage.open(f"{self._folder}/{sorted_name(span[0])}")
+            file = self._storage.open(f"{self._folder}/{sorted_name(log_range[0])}")
         except FileNotFoundError:
             return False
         with closing(file):
-            header = sound_table(file, span[0])
+            header = read_table_header(file, log_range[0])
         if header is None:
             return False
-        covers = header.covers_from <= span[0] and header.covers_to >= span[1]
+        covers = header.covers_from <= log_range[0] and header.covers_to >= log_range[1]
         return covers and header.entries_bytes == entries_bytes
 
     # --- lookups
 
     def find_key(self, topic: str, key: bytes, count_max: int) -> Iterator[int]:
-        """Candidate log positions, newest first. Call it on the hub, take from it in a native thread."""
+        """Find candidate log positions, newest first. Call it on the hub, iterate in a native thread."""
         if not key:
-            raise ValueError("an empty key is no key")
-        return islice(self._newest(KEY_COLUMN, key_hash(topic, key), self.writer.unsaved()), count_max)
+            raise ValueError("the key is empty")
+        return islice(
+            self._find_newest(KEY_COLUMN, key_hash(topic, key), self.writer.list_unsaved()), count_max
+        )
 
     def find_id(self, message_id: bytes, count_max: int) -> Iterator[int]:
-        """The same by 16-byte message id."""
-        return islice(self._newest(ID_COLUMN, id_hash(message_id), self.writer.unsaved()), count_max)
+        """Find candidates like `find_key`, by a 16-byte message id."""
+        return islice(
+            self._find_newest(ID_COLUMN, id_hash(message_id), self.writer.list_unsaved()), count_max
+        )
 
-    def _newest(self, which: int, wanted: int, unsaved: Sequence[tuple[int, bytes]]) -> Iterator[int]:
+    def _find_newest(
+        self, which: int, hash_value: int, unsaved: Sequence[tuple[int, bytes]]
+    ) -> Iterator[int]:
         below = 1 << 64
-        for position in self._candidates(which, wanted, unsaved):
-            if position < below:  # a block written meanwhile, or read twice after damage, shows up again
+        for position in self._find_candidates(which, hash_value, unsaved):
+            if position < below:  # a block written meanwhile, or read twice after damage, repeats positions
                 below = position
                 yield position
 
-    def _candidates(self, which: int, wanted: int, unsaved: Sequence[tuple[int, bytes]]) -> Iterator[int]:
+    def _find_candidates(
+        self, which: int, hash_value: int, unsaved: Sequence[tuple[int, bytes]]
+    ) -> Iterator[int]:
         for start, block in reversed(unsaved):
-            yield from entries.in_body(block[HEADER_BYTES:], start, which, wanted)
-        for start in reversed(segments(self._storage.list(self._folder))):
+            yield from entries.find_in_body(block[HEADER_BYTES:], start, which, hash_value)
+        for start in reversed(indexed_segments(self._storage.list(self._folder))):
             try:
-                yield from self._in_table(start, wanted)
+                yield from self._in_table(start, hash_value)
             except (DamagedError, FileNotFoundError):
-                yield from self._in_entries(start, which, wanted)
+                yield from self._in_entries(start, which, hash_value)
 
-    def _in_table(self, start: int, wanted: int) -> Iterator[int]:
+    def _in_table(self, start: int, hash_value: int) -> Iterator[int]:
         with closing(self._storage.open(f"{self._folder}/{sorted_name(start)}")) as file:
-            header = self._header(file, start)
+            header = self._read_header(file, start)
             try:
-                for position in sorted_table.newest_with_hash(file.salvage, header, wanted):
+                for position in sorted_table.newest_with_hash(file.salvage, header, hash_value):
                     yield start + position
             except DamagedError:
-                self._damage(IndexDamage(start, sorted_name(start), HEADER_BYTES, "page"))
+                self._record_damage(IndexDamage(start, sorted_name(start), HEADER_BYTES, "page"))
                 raise
 
-    def _header(self, file: File, start: int) -> IndexTable:
-        header = sound_table(file, start)
+    def _read_header(self, file: File, start: int) -> IndexTable:
+        header = read_table_header(file, start)
         if header is None:
-            self._damage(IndexDamage(start, sorted_name(start), 0, "header"))
+            self._record_damage(IndexDamage(start, sorted_name(start), 0, "header"))
             raise DamagedError(f"the header of the sorted index of segment {start} is damaged")
         with closing(self._storage.open(f"{self._folder}/{entries_name(start)}")) as source:
             size = source.size()
@@ -178,51 +195,58 @@ class LogIndex:
             raise DamagedError(f"the sorted index of segment {start} is out of date")
         return header
 
-    def _in_entries(self, start: int, which: int, wanted: int) -> Iterator[int]:
+    def _in_entries(self, start: int, which: int, hash_value: int) -> Iterator[int]:
         try:
             file = self._storage.open(f"{self._folder}/{entries_name(start)}")
         except FileNotFoundError:
             return
         with closing(file):
-            yield from entries.newest_with_hash(file, start, which, wanted, self._damage)
+            yield from entries.newest_with_hash(file, start, which, hash_value, self._record_damage)
 
     # --- segments that no longer grow
 
-    def unsealed(self) -> list[int]:
-        """Starts of segments that are not live and have no sorted table, ascending. Blocking."""
+    def list_unsealed(self) -> list[int]:
+        """Return the starts of the full segments without a sorted table, ascending. Blocking."""
         names = set(self._storage.list(self._folder))
         live = self.writer.segment_start
-        return [start for start in segments(names) if start != live and sorted_name(start) not in names]
+        return [
+            start for start in indexed_segments(names) if start != live and sorted_name(start) not in names
+        ]
 
-    def seal_steps(self, span: Span) -> Iterator[None]:
-        """Steps that make the sorted table. Raises DamagedError: rebuild it (the start is in `damaged`)."""
-        self._refuse_live(span[0])
+    def seal_steps(self, log_range: LogRange) -> Iterator[None]:
+        """Create the sorted table in steps.
+
+        On DamagedError the segment, now in `damaged`, must be rebuilt.
+        """
+        self._refuse_live(log_range[0])
         self.writer.write_blocks()
         try:
-            yield from sorted_table.seal_steps(self._storage, self._folder, span, self._damage)
+            yield from sorted_table.seal_steps(self._storage, self._folder, log_range, self._record_damage)
         except (DamagedError, FileNotFoundError):
-            self.damaged.add(span[0])
+            self.damaged.add(log_range[0])
             raise
 
-    def repair_steps(self, span: Span, rows: Callable[[], Iterable[IndexRow]]) -> Iterator[None]:
-        """Steps that make the table anew and, where the entries are not sound or whole, those too.
+    def repair_steps(self, log_range: LogRange, rows: Callable[[], Iterable[IndexRow]]) -> Iterator[None]:
+        """Rebuild the table in steps, and the entries too if they are damaged or incomplete.
 
-        `rows()` gives all records of the segment in log order; it is asked only if needed.
+        `rows()` returns all records of the segment in log order; it is called only if needed.
         """
-        start = span[0]
+        start = log_range[0]
         self._refuse_live(start)
         try:
             self._storage.remove(f"{self._folder}/{sorted_name(start)}")
-            yield from self.seal_steps(span)
+            yield from self.seal_steps(log_range)
         except (DamagedError, FileNotFoundError):
-            yield from sorted_table.rebuild_steps(self._storage, self._folder, span, rows(), self._damage)
+            yield from sorted_table.rebuild_steps(
+                self._storage, self._folder, log_range, rows(), self._record_damage
+            )
         self.damaged.discard(start)
-        self._seen = {damage for damage in self._seen if damage.segment_start != start}
+        self._reported = {damage for damage in self._reported if damage.segment_start != start}
 
-    def drop(self, segment_start: int) -> None:
-        """Remove a segment's files; harmless when there are none. Blocking."""
+    def drop_segment(self, segment_start: int) -> None:
+        """Remove the files of a segment, if it has any. Blocking."""
         self._refuse_live(segment_start)
-        self.writer.write_blocks()  # else its last blocks would bring the file back
+        self.writer.write_blocks()  # else its last blocks would create the file again
         for name in (sorted_name(segment_start), entries_name(segment_start)):
             self._storage.remove(f"{self._folder}/{name}")
         self.damaged.discard(segment_start)
@@ -234,11 +258,11 @@ class LogIndex:
             )
 
     def close(self) -> None:
-        """Write what waits and close."""
+        """Write the waiting blocks and close."""
         self.writer.close()
 
 
-def sound_table(file: File, segment_start: int) -> IndexTable | None:
-    """The table's header when it is sound and the file is as long as it says."""
+def read_table_header(file: File, segment_start: int) -> IndexTable | None:
+    """Return the header of a sorted table if it is valid and the file has the stated length, else None."""
     header = sorted_table.unpack_header(file.salvage(sorted_table.HEADER_BYTES, 0), segment_start)
     return header if header is not None and file.size() == header.size else None

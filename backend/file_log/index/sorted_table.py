@@ -1,16 +1,16 @@
-"""The sorted table of a segment that no longer grows: its bytes, the search in it, how it is made.
+"""The sorted table of a full segment: its bytes, the search in it, and its creation.
 
 Rules:
-* One binary search over pages, each read whole and checked before it is believed. A bad page raises
-  DamagedError, and the caller goes to the entries file instead; a table whose entries file has another
-  size is out of date.
-* Making it is done in steps: an iterator whose every `next` is a bounded piece of work (well under a
-  millisecond of holding the interpreter, one file operation), to be run in a native thread with pauses.
-  Abandoning it leaves a `.new` file that the next start removes; a file counts as finished only after it
-  was synced and renamed.
-* A sort in C holds the interpreter for its whole length, so nothing larger than SORT_MAX numbers is ever
-  sorted at once: numbers are dealt into buckets by their top bits, an oversized bucket (a popular key)
-  again by its next bits. Above PASS_MAX numbers the source is read once per part of the number range.
+* A lookup is one binary search over pages, each of which is checked before it is used. A bad page raises
+  DamagedError, and the caller reads the entries file instead. A table whose entries file has another size is
+  out of date.
+* Creation runs in steps: an iterator whose every `next` does a bounded amount of work (it holds the
+  interpreter well under a millisecond and does one file operation), to be run in a native thread with pauses.
+  Abandoning it leaves a `.new` file that the next start removes; a file counts only after it was synced and
+  renamed.
+* A sort in C holds the interpreter until it is done, so at most SORT_MAX numbers are sorted at once. Numbers
+  are distributed into buckets by their top bits; an oversized bucket (of a popular key) is split by the next
+  bits. Above PASS_MAX numbers the source is read once per share of the number range.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import google_crc32c
 
 from backend.file_log.core.names import UNFINISHED, entries_name, sorted_name
 from backend.file_log.index import entries
-from backend.file_log.index.entries import U32_MAX, OnDamage, Seeds, little, numbers
+from backend.file_log.index.entries import U32_MAX, OnDamage, Seeds, from_little_endian, to_little_endian
 from backend.file_log.index.writer import Rows
 from backend.file_log.storage import File, Storage
 from ddmq_common.errors import DamagedError
@@ -39,11 +39,11 @@ PAGE_BYTES = 4_096
 PAGE_ENTRIES = (PAGE_BYTES - 8) // 8
 
 ReadAt = Callable[[int, int], bytes]
-"""(size, offset) → bytes, shorter at the end of the file."""
+"""Reads (size, offset); returns fewer bytes at the end of the file."""
 
 
 class IndexTable(NamedTuple):
-    """A sorted table's header."""
+    """The header of a sorted table."""
 
     segment_start: int
     covers_from: int
@@ -58,7 +58,7 @@ class IndexTable(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The whole file, in bytes."""
+        """The size of the complete file in bytes."""
         return HEADER_BYTES + self.pages * PAGE_BYTES
 
     def pack(self) -> bytes:
@@ -67,7 +67,7 @@ class IndexTable(NamedTuple):
 
 
 def unpack_header(data: bytes, segment_start: int) -> IndexTable | None:
-    """The header, or None when it is not a sound one of that segment."""
+    """Decode a table's header; None if it is not a valid one of that segment."""
     if len(data) < HEADER_BYTES:
         return None
     magic, version, *fields, zero, crc = _HEADER.unpack_from(data)
@@ -78,8 +78,8 @@ def unpack_header(data: bytes, segment_start: int) -> IndexTable | None:
 
 
 def pack_page(segment_start: int, number: int, entries: array[int]) -> bytes:
-    """One page of up to PAGE_ENTRIES ascending entries."""
-    rest = number.to_bytes(4, "little") + little(entries).ljust(PAGE_BYTES - 8, b"\xff")
+    """Encode one page of up to PAGE_ENTRIES ascending entries."""
+    rest = number.to_bytes(4, "little") + to_little_endian(entries).ljust(PAGE_BYTES - 8, b"\xff")
     return _page_crc(rest, segment_start).to_bytes(4, "little") + rest
 
 
@@ -89,28 +89,28 @@ def _page_crc(rest: bytes, segment_start: int) -> int:
 
 
 def read_page(read_at: ReadAt, table: IndexTable, number: int) -> array[int]:
-    """The entries of one page. Raises DamagedError when its bytes are not what was written."""
+    """Read the entries of one page. Raises DamagedError if its bytes are not valid."""
     data = read_at(PAGE_BYTES, HEADER_BYTES + number * PAGE_BYTES)
     rest = data[4:]
-    sound = (
+    valid = (
         len(data) == PAGE_BYTES
         and int.from_bytes(data[:4], "little") == _page_crc(rest, table.segment_start)
         and int.from_bytes(rest[:4], "little") == number
     )
-    if not sound:
+    if not valid:
         raise DamagedError(f"page {number} of the sorted index of segment {table.segment_start} is damaged")
     count = min(PAGE_ENTRIES, table.entries - number * PAGE_ENTRIES)
-    return numbers("Q", rest[4 : 4 + 8 * count])
+    return from_little_endian("Q", rest[4 : 4 + 8 * count])
 
 
-def newest_with_hash(read_at: ReadAt, table: IndexTable, wanted: int) -> Iterator[int]:
-    """Positions behind the segment's start filed under the hash, descending."""
-    last = wanted << 32 | U32_MAX
+def newest_with_hash(read_at: ReadAt, table: IndexTable, hash_value: int) -> Iterator[int]:
+    """Yield the positions of records with this hash, relative to the segment's start, descending."""
+    last = hash_value << 32 | U32_MAX
     number = _last_page_at_or_below(read_at, table, last)
     while number >= 0:
         page = read_page(read_at, table, number)
         for index in range(bisect_right(page, last) - 1, -1, -1):
-            if page[index] >> 32 != wanted:
+            if page[index] >> 32 != hash_value:
                 return
             yield page[index] & U32_MAX
         number -= 1
@@ -135,10 +135,10 @@ _FURTHER_BITS = 8
 Source = Callable[[], Iterable[list[int]]]
 
 
-def ascending(source: Source, count: int) -> Iterator[list[int]]:
-    """All numbers of `source` in order, in lists of up to SORT_MAX; an empty list is just a step.
+def sort_ascending(source: Source, count: int) -> Iterator[list[int]]:
+    """Yield all numbers of `source` in order, in lists of up to SORT_MAX; an empty list is only a step.
 
-    `source` gives the same numbers every time it is called; `count` is how many there are.
+    `source` returns the same `count` numbers every time it is called.
     """
     passes = 1
     while count > passes * PASS_MAX:
@@ -153,23 +153,23 @@ def _one_pass(source: Source, low: int, width: int, count: int) -> Iterator[list
     shift = (width - 1).bit_length() - bits
     buckets = [array("Q") for _ in range(1 << bits)]
     high = low + width
-    for piece in source():
-        for start in range(0, len(piece), _DEAL):
-            chunk = [number for number in piece[start : start + _DEAL] if low <= number < high]
-            _deal(chunk, buckets, shift, low)
+    for batch in source():
+        for start in range(0, len(batch), _DEAL):
+            chunk = [number for number in batch[start : start + _DEAL] if low <= number < high]
+            _distribute(chunk, buckets, shift, low)
             yield []
     for index, bucket in enumerate(buckets):
         buckets[index] = array("Q")
         yield from _sorted_bucket(bucket, shift)
 
 
-def _deal(numbers: Iterable[int], buckets: list[array[int]], shift: int, low: int) -> None:
+def _distribute(numbers: Iterable[int], buckets: list[array[int]], shift: int, low: int) -> None:
     for number in numbers:
         buckets[(number - low) >> shift].append(number)
 
 
 def _sorted_bucket(bucket: array[int], shift: int) -> Iterator[list[int]]:
-    """`bucket` holds numbers that agree in all bits from `shift` on."""
+    """Sort a bucket of numbers that are equal in all bits from `shift` on."""
     if len(bucket) <= SORT_MAX or shift == 0:
         yield sorted(bucket)
         return
@@ -177,7 +177,7 @@ def _sorted_bucket(bucket: array[int], shift: int) -> Iterator[list[int]]:
     buckets = [array("Q") for _ in range(1 << (shift - further))]
     low = bucket[0] >> shift << shift
     for start in range(0, len(bucket), _DEAL):
-        _deal(bucket[start : start + _DEAL], buckets, further, low)
+        _distribute(bucket[start : start + _DEAL], buckets, further, low)
         yield []
     for smaller in filter(None, buckets):
         yield from _sorted_bucket(smaller, further)
@@ -188,7 +188,7 @@ _WRITE_BYTES = 64 * 1024
 
 
 class IndexRow(NamedTuple):
-    """What the index keeps of one record."""
+    """The fields of one record that the index stores."""
 
     position: int
     topic: str
@@ -197,64 +197,69 @@ class IndexRow(NamedTuple):
     stored_ms: int
 
 
-def seal_steps(storage: Storage, folder: str, span: tuple[int, int], on_damage: OnDamage) -> Iterator[None]:
-    """Make the sorted table of the segment `[start, end)`.
+def seal_steps(
+    storage: Storage, folder: str, log_range: tuple[int, int], on_damage: OnDamage
+) -> Iterator[None]:
+    """Create the sorted table of the segment `[start, end)` in steps.
 
-    Raises DamagedError when the entries are not sound or do not cover the whole segment: rebuild it.
+    Raises DamagedError if the entries are damaged or do not cover the complete segment, which must then be
+    rebuilt.
     """
-    start, end = span
+    start, end = log_range
     path = f"{folder}/{sorted_name(start)}"
     with closing(storage.open(f"{folder}/{entries_name(start)}")) as source:
-        found: list[entries.FoundEntry] = []
-        for one in entries.walk(source, start, on_damage):
-            found.append(one)
-            if len(found) % _STEP_ROWS == 0:
+        blocks: list[entries.BlockEntry] = []
+        for block in entries.walk_blocks(source, start, on_damage):
+            blocks.append(block)
+            if len(blocks) % _STEP_ROWS == 0:
                 yield
-        _check_whole(found, span)
+        _check_complete(blocks, log_range)
         yield
         with closing(storage.open(path + UNFINISHED, write=True)) as target:
             target.truncate(0)
-            count = yield from _write_pages(source, target, found, on_damage)
-            last_ms = max((one.block.last_ms for one in found if one.block.rows), default=0)
+            count = yield from _write_pages(source, target, blocks, on_damage)
+            last_ms = max((block.block.last_ms for block in blocks if block.block.rows), default=0)
             target.pwrite(IndexTable(start, start, end, source.size(), count, last_ms).pack(), 0)
             target.sync()
         storage.rename(path + UNFINISHED, path)
         storage.sync_folder(folder)
 
 
-def _check_whole(found: list[entries.FoundEntry], span: tuple[int, int]) -> None:
-    covered = span[0]
-    for one in found:
-        if one.block.covers_from > covered:
+def _check_complete(blocks: list[entries.BlockEntry], log_range: tuple[int, int]) -> None:
+    covered = log_range[0]
+    for entry in blocks:
+        if entry.block.covers_from > covered:
             break
-        covered = max(covered, one.block.covers_to)
-    if covered < span[1]:
-        raise DamagedError(f"the index of segment {span[0]} ends at {covered}, the segment at {span[1]}")
+        covered = max(covered, entry.block.covers_to)
+    if covered < log_range[1]:
+        raise DamagedError(
+            f"the index of segment {log_range[0]} ends at {covered}, the segment at {log_range[1]}"
+        )
 
 
 def _write_pages(
-    source: File, target: File, found: list[entries.FoundEntry], on_damage: OnDamage
+    source: File, target: File, blocks: list[entries.BlockEntry], on_damage: OnDamage
 ) -> Generator[None, None, int]:
-    start = found[0].block.segment_start if found else 0
-    rows = sum(one.block.rows for one in found)
+    start = blocks[0].block.segment_start if blocks else 0
+    rows = sum(entry.block.rows for entry in blocks)
     pages = _Pages(target, start)
-    for piece in ascending(lambda: _bodies(source, found, on_damage), 2 * rows):
-        pages.add(piece)
+    for chunk in sort_ascending(lambda: _read_bodies(source, blocks, on_damage), 2 * rows):
+        pages.add(chunk)
         yield
-    return pages.finish()
+    return pages.finish_pages()
 
 
-def _bodies(source: File, found: list[entries.FoundEntry], on_damage: OnDamage) -> Iterator[list[int]]:
-    for one in found:
-        body = entries.read_body(source, one, on_damage)
+def _read_bodies(source: File, blocks: list[entries.BlockEntry], on_damage: OnDamage) -> Iterator[list[int]]:
+    for entry in blocks:
+        body = entries.read_body(source, entry, on_damage)
         if body is None:
-            start = one.block.segment_start
-            raise DamagedError(f"a block of the index of segment {start} is damaged, at byte {one.at}")
+            start = entry.block.segment_start
+            raise DamagedError(f"a block of the index of segment {start} is damaged, at byte {entry.at}")
         yield entries.table_entries(body)
 
 
 class _Pages:
-    """Cuts ascending entries into pages and writes them in larger pieces."""
+    """Packs ascending entries into pages and writes several pages at a time."""
 
     def __init__(self, target: File, segment_start: int) -> None:
         self._target = target
@@ -274,8 +279,8 @@ class _Pages:
         if self._packed_bytes >= _WRITE_BYTES:
             self._write()
 
-    def finish(self) -> int:
-        """Write the rest; how many entries there are."""
+    def finish_pages(self) -> int:
+        """Write the remaining entries; return the number of all entries."""
         if self._entries:
             self._pack(self._entries)
         self._write()
@@ -295,27 +300,29 @@ class _Pages:
 
 
 def rebuild_steps(
-    storage: Storage, folder: str, span: tuple[int, int], rows: Iterable[IndexRow], on_damage: OnDamage
+    storage: Storage, folder: str, log_range: tuple[int, int], rows: Iterable[IndexRow], on_damage: OnDamage
 ) -> Iterator[None]:
-    """Replace the index of the segment `[start, end)` by one of all its records in order; seal it."""
-    start, _ = span
+    """Rebuild the index of the segment `[start, end)` from all its records in order, and seal it, in
+    steps.
+    """
+    start, _ = log_range
     path = f"{folder}/{entries_name(start)}"
     with closing(storage.open(path + UNFINISHED, write=True)) as target:
         target.truncate(0)
-        yield from _write_rows(target, span, rows)
+        yield from _write_rows(target, log_range, rows)
         target.sync()
     storage.remove(f"{folder}/{sorted_name(start)}")
     storage.rename(path + UNFINISHED, path)
     storage.sync_folder(folder)
-    yield from seal_steps(storage, folder, span, on_damage)
+    yield from seal_steps(storage, folder, log_range, on_damage)
 
 
-def _write_rows(target: File, span: tuple[int, int], rows: Iterable[IndexRow]) -> Iterator[None]:
-    start, end = span
+def _write_rows(target: File, log_range: tuple[int, int], rows: Iterable[IndexRow]) -> Iterator[None]:
+    start, end = log_range
     seeds, pending = Seeds(), Rows()
     covered, last_ms, written = start, 0, 0
     for row in rows:
-        if len(pending.positions) == entries.BLOCK_ROWS or not pending.takes(row.stored_ms):
+        if len(pending.positions) == entries.BLOCK_ROWS or not pending.can_take(row.stored_ms):
             block = pending.pack(start, (covered, row.position), last_ms, seeds)
             target.pwrite(block, written)
             covered, last_ms, written = row.position, pending.last_ms(last_ms), written + len(block)

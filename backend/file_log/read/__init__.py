@@ -1,1 +1,1 @@
-"""The way of a read: entries to records, lookups."""
+"""The path of a read, from entries to records, and lookups."""

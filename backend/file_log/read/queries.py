@@ -1,7 +1,7 @@
-"""Everything that is asked of the log without changing it. Answers come later, from the hub.
+"""The queries of a log: reads, bounds and lookups, which change nothing. Answers come later, from the hub.
 
-Rules: hot reads are done on the hub, from mapped files; what may touch the disk is done in gevent's
-native threads. Only what is visible is ever looked at.
+Rules: hot reads run on the hub, from mapped files; operations that may touch the disk run in gevent's native
+threads. Only visible records are read.
 """
 
 from __future__ import annotations
@@ -13,8 +13,15 @@ from typing import Any, NamedTuple, TypeVar
 import gevent
 
 from backend.completion import Completion
-from backend.file_log.consume_queue import HUB_ENTRIES, Picked, QueueFiles, entries_max, pick, search
-from backend.file_log.core.layout import ENTRY_BYTES, ENTRY_ROWS, Record, entry_is_sound, pack_entry
+from backend.file_log.consume_queue import (
+    HUB_ENTRIES,
+    QueueFiles,
+    SelectedEntries,
+    entries_max,
+    search_entries,
+    select_entries,
+)
+from backend.file_log.core.layout import ENTRY_BYTES, ENTRY_ROWS, Record, is_valid_entry, pack_entry
 from backend.file_log.damage import LogDamage
 from backend.file_log.index.attached import AttachedIndex, records_of
 from backend.file_log.read.reader import FileBatch, LogReader, Row, is_of, row_of, stored_record
@@ -26,13 +33,13 @@ from ddmq_common.errors import CallerError, DdmqError, DrainingError, StorageErr
 from ddmq_common.native_threads import off_hub
 
 T = TypeVar("T")
-NEIGHBOURS = 64  # entries looked at on each side of one that is wrong; before it more if need be
-Wanted = Callable[[Row], bool | None]
-"""Whether an entry is what is looked for; None: it cannot be told."""
+NEIGHBOURS = 64  # entries checked on each side of a damaged one; more before it if needed
+Predicate = Callable[[Row], bool | None]
+"""Returns whether an entry meets a condition, or None if it cannot be decided."""
 
 
 class QueueView(NamedTuple):
-    """A queue as it was, for a thread; as in LogQueue."""
+    """A copy of a LogQueue's fields, for use in a thread."""
 
     ref: QueueRef
     min: int
@@ -42,7 +49,7 @@ class QueueView(NamedTuple):
 
 
 class Queries:
-    """Reads of one log. `limit()`: the log position readers may read up to."""
+    """The queries of one log. `limit()`: the log position up to which readers may read."""
 
     def __init__(
         self,
@@ -62,25 +69,27 @@ class Queries:
         self._index = index
         self._damage = damage
         self._limit = limit
-        self._reader = LogReader(segments, damage.found_in_log, self._look_up, hot_bytes, warm_blocks_max)
+        self._reader = LogReader(
+            segments, damage.report_in_log, self._search_record, hot_bytes, warm_blocks_max
+        )
         self._later: Any = gevent.get_hub().loop.run_callback
 
     # --- reading
 
     def read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
-        """As Backend.read."""
-        self._later(self._attempt, call, completion, self._read)
+        """Read records, as Backend.read does."""
+        self._later(self._try_read, call, completion, self._read)
 
-    def _attempt(
+    def _try_read(
         self,
         call: ReadCall,
         completion: Completion[ReadBatch],
         act: Callable[..., FileBatch | None],
-        *given: Any,
+        *arguments: Any,
     ) -> None:
-        """Settle with what `act` gives; None: it went to a thread, and settles from there."""
+        """Settle the completion with the result of `act`, unless that is None: a thread then settles it."""
         try:
-            answer = act(call, completion, *given)
+            answer = act(call, completion, *arguments)
         except DdmqError as error:
             completion.fail(error)
         except (OSError, ValueError) as error:
@@ -91,54 +100,66 @@ class Queries:
                 completion.succeed(answer)
 
     def _read(self, call: ReadCall, completion: Completion[ReadBatch]) -> FileBatch | None:
-        answer = self._outcome(call.queue, call.offset)
+        answer = self._answer_without_records(call.queue, call.offset)
         if answer is not None:
             return answer
-        queue = self._queue(call.queue)
-        entries = self._entries(queue, call.offset, min(entries_max(call), queue.visible - call.offset))
-        picked = pick(call, entries)
+        queue = self._require_queue(call.queue)
+        entries = self._read_entries(queue, call.offset, min(entries_max(call), queue.visible - call.offset))
+        picked = select_entries(call, entries)
         if picked.entries or picked.after >= queue.flushed:
-            return self._records(call, completion, picked)
+            return self._load_records(call, completion, picked)
         end = min(call.offset + PASSED_MAX, queue.flushed)
         off_hub(
-            lambda: search(call, self._files, end),
-            lambda found, error: self._attempt(call, completion, self._searched, found, error),
+            lambda: search_entries(call, self._files, end),
+            lambda outcome, error: self._try_read(call, completion, self._read_searched, outcome, error),
         )
         return None
 
-    def _searched(
-        self, call: ReadCall, completion: Completion[ReadBatch], picked: Picked, error: Exception | None
+    def _read_searched(
+        self,
+        call: ReadCall,
+        completion: Completion[ReadBatch],
+        picked: SelectedEntries,
+        error: Exception | None,
     ) -> FileBatch | None:
-        answer = self._outcome(call.queue, call.offset)  # retention went on meanwhile
+        answer = self._answer_without_records(
+            call.queue, call.offset
+        )  # retention may have deleted records meanwhile
         if answer is not None:
             return answer
         if error is not None:
             raise error
-        return self._records(call, completion, picked)
+        return self._load_records(call, completion, picked)
 
-    def _records(self, call: ReadCall, completion: Completion[ReadBatch], picked: Picked) -> FileBatch | None:
-        cold = self._reader.cold(picked.entries, call.bytes_max)
+    def _load_records(
+        self, call: ReadCall, completion: Completion[ReadBatch], picked: SelectedEntries
+    ) -> FileBatch | None:
+        cold = self._reader.list_cold(picked.entries, call.bytes_max)
         if not cold:
-            return self._batch(call, completion, picked)
+            return self._read_batch(call, completion, picked)
 
-        def warmed(_: Any, error: Exception | None) -> None:
-            self._attempt(call, completion, self._warmed, picked, error)
+        def on_warmed(_: Any, error: Exception | None) -> None:
+            self._try_read(call, completion, self._read_warmed, picked, error)
 
-        off_hub(self._reader.warm, warmed, cold)
+        off_hub(self._reader.load_ranges, on_warmed, cold)
         return None
 
-    def _warmed(
-        self, call: ReadCall, completion: Completion[ReadBatch], picked: Picked, error: Exception | None
+    def _read_warmed(
+        self,
+        call: ReadCall,
+        completion: Completion[ReadBatch],
+        picked: SelectedEntries,
+        error: Exception | None,
     ) -> FileBatch | None:
-        answer = self._outcome(call.queue, call.offset)
+        answer = self._answer_without_records(call.queue, call.offset)
         if answer is not None:
             return answer
         if error is not None:
             raise error
-        return self._batch(call, completion, picked)
+        return self._read_batch(call, completion, picked)
 
-    def _outcome(self, ref: QueueRef, offset: int) -> FileBatch | None:
-        """The answer when there is nothing to read."""
+    def _answer_without_records(self, ref: QueueRef, offset: int) -> FileBatch | None:
+        """Return the answer of a read at an offset without a record, or None if there is one."""
         self._check_open()
         queue = self._state.queue(ref)
         if queue is None:
@@ -152,38 +173,41 @@ class Queries:
             return FileBatch(None, ReadStatus.OUT_OF_RANGE, offset, bounds)
         return None
 
-    def _batch(self, call: ReadCall, completion: Completion[ReadBatch], picked: Picked) -> FileBatch | None:
-        """At least one record, unless nothing but gaps, or other tags, is left.
+    def _read_batch(
+        self, call: ReadCall, completion: Completion[ReadBatch], picked: SelectedEntries
+    ) -> FileBatch | None:
+        """Read a batch with at least one record, unless only gaps and other tags remain.
 
-        None: all of these are lost, and what follows is read at the next turn, for they may be very many.
+        Returns None if all selected records are lost; the read then continues in the next turn of the hub,
+        because many more may be lost.
         """
-        queue = self._queue(call.queue)
-        batch = self._reader.batch(call, picked, self._limit())
+        queue = self._require_queue(call.queue)
+        batch = self._reader.read_batch(call, picked, self._limit())
         if batch.offsets:
             batch.at_end = batch.next_offset >= queue.visible
             return batch
         if batch.next_offset >= queue.visible:
             batch.status = ReadStatus.NONE
         elif call.tags is None:
-            self._later(self._attempt, call._replace(offset=batch.next_offset), completion, self._read)
+            self._later(self._try_read, call._replace(offset=batch.next_offset), completion, self._read)
             return None
         return batch
 
-    def _entries(self, queue: LogQueue | QueueView, offset: int, count: int) -> bytes:
-        """Entries of visible records; those that the files lost are gaps until they are looked up."""
+    def _read_entries(self, queue: LogQueue | QueueView, offset: int, count: int) -> bytes:
+        """Return the entries of visible records, with zeros for those that the files lost."""
         flushed = queue.flushed
         if offset >= flushed:
             start = (offset - flushed) * ENTRY_BYTES
             return bytes(queue.tail[start : start + count * ENTRY_BYTES])
         in_files = min(count, flushed - offset)
-        found = self._files.read(queue.ref, offset, in_files)
-        if len(found) < in_files * ENTRY_BYTES:
-            found += bytes(in_files * ENTRY_BYTES - len(found))
+        entries = self._files.read(queue.ref, offset, in_files)
+        if len(entries) < in_files * ENTRY_BYTES:
+            entries += bytes(in_files * ENTRY_BYTES - len(entries))
         if count > in_files:
-            found += queue.tail[: (count - in_files) * ENTRY_BYTES]
-        return found
+            entries += queue.tail[: (count - in_files) * ENTRY_BYTES]
+        return entries
 
-    def _queue(self, ref: QueueRef) -> LogQueue:
+    def _require_queue(self, ref: QueueRef) -> LogQueue:
         queue = self._state.queue(ref)
         if queue is None:
             raise UnknownTopicError(f"queue {ref} does not exist (any more)")
@@ -196,18 +220,18 @@ class Queries:
     # --- bounds
 
     def bounds_of(self, queue: LogQueue) -> Bounds:
-        """Of one queue; the oldest offset is found anew after segments were deleted."""
+        """Return the bounds of a queue; after segments were deleted, search its oldest offset again."""
         first = self._segments.first_of(queue.ref.topic)
         if queue.min_at < first:
             queue.min = self._first_offset(queue, lambda row: row[0] >= first)
             queue.min_at = first
         return Bounds(queue.min, queue.visible)
 
-    def lowest(self) -> Callable[[], list[tuple[LogQueue, int, int]]]:
-        """Of all queues whose oldest offset may have gone with deleted segments: which it is now, and where
-        the log starts for them.
+    def find_lowest(self) -> Callable[[], list[tuple[LogQueue, int, int]]]:
+        """Return a call that finds (queue, oldest offset, log start) after segments were deleted.
 
-        Call it on the hub, and what it gives in a native thread.
+        It covers the queues whose oldest offset may have changed. Call this on the hub, and the result in a
+        native thread.
         """
         first_of = self._segments.first_of
         views = [
@@ -217,49 +241,57 @@ class Queries:
         ]
 
         def find() -> list[tuple[LogQueue, int, int]]:
-            found = []
+            bounds = []
             for queue, view, first in views:
-                with suppress(OSError, DdmqError):  # asked again when somebody reads it
+                with suppress(OSError, DdmqError):  # the next read tries again
                     lowest = self._first_offset(view, lambda row, first=first: row[0] >= first)  # type: ignore[misc]
-                    found.append((queue, lowest, first))
-            return found
+                    bounds.append((queue, lowest, first))
+            return bounds
 
         return find
 
-    def _first_offset(self, queue: LogQueue | QueueView, wanted: Wanted) -> int:
-        """The first offset from min on whose entry is `wanted`, which is monotonous where it can be told."""
+    def _first_offset(self, queue: LogQueue | QueueView, predicate: Predicate) -> int:
+        """Return the first offset whose entry meets `predicate`, which is monotonous where it can be
+        decided.
+        """
         low, high = queue.min, queue.visible
         while low < high:
             middle = (low + high) // 2
-            at, found = self._ask_from(queue, middle, high, wanted)
-            if found is False:
+            at, answer = self._decide_from(queue, middle, high, predicate)
+            if answer is False:
                 low = at + 1
             else:
                 high = middle
         return low
 
-    def _ask_from(
-        self, queue: LogQueue | QueueView, offset: int, end: int, wanted: Wanted
+    def _decide_from(
+        self, queue: LogQueue | QueueView, offset: int, end: int, predicate: Predicate
     ) -> tuple[int, bool | None]:
-        """What the first entry from `offset` on says that says anything: gaps and damage do not."""
+        """Return the offset and result of the first entry from `offset` on that `predicate` can decide.
+
+        Gaps and damaged entries decide nothing.
+        """
         while offset < end:
-            entries = self._entries(queue, offset, min(NEIGHBOURS, end - offset))
+            entries = self._read_entries(queue, offset, min(NEIGHBOURS, end - offset))
             for at, row in enumerate(ENTRY_ROWS.iter_unpack(entries)):
-                if row[1] and entry_is_sound(entries[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES]):
-                    found = wanted(row)
-                    if found is not None:
-                        return offset + at, found
+                if row[1] and is_valid_entry(entries[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES]):
+                    answer = predicate(row)
+                    if answer is not None:
+                        return offset + at, answer
             offset += len(entries) // ENTRY_BYTES
         return end, None
 
     def bounds(self, refs: Sequence[QueueRef]) -> list[Bounds | None]:
-        """As Backend.bounds."""
-        found = [self._state.queue(ref) for ref in refs]
-        return [None if queue is None else self.bounds_of(queue) for queue in found]
+        """Return the bounds of queues, as Backend.bounds does."""
+        queues = [self._state.queue(ref) for ref in refs]
+        return [None if queue is None else self.bounds_of(queue) for queue in queues]
 
     def offset_for_time(self, ref: QueueRef, wall_ms: int) -> Callable[[], int]:
-        """As Backend.offset_for_time. Call it on the hub, and what it gives in a native thread."""
-        queue = self._queue(ref)
+        """Return a call that does the work of Backend.offset_for_time.
+
+        Call this on the hub, and the result in a native thread.
+        """
+        queue = self._require_queue(ref)
         low = self.bounds_of(queue).min
         view = QueueView(ref, low, queue.visible, queue.flushed, bytes(queue.tail))
 
@@ -274,12 +306,15 @@ class Queries:
     # --- finding
 
     def find(self, call: FindCall) -> Callable[[], list[StoredRecord]]:
-        """As Backend.find. Call it on the hub, and what it gives in a native thread."""
+        """Return a call that does the work of Backend.find.
+
+        Call this on the hub, the result in a native thread.
+        """
         topic, key, message_id, count_max = call
-        found = self._state.topics.get(topic)
-        if found is None:
+        state = self._state.topics.get(topic)
+        if state is None:
             raise UnknownTopicError(f"topic {topic} does not exist")
-        incarnation = found.info.incarnation
+        incarnation = state.info.incarnation
         if key is not None:
             take = self._index.find_key(topic, incarnation, key, count_max) if key else list
         else:
@@ -288,8 +323,8 @@ class Queries:
 
     # --- answering
 
-    def answer(self, act: Callable[[], T], completion: Completion[T]) -> Completion[T]:
-        """Settle with what `act` gives, later, on the hub."""
+    def settle_on_hub(self, act: Callable[[], T], completion: Completion[T]) -> Completion[T]:
+        """Settle the completion with the result of `act`, later, on the hub."""
 
         def run() -> None:
             try:
@@ -303,12 +338,14 @@ class Queries:
         self._later(run)
         return completion
 
-    def answer_off_hub(
+    def settle_off_hub(
         self, prepare: Callable[[], Callable[[], T]], completion: Completion[T]
     ) -> Completion[T]:
-        """The same; `prepare` runs on the hub and gives what then runs in a native thread."""
+        """Settle the completion from a native thread; `prepare` runs on the hub and returns the call for
+        it.
+        """
 
-        def done(value: Any, error: Exception | None) -> None:
+        def settle(value: Any, error: Exception | None) -> None:
             if error is None:
                 completion.succeed(value)
             elif isinstance(error, DdmqError):
@@ -323,23 +360,23 @@ class Queries:
             except DdmqError as error:
                 completion.fail(error)
                 return
-            off_hub(act, done)
+            off_hub(act, settle)
 
         self._later(begin)
         return completion
 
-    # --- entries that are wrong
+    # --- damaged entries
 
-    def _look_up(self, ref: QueueRef, offset: int) -> Row | None:
-        """Find a record in the log between its neighbours in the queue, and repair the entry.
+    def _search_record(self, ref: QueueRef, offset: int) -> Row | None:
+        """Search a record in the log between its neighbours in the queue, and repair its entry.
 
-        With a sound entry it is where that says or lost, and nothing is looked for: between neighbours there
-        may be gigabytes, and this is the hub.
+        Returns None at once if the entry is valid: the record is lost then, and a search between neighbours
+        may read gigabytes on the hub.
         """
         queue = self._state.queue(ref)
-        if queue is None or entry_is_sound(self._entries(queue, offset, 1)):
+        if queue is None or is_valid_entry(self._read_entries(queue, offset, 1)):
             return None
-        low, high = self._neighbours(queue, offset)
+        low, high = self._find_neighbours(queue, offset)
         for segment in self._segments.segments:
             start, end = max(low, segment.start), min(high, segment.end)
             if start >= end:
@@ -347,39 +384,39 @@ class Queries:
             for item in records_of(segment, start, end):
                 if is_of(item, ref, item.offset) and item.offset >= offset:
                     if item.offset > offset:
-                        return None  # it would have stood before this one
-                    self._repair(queue, item)
+                        return None  # it would have come before this one
+                    self._repair_entry(queue, item)
                     return row_of(item)
         return None
 
-    def _neighbours(self, queue: LogQueue, offset: int) -> tuple[int, int]:
-        """Log positions between which the record of `offset` lies."""
+    def _find_neighbours(self, queue: LogQueue, offset: int) -> tuple[int, int]:
+        """Return the log positions between which the record of `offset` lies."""
         low, high, step, end = self._segments.first_of(queue.ref.topic), self._limit(), NEIGHBOURS, offset
         before: list[int] = []
         while not before and end > queue.min:
             start = max(queue.min, end - step)
-            before = self._sound_positions(queue, start, end)
+            before = self._valid_positions(queue, start, end)
             end, step = start, min(2 * step, HUB_ENTRIES)
-        after = self._sound_positions(queue, offset + 1, min(queue.visible, offset + NEIGHBOURS))
+        after = self._valid_positions(queue, offset + 1, min(queue.visible, offset + NEIGHBOURS))
         return (before[-1] if before else low), (after[0] if after else high)
 
-    def _sound_positions(self, queue: LogQueue, start: int, end: int) -> list[int]:
+    def _valid_positions(self, queue: LogQueue, start: int, end: int) -> list[int]:
         if start >= end:
             return []
-        entries = self._entries(queue, start, end - start)
-        found = []
+        entries = self._read_entries(queue, start, end - start)
+        positions = []
         for at, row in enumerate(ENTRY_ROWS.iter_unpack(entries), start):
             record = self._reader.record_at(row[0], self._limit()) if row[1] else None
             if record is not None and is_of(record, queue.ref, at):
-                found.append(record.position)
-        return found
+                positions.append(record.position)
+        return positions
 
-    def _repair(self, queue: LogQueue, record: Record) -> None:
-        self._damage.found(
+    def _repair_entry(self, queue: LogQueue, record: Record) -> None:
+        self._damage.report(
             "consumequeue", record.position, ENTRY_BYTES, f"entry {record.offset} of {queue.ref}"
         )
         if record.offset < queue.flushed:
             try:
                 self._files.write(queue.ref, record.offset, pack_entry(record))
             except OSError:
-                return  # it is looked up again next time
+                return  # the next read looks it up again

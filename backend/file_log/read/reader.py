@@ -1,13 +1,13 @@
-"""Reading records over the files alone: for the writer's process, and for those beside it.
+"""Reads records from the files alone, in the writer's process and in the member processes.
 
 Rules:
-* Nothing at or past the log position `limit` is touched: what readers may not see may not be there.
-* A record is served when its header says what its consume-queue entry says, and all of it has the CRC
-  that the header names. An entry that is not sound is looked up again in the log; a record that is
-  damaged is left out, counted and copied aside once.
-* What is old is brought into the page cache in a native thread first (`cold`), so that no page fault
-  stops the hub; after that whole batches are read from mapped files, once `view` has made sure that every
-  page is there: one that cannot be read would end the process. It costs the records in it, as other damage.
+* No byte at or past the log position `limit` is touched: invisible records may not exist.
+* A record is served if its header agrees with its consume-queue entry and the record has the CRC that the
+  header names. A damaged entry is searched again in the log; a damaged record is left out, counted and copied
+  to `damaged/` once.
+* Old records are first loaded into the page cache by a native thread (`list_cold`), so that no page fault
+  stops the hub. Then whole batches are read from mapped files, after `view` has checked that every page can
+  be read: an unreadable page would end the process. The records in such a page are lost, like other damage.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from backend.file_log.consume_queue import Picked
+from backend.file_log.consume_queue import SelectedEntries
 from backend.file_log.core.layout import (
     ENTRY,
     ENTRY_BYTES,
@@ -46,11 +46,11 @@ from ddmq_common.errors import DamagedError
 
 BLOCK_BYTES = 1 << 20
 FIRST_READ_BYTES = 4_096  # most records' meta parts are in it
-SIZE_AT = 20  # where the length stands in a record
-CHECKED_FROM = FRONT.size  # from here on a record is under its CRCs
+SIZE_AT = 20  # index of the length in a record
+CHECKED_FROM = FRONT.size  # the bytes of a record from here on are under its CRCs
 Row = tuple[int, int, int, int, int]  # an entry: position, length, tag hash, due, flags | delivery start
-Columns = tuple[tuple[int, ...], ...]  # the same of many entries, by field
-Damaged = Callable[[int, int, str], None]  # log position, length, what
+Columns = tuple[tuple[int, ...], ...]  # the fields of many entries, by field
+Damaged = Callable[[int, int, str], None]  # log position, length, description
 
 
 class FileBatch(ReadBatch):
@@ -74,26 +74,26 @@ class FileBatch(ReadBatch):
         self.next_offset = next_offset
         self.bounds = bounds
 
-    def fill(
+    def fill_columns(
         self, offsets: Sequence[int], rows: Columns, deliveries: list[bytes], ids: list[bytes] | None = None
     ) -> None:
-        """Set the columns; `ids`: the message ids, where they were asked for."""
+        """Set the columns; `ids`: the message ids, if the call requested them."""
         self._ids = ids
         self.positions, _, self.tag_hashes, _, packed = rows
         self.offsets, self.deliveries = offsets, deliveries
         self.flags = [number & 255 for number in packed]
 
     def record(self, index: int) -> StoredRecord:
-        """Return the whole record. Raises DamagedError if it has been damaged or deleted since."""
+        """Return the complete record. Raises DamagedError if it was damaged or deleted since the read."""
         if self._reader is None:
             raise IndexError(index)
-        found = self._reader.record_at(self.positions[index])
-        if found is None:
+        record = self._reader.record_at(self.positions[index])
+        if record is None:
             raise DamagedError(f"the record at log position {self.positions[index]} cannot be read any more")
-        return stored_record(found, self.deliveries[index])
+        return stored_record(record, self.deliveries[index])
 
     def carried(self, name: str) -> list[ShortRecord]:
-        """See the port. The records were checked when they were read, so this checks nothing."""
+        """Return all records in short. The read has checked them, so this checks nothing."""
         return [] if self._reader is None else self._reader.carried(self, name)
 
     def message_ids(self) -> list[bytes]:
@@ -106,7 +106,7 @@ class FileBatch(ReadBatch):
 
 
 def stored_record(record: Record, delivery: bytes) -> StoredRecord:
-    """What the port calls a record."""
+    """Convert a record of the log to a record of the port."""
     return StoredRecord(
         record.topic,
         record.queue_id,
@@ -122,8 +122,8 @@ def stored_record(record: Record, delivery: bytes) -> StoredRecord:
     )
 
 
-class RecordSpan(NamedTuple):
-    """Part of a segment, by log position."""
+class RecordRange(NamedTuple):
+    """A range of a segment, by log position."""
 
     segment: Segment
     start: int
@@ -131,7 +131,7 @@ class RecordSpan(NamedTuple):
 
 
 class LogReader:
-    """Reads what consume-queue entries point to. `lookup(ref, offset)` finds an entry in the log itself."""
+    """Reads the records of consume-queue entries. `lookup(ref, offset)` searches the log for an entry."""
 
     def __init__(
         self,
@@ -147,21 +147,25 @@ class LogReader:
         self._hot_bytes = hot_bytes
         self._warm: OrderedDict[int, None] = OrderedDict()
         self._warm_max = warm_blocks_max
-        self._cached_from = segments.last.end if segments.segments else 0  # nobody has read what is older
+        self._cached_from = (
+            segments.last.end if segments.segments else 0
+        )  # older bytes have not been read yet
 
-    def batch(self, call: ReadCall, picked: Picked, limit: int) -> FileBatch:
-        """The records of the entries: at least one, then until `call.bytes_max`."""
+    def read_batch(self, call: ReadCall, picked: SelectedEntries, limit: int) -> FileBatch:
+        """Read the records of the selected entries: at least one, then until `call.bytes_max`."""
         columns: Columns = tuple(zip(*ENTRY_ROWS.iter_unpack(picked.entries), strict=True))
         batch = FileBatch(self, ReadStatus.DATA, picked.after, None)
-        if columns and not self._all_sound(call, picked, columns, limit, batch):
-            return self._one_by_one(call, picked, columns, limit)
+        if columns and not self._fill_fast(call, picked, columns, limit, batch):
+            return self._read_slow(call, picked, columns, limit)
         return batch
 
-    def _all_sound(
-        self, call: ReadCall, picked: Picked, columns: Columns, limit: int, batch: FileBatch
+    def _fill_fast(
+        self, call: ReadCall, picked: SelectedEntries, columns: Columns, limit: int, batch: FileBatch
     ) -> bool:
-        """The hot path of reading: the batch is filled where all are in one segment, all within
-        `call.bytes_max`, and nothing is wrong; else False."""
+        """Fill the batch on the hot path of reading; False if the entries need the slow path.
+
+        The records must be valid, lie in one segment and fit into `call.bytes_max`.
+        """
         positions, sizes, _, _, packed = columns
         first, last = positions[0], positions[-1]
         end = last + sizes[-1]
@@ -177,69 +181,75 @@ class LogReader:
         try:
             view, base = segment.view(first, end), segment.start
         except OSError:
-            return False  # a page cannot be read; it is found out which records that hits
+            return False  # a page cannot be read; the slow path finds its records
         unpack, crc, salt = VOUCH.unpack_from, google_crc32c.extend, segment.salt
         deliveries: list[bytes] = []
         add = deliveries.append
         raw = RAW_ENTRIES.iter_unpack(picked.entries)
         rows = zip(picked.offsets, positions, sizes, packed, raw, strict=True)
         for offset, position, size, flags, (fields,) in rows:
-            place = position - base
-            wanted, found, at = unpack(view, place + VOUCH_AT)
-            if found != fields or at != offset:
+            index = position - base
+            stored_crc, repeated, at = unpack(view, index + VOUCH_AT)
+            if repeated != fields or at != offset:
                 return False
-            whole = view[place + CHECKED_FROM : place + size]
-            if crc(salt, whole) != wanted:
+            covered = view[index + CHECKED_FROM : index + size]
+            if crc(salt, covered) != stored_crc:
                 return False
-            add(whole[(flags >> 8) - CHECKED_FROM :])
-        batch.fill(picked.offsets, columns, deliveries, ids_in(view, base, positions) if call.ids else None)
+            add(covered[(flags >> 8) - CHECKED_FROM :])
+        batch.fill_columns(
+            picked.offsets, columns, deliveries, ids_in(view, base, positions) if call.ids else None
+        )
         return True
 
-    def _one_by_one(self, call: ReadCall, picked: Picked, columns: Columns, limit: int) -> FileBatch:
-        """The same with segments changing, the bound in between, or something wrong."""
+    def _read_slow(self, call: ReadCall, picked: SelectedEntries, columns: Columns, limit: int) -> FileBatch:
+        """Read a batch on the slow path: across segments, up to a bound, or with damage."""
         rows: list[Row] = list(zip(*columns, strict=True))
         offsets: list[int] = []
-        kept: list[Row] = []
+        served: list[Row] = []
         deliveries: list[bytes] = []
-        left, after = call.bytes_max, picked.after
+        bytes_left, after = call.bytes_max, picked.after
         for at, row in zip(picked.offsets, rows, strict=True):
-            found = self._first_look(at, row, limit) or self._second_look(call.queue, at, row, limit)
-            if found is None or (call.tags is not None and found[0][2] not in call.tags):
+            checked = self._read_checked(at, row, limit) or self._read_repaired(call.queue, at, row, limit)
+            if checked is None or (call.tags is not None and checked[0][2] not in call.tags):
                 continue
-            left -= len(found[1])
-            if left < 0 and deliveries:
+            bytes_left -= len(checked[1])
+            if bytes_left < 0 and deliveries:
                 after = at
                 break
             offsets.append(at)
-            kept.append(found[0])
-            deliveries.append(found[1])
+            served.append(checked[0])
+            deliveries.append(checked[1])
         batch = FileBatch(self, ReadStatus.DATA, after, None)
-        if kept:
-            batch.fill(offsets, tuple(zip(*kept, strict=True)), deliveries)
+        if served:
+            batch.fill_columns(offsets, tuple(zip(*served, strict=True)), deliveries)
         return batch
 
-    def _first_look(self, offset: int, row: Row, limit: int) -> tuple[Row, bytes] | None:
-        """The record when entry, header and delivery bytes agree."""
+    def _read_checked(self, offset: int, row: Row, limit: int) -> tuple[Row, bytes] | None:
+        """Return the record if entry, header and delivery bytes agree, else None."""
         position, size, _, _, packed = row
         segment = self.segments.locate(position)
         if segment is None or position + size > min(segment.end, limit) or size < VOUCH_AT + VOUCH.size:
             return None
         try:
-            view, place = segment.view(position, position + size), position - segment.start
+            view, index = segment.view(position, position + size), position - segment.start
         except OSError:
             return None
-        wanted, found, at = VOUCH.unpack_from(view, place + VOUCH_AT)
-        whole = view[place + CHECKED_FROM : place + size]
-        if found != ENTRY.pack(*row) or at != offset or google_crc32c.extend(segment.salt, whole) != wanted:
+        stored_crc, repeated, at = VOUCH.unpack_from(view, index + VOUCH_AT)
+        covered = view[index + CHECKED_FROM : index + size]
+        if (
+            repeated != ENTRY.pack(*row)
+            or at != offset
+            or google_crc32c.extend(segment.salt, covered) != stored_crc
+        ):
             return None
-        return row, whole[(packed >> 8) - CHECKED_FROM :]
+        return row, covered[(packed >> 8) - CHECKED_FROM :]
 
-    def _second_look(self, ref: QueueRef, offset: int, row: Row, limit: int) -> tuple[Row, bytes] | None:
-        """Entry and record disagree: find out which of them is wrong."""
+    def _read_repaired(self, ref: QueueRef, offset: int, row: Row, limit: int) -> tuple[Row, bytes] | None:
+        """Return the record of a damaged entry, or None if the record itself is damaged."""
         record = self.record_at(row[0], limit) if row[1] else None
         if record is None or not is_of(record, ref, offset):
-            found = self._lookup(ref, offset)
-            record = None if found is None else self.record_at(found[0], limit)
+            entry = self._lookup(ref, offset)
+            record = None if entry is None else self.record_at(entry[0], limit)
             if record is None or not is_of(record, ref, offset):
                 self._damaged(row[0], row[1], f"offset {offset} of {ref.topic} queue {ref.queue_id}")
                 return None
@@ -247,7 +257,7 @@ class LogReader:
         return None if delivery is None else (row_of(record), delivery)
 
     def record_at(self, position: int, limit: int | None = None) -> Record | None:
-        """The record at a log position; None when there is none, or its meta part is damaged."""
+        """Return the record at a log position, or None if there is none or its meta part is damaged."""
         segment = self.segments.locate(position)
         if segment is None:
             return None
@@ -260,7 +270,7 @@ class LogReader:
         return record if record is not None and record.end <= end else None
 
     def stored_ms_at(self, position: int) -> int:
-        """The store time of a record that was served lately; 0 when its segment is gone."""
+        """Return the store time of a record that was served lately; 0 if its segment is deleted."""
         segment = self.segments.locate(position)
         if segment is None:
             return 0
@@ -286,8 +296,8 @@ class LogReader:
         return ids_in(view, segment.start, positions)
 
     def carried(self, batch: FileBatch, name: str) -> list[ShortRecord]:
-        """See FileBatch.carried."""
-        found: list[ShortRecord] = []
+        """Return the records of a batch in short, with the system property `name`."""
+        records: list[ShortRecord] = []
         find, unpack, locate = system_finder(name), REST.unpack_from, self.segments.locate
         for position, offset, flags, delivery in zip(
             batch.positions, batch.offsets, batch.flags, batch.deliveries, strict=True
@@ -295,19 +305,19 @@ class LogReader:
             segment = locate(position)
             if segment is None:
                 continue
-            place = position - segment.start
+            index = position - segment.start
             try:
                 view = segment.view(position, position + RECORD_BYTES)
-                fields = unpack(view, place + FRONT.size)
+                fields = unpack(view, index + FRONT.size)
                 start, end = RECORD_BYTES + fields[14] + fields[11], fields[4] >> 8
-                value = find(segment.view(position, position + end)[place + start : place + end])
+                value = find(segment.view(position, position + end)[index + start : index + end])
             except (DamagedError, OSError, ValueError):
                 continue
-            found.append(ShortRecord(offset, fields[8], fields[7], flags, value, delivery))
-        return found
+            records.append(ShortRecord(offset, fields[8], fields[7], flags, value, delivery))
+        return records
 
     def delivery_of(self, record: Record) -> bytes | None:
-        """Its delivery bytes; None, and counted, when they are damaged."""
+        """Return the delivery bytes of a record; None, after reporting it, if they are damaged."""
         segment = self.segments.locate(record.position)
         if segment is None:
             return None
@@ -317,42 +327,44 @@ class LogReader:
             return None
         return delivery
 
-    # --- what may not be in the page cache
+    # --- records that may not be in the page cache
 
-    def cold(self, entries: bytes, bytes_max: int) -> list[RecordSpan]:
-        """The parts of the log that `entries` need and that may not be cached; [] for hot ones."""
+    def list_cold(self, entries: bytes, bytes_max: int) -> list[RecordRange]:
+        """Return the ranges of the log that `entries` need and that may not be cached; [] for hot ones."""
         hot = max(self.segments.last.end - self._hot_bytes, self._cached_from)
         if not entries or hot <= 0 or ENTRY_ROWS.unpack_from(entries, len(entries) - ENTRY_BYTES)[0] >= hot:
             return []
-        spans: list[RecordSpan] = []
-        left = bytes_max
+        ranges: list[RecordRange] = []
+        bytes_left = bytes_max
         for position, size, _, _, _ in ENTRY_ROWS.iter_unpack(entries):
             if position < hot and not self._is_warm(position, position + size):
                 segment = self.segments.locate(position)
                 if segment is not None and segment.end >= position + size:
-                    spans.append(RecordSpan(segment, position, size))
-            left -= size
-            if left < 0:
+                    ranges.append(RecordRange(segment, position, size))
+            bytes_left -= size
+            if bytes_left < 0:
                 break
-        return spans
+        return ranges
 
     def _is_warm(self, start: int, end: int) -> bool:
         blocks = range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES))
         return all(block in self._warm for block in blocks)
 
-    def warm(self, spans: list[RecordSpan]) -> None:
-        """Bring them into the page cache, whole blocks where they lie close together. Blocking."""
+    def load_ranges(self, ranges: list[RecordRange]) -> None:
+        """Load ranges into the page cache, as whole blocks if they lie close together. Blocking."""
         blocks = dict.fromkeys(
             block
-            for span in spans
-            for block in range(span.start // BLOCK_BYTES, -(-(span.start + span.size) // BLOCK_BYTES))
+            for log_range in ranges
+            for block in range(
+                log_range.start // BLOCK_BYTES, -(-(log_range.start + log_range.size) // BLOCK_BYTES)
+            )
         )
-        if len(blocks) > max(4, len(spans) // 16):
-            for span in spans:
-                span.segment.salvage(span.start, span.size)
+        if len(blocks) > max(4, len(ranges) // 16):
+            for log_range in ranges:
+                log_range.segment.salvage(log_range.start, log_range.size)
             return
         for block in blocks:
-            segment = self.segments.locate(max(block * BLOCK_BYTES, spans[0].segment.start))
+            segment = self.segments.locate(max(block * BLOCK_BYTES, ranges[0].segment.start))
             if segment is not None:
                 segment.salvage(max(block * BLOCK_BYTES, segment.start), BLOCK_BYTES)
                 self._warm[block] = None
@@ -361,14 +373,16 @@ class LogReader:
 
 
 def ids_in(view: mmap.mmap, base: int, positions: Sequence[int]) -> list[bytes]:
-    """The message ids of records in a mapped segment that begins at `base`; their pages are there."""
+    """Return the message ids of records in a mapped segment that starts at `base`; their pages are
+    readable.
+    """
     start = MESSAGE_ID_AT - base
     end = start + len(NO_ID)
     return [view[position + start : position + end] for position in positions]
 
 
 def is_of(record: Record, ref: QueueRef, offset: int) -> bool:
-    """Whether the record is the message at this offset of this queue."""
+    """Return whether the record is the message at this offset of this queue."""
     return (
         record.offset == offset
         and record.kind == RecordKind.MESSAGE

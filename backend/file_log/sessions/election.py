@@ -369,7 +369,7 @@ class ElectedBackend(Backend):
         self.cluster, self.broker = backend.cluster, backend.broker
         for name in BOUND:
             setattr(self, name, getattr(backend, name))
-        self._unwatch = backend.watch_settings(self._watchers.changed)
+        self._unwatch = backend.watch_settings(self._watchers.notify_changed)
 
     def switch_backend(self, backend: Backend, leftovers: Sequence[SessionRequest]) -> None:
         """Use `backend` from now on, also for `leftovers`, requests that the old one did not send."""
@@ -382,7 +382,7 @@ class ElectedBackend(Backend):
         commits = [request.reissue_on(backend) for request in leftovers if not request.is_done]
         self._join_after([commit for commit in commits if commit is not None])
         for key in changed:
-            self._watchers.changed(key)
+            self._watchers.notify_changed(key)
 
     def _join_after(self, commits: Sequence[Completion[Any]]) -> None:
         """Join again once progress under the old epochs is in: a grant would fence it."""
@@ -402,9 +402,9 @@ class ElectedBackend(Backend):
     def _join_all(self) -> None:
         for membership in list(self._memberships):
             if membership.moving:
-                self._rejoin(membership)
+                self._rejoin_groups(membership)
 
-    def _rejoin(self, membership: ElectedMembership) -> None:
+    def _rejoin_groups(self, membership: ElectedMembership) -> None:
         try:
             membership.join_backend(self.current)
         except DdmqError as error:

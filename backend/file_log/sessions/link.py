@@ -205,22 +205,22 @@ class Link:
         request = self.outstanding.sent.get(ident)
         if request is None:
             return
-        again = False
+        is_open = False
         try:
-            again = not request.is_done and not request.on_answer(body, self._owner.on_clock)
+            is_open = not request.is_done and not request.on_answer(body, self._owner.on_clock)
         except msgspec.MsgspecError:
             request.settle_unknown()
             raise
         finally:
-            if not again:
+            if not is_open:
                 self.outstanding.remove(request)
-        if again:
-            self.outstanding.hold_again(request)
+        if is_open:
+            self.outstanding.hold_rejected(request)
 
     def _on_fault(self, ident: int, error: Exception) -> None:
         request = self.outstanding.sent.get(ident)
         if request is not None and isinstance(error, DrainingError) and not request.is_done:
-            self.outstanding.hold_again(request)
+            self.outstanding.hold_rejected(request)
         elif request is not None:
             self.outstanding.remove(request)
             self._on_rejected(request, error)
@@ -243,9 +243,9 @@ class Link:
         self.is_ready = True
         outstanding = self.outstanding
         outstanding.sort_held()
-        again = [request for request in outstanding.held if request.is_sent and not request.is_done]
-        outstanding.resent.update(request for request in again if isinstance(request, SessionCommit))
-        for request in again:
+        repeated = [request for request in outstanding.held if request.is_sent and not request.is_done]
+        outstanding.resent.update(request for request in repeated if isinstance(request, SessionCommit))
+        for request in repeated:
             self._send_held(request)
         self._owner.on_ready()
         self._caught_up()
@@ -349,7 +349,7 @@ class Outstanding:
         self.bytes -= request.size
         request.size = 0
 
-    def hold_again(self, request: SessionRequest) -> None:
+    def hold_rejected(self, request: SessionRequest) -> None:
         """Hold a request that a draining writer rejected; the next writer is asked, in order."""
         self.sent.pop(request.ident, None)
         request.ident, request.is_sent = 0, False
@@ -364,17 +364,17 @@ class Outstanding:
 
     def session_lost(self) -> None:
         """Hold the requests that may be repeated, before all others; settle the rest as unknown."""
-        again: dict[SessionRequest, None] = {}
+        repeated: dict[SessionRequest, None] = {}
         unknown: list[SessionRequest] = []
         for request in self.sent.values():
             if request.can_resend and not request.is_done:
                 request.ident = 0
-                again[request] = None
+                repeated[request] = None
             else:
                 unknown.append(request)
         self.sent.clear()
         self.resent.clear()
-        self.held = {**again, **self.held}
+        self.held = {**repeated, **self.held}
         for request in unknown:
             self._count_unanswered(request)
             self.remove(request)
@@ -413,9 +413,9 @@ class Outstanding:
         """Settle the requests past their deadline; runs by itself while any is outstanding."""
         now = self._clock.monotonic()
         for request in self._wheel.take_due(now):
-            again = None if request.is_done else request.settle_expired(now)
-            if again is not None:
-                self._wheel.add(request, again)
+            next_deadline = None if request.is_done else request.settle_expired(now)
+            if next_deadline is not None:
+                self._wheel.add(request, next_deadline)
                 continue
             if request.is_sent:
                 self._count_unanswered(request)

@@ -112,10 +112,10 @@ class MemberBackend(Backend):
         self, info: TopicInfo, deadline: float, into: TopicAnswer | None = None, topics_max: int | None = None
     ) -> TopicAnswer:
         check_topic(info, self.capabilities)
-        return self._request(FrameKind.PUT_TOPIC, (info, topics_max), deadline, into)
+        return self._make_request(FrameKind.PUT_TOPIC, (info, topics_max), deadline, into)
 
     def delete_topic(self, name: str, deadline: float) -> Completion[None]:
-        return self._request(FrameKind.DELETE_TOPIC, name, deadline)
+        return self._make_request(FrameKind.DELETE_TOPIC, name, deadline)
 
     def setting(self, key: str) -> bytes | None:
         return self.mirror.settings.get(key)
@@ -184,18 +184,18 @@ class MemberBackend(Backend):
         return wait
 
     def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
-        return self._request(FrameKind.BOUNDS, list(queues))
+        return self._make_request(FrameKind.BOUNDS, list(queues))
 
     def offset_for_time(self, queue: QueueRef, wall_ms: int) -> Completion[int]:
-        return self._request(FrameKind.OFFSET_FOR_TIME, (queue, wall_ms))
+        return self._make_request(FrameKind.OFFSET_FOR_TIME, (queue, wall_ms))
 
     def start_find(self, call: FindCall) -> Completion[list[StoredRecord]]:
-        return self._request(FrameKind.FIND, call)
+        return self._make_request(FrameKind.FIND, call)
 
     # --- group progress and membership
 
     def progress(self, group: str, queues: Sequence[QueueRef]) -> Completion[list[ProgressView]]:
-        return self._request(FrameKind.PROGRESS, (group, list(queues)))
+        return self._make_request(FrameKind.PROGRESS, (group, list(queues)))
 
     def join(self, join: Join, listener: MembershipListener) -> Membership:
         if self._draining:
@@ -203,7 +203,7 @@ class MemberBackend(Backend):
         return self._memberships.join(join, listener)
 
     def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
-        return self._request(FrameKind.HOLDERS, (group, topic), deadline)
+        return self._make_request(FrameKind.HOLDERS, (group, topic), deadline)
 
     # --- the engine itself
 
@@ -266,7 +266,7 @@ class MemberBackend(Backend):
         self._memberships.on_session_ready()
 
     def on_clock(self, clock_ms: int) -> None:
-        self._store_clock.told(clock_ms)
+        self._store_clock.advance_to(clock_ms)
 
     def on_session_lost(self, reason: str) -> None:
         self._health = Health(False, f"no session with the writer ({reason})")
@@ -290,12 +290,12 @@ class MemberBackend(Backend):
 
     def _on_pong(self, kind: int, body: bytes) -> None:
         clock_ms, ready, reason = codec.decode_pong(body)
-        self._store_clock.told(clock_ms)
+        self._store_clock.advance_to(clock_ms)
         self._health = Health(ready, reason)
         if kind == FrameKind.READY:
             self.mirror.finish_snapshot()
 
-    def _request(
+    def _make_request(
         self,
         kind: FrameKind,
         arguments: Any,

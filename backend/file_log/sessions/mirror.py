@@ -79,7 +79,7 @@ class Mirror:
         changed = find_changed_keys(self.topics, topics, self.settings, settings)
         self.topics, self.settings = topics, settings
         for key in changed:
-            self.watchers.changed(key)
+            self.watchers.notify_changed(key)
 
     def take_topics(self, present: Iterable[TopicInfo], deleted: Iterable[str]) -> None:
         """Update topics to their present settings."""
@@ -89,10 +89,10 @@ class Mirror:
         for info in present:
             if self.topics.get(info.name) != info:
                 self.topics[info.name] = info
-                self.watchers.changed(TOPIC_KEY + info.name)
+                self.watchers.notify_changed(TOPIC_KEY + info.name)
         for name in deleted:
             if self.topics.pop(name, None) is not None:
-                self.watchers.changed(TOPIC_KEY + name)
+                self.watchers.notify_changed(TOPIC_KEY + name)
 
     def take_settings(self, values: Mapping[str, bytes | None]) -> None:
         """Update settings to their present values; None for a deleted one."""
@@ -105,7 +105,7 @@ class Mirror:
             else:
                 settings[key] = value
             if self._coming is None:
-                self.watchers.changed(key)
+                self.watchers.notify_changed(key)
 
 
 def find_changed_keys(

@@ -17,8 +17,15 @@ from typing import Any
 import gevent
 
 from backend.completion import Completion
-from backend.file_log.consume_queue import HUB_ENTRIES, Picked, QueueFiles, entries_max, pick, search
-from backend.file_log.core.layout import ENTRY_BYTES, ENTRY_ROWS, UNSALTED, Salting, entry_is_sound
+from backend.file_log.consume_queue import (
+    HUB_ENTRIES,
+    QueueFiles,
+    SelectedEntries,
+    entries_max,
+    search_entries,
+    select_entries,
+)
+from backend.file_log.core.layout import ENTRY_BYTES, ENTRY_ROWS, UNSALTED, Salting, is_valid_entry
 from backend.file_log.options import FileLogOptions
 from backend.file_log.read.reader import FileBatch, LogReader
 from backend.file_log.segments import SegmentSet
@@ -126,7 +133,7 @@ class LocalReads(Reads):
         if self._closed:
             return
         self._files.close_deleted()
-        if any(segment.file.deleted() for segment in segments):
+        if any(segment.file.is_deleted() for segment in segments):
             self._loaded_at = float("-inf")
             self._load_segments()
 
@@ -140,13 +147,13 @@ class LocalReads(Reads):
         if not entries:
             self.ask_writer(call, completion)
             return
-        picked = pick(call, entries)
+        picked = select_entries(call, entries)
         if picked.entries or len(entries) < HUB_ENTRIES * ENTRY_BYTES:
             self._read_records(call, picked, completion)
             return
         end = call.offset + PASSED_MAX
         off_hub(
-            search,
+            search_entries,
             lambda picked, error: self._on_searched(call, picked, error, completion),
             call,
             self._files,
@@ -154,20 +161,28 @@ class LocalReads(Reads):
         )
 
     def _on_searched(
-        self, call: ReadCall, picked: Picked, error: Exception | None, completion: Completion[ReadBatch]
+        self,
+        call: ReadCall,
+        picked: SelectedEntries,
+        error: Exception | None,
+        completion: Completion[ReadBatch],
     ) -> None:
         if self._closed or error is not None:
             self.ask_writer(call, completion)
         else:
             self._read_records(call, picked, completion)
 
-    def _read_records(self, call: ReadCall, picked: Picked, completion: Completion[ReadBatch]) -> None:
+    def _read_records(
+        self, call: ReadCall, picked: SelectedEntries, completion: Completion[ReadBatch]
+    ) -> None:
         """Read the picked records from the log; without any, the answer is only where to read on."""
-        cold = self._reader.cold(picked.entries, call.bytes_max)
+        cold = self._reader.list_cold(picked.entries, call.bytes_max)
         if not cold:
             self._hub.loop.run_callback(self._answer_read, call, picked, completion)
         else:
-            off_hub(self._reader.warm, lambda _, error: self._answer_read(call, picked, completion), cold)
+            off_hub(
+                self._reader.load_ranges, lambda _, error: self._answer_read(call, picked, completion), cold
+            )
 
     # --- inside
 
@@ -178,7 +193,7 @@ class LocalReads(Reads):
             return b""
         try:
             entries = self._files.read(call.queue, call.offset, min(entries_max(call), COUNT_MAX))
-            if entries and entry_is_sound(entries[-ENTRY_BYTES:]) and self._has_segments(entries):
+            if entries and is_valid_entry(entries[-ENTRY_BYTES:]) and self._has_segments(entries):
                 return entries
         except (OSError, ValueError):  # a file that went, or became shorter, while a new writer cut it
             pass
@@ -199,14 +214,16 @@ class LocalReads(Reads):
         segments.last.end = max(segments.last.end, self._end)
         return segments.locate(first) is not None and segments.locate(position) is not None
 
-    def _answer_read(self, call: ReadCall, picked: Picked, completion: Completion[ReadBatch]) -> None:
+    def _answer_read(
+        self, call: ReadCall, picked: SelectedEntries, completion: Completion[ReadBatch]
+    ) -> None:
         batch = None if self._closed else self._make_batch(call, picked)
         if batch is None:
             self.ask_writer(call, completion)
         else:
             completion.succeed(batch)
 
-    def _make_batch(self, call: ReadCall, picked: Picked) -> FileBatch | None:
+    def _make_batch(self, call: ReadCall, picked: SelectedEntries) -> FileBatch | None:
         if not picked.entries:
             return FileBatch(None, ReadStatus.DATA, picked.after, None)
         batch = self._read_valid_batch(call, picked)
@@ -214,12 +231,12 @@ class LocalReads(Reads):
             batch = self._read_valid_batch(call, picked)
         return batch
 
-    def _read_valid_batch(self, call: ReadCall, picked: Picked) -> FileBatch | None:
+    def _read_valid_batch(self, call: ReadCall, picked: SelectedEntries) -> FileBatch | None:
         self._is_damaged = False
         try:
             if not self._has_segments(picked.entries):
                 return None
-            batch = self._reader.batch(call, picked, self._end)
+            batch = self._reader.read_batch(call, picked, self._end)
         except (OSError, ValueError):
             return None
         return None if self._is_damaged or not batch.deliveries else batch

@@ -1,1 +1,1 @@
-"""Opening the log, and the checkpoints that make it quick."""
+"""Opening a log, and the checkpoints that make opening fast."""

@@ -1,11 +1,10 @@
-"""The checkpoint: all state as of one log position, so that only what follows is read at the next start.
+"""The checkpoint: the state at one log position, so that the next start reads the log only from there.
 
-It is written every so many bytes or seconds. The state is encoded on the hub at a moment when nothing is
-being written and all is durable, and shows that one moment: what has not changed since it was encoded is
-taken as it was then, and what has changed is encoded in slices shortly before. Then, in a native thread,
-consume queues and index are brought up to that moment and synced, and only then the checkpoint takes its
-place. Two generations are kept: when the newer is damaged or its writing failed the older one serves, and
-the log is read from there.
+It is written after a number of bytes or seconds. The state is encoded on the hub at a moment when nothing is
+being written and everything is durable. Items that have not changed since they were last encoded are reused;
+changed items are encoded in slices shortly before that moment. Then a native thread brings consume queues and
+index up to that moment and syncs them, and only then renames the checkpoint into its place. Two generations
+are retained: if the newer one is damaged or could not be written, the log is read from the older one.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from backend.file_log.commit.tails import Tails, Write
 from backend.file_log.commit.writer import Writer
-from backend.file_log.consume_queue import QueueFiles
+from backend.file_log.consume_queue import QueueFiles, Tails, Write
 from backend.file_log.core import names
 from backend.file_log.index.attached import AttachedIndex
 from backend.file_log.segments import SegmentSet
@@ -45,11 +43,11 @@ HEADER_BYTES = _FRONT.size + _REST.size
 _ITEM = struct.Struct("<BI")
 _BOUNDS = struct.Struct("<qq")
 TOPIC, SETTING, PROGRESS, SENDS = 1, 2, 3, 4
-SLICE = 256  # items encoded before others get their turn
+SLICE = 256  # items encoded before the hub runs other work
 
 
 class Checkpoint(NamedTuple):
-    """One, as read."""
+    """A decoded checkpoint."""
 
     position: int
     first_position: int
@@ -58,7 +56,7 @@ class Checkpoint(NamedTuple):
 
 
 class Encoder:
-    """Encodes checkpoints of one state; remembers what each item was encoded to, until it changes."""
+    """Encodes checkpoints of one state, and caches each encoded item until it changes."""
 
     def __init__(self, state: LogState) -> None:
         self._state = state
@@ -66,8 +64,8 @@ class Encoder:
         self._progress: dict[Key, bytes] = {}
         state.changed_progress.update(key for key, _ in state.progress)
 
-    def prepare(self) -> Iterator[None]:
-        """Encode what has changed, a slice at each step, so that `encode` finds little left to do."""
+    def encode_changes(self) -> Iterator[None]:
+        """Encode changed items, one slice in each step, so that little is left to do for `encode`."""
         changed = self._state.changed_progress
         for _ in range(len(changed) // SLICE):
             self._encode_progress(SLICE)
@@ -78,10 +76,10 @@ class Encoder:
             yield
 
     def encode(self, position: int, first_position: int) -> bytes:
-        """The whole file. `position`: everything below is applied."""
+        """Encode the complete file. The state includes everything below the log position `position`."""
         state = self._state
         self._encode_progress(len(state.changed_progress))
-        if len(self._progress) > len(state.progress):  # it holds all that is there: some of it is gone
+        if len(self._progress) > len(state.progress):  # some of the cached progress is deleted
             self._progress = {key: self._progress[key] for key, _ in state.progress}
         items = [self._topic_item(topic) for topic in state.topics.values()]
         if len(self._topics) > len(items):
@@ -90,7 +88,7 @@ class Encoder:
         items += self._progress.values()
         sends = encode_sends(state.sends)
         if sends:
-            items.append(_item(SENDS, sends))
+            items.append(_pack_item(SENDS, sends))
         body = b"".join(items)
         rest = _REST.pack(
             VERSION,
@@ -108,9 +106,9 @@ class Encoder:
 
     def _topic_item(self, topic: TopicState) -> bytes:
         info, changed = topic.info, self._state.changed_topics
-        known = self._topics.get(info.name)
-        if known is not None and known[0] is info and info.name not in changed:
-            return known[1]
+        cached = self._topics.get(info.name)
+        if cached is not None and cached[0] is info and info.name not in changed:
+            return cached[1]
         changed.discard(info.name)
         item = _topic_item(topic)
         self._topics[info.name] = info, item
@@ -121,10 +119,10 @@ class Encoder:
         for key in [changed.pop() for _ in range(min(count, len(changed)))]:
             progress = state.progress.get(*key)
             if progress is not None:
-                self._progress[key] = _item(PROGRESS, encode_progress(*key, progress))
+                self._progress[key] = _pack_item(PROGRESS, encode_progress(*key, progress))
 
 
-def _item(kind: int, content: bytes) -> bytes:
+def _pack_item(kind: int, content: bytes) -> bytes:
     return _ITEM.pack(kind, len(content)) + content
 
 
@@ -133,16 +131,16 @@ def _topic_item(topic: TopicState) -> bytes:
     head = struct.pack(f"<B{len(topic.name_bytes)}sII", len(topic.name_bytes), topic.name_bytes,
                        topic.info.incarnation, len(settings))  # fmt: skip
     bounds = b"".join([_BOUNDS.pack(queue.min, queue.visible) for queue in topic.queues])
-    return _item(TOPIC, head + settings + bounds)
+    return _pack_item(TOPIC, head + settings + bounds)
 
 
 def _setting_item(key: str, value: bytes) -> bytes:
     data = key.encode()
-    return _item(SETTING, struct.pack("<I", len(data)) + data + value)
+    return _pack_item(SETTING, struct.pack("<I", len(data)) + data + value)
 
 
 def decode_checkpoint(data: bytes) -> Checkpoint:
-    """Raises DamagedError, and NewerFormatError for what a newer release wrote."""
+    """Decode a checkpoint. Raises DamagedError, and NewerFormatError for one of a newer release."""
     try:
         return _decode(data)
     except (struct.error, UnicodeDecodeError, ValueError, IndexError) as error:
@@ -163,7 +161,7 @@ def _decode(data: bytes) -> Checkpoint:
     if version != VERSION or len(body) != length or google_crc32c.value(body) != crc:
         raise DamagedError(f"the checkpoint's body of {len(body)} bytes is damaged, or of another version")
     state.writer_epoch = epoch
-    items = list(_items(body))
+    items = list(_iterate_items(body))
     if len(items) != count:
         raise DamagedError(f"the checkpoint has {len(items)} items, its header says {count}")
     slices: list[SliceRow] = []
@@ -176,7 +174,7 @@ def _decode(data: bytes) -> Checkpoint:
     return Checkpoint(position, first, state, slices)
 
 
-def _items(body: bytes) -> Iterator[tuple[int, bytes]]:
+def _iterate_items(body: bytes) -> Iterator[tuple[int, bytes]]:
     at = 0
     while at < len(body):
         kind, length = _ITEM.unpack_from(body, at)
@@ -198,7 +196,7 @@ def _restore(state: LogState, kind: int, content: bytes) -> None:
 
 
 def _restore_topic(state: LogState, content: bytes) -> None:
-    """Oldest offsets may be those of an earlier log start: `min_at` says so, and they are found anew."""
+    """Restore a topic and its queues. Oldest offsets may be outdated; `min_at` 0 has them searched again."""
     end = 1 + content[0]
     incarnation, length = struct.unpack_from("<II", content, end)
     name = content[1:end].decode()
@@ -213,29 +211,32 @@ def _restore_topic(state: LogState, content: bytes) -> None:
 
 
 def load_checkpoint(storage: Storage, directory: str) -> tuple[Checkpoint | None, list[str]]:
-    """The newest sound one, and what was wrong with others. Blocking.
+    """Load the newest valid checkpoint, and the errors of newer ones. Blocking.
 
-    Raises NewerFormatError, and OSError when there is no opening them; what cannot be read is damaged.
+    Raises NewerFormatError, and OSError if a file cannot be opened; an unreadable file counts as damaged.
     """
-    faults: list[str] = []
+    errors: list[str] = []
     for name in (names.CHECKPOINT, names.CHECKPOINT_OLD):
         try:
             file = storage.open(f"{directory}/{name}")
         except FileNotFoundError:
             continue
         try:
-            return decode_checkpoint(file.pread(file.size(), 0)), faults
+            return decode_checkpoint(file.pread(file.size(), 0)), errors
         except NewerFormatError:
             raise
         except (DamagedError, OSError) as error:
-            faults.append(f"{name}: {error}")
+            errors.append(f"{name}: {error}")
         finally:
             file.close()
-    return None, faults
+    return None, errors
 
 
 def save_checkpoint(storage: Storage, directory: str, data: bytes) -> None:
-    """Durable on return; the one before becomes the old one. Blocking. Raises OSError."""
+    """Write a checkpoint, durable on return; the previous one becomes the old one.
+
+    Blocking. Raises OSError.
+    """
     unfinished = f"{directory}/{names.CHECKPOINT_NEW}"
     storage.remove(unfinished)
     file = storage.open(unfinished, write=True)
@@ -252,11 +253,14 @@ def save_checkpoint(storage: Storage, directory: str, data: bytes) -> None:
 
 
 log = logging.getLogger(__name__)
-TURN_S = 0.001  # between two slices of encoding
+SLICE_PAUSE_S = 0.001  # between two slices of encoding
 
 
 class Checkpointer:
-    """Of one log. `floor`: the log position of the older generation; what lies behind it must stay."""
+    """Writes the checkpoints of one log.
+
+    `floor` is the log position of the older generation; the log from there on must be retained.
+    """
 
     def __init__(
         self,
@@ -282,72 +286,76 @@ class Checkpointer:
         self._index = index
         self._sends = SendFiles(storage, directory)
         self._encoder = Encoder(writer.state)
-        self._turn = HubTimer()
+        self._slice_timer = HubTimer()
         self._waiting: list[Callable[[], None]] = []
-        self._wanted = self._saving = self._failing = self.closed = False
+        self._requested = self._saving = self._failing = self.closed = False
 
-    def want(self, then: Callable[[], None] | None = None) -> None:
-        """Write one soon, unless nothing was written since the last; `then` follows, whatever came of it."""
+    def request(self, then: Callable[[], None] | None = None) -> None:
+        """Write a checkpoint soon, unless the log has not grown since the last; then call `then` in any
+        case.
+        """
         if then is not None:
             self._waiting.append(then)
-        if not self._wanted and not self._saving and not self.closed:
-            self._wanted = True
-            self._prepare(self._encoder.prepare())
+        if not self._requested and not self._saving and not self.closed:
+            self._requested = True
+            self._prepare_slices(self._encoder.encode_changes())
 
-    def _prepare(self, slices: Iterator[None]) -> None:
-        """One slice, then whoever waits for the hub, then the next; at last the moment that is captured."""
+    def _prepare_slices(self, slices: Iterator[None]) -> None:
+        """Encode one slice and schedule the next, so that the hub runs other work between; then capture."""
         if next(slices, self) is None and not self.closed:
-            self._turn.once(TURN_S, lambda: self._prepare(slices))
+            self._slice_timer.once(SLICE_PAUSE_S, lambda: self._prepare_slices(slices))
         else:
-            self._writer.when_at_rest(self._capture)
+            self._writer.when_at_rest(self._capture_state)
 
-    def _capture(self) -> None:
-        self._wanted = False
+    def _capture_state(self) -> None:
+        self._requested = False
         position = self._writer.durable
         if position == self.position or self.closed:
-            self._finish()
+            self._run_waiting()
             return
         self._saving = True
         data = self._encoder.encode(position, self._segments.first_position)
-        parts, named = self._sends.take(self._writer.state.sends)
+        chunks, slice_names = self._sends.list_unsaved(self._writer.state.sends)
         self._forgotten.value = self._writer.state.sends.forgotten
         self._index.index.flush()
 
         def save() -> Sequence[SliceRows]:
-            return self._save(data, writes, parts, named)
+            return self._save(data, writes, chunks, slice_names)
 
-        writes = self._tails.take()
-        off_hub(save, lambda written, error: self._saved(position, written or (), error))
+        writes = self._tails.list_writes()
+        off_hub(save, lambda written, error: self._on_saved(position, written or (), error))
 
     def _save(
-        self, data: bytes, writes: list[Write], parts: list[SliceRows], named: set[str]
+        self, data: bytes, writes: list[Write], chunks: list[SliceRows], slice_names: set[str]
     ) -> Sequence[SliceRows]:
-        """Blocking; the rows that are in their files. Raises DrainingError when its turn comes after the log
-        was closed."""
+        """Write everything that belongs to a checkpoint; return the rows that are durable in their files.
+
+        Blocking. Raises DrainingError if the log was closed before this began.
+        """
         if self.closed:
             raise DrainingError("the log was closed before it began")
         for write in writes:
             self._tails.put(write)
         self._files.sync()
-        written = self._sends.write(parts)
+        written = self._sends.write(chunks)
         self._index.index.sync()
         save_checkpoint(self._storage, self._directory, data)
-        self._sends.tidy(named)
+        self._sends.remove_unnamed(slice_names)
         return written
 
-    def _saved(self, position: int, written: Sequence[SliceRows], error: Exception | None) -> None:
+    def _on_saved(self, position: int, written: Sequence[SliceRows], error: Exception | None) -> None:
         self._saving = False
         self._counts[error is None].value += 1
         if error is None:
-            self._sends.written(written)
+            self._sends.drop_saved(written)
             self.floor, self.position = self.position, position
         else:
             if not self._failing:
                 log.error("the checkpoint at log position %d failed: %s", position, error)
         self._failing = error is not None
-        self._finish()
+        self._run_waiting()
 
-    def _finish(self) -> None:
+    def _run_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         for then in waiting:
             then()

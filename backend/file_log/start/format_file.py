@@ -1,8 +1,8 @@
-"""Finding out a directory's format before anything in it is touched, and writing its format file.
+"""Determines a directory's format before anything in it is changed, and writes its format file.
 
-The format file may be missing: of a new directory, or of one of format 1 (its segments have no salt, and go
-on being read; what is written now goes into a new segment). It may be damaged: then the
-salt is worked out from the first frame of a segment, which stands where no client chose. Blocks.
+The format file is missing in a new directory and in one of format 1, whose segments have no salt; they remain
+readable, and new frames go into a new segment. If the file is damaged, the salt is computed from the first
+frame of a segment, whose position no client can choose. Blocks.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from backend.file_log.core.layout import (
     salt_of,
     unpack_record,
 )
-from backend.file_log.core.scan import frames
+from backend.file_log.core.scan import scan_frames
 from backend.file_log.storage import File, Storage
 from ddmq_common.errors import DamagedError, StorageError, newer_format
 
-HEAD_BYTES = 1 << 16  # at the beginning of a segment: the first frame header and record are in it
-SEARCH_BYTES = 4 << 20  # from the beginning of a segment on, for any frame without a salt
+HEAD_BYTES = 1 << 16  # the beginning of a segment, with its first frame header and record
+SEARCH_BYTES = 4 << 20  # the beginning of a segment that is searched for a frame without a salt
 
 
 FORMAT_VERSION = 2
@@ -45,13 +45,13 @@ class _Version(msgspec.Struct):
 
 
 def encode_format(salting: Salting) -> bytes:
-    """The file: a line of JSON, and a line with its CRC."""
+    """Encode the format file: a line of JSON, and a line with its CRC."""
     line = msgspec.json.encode(_Row(FORMAT_VERSION, *salting)) + b"\n"
     return line + b"%08x\n" % google_crc32c.value(line)
 
 
 def decode_format(data: bytes) -> Salting:
-    """The other way. Raises DamagedError, and NewerFormatError for what a newer release wrote."""
+    """Decode the format file. Raises DamagedError, and NewerFormatError for one of a newer release."""
     line, end, rest = data.partition(b"\n")
     if rest != b"%08x\n" % google_crc32c.value(line + end):
         raise DamagedError(f"the format file, {data[:200]!r}, does not match its CRC")
@@ -68,8 +68,10 @@ def decode_format(data: bytes) -> Salting:
 
 
 def read_format(storage: Storage, directory: str) -> Salting | None:
-    """What the format file says; None without one. Raises DamagedError, also for one that cannot be read,
-    and NewerFormatError."""
+    """Read the format file; None if there is none.
+
+    Raises NewerFormatError, and DamagedError for a damaged or unreadable file.
+    """
     try:
         file = storage.open(f"{directory}/{names.FORMAT}")
     except FileNotFoundError:
@@ -83,11 +85,11 @@ def read_format(storage: Storage, directory: str) -> Salting | None:
 
 
 def write_format(storage: Storage, directory: str, salting: Salting) -> None:
-    """Durable on return. Raises OSError.
+    """Write the format file, durable on return. Raises OSError.
 
-    Before it, a folder is made over which a program of format 1, which does not know the file, stumbles when
-    it opens the directory: it takes it for an unfinished segment, cannot remove it, and stops before it has
-    changed anything; it would cut off what it cannot read.
+    First creates a folder that stops a program of format 1, which does not know the file and would truncate
+    frames that it cannot read: the program takes the folder for an unfinished segment, cannot remove it, and
+    stops before it has changed anything.
     """
     storage.make_folder(f"{directory}/{names.OLDER_STOPS_HERE}")
     path = f"{directory}/{names.FORMAT}"
@@ -103,44 +105,47 @@ def write_format(storage: Storage, directory: str, salting: Salting) -> None:
 
 
 def new_salt() -> int:
-    """1 to 2^32 − 1, by chance."""
+    """Return a random salt, from 1 to 2^32 − 1."""
     return 1 + secrets.randbelow((1 << 32) - 1)
 
 
 def find_format(storage: Storage, directory: str) -> tuple[Salting | None, str]:
-    """The format, and what was wrong with its file. None: a new directory, or one of format 1.
+    """Determine the format, and describe the defect of its file. None: a new directory, or one of format 1.
 
-    Raises StorageError when it cannot be found out, NewerFormatError for what a newer release wrote.
+    Raises StorageError if it cannot be determined, NewerFormatError for a newer release's format.
     """
-    fault = ""
+    defect = ""
     try:
-        found = read_format(storage, directory)
+        salting = read_format(storage, directory)
     except DamagedError as error:
-        found, fault = None, str(error)
-    if found is not None:
-        return found, ""
-    found = salting_without_file(storage, directory)
-    if found is not None and not fault:
-        fault = "the format file is missing; it is made again from what the commit log says"
-    return found, fault
+        salting, defect = None, str(error)
+    if salting is not None:
+        return salting, ""
+    salting = salting_without_file(storage, directory)
+    if salting is not None and not defect:
+        defect = "the format file is missing; it is restored from the commit log"
+    return salting, defect
 
 
 def salting_without_file(storage: Storage, directory: str) -> Salting | None:
-    """What the segments say; None: none of them has a salt. Raises StorageError, and NewerFormatError."""
+    """Compute the salt from the segments; None if none of them has one.
+
+    Raises StorageError if that is undecided, and NewerFormatError.
+    """
     folder = f"{directory}/{names.COMMIT_LOG}"
-    found_names = storage.list(folder)
-    files = {start: name for name in found_names if (start := names.parse_segment(name)) is not None}
-    files |= {kept[0]: name for name in found_names if (kept := names.parse_kept(name)) is not None}
+    file_names = storage.list(folder)
+    files = {start: name for name in file_names if (start := names.parse_segment(name)) is not None}
+    files |= {range_[0]: name for name in file_names if (range_ := names.parse_kept(name)) is not None}
     starts = sorted(files)
     unsalted = unknown = False
     since = starts[0] if starts else 0
     for start, after in zip(starts, [*starts[1:], 0], strict=False):
         file = storage.open(f"{folder}/{files[start]}")
         try:
-            found = _salt_in(file, start)
-            if found:
-                return Salting(found, since)
-            if found == 0 or _any_unsalted(file, start):
+            salt = _salt_in(file, start)
+            if salt:
+                return Salting(salt, since)
+            if salt == 0 or _any_unsalted(file, start):
                 unsalted, since = True, after
             elif _is_begun(file):
                 unknown = True
@@ -149,19 +154,19 @@ def salting_without_file(storage: Storage, directory: str) -> Salting | None:
     if unknown and not unsalted:
         raise StorageError(
             f"{directory}/{names.FORMAT} is missing or damaged, and no segment in {folder} begins with a"
-            " sound frame: nothing in the log can be checked without it; put the file back from a copy of the"
+            " valid frame: nothing in the log can be checked without it; restore the file from a copy of the"
             " directory; nothing was changed"
         )
     return None
 
 
 def _salt_in(file: File, start: int) -> int | None:
-    """The salt of the segment in this file, 0 for none; None when its first frame does not tell."""
+    """Return the salt of the segment in this file, 0 for none, or None if its first frame is not valid."""
     data = file.salvage(HEAD_BYTES, 0)
-    found = salt_of(data, start)
-    if found is None:
+    version_and_salt = salt_of(data, start)
+    if version_and_salt is None:
         return None
-    version, salt = found
+    version, salt = version_and_salt
     if version > FRAME_VERSION:
         raise newer_format(f"the commit log at position {start}", version, FRAME_VERSION)
     if version == UNSALTED_VERSION:
@@ -171,7 +176,7 @@ def _salt_in(file: File, start: int) -> int | None:
 
 
 def _is_begun(file: File) -> bool:
-    """Whether anything but zeros stands where the first frame belongs; True when nobody can tell."""
+    """Return whether the beginning of the file has bytes other than zero, or cannot be read."""
     try:
         return bool(file.pread(HEAD_BYTES, 0).strip(b"\0"))
     except OSError:
@@ -180,4 +185,4 @@ def _is_begun(file: File) -> bool:
 
 def _any_unsalted(file: File, start: int) -> bool:
     data = file.salvage(SEARCH_BYTES, 0)
-    return any(isinstance(item, Frame) for item in frames(data, start, start, start + len(data)))
+    return any(isinstance(item, Frame) for item in scan_frames(data, start, start, start + len(data)))

@@ -1,11 +1,11 @@
-"""Opening the log: what counts, what is damaged, what is cut; and the views brought up to it.
+"""Recovery: decides what counts when a log is opened, truncates the partial tail, and updates the views.
 
-Order: the format, the newest sound checkpoint; from its position on the log is walked twice, first for the
-highest proven durable position and the first frame above it that is not whole (everything from there is the
-torn tail, cut and synced before anything else), then to apply what stands before. What a newer release wrote
-is refused before anything is changed. Entries of consume queues below the checkpoint are taken as they are,
-unless files are missing: then they are added from the log. Everything here blocks and runs before the log
-answers anybody.
+Order: the format; the newest valid checkpoint; then two passes over the log from the checkpoint's position.
+The first pass finds the highest proven durable position and the first incomplete frame above it. From there
+on the log is the partial tail, which is truncated and synced before anything else. The second pass applies
+the records before it. Data of a newer release is refused before anything is changed. Consume-queue entries
+below the checkpoint are used unchanged, unless files are missing; then entries are added from the log.
+Everything here blocks and runs before the log answers any call.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ from backend.file_log.core.layout import (
     Record,
     RecordKind,
     Salting,
-    entry_is_sound,
+    is_valid_entry,
     pack_entry,
 )
-from backend.file_log.core.scan import Bad, walk
+from backend.file_log.core.scan import Bad, scan_items
 from backend.file_log.damage import LogDamage
 from backend.file_log.index.log_index import refuse_newer_index
 from backend.file_log.options import FileLogOptions
 from backend.file_log.segments import SegmentSet
-from backend.file_log.sends import SendFiles
+from backend.file_log.sends import SendFiles, apply_identity, forget_before, load_keys
 from backend.file_log.start.checkpoint import load_checkpoint
 from backend.file_log.start.format_file import find_format, new_salt, write_format
-from backend.file_log.start.keys import apply_identity, forget_before, load_keys
 from backend.file_log.start.tail import Tail
 from backend.file_log.state import LogQueue, LogState
 from backend.file_log.storage import Storage, is_full
@@ -48,24 +47,24 @@ from ddmq_common.errors import DamagedError
 from ddmq_common.names import QUEUES_DEFAULT, is_dead_letters
 
 log = logging.getLogger(__name__)
-FLUSH_BYTES = 8 << 20  # entries in memory before they go to their files; the rest goes when the log is open
-GAPS_MAX = 1 << 20  # offsets at the end of a queue that are kept as lost because a group knows them
-ENTRY_POSITION = 8  # bytes of an entry that hold the position
+FLUSH_BYTES = 8 << 20  # entries in memory before they are written; the rest is written when the log is open
+GAPS_MAX = 1 << 20  # lost offsets at the end of a queue that stay assigned because a group has finished them
+ENTRY_POSITION = 8  # the bytes of an entry that hold the position
 
 
 class Recovered(NamedTuple):
-    """What opening found. Positions are log positions."""
+    """The outcome of opening a log. Positions are log positions."""
 
     state: LogState
     end: int  # everything below counts and is durable
     checkpoint: int  # the log was read from here
-    torn_bytes: int
-    damaged_pieces: int
+    tail_bytes: int
+    damaged_ranges: int
     rebuilt_queues: int
 
 
 class Recovery:
-    """One opening of one directory."""
+    """Opens one directory once."""
 
     def __init__(
         self,
@@ -84,18 +83,18 @@ class Recovery:
         self._options = options
         self._state = LogState()
         self._unflushed = 0
-        self._torn = 0
+        self._tail_bytes = 0
         self._bad: list[Bad] = []
-        self._full = False  # the disk
-        self._headless = False  # the log's beginning was deleted, and what it said is in no checkpoint
-        self._known = 0  # incarnations up to this one were given before the checkpoint
-        self._deleted: set[int] = set()  # incarnations deleted since
-        self._fitting: set[LogQueue] = set()  # their files had no entries from behind the checkpoint
+        self._full = False  # whether the disk is full
+        self._headless = False  # the log's beginning was deleted, and no checkpoint has its state
+        self._incarnation_before = 0  # incarnations up to this one existed before the checkpoint
+        self._deleted: set[int] = set()  # incarnations deleted since the checkpoint
+        self._fitting: set[LogQueue] = set()  # queues whose files end at the checkpoint
 
     def run(self) -> Recovered:
-        """All of it. Raises StorageError when the directory cannot be used."""
-        salting, format_fault = find_format(self._storage, self._directory)
-        checkpoint, faults = load_checkpoint(self._storage, self._directory)
+        """Recover the directory. Raises StorageError if it cannot be used."""
+        salting, format_defect = find_format(self._storage, self._directory)
+        checkpoint, checkpoint_errors = load_checkpoint(self._storage, self._directory)
         refuse_newer_index(self._storage, f"{self._directory}/{names.INDEX}")
         self._segments.salting = salting or UNSALTED
         self._segments.load()
@@ -104,56 +103,65 @@ class Recovery:
         if checkpoint is not None:
             self._state = checkpoint.state
             start = max(start, checkpoint.position)
-        self._state.sends.bounds(self._options.idempotency_window_ms, self._options.idempotency_keys_max)
+        self._state.sends.set_bounds(self._options.idempotency_window_ms, self._options.idempotency_keys_max)
         tail = Tail(self._storage, self._segments, self._damage, self._options.segment_bytes)
-        end = tail.find(start, start if checkpoint is not None else 0)
-        # up to here nothing was changed: what a newer release wrote has been refused by now
+        end = tail.find_end(start, start if checkpoint is not None else 0)
+        # nothing is changed before this line: data of a newer release has been refused by now
         self._prepare_folders()
-        self._report_views(format_fault, faults)
+        self._report_views(format_defect, checkpoint_errors)
         if salting is not None:
-            if format_fault:
+            if format_defect:
                 write_format(self._storage, self._directory, salting)
-        elif self._segments.empty:
+        elif self._segments.is_empty:
             salting = self._set_salting(start)
-        if self._segments.empty:
+        if self._segments.is_empty:
             self._segments.add(self._segments.create(start, self._options.segment_bytes))
         if self._headless:
             self._report_headless(start)
         self._report_holes(start)
-        self._torn = tail.cut()
+        self._tail_bytes = tail.truncate()
         if salting is None:
-            self._go_on_salted(end)
-        self._known = self._state.last_incarnation
+            self._add_salt(end)
+        self._incarnation_before = self._state.last_incarnation
         if checkpoint is not None:
             files, now_ms = SendFiles(self._storage, self._directory), self._state.last_ms
-            found, segments = self._damage.found, self._segments
-            load_keys(self._state.sends, files, checkpoint.slices, now_ms, found, segments, self.items, start)
+            on_damage, segments = self._damage.report, self._segments
+            load_keys(
+                self._state.sends,
+                files,
+                checkpoint.slices,
+                now_ms,
+                on_damage,
+                segments,
+                self.log_items,
+                start,
+            )
         rebuilt = self._rebuild_missing(min(start, end))
         if self._headless:
-            forget_before(self._state.sends, self.items(start, end))
-            self._apply_letters(start)
+            forget_before(self._state.sends, self.log_items(start, end))
+            self._apply_dead_letters(start)
         self._apply(start, end)
         self._keep_finished()
         self._finish_queues()
-        self._segments.date(self._state.last_ms)
+        self._segments.set_ages(self._state.last_ms)
         self._state.writer_epoch += 1
-        return Recovered(self._state, end, start, self._torn, len(self._bad), rebuilt)
+        return Recovered(self._state, end, start, self._tail_bytes, len(self._bad), rebuilt)
 
     def _report_headless(self, start: int) -> None:
         text = (
-            f"there is no sound checkpoint, and the log begins at {start}: settings, groups and progress from"
-            " before are lost; topics are made again with default settings for the messages that are left"
+            f"there is no valid checkpoint, and the log begins at {start}: settings, groups and progress from"
+            " before are lost; topics are created again with default settings for the remaining messages"
         )
-        self._damage.found("checkpoint", start, 0, text)
+        self._damage.report("checkpoint", start, 0, text)
 
     def _report_holes(self, start: int) -> None:
-        """Below the log position `start` nothing is walked, but whether the files are there is seen."""
-        for hole in self._segments.holes(start):
+        """Report missing files below the log position `start`, where the log is not scanned."""
+        for hole in self._segments.missing_ranges(start):
             self._report_bad(Bad(*hole), "this part of the log is missing")
 
     def _report_bad(self, bad: Bad, what: str) -> None:
         self._bad.append(bad)
-        self._damage.found_in_log(bad.start, bad.end - bad.start, what)
+        self._damage.report_in_log(bad.start, bad.end - bad.start, what)
 
     def _prepare_folders(self) -> None:
         for folder in (self._directory, self._segments.folder, f"{self._directory}/{names.CONSUME_QUEUE}"):
@@ -165,17 +173,17 @@ class Recovery:
             ):
                 self._storage.remove(f"{self._segments.folder}/{name}")
 
-    def _report_views(self, format_fault: str, faults: list[str]) -> None:
-        if format_fault:
-            self._damage.found("format", 0, 0, format_fault)
-            self._set_aside(names.FORMAT)
-        for fault in faults:
-            self._damage.found("checkpoint", len(fault), 0, fault)
-        if faults and faults[0].startswith(f"{names.CHECKPOINT}:"):
-            self._set_aside(names.CHECKPOINT)
+    def _report_views(self, format_defect: str, checkpoint_errors: list[str]) -> None:
+        if format_defect:
+            self._damage.report("format", 0, 0, format_defect)
+            self._move_to_damaged(names.FORMAT)
+        for error in checkpoint_errors:
+            self._damage.report("checkpoint", len(error), 0, error)
+        if checkpoint_errors and checkpoint_errors[0].startswith(f"{names.CHECKPOINT}:"):
+            self._move_to_damaged(names.CHECKPOINT)
 
-    def _set_aside(self, name: str) -> None:
-        """Into the folder of what is damaged, if it is there."""
+    def _move_to_damaged(self, name: str) -> None:
+        """Move a damaged file to `damaged/`, if it exists."""
         if name in self._storage.list(self._directory):
             self._storage.make_folder(f"{self._directory}/{names.DAMAGED}")
             self._storage.rename(f"{self._directory}/{name}", f"{self._directory}/{names.DAMAGED}/{name}")
@@ -185,8 +193,8 @@ class Recovery:
         write_format(self._storage, self._directory, salting)
         return salting
 
-    def _go_on_salted(self, end: int) -> None:
-        """The directory is of format 1, without a salt: from here on it has one, from a new segment on."""
+    def _add_salt(self, end: int) -> None:
+        """Convert a directory of format 1, which has no salt, to one with a salt from a new segment on."""
         segments = self._segments
         if end > segments.last.start:
             segments.reopen_last(end, 0)
@@ -194,37 +202,39 @@ class Recovery:
             segments.add(salted)
         segments.last.salt = self._set_salting(segments.last.start).salt
 
-    # --- applying what counts
+    # --- applying records
 
     def _apply(self, start: int, end: int) -> None:
-        for item in self.items(start, end):
+        for item in self.log_items(start, end):
             if isinstance(item, Record):
                 self._apply_record(item)
             elif isinstance(item, Frame):
                 self._state.batch_id = item.batch_id + 1
                 self._state.writer_epoch = max(self._state.writer_epoch, item.writer_epoch)
             else:
-                self._report_bad(item, "no sound header")
+                self._report_bad(item, "no valid header")
 
-    def _apply_letters(self, end: int) -> None:
-        """What is kept has dead letters; all else that it says may have been changed by what is gone."""
+    def _apply_dead_letters(self, end: int) -> None:
+        """Apply the dead letters of kept segments; other records there may be outdated by deleted ones."""
         message = RecordKind.MESSAGE
-        for item in self.items(self._segments.starts[0], end):
+        for item in self.log_items(self._segments.starts[0], end):
             if isinstance(item, Record) and item.kind == message and is_dead_letters(item.topic):
                 self._apply_message(item)
 
-    def items(self, start: int, end: int) -> Iterator[Frame | Record | Bad]:
-        """What the log holds in `[start, end)`, over all segments; Bad where there is none."""
+    def log_items(self, start: int, end: int) -> Iterator[Frame | Record | Bad]:
+        """Yield the items of the log in `[start, end)` over all segments, with Bad for missing ranges."""
         at = start
         for segment in self._segments.segments:
             low, high = max(start, segment.start), min(end, segment.end)
             if low < high:
                 if segment.start <= self._segments.first_position:
-                    at = low  # what was between kept ones was deleted
-                for first, after in segment.readable(low, high):
+                    at = low  # the log between kept segments was deleted
+                for first, after in segment.readable_ranges(low, high):
                     if at < first:
                         yield Bad(at, first)
-                    yield from walk(segment.view(first, after), segment.start, first, after, segment.salt)
+                    yield from scan_items(
+                        segment.view(first, after), segment.start, first, after, segment.salt
+                    )
                     at = after
         if at < end:
             yield Bad(at, end)
@@ -235,22 +245,22 @@ class Recovery:
             if record.kind == RecordKind.MESSAGE:
                 self._apply_message(record)
             elif record.kind == RecordKind.PROGRESS:
-                delta = decode_delta(self._delivery(record))
-                self._queue(delta.queue)
+                delta = decode_delta(self._read_delivery(record))
+                self._find_queue(delta.queue)
                 state.apply_delta(delta)
             elif record.kind == RecordKind.SETTING:
                 deleted = record.flags & FLAG_DELETED
-                state.apply_setting(record.key.decode(), None if deleted else self._delivery(record))
+                state.apply_setting(record.key.decode(), None if deleted else self._read_delivery(record))
             elif record.kind == RecordKind.TOPIC and record.flags & FLAG_DELETED:
                 self._deleted.add(record.incarnation)
                 state.apply_topic_deleted(record.topic, record.incarnation)
             elif record.kind == RecordKind.TOPIC:
-                data = self._delivery(record)
+                data = self._read_delivery(record)
                 state.apply_topic(decode_topic(record.topic, record.incarnation, data))
         except DamagedError as error:
             self._report_bad(Bad(record.position, record.end), str(error))
 
-    def _delivery(self, record: Record) -> bytes:
+    def _read_delivery(self, record: Record) -> bytes:
         segment = self._segments.locate(record.position)
         assert segment is not None
         data = segment.salvage(record.position + record.meta_bytes, record.size - record.meta_bytes)
@@ -260,7 +270,7 @@ class Recovery:
 
     def _apply_message(self, record: Record) -> None:
         self._state.last_ms = max(self._state.last_ms, record.stored_ms)
-        queue = self._queue(QueueRef(record.topic, record.incarnation, record.queue_id))
+        queue = self._find_queue(QueueRef(record.topic, record.incarnation, record.queue_id))
         if queue is None or record.offset < queue.assigned:
             return
         if self._headless and not queue.assigned:
@@ -270,8 +280,8 @@ class Recovery:
         self._add_entry(queue, pack_entry(record))
         apply_identity(record, self._state.sends)
 
-    def _queue(self, ref: QueueRef) -> LogQueue | None:
-        """The queue; made up when the record that created it, or made it grow, must have been lost."""
+    def _find_queue(self, ref: QueueRef) -> LogQueue | None:
+        """Return a queue; create it if the record that created it must have been lost, else return None."""
         queue = self._state.queue(ref)
         lossless = not self._bad and not self._headless
         if queue is not None or lossless or ref.incarnation in self._deleted:
@@ -279,31 +289,33 @@ class Recovery:
         topic = self._state.topics.get(ref.topic)
         if topic is not None and topic.info.incarnation == ref.incarnation:
             self._state.apply_topic(replace(topic.info, queues=ref.queue_id + 1))
-        elif ref.incarnation > self._known:
-            log.error("topic %s was lost to damage; it is made again with default settings", ref.topic)
+        elif ref.incarnation > self._incarnation_before:
+            log.error("topic %s was lost to damage; it is created again with default settings", ref.topic)
             queues = max(QUEUES_DEFAULT, ref.queue_id + 1)
             self._state.apply_topic(TopicInfo(ref.topic, ref.incarnation, queues))
         return self._state.queue(ref)
 
     def _keep_finished(self) -> None:
-        """The record of an offset that a group finished or tried may be lost; the offset stays taken."""
+        """Keep the offsets that groups have finished or tried assigned, even if their records are lost."""
         for (group, ref), progress in self._state.progress if self._bad or self._headless else ():
             queue = self._state.queue(ref)
             if queue is not None:
-                self._raise_next(queue, progress.acks.taken_to, group)
+                self._raise_next(queue, progress.acks.next_unused, group)
 
     def _raise_next(self, queue: LogQueue, end: int, group: str) -> None:
-        """An acknowledgement must not outlive a message whose offset is used again, so it is not."""
+        """Raise a queue's next offset to `end`, so that no new message gets an offset that `group`
+        finished.
+        """
         if self._headless and not queue.assigned:
             queue.min = queue.flushed = queue.visible = queue.assigned = end
         missing = end - queue.assigned
         if missing <= 0:
             return
         if missing > GAPS_MAX:
-            log.error("group %s says that offset %d of %s is taken, its next is %d; that is too far to be so",
+            log.error("group %s finished offset %d of %s far beyond its next offset %d; ignoring it",
                       group, end - 1, queue.ref, queue.assigned)  # fmt: skip
             return
-        log.warning("the last %d records of %s are lost; group %s knows their offsets, they stay taken",
+        log.warning("the last %d records of %s are lost; group %s finished their offsets, they stay assigned",
                     missing, queue.ref, group)  # fmt: skip
         while queue.assigned < end:
             self._add_entry(queue, self._lost_entry(queue))
@@ -316,16 +328,18 @@ class Recovery:
             self._flush()
 
     def _lost_entry(self, queue: LogQueue) -> bytes:
-        """For an offset whose record is damaged: what the old file says, if it points into the damage."""
+        """Return the entry for an offset without a valid record: the old one if it points to damage, else a
+        gap.
+        """
         entry = self._files.read(queue.ref, queue.assigned, 1)
-        if entry_is_sound(entry):
+        if is_valid_entry(entry):
             position = int.from_bytes(entry[:ENTRY_POSITION], "little")
             if any(bad.start <= position < bad.end for bad in self._bad):
                 return entry
         return GAP_ENTRY
 
     def _flush(self) -> None:
-        """Entries that find the disk full stay in memory; retention makes room once the log is open."""
+        """Write the entries in memory; they stay there if the disk is full, until retention frees space."""
         self._unflushed = 0
         for queue in self._state.queues():
             if queue.tail and not self._full:
@@ -344,13 +358,13 @@ class Recovery:
         queue.tail.clear()
 
     def _finish_queues(self) -> None:
-        """Offsets lost at the end of a queue stay taken; entries of what was cut go."""
+        """Keep lost offsets at the end of each queue assigned, and remove entries of truncated records."""
         for queue in self._state.queues():
             if self._bad:
                 self._keep_lost(queue)
             queue.visible = queue.assigned
-            if queue not in self._fitting and self._files.passes(queue.ref, queue.assigned):
-                self._files.cut(queue.ref, queue.assigned)
+            if queue not in self._fitting and self._files.has_entries_from(queue.ref, queue.assigned):
+                self._files.truncate_at(queue.ref, queue.assigned)
 
     def _keep_lost(self, queue: LogQueue) -> None:
         while True:
@@ -362,39 +376,46 @@ class Recovery:
     # --- consume-queue files that are missing
 
     def _rebuild_missing(self, end: int) -> int:
-        """Fill files that are shorter than the checkpoint says, or gone, from the log below it."""
+        """Fill consume-queue files that are missing or too short from the log; return the number of
+        queues.
+        """
         missing: dict[QueueRef, tuple[LogQueue, int]] = {}
         for queue in self._state.queues():
-            whole, passing = self._files.fit(queue.ref, queue.min, queue.assigned)
+            complete, passing = self._files.check_extent(queue.ref, queue.min, queue.assigned)
             if not passing:
                 self._fitting.add(queue)
-            if not whole:
+            if not complete:
                 missing[queue.ref] = queue, queue.assigned
                 queue.flushed = queue.assigned = queue.min
         if not missing:
             return 0
         log.warning("consume queues of %d queues are added again from the log", len(missing))
-        sound = True
-        for item in self.items(self._segments.starts[0], end):
+        log_intact = True
+        for item in self.log_items(self._segments.starts[0], end):
             if isinstance(item, Record) and item.kind == RecordKind.MESSAGE:
-                self._refill(missing, item, sound)
-            sound = sound and not isinstance(item, Bad)
+                self._refill_queue(missing, item, log_intact)
+            log_intact = log_intact and not isinstance(item, Bad)
         for queue, after in missing.values():
-            self._add_gaps(queue, after, sound)
+            self._add_gaps(queue, after, log_intact)
         return len(missing)
 
-    def _refill(self, missing: dict[QueueRef, tuple[LogQueue, int]], record: Record, sound: bool) -> None:
+    def _refill_queue(
+        self, missing: dict[QueueRef, tuple[LogQueue, int]], record: Record, log_intact: bool
+    ) -> None:
         queue, after = missing.get(QueueRef(record.topic, record.incarnation, record.queue_id), (None, 0))
         if queue is None or not queue.assigned <= record.offset < after:
             return
         if record.position < self._segments.first_of(record.topic):
-            return  # kept for dead letters alone
-        self._add_gaps(queue, record.offset, sound)
+            return  # in a segment kept for dead letters alone
+        self._add_gaps(queue, record.offset, log_intact)
         self._add_entry(queue, pack_entry(record))
 
-    def _add_gaps(self, queue: LogQueue, end: int, sound: bool) -> None:
-        """Up to an offset; `sound`: so far the log is, and what a queue lacks at first was deleted."""
-        if sound and queue.assigned == queue.min:
+    def _add_gaps(self, queue: LogQueue, end: int, log_intact: bool) -> None:
+        """Mark offsets up to `end` as missing.
+
+        With `log_intact`, those at a queue's start count as expired.
+        """
+        if log_intact and queue.assigned == queue.min:
             queue.min = queue.flushed = queue.assigned = end
         while queue.assigned < end:
             self._add_entry(queue, GAP_ENTRY)

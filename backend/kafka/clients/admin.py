@@ -93,8 +93,8 @@ class Cluster:
         def run(admin: AdminClient) -> None:
             try:
                 value = job(admin)
-                admin.poll(0)  # errors of connections are told to `heard`
-            except Exception as error:  # who asked decides
+                admin.poll(0)  # reports errors of connections
+            except Exception as error:  # the caller decides
                 admin.poll(0)
                 self._bridge.call(done, None, error)
             else:

@@ -172,12 +172,12 @@ class FollowerThread:
         if error.code() == KafkaError._PARTITION_EOF:
             return FollowedRow(topic, partition, offset, 0, None, None, False)  # type: ignore[arg-type]
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
-            self._reassign(consumer, (str(topic), int(partition or 0)))
+            self._reassign_partition(consumer, (str(topic), int(partition or 0)))
         else:
             self._on_trouble(f"following the system topics: {error.str()}")
         return None
 
-    def _reassign(self, consumer: Consumer, place: Partition) -> None:
+    def _reassign_partition(self, consumer: Consumer, place: Partition) -> None:
         """Continue a partition elsewhere: its next offset does not exist any more."""
         first, end = self._query_bounds(consumer, place)
         if place[0] == SystemTopics.named_by(self._options).coordination:

@@ -333,13 +333,13 @@ class Producers:
                 if errors or time.monotonic() > end:
                     break
         except RAISED as error:
-            raise self._abort(producer, cause_of(error), end) from error
+            raise self._abort_transaction(producer, cause_of(error), end) from error
         if errors or -1 in offsets:
             wrong = next(
                 (error for error in errors if error.code() in REJECTED_CODES), None
             )  # its fault alone
             cause = wrong or (errors[0] if errors else KafkaError(KafkaError._MSG_TIMED_OUT))
-            raise self._abort(producer, cause, end)
+            raise self._abort_transaction(producer, cause, end)
         while True:
             try:
                 producer.commit_transaction(max(0.1, end - time.monotonic()))
@@ -347,12 +347,12 @@ class Producers:
             except RAISED as error:
                 cause = cause_of(error)
                 if cause.txn_requires_abort():
-                    raise self._abort(producer, cause, end) from error
+                    raise self._abort_transaction(producer, cause, end) from error
                 if not cause.retriable() or time.monotonic() > end:
                     unknown = RemoteError(f"a transaction may have been committed or not: {cause.str()}")
                     raise _JobFailed(OutcomeKind.UNCERTAIN, unknown, offsets) from error
 
-    def _abort(self, producer: Producer, cause: KafkaError, end: float) -> _JobFailed:
+    def _abort_transaction(self, producer: Producer, cause: KafkaError, end: float) -> _JobFailed:
         """Abort an uncommitted transaction, and return the error to raise."""
         if cause.code() in _FENCED or cause.fatal():
             text = f"another process has taken over the transactions of this one: {cause.str()}"

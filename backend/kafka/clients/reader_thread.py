@@ -53,7 +53,7 @@ class _Assigned:
 
 
 class ReaderThread:
-    """`heard(parts)` is called on the hub."""
+    """A thread that reads partitions; it passes the chunks to `on_chunks`, on the hub."""
 
     def __init__(
         self,
@@ -163,16 +163,16 @@ class ReaderThread:
 
     def _begin_stream(self, partition: Partition, assigned: _Assigned) -> None:
         if partition in self._assigned:
-            self._unassign(partition)
+            self._unassign_partition(partition)
         self._assigned[partition] = assigned
         self._consumer.incremental_assign([TopicPartition(*partition, assigned.start)])
 
     def _end_stream(self, partition: Partition, serial: int) -> None:
         assigned = self._assigned.get(partition)
         if assigned is not None and assigned.serial == serial:
-            self._unassign(partition)
+            self._unassign_partition(partition)
 
-    def _unassign(self, partition: Partition) -> None:
+    def _unassign_partition(self, partition: Partition) -> None:
         """Unassign a partition. A pause would outlive the assignment, and the next one would get nothing."""
         where = [TopicPartition(*partition)]
         if self._assigned.pop(partition).paused:

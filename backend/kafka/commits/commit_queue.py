@@ -256,7 +256,7 @@ class CommitQueue:
             ]
 
         has_reset = any(delta.reset_to is not None for delta in batch.progress)
-        return self._enqueue(
+        return self._enqueue_call(
             PendingCommit(
                 deadline,
                 lambda plan: plan.add(batch),
@@ -269,11 +269,13 @@ class CommitQueue:
 
     def put_topic_info(self, name: str, value: bytes | None, deadline: float) -> Completion[None]:
         """Store `value` under a topic's name; None deletes it."""
-        return self._enqueue(PendingCommit(deadline, lambda plan: plan.put_topic_info(name, value)))
+        return self._enqueue_call(PendingCommit(deadline, lambda plan: plan.put_topic_info(name, value)))
 
     def drop_progress(self, topic: str, incarnation: int, deadline: float) -> Completion[None]:
         """Delete the progress of every group on a deleted topic."""
-        return self._enqueue(PendingCommit(deadline, lambda plan: plan.drop_progress(topic, incarnation)))
+        return self._enqueue_call(
+            PendingCommit(deadline, lambda plan: plan.drop_progress(topic, incarnation))
+        )
 
     def touches_queues(self, records: Iterable[NewRecord]) -> bool:
         """Return whether an earlier commit writes to the queue of one of these records, and is unanswered."""
@@ -323,7 +325,7 @@ class CommitQueue:
             self._is_scheduled = True
             self._loop.run_callback(self._begin)
 
-    def _enqueue(self, commit: PendingCommit) -> Completion[Any]:
+    def _enqueue_call(self, commit: PendingCommit) -> Completion[Any]:
         if self._draining:
             error: DdmqError = DrainingError("the Kafka engine is draining; it takes nothing new")
         elif len(self._pending) >= PENDING_MAX:
@@ -445,11 +447,11 @@ class CommitQueue:
         batch.plan.apply_stored(offsets)
         self._on_progress(batch.plan.progress)
         if self._is_alive() and not self._renewing:  # a name given up may be dead since before the write
-            self._succeed(batch, offsets)
+            self._answer_success(batch, offsets)
         else:
             self._fail_in_flight(RemoteError("this process was stopped meanwhile: it may count or not"))
 
-    def _succeed(self, batch: _PlannedBatch, offsets: Sequence[int]) -> None:
+    def _answer_success(self, batch: _PlannedBatch, offsets: Sequence[int]) -> None:
         self._is_busy, self._pending.in_flight = False, []
         start = 0
         for commit, count in zip(batch.commits, batch.record_counts, strict=True):
@@ -506,7 +508,7 @@ class CommitQueue:
         (batch, outcome), self._uncertain = self._uncertain, None
         is_stored = batch.plan.is_stored()
         if is_stored and len(outcome.offsets) >= len(batch.plan.records):
-            self._succeed(batch, outcome.offsets)
+            self._answer_success(batch, outcome.offsets)
         elif is_stored is False:
             self._retry_batch(batch)
         else:

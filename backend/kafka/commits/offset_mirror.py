@@ -40,7 +40,7 @@ CONSUMERS_MAX = 16  # that stay open, each with its threads and connections,
 UNUSED_S = 10.0  # so long after they were used at most
 CLOSE_S = 2.0
 REQUEST_S = 10.0
-OURS = "ddmq"  # stands with each offset
+MARK = "ddmq"  # the metadata of each offset that ddmq commits
 Offsets = list[TopicPartition]
 
 
@@ -108,7 +108,7 @@ class _OffsetCommitter:
             for committed in consumer.committed(
                 [TopicPartition(topic, each) for each in partitions], REQUEST_S
             ):
-                if committed.offset >= 0 and committed.metadata != OURS:
+                if committed.offset >= 0 and committed.metadata != MARK:
                     place = f"offset {committed.offset} of {committed.topic} [{committed.partition}]"
                     raise StorageError(f"{place} was committed by another program")
             checked.add(topic)
@@ -183,14 +183,14 @@ class OffsetMirror:
 
     def _write(self) -> None:
         now = time.monotonic()
-        again = any(map(self._has_failed_temporarily, self._in_flight))
+        has_failed = any(map(self._has_failed_temporarily, self._in_flight))
         for group in list(self._changed):
             if len(self._in_flight) >= GROUPS_AT_ONCE:
                 break
             passing = self._has_failed_temporarily(group)
-            if group in self._in_flight or (passing and (again or self._failures[group].until > now)):
+            if group in self._in_flight or (passing and (has_failed or self._failures[group].until > now)):
                 continue
-            again = again or passing
+            has_failed = has_failed or passing
             self._commit_group(group, [key for key in self._changed.pop(group) if self._holds(key)])
         if self._changed:
             self._timer.once(EVERY_S, self._write)
@@ -209,7 +209,7 @@ class OffsetMirror:
             if progress is not None and progress.started:
                 queue = key[1]
                 name = self._kafka_name(queue.topic)
-                offsets.append(TopicPartition(name, queue.queue_id, progress.acks.committed, OURS))
+                offsets.append(TopicPartition(name, queue.queue_id, progress.acks.committed, MARK))
         if not offsets:
             return
         self._in_flight[group] = keys

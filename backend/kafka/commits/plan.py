@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from backend.engine import check_absent, check_settings
+from backend.engine import ROOT, check_absent, check_limits, check_settings
 from backend.kafka.records import ProducerRecord
 from backend.kafka.state.followed import KafkaState
 from backend.kafka.state.tables import (
@@ -27,7 +27,6 @@ from backend.kafka.state.tables import (
 from backend.kafka.topic_info import TopicRegistry
 from backend.progress.group_progress import Fence, GroupProgress, Key, check_fence
 from backend.records import CommitBatch, NewRecord, ProgressDelta
-from backend.setting_counts import ROOT, check_limits
 from ddmq_common.errors import BoundReachedError, UnknownTopicError
 
 SETTINGS_MAX = 100_000

@@ -193,14 +193,14 @@ class MemberAssignments:
             decision = membership.decisions.popleft()
             if isinstance(decision, Assign):
                 membership.assigning = decision
-                self._assign(membership, decision)
+                self._assign_queues(membership, decision)
             else:
-                self._revoke(membership, decision)
+                self._revoke_queues(membership, decision)
 
     def _is_obsolete(self, membership: KafkaMembership, assign: Assign) -> bool:
         return membership.assigning is not assign or not membership.is_active or self._closed
 
-    def _assign(self, membership: KafkaMembership, assign: Assign) -> None:
+    def _assign_queues(self, membership: KafkaMembership, assign: Assign) -> None:
         if not self._is_obsolete(membership, assign):
             self._state.catch_up().then(lambda barrier: self._write_epochs(membership, assign, barrier))
 
@@ -244,9 +244,9 @@ class MemberAssignments:
                 membership.logged_error = str(error)
                 member = assign.member
                 log.warning("assigning %s to group %s, retrying: %s", member.topic, member.group, error)
-            HubTimer(ref=False).once(RETRY_S, lambda: self._assign(membership, assign))
+            HubTimer(ref=False).once(RETRY_S, lambda: self._assign_queues(membership, assign))
 
-    def _revoke(self, membership: KafkaMembership, revoke: Revoke) -> None:
+    def _revoke_queues(self, membership: KafkaMembership, revoke: Revoke) -> None:
         revoked = [queue for queue in revoke.queues if queue in membership.held]
         if revoked:
             deadline = self._clock.monotonic() + REVOKE_S

@@ -116,7 +116,7 @@ class SnapshotCell(_Event):
 
 
 class SnapshotLine(_Event):
-    """A group on a topic in a snapshot."""
+    """The state of one group on one topic, in a snapshot."""
 
     topic: str
     epoch: int

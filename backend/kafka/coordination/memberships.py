@@ -110,7 +110,7 @@ class KafkaMemberships:
         membership = KafkaMembership(self._last_number, join, listener, self._release, self._leave)
         self._memberships[self._last_number] = membership
         self._by_topic.setdefault(join.topic, set()).add(membership)
-        self._announce([membership])
+        self._announce_memberships([membership])
         return membership
 
     def _release(self, membership: KafkaMembership, queues: Iterable[QueueRef]) -> None:
@@ -219,9 +219,9 @@ class KafkaMemberships:
             self._write_event(Died(self._former_name, self._former_name), name)
             self._former_name = ""
         self._name = name
-        self._announce(list(self._memberships.values()))
+        self._announce_memberships(list(self._memberships.values()))
 
-    def _announce(self, memberships: Sequence[KafkaMembership]) -> None:
+    def _announce_memberships(self, memberships: Sequence[KafkaMembership]) -> None:
         """Write the events of new memberships, when that is possible; else a later tick does."""
         if not self._name or not self._state.ready or not memberships:
             return
@@ -270,7 +270,9 @@ class KafkaMemberships:
             if self._memberships:
                 self._begin_log()
             return False
-        self._announce([other for other in self._memberships.values() if other.joined_as != self._name])
+        self._announce_memberships(
+            [other for other in self._memberships.values() if other.joined_as != self._name]
+        )
         if self._memberships and now >= self._next_heartbeat_at:
             self.send_heartbeat(now)
             for topic in list(self._by_topic):
@@ -329,7 +331,7 @@ class KafkaMemberships:
 
     def _announce_all(self) -> None:
         if not self._closed:
-            self._announce(list(self._memberships.values()))
+            self._announce_memberships(list(self._memberships.values()))
 
     def _on_joined(self, table: TableState, number: int) -> None:
         membership = self._memberships.get(number)

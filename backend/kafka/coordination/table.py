@@ -143,8 +143,8 @@ class TableState:
             if member is not None:
                 del self.ids[member]
                 decisions += self.table.leave(member, now)
-                _decrement(self.processes, name[0])
-                if _decrement(self.joined, member.topic):
+                _decrement_count(self.processes, name[0])
+                if _decrement_count(self.joined, member.topic):
                     self.topics.pop(member.topic, None)
         return decisions
 
@@ -167,7 +167,7 @@ class TableState:
         return self.table.topic_changed(event.topic, now)
 
 
-def _decrement(counts: dict[str, int], key: str) -> bool:
+def _decrement_count(counts: dict[str, int], key: str) -> bool:
     """Decrement the count of `key`; return whether that was the last."""
     counts[key] -= 1
     if counts[key] == 0:
@@ -274,19 +274,19 @@ class PlacedEvent(NamedTuple):
 
 
 class CoordinationLog:
-    """Records go in, in their order; decisions come out. `state` is None until the table is known.
+    """Applies records in their order and returns decisions. `state` is None until the table is known.
 
-    `first`: the offset from which on it was read. `begins`: how often the table has begun anew: then
-    everything that was held is lost, also without a decision that says so.
+    `first`: the offset from which the log was read. `begin_count`: how often the table has restarted; a
+    restart ends all assignments, without a decision for each.
     """
 
     def __init__(self, first: int) -> None:
         self._first = first
         self.state: TableState | None = None
         self.begin_count = 0
-        self.next = first  # offset of what comes next
+        self.next = first  # offset of the next record
         self.known_at = -1  # offset of the newest snapshot, or beginning, that counted
-        self._early_events: list[PlacedEvent] = []  # what a snapshot may have to be followed by
+        self._early_events: list[PlacedEvent] = []  # events to apply after a snapshot
 
     def apply(self, placed: PlacedEvent) -> list[Decision]:
         """Apply one event and return the decisions."""

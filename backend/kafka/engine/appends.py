@@ -143,7 +143,7 @@ class Appends:
         """Append records, as Backend.append does."""
         append = _Append(completion, list(records), deadline)
         for index, record in enumerate(append.records):
-            result = self._enqueue(append, index, record)
+            result = self._enqueue_record(append, index, record)
             if result is not None:
                 append.results[index] = result
                 append.unanswered -= 1
@@ -153,9 +153,9 @@ class Appends:
         self._unanswered[append] = None
         if deadline < self._next_deadline:
             self._next_deadline = deadline
-            self._timer.once(deadline - self._clock.monotonic(), self._expire)
+            self._timer.once(deadline - self._clock.monotonic(), self._expire_appends)
 
-    def _enqueue(self, append: _Append, index: int, record: NewRecord) -> AppendResult | None:
+    def _enqueue_record(self, append: _Append, index: int, record: NewRecord) -> AppendResult | None:
         """Let one record wait for its partition, or return why not."""
         if self._records >= self._options.pending_max or self._bytes >= self._options.pending_bytes_max:
             return self._bound_reached()
@@ -186,7 +186,9 @@ class Appends:
             while waiting and partition.in_flight < BATCH_RECORDS_MAX:
                 append, index = waiting.popleft()
                 record = append.records[index]
-                result = self._produce(append, index, record) if append in self._unanswered else _NOT_SENT
+                result = (
+                    self._produce_record(append, index, record) if append in self._unanswered else _NOT_SENT
+                )
                 if result is None:
                     append.results[index] = None
                     partition.in_flight += 1
@@ -196,7 +198,7 @@ class Appends:
             if not partition.in_flight:
                 self._partitions.pop(queue, None)
 
-    def _produce(self, append: _Append, index: int, record: NewRecord) -> AppendResult | None:
+    def _produce_record(self, append: _Append, index: int, record: NewRecord) -> AppendResult | None:
         """Give one record to the producer, or return why not."""
         error = self._topics.rejection_of(record)
         if error is not None:
@@ -229,7 +231,7 @@ class Appends:
         append.results[index] = result
         append.unanswered -= 1
         if append.unanswered == 0 and append in self._unanswered:
-            self._answer(append, None)
+            self._answer_append(append, None)
 
     def _bound_reached(self) -> AppendResult:
         error = BoundReachedError(
@@ -272,7 +274,7 @@ class Appends:
             self._on_stored(name, queue_id, end, newest_ms)
         for append in complete:
             if append in self._unanswered:
-                self._answer(append, None)
+                self._answer_append(append, None)
 
     def _on_record_reported(self, queue: Queue) -> None:
         partition = self._partitions[queue]
@@ -283,7 +285,7 @@ class Appends:
             else:
                 del self._partitions[queue]
 
-    def _answer(self, append: _Append, missing: AppendResult | None) -> None:
+    def _answer_append(self, append: _Append, missing: AppendResult | None) -> None:
         del self._unanswered[append]
         try:
             append.settle(missing)
@@ -292,14 +294,14 @@ class Appends:
         if self._waiters:
             self._notify_waiters(append)
 
-    def _expire(self) -> None:
+    def _expire_appends(self) -> None:
         """Answer the appends past their deadline; later reports of their records are ignored."""
         now = self._clock.monotonic()
         for append in [append for append in self._unanswered if append.deadline <= now]:
-            self._answer(append, to_failed_result(_LATE, AppendStatus.UNKNOWN))
+            self._answer_append(append, to_failed_result(_LATE, AppendStatus.UNKNOWN))
         self._next_deadline = min((append.deadline for append in self._unanswered), default=NEVER)
         if self._next_deadline < NEVER:
-            self._timer.once(self._next_deadline - now, self._expire)
+            self._timer.once(self._next_deadline - now, self._expire_appends)
 
     def check_age(self) -> None:
         """Have the producer replaced when it has tried to send a record for too long."""
@@ -358,7 +360,7 @@ class Appends:
         self._timer.stop()
         self._age_timer.stop()
         for append in list(self._unanswered):
-            self._answer(append, to_failed_result(_CLOSED, AppendStatus.UNKNOWN))
+            self._answer_append(append, to_failed_result(_CLOSED, AppendStatus.UNKNOWN))
 
 
 class _FirstReport(Exception):
@@ -397,7 +399,7 @@ class ReportingProducer:
         self.created_at = clock.monotonic()
         self._producer = Producer(self._settings)
         self.produce = self._producer.produce
-        self._thread = threading.Thread(target=self._serve, name="kafka-producer", daemon=True)
+        self._thread = threading.Thread(target=self._serve_reports, name="kafka-producer", daemon=True)
         self._thread.start()
 
     def add_topic(self, kafka_name: str) -> None:
@@ -440,7 +442,7 @@ class ReportingProducer:
         if not self._hub_takes_reports:
             raise _FirstReport
 
-    def _serve(self) -> None:
+    def _serve_reports(self) -> None:
         while not self._closed:
             try:
                 self._await_reports()

@@ -90,7 +90,7 @@ class KafkaBackend(Backend):
             self._clock,
             self._table,
             self._appends.when_answered,
-            self._watchers.changed,
+            self._watchers.notify_changed,
             lambda name: self._topics.on_info_changed(name),
         )
         self.state, self._commits = self.process.state, self.process.commits
@@ -171,7 +171,7 @@ class KafkaBackend(Backend):
         return self._watchers.watch(listener, prefixes)
 
     def _on_topic_changed(self, name: str, before: KafkaTopic | None) -> None:
-        self._watchers.changed(f"topic/{name}")
+        self._watchers.notify_changed(f"topic/{name}")
         topic = self._table.find_topic(name)
         if before is not None and (topic is None or topic.info.incarnation != before.info.incarnation):
             self.readers.on_topic_deleted(name, before.info.incarnation)
@@ -221,7 +221,7 @@ class KafkaBackend(Backend):
         if topic is not None:
             self.readers.set_next_offset(QueueRef(topic_name, topic.info.incarnation, queue_id), next_offset)
         if stored_ms:
-            self._store_clock.told(stored_ms)
+            self._store_clock.advance_to(stored_ms)
 
     def commit(
         self, batch: CommitBatch, deadline: float, into: Completion[list[AppendResult]] | None = None

@@ -68,14 +68,14 @@ class KafkaQueries:
         """Return the bounds of queues, as Backend.bounds does."""
         completion: Completion[list[Bounds | None]] = Completion()
         queues = list(queues)
-        places = [self._find_partition(queue) for queue in queues]
-        there = [place for place in places if place is not None]
+        partitions = [self._find_partition(queue) for queue in queues]
+        there = [partition for partition in partitions if partition is not None]
 
         def on_answer(query: Completion[Any]) -> None:
             if query.error is not None:
                 completion.fail(query.error)
                 return
-            answer = [None if place is None else query.value[place] for place in places]
+            answer = [None if partition is None else query.value[partition] for partition in partitions]
             completion.succeed(
                 [self._include_stored(queue, each) for queue, each in zip(queues, answer, strict=True)]
             )
@@ -90,25 +90,27 @@ class KafkaQueries:
         topic = self._topics.find_queue_topic(queue)
         return None if topic is None else (topic.kafka_name, queue.queue_id)
 
-    def _include_stored(self, queue: QueueRef, found: Bounds | None) -> Bounds | None:
+    def _include_stored(self, queue: QueueRef, bounds: Bounds | None) -> Bounds | None:
         """Extend bounds over records that this process has stored: an end may show a little later."""
-        if found is None or self._topics.find_queue_topic(queue) is None:
+        if bounds is None or self._topics.find_queue_topic(queue) is None:
             return None
-        return found._replace(next=max(found.next, self._readers.next_offset(queue)))
+        return bounds._replace(next=max(bounds.next, self._readers.next_offset(queue)))
 
     def offset_for_time(self, queue: QueueRef, wall_ms: int) -> Completion[int]:
         """Find the offset for a time, as Backend.offset_for_time does."""
         completion: Completion[int] = Completion()
-        place = self._find_partition(queue)
-        if place is None and not self._closed:
+        partition = self._find_partition(queue)
+        if partition is None and not self._closed:
             error = UnknownTopicError(f"queue {queue} does not exist (any more)")
             self._later(completion.fail, error)
             return completion
 
-        def next_offset(found: Completion[list[Bounds | None]]) -> None:
-            bounds = found.value[0] if found.error is None else None
+        def next_offset(completed: Completion[list[Bounds | None]]) -> None:
+            bounds = completed.value[0] if completed.error is None else None
             if bounds is None:
-                completion.fail(found.error or UnknownTopicError(f"queue {queue} does not exist any more"))
+                completion.fail(
+                    completed.error or UnknownTopicError(f"queue {queue} does not exist any more")
+                )
             else:
                 completion.succeed(bounds.next)
 
@@ -120,7 +122,7 @@ class KafkaQueries:
             else:
                 completion.succeed(found.value)
 
-        self._offsets.query_offset_for_time(place or ("", 0), wall_ms).then(on_answer)
+        self._offsets.query_offset_for_time(partition or ("", 0), wall_ms).then(on_answer)
         return completion
 
     def close(self) -> None:
@@ -158,31 +160,31 @@ class Offsets:
         self._pending: set[Completion[Any]] = set()
         self._closed = False
 
-    def query_bounds(self, places: Sequence[Partition]) -> Completion[dict[Partition, Bounds | None]]:
+    def query_bounds(self, partitions: Sequence[Partition]) -> Completion[dict[Partition, Bounds | None]]:
         """Return the bounds of each partition; None where there is no such partition."""
         completion = self._new_completion()
-        self._pending_bounds.append((places, completion))
+        self._pending_bounds.append((partitions, completion))
         if len(self._pending_bounds) == 1:
             self._bridge.call(self._query_pending_bounds)
         return completion
 
-    def query_offset_for_time(self, place: Partition, wall_ms: int) -> Completion[int | None]:
+    def query_offset_for_time(self, partition: Partition, wall_ms: int) -> Completion[int | None]:
         """Return the first offset stored at or after `wall_ms`; None when there is none."""
         completion = self._new_completion()
 
         def on_answer(answers: Answers) -> None:
-            offset = answers[place]
+            offset = answers[partition]
             if isinstance(offset, BaseException):
                 self._fail(completion, offset)
             else:
                 self._succeed(completion, None if offset < 0 else offset)
 
-        self._query({place: _SPEC.for_timestamp(max(wall_ms, 0))}, on_answer)
+        self._query_offsets({partition: _SPEC.for_timestamp(max(wall_ms, 0))}, on_answer)
         return completion
 
     def _query_pending_bounds(self) -> None:
         queries, self._pending_bounds = self._pending_bounds, []
-        places = {place for partitions, _ in queries for place in partitions}
+        partitions = {partition for requested, _ in queries for partition in requested}
         first: Answers = {}
 
         def ends(answers: Answers) -> None:
@@ -190,23 +192,23 @@ class Offsets:
 
         def begins(answers: Answers) -> None:
             first.update(answers)
-            self._query(dict.fromkeys(places, _SPEC.latest()), ends)
+            self._query_offsets(dict.fromkeys(partitions, _SPEC.latest()), ends)
 
-        self._query(dict.fromkeys(places, _SPEC.earliest()), begins)
+        self._query_offsets(dict.fromkeys(partitions, _SPEC.earliest()), begins)
 
     def _settle_bounds(
         self, queries: Iterable[tuple[Sequence[Partition], Any]], first: Answers, last: Answers
     ) -> None:
-        for places, completion in queries:
+        for partitions, completion in queries:
             bounds: dict[Partition, Bounds | None] = {}
             failure: BaseException | None = None
-            for place in places:
-                low, high = first[place], last[place]
+            for partition in partitions:
+                low, high = first[partition], last[partition]
                 error = next((each for each in (low, high) if isinstance(each, BaseException)), None)
                 if error is None:
-                    bounds[place] = Bounds(low, max(low, high))
+                    bounds[partition] = Bounds(low, max(low, high))
                 elif is_gone(error):
-                    bounds[place] = None
+                    bounds[partition] = None
                 else:
                     failure = error
             if failure is None:
@@ -214,16 +216,16 @@ class Offsets:
             else:
                 self._fail(completion, failure)
 
-    def _query(self, specs: dict[Partition, Any], then: Callable[[Answers], None]) -> None:
-        """`then` on the hub with an answer for each place."""
+    def _query_offsets(self, specs: dict[Partition, Any], then: Callable[[Answers], None]) -> None:
+        """Query offsets and call `then` on the hub with an answer for each partition."""
         until = self._clock.monotonic() + RETRY_S
         answers: Answers = {}
 
         def settled(got: Answers) -> None:
             answers.update(got)
-            again = [place for place, answer in got.items() if _should_retry(answer)]
-            if again and self._clock.monotonic() < until and not self._closed:
-                self._send_request({place: specs[place] for place in again}, settled)
+            retries = [partition for partition, answer in got.items() if _should_retry(answer)]
+            if retries and self._clock.monotonic() < until and not self._closed:
+                self._send_request({partition: specs[partition] for partition in retries}, settled)
             else:
                 then(answers)
 
@@ -233,16 +235,16 @@ class Offsets:
         if not specs or self._closed:
             self._bridge.call(then, {})
             return
-        requests = {TopicPartition(*place): spec for place, spec in specs.items()}
+        requests = {TopicPartition(*partition): spec for partition, spec in specs.items()}
         futures = self._admin.list_offsets(
             requests, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_S
         )
         got: Answers = {}
 
-        def on_answer(place: Partition, future: Future[Any]) -> None:
+        def on_answer(partition: Partition, future: Future[Any]) -> None:
             """Collect one answer, in the admin client's thread."""
             error = future.exception()
-            got[place] = future.result().offset if error is None else error
+            got[partition] = future.result().offset if error is None else error
             if len(got) == len(futures):
                 self._bridge.call(then, got)
 

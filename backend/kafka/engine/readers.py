@@ -46,7 +46,7 @@ _GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError
 class _QueuedRead(NamedTuple):
     """A read that waits for its turn. `deadline`: monotonic seconds, when it is given up."""
 
-    place: KafkaQueue
+    kafka_queue: KafkaQueue
     call: ReadCall
     completion: Completion[ReadBatch]
     deadline: float
@@ -79,32 +79,32 @@ class Readers:
         """Return the offset behind the newest record that is known to exist."""
         return self._next_offsets.get(queue, 0)
 
-    def read(self, place: KafkaQueue, call: ReadCall, completion: Completion[ReadBatch]) -> None:
+    def read(self, kafka_queue: KafkaQueue, call: ReadCall, completion: Completion[ReadBatch]) -> None:
         """Settles, never at once, with DATA, NONE or OUT_OF_RANGE; GONE when the topic goes meanwhile."""
         if self._closed:
             self._bridge.call(completion.fail, DrainingError("the backend is closed"))
             return
-        self._start_read(_QueuedRead(place, call, completion, self._clock.monotonic() + READ_S))
+        self._start_read(_QueuedRead(kafka_queue, call, completion, self._clock.monotonic() + READ_S))
 
     def _start_read(self, waiting: _QueuedRead) -> None:
-        place, call, completion, deadline = waiting
-        stream = self._find_stream(place, call.offset)
+        kafka_queue, call, completion, deadline = waiting
+        stream = self._find_stream(kafka_queue, call.offset)
         if stream is None:
-            self._queued_reads.setdefault(place.queue, deque()).append(waiting)
+            self._queued_reads.setdefault(kafka_queue.queue, deque()).append(waiting)
             return
-        batch = stream.answer_read(call, self._next_offsets.get(place.queue, 0))
+        batch = stream.answer_read(call, self._next_offsets.get(kafka_queue.queue, 0))
         if batch is None:
             stream.pending_reads.append(PendingRead(call, completion, deadline))
         else:
             self._bridge.call(_settle_read, completion, batch)
         self._pause_or_resume(stream)
 
-    def wait(self, place: KafkaQueue, offset: int, deadline: float, wait: Wait) -> None:
+    def wait(self, kafka_queue: KafkaQueue, offset: int, deadline: float, wait: Wait) -> None:
         """Wait for a record, as Backend.wait does. Raises BoundReachedError."""
         if self._closed:
             self._bridge.call(wait.fail, DrainingError("the backend is closed"))
             return
-        stream = self._find_stream(place, offset)
+        stream = self._find_stream(kafka_queue, offset)
         if stream is None or stream.window.has_record_from(offset):  # a read of it now is queued
             self._bridge.call(_settle_wait, wait)
             return
@@ -123,9 +123,9 @@ class Readers:
 
     # --- streams
 
-    def _find_stream(self, place: KafkaQueue, offset: int) -> Stream | None:
+    def _find_stream(self, kafka_queue: KafkaQueue, offset: int) -> Stream | None:
         """Return the stream for this offset; None while every thread reads the queue for pending reads."""
-        here = self._streams_by_queue.setdefault(place.queue, [])
+        here = self._streams_by_queue.setdefault(kafka_queue.queue, [])
         stream = next((one for one in here if one.window.covers_offset(offset)), None)
         if stream is None:
             if len(here) >= self._options.readers:
@@ -133,12 +133,12 @@ class Readers:
                 if not free:
                     return None
                 self._end_stream(min(free, key=lambda one: (not one.is_idle, one.used_at)))
-            stream = self._begin_stream(place, offset)
+            stream = self._begin_stream(kafka_queue, offset)
         stream.used_at = self._clock.monotonic()
         return stream
 
-    def _begin_stream(self, place: KafkaQueue, offset: int) -> Stream:
-        used_readers = {one.reader for one in self._streams_by_queue.setdefault(place.queue, [])}
+    def _begin_stream(self, kafka_queue: KafkaQueue, offset: int) -> Stream:
+        used_readers = {one.reader for one in self._streams_by_queue.setdefault(kafka_queue.queue, [])}
         loads = [0] * self._options.readers
         for one in self._streams.values():
             loads[one.reader] += 1
@@ -147,10 +147,10 @@ class Readers:
         while len(self._threads) <= reader:
             name = f"kafka reader {len(self._threads) + 1}"
             self._threads.append(ReaderThread(self._options, self._bridge, self._on_chunks, name))
-        stream = Stream(place, next(self._serials), reader, offset, self._options.window_bytes)
+        stream = Stream(kafka_queue, next(self._serials), reader, offset, self._options.window_bytes)
         self._streams[stream.serial] = stream
-        self._streams_by_queue[place.queue].append(stream)
-        self._threads[reader].begin_stream(_partition_of(stream), stream.serial, offset, place.topic_id)
+        self._streams_by_queue[kafka_queue.queue].append(stream)
+        self._threads[reader].begin_stream(_partition_of(stream), stream.serial, offset, kafka_queue.topic_id)
         return stream
 
     def _end_stream(self, stream: Stream) -> None:

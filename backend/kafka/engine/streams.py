@@ -193,8 +193,8 @@ class Window:
 class Stream:
     """One reader's way through one partition. `serial`: which of those that its reader ever had."""
 
-    def __init__(self, place: KafkaQueue, serial: int, reader: int, start: int, bytes_max: int) -> None:
-        self.kafka_queue = place
+    def __init__(self, kafka_queue: KafkaQueue, serial: int, reader: int, start: int, bytes_max: int) -> None:
+        self.kafka_queue = kafka_queue
         self.serial = serial
         self.reader = reader
         self.window = Window(start, bytes_max)

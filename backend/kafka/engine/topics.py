@@ -242,7 +242,9 @@ class KafkaTopics:
 
     def put(self, info: TopicInfo, deadline: float, answer: TopicAnswer, topics_max: int | None) -> None:
         """Create or change a topic whose `info` was checked, as Backend.put_topic does."""
-        self._enqueue(info.name, answer, deadline, lambda: self._put(info, deadline, answer, topics_max))
+        self._enqueue_change(
+            info.name, answer, deadline, lambda: self._put(info, deadline, answer, topics_max)
+        )
 
     def _put(self, info: TopicInfo, deadline: float, answer: TopicAnswer, topics_max: int | None) -> None:
         topic = self._table.find_topic(info.name)
@@ -255,7 +257,7 @@ class KafkaTopics:
             job = partial(self._create, self._names.to_kafka(info.name), info)
         else:
             check_change(info, None if topic is None else topic.info)
-            job = partial(self._change, self._described[info.name], info)
+            job = partial(self._change_topic, self._described[info.name], info)
         self._cluster.run_job(
             job, lambda result, error: self._store_info(info, deadline, answer, result, error)
         )
@@ -265,7 +267,7 @@ class KafkaTopics:
         self._add_to_producer(kafka_name)
         return described, False
 
-    def _change(self, before: ClusterTopic, info: TopicInfo, admin: Any) -> tuple[ClusterTopic, bool]:
+    def _change_topic(self, before: ClusterTopic, info: TopicInfo, admin: Any) -> tuple[ClusterTopic, bool]:
         described, is_changed = topic_admin.change_topic(admin, before, info)
         if described.partitions > before.partitions:
             self._add_to_producer(described.kafka_name)
@@ -309,7 +311,7 @@ class KafkaTopics:
 
     def delete(self, name: str, deadline: float, answer: Completion[None]) -> None:
         """Delete a topic, as Backend.delete_topic does."""
-        self._enqueue(name, answer, deadline, lambda: self._delete(name, deadline, answer))
+        self._enqueue_change(name, answer, deadline, lambda: self._delete(name, deadline, answer))
 
     def _delete(self, name: str, deadline: float, answer: Completion[None]) -> None:
         described = self._described.get(name)
@@ -339,7 +341,7 @@ class KafkaTopics:
 
     # --- one change after the other
 
-    def _enqueue(
+    def _enqueue_change(
         self, name: str, answer: Completion[Any], deadline: float, change: Callable[[], None]
     ) -> None:
         """Run `change` once the earlier changes of this name are done."""
@@ -505,9 +507,9 @@ class MissingTopics:
         """Call `then(None)` once the cluster was asked for these topics, or `then(error)` if it cannot be."""
         confirmation = _Confirmation(names, then)
         self._open[confirmation] = None
-        self._state.catch_up().then(lambda barrier: self._survey(confirmation, barrier.error))
+        self._state.catch_up().then(lambda barrier: self._survey_missing(confirmation, barrier.error))
 
-    def _survey(self, confirmation: _Confirmation, error: Exception | None) -> None:
+    def _survey_missing(self, confirmation: _Confirmation, error: Exception | None) -> None:
         if error is not None:
             self._end(confirmation, _uncertain_topic_error(confirmation, error))
         else:
@@ -519,7 +521,7 @@ class MissingTopics:
         if reason:
             self._end(confirmation, _uncertain_topic_error(confirmation, reason))
         elif missing and confirmation.checks < MISSING_CHECKS:
-            HubTimer(ref=False).once(MISSING_PAUSE_S, lambda: self._survey(confirmation, None))
+            HubTimer(ref=False).once(MISSING_PAUSE_S, lambda: self._survey_missing(confirmation, None))
         else:
             infos = self._state.topic_infos
             self._absent.update((name, infos[name]) for name in missing)

@@ -12,7 +12,7 @@ import pytest
 from log_story import Story, Told, check, open_story, read_all, soon, wait
 
 from backend.file_log.core.layout import FRAME_BYTES, UNSALTED, Frame, Record, RecordKind
-from backend.file_log.core.scan import walk
+from backend.file_log.core.scan import scan_items
 from backend.file_log.start.format_file import read_format
 from backend.file_log.storage import Storage
 from tests.support.waits import until
@@ -48,7 +48,7 @@ def all_items(folder: Path) -> Iterator[Frame | Record]:
     for path, after in zip(paths, [*starts[1:], None], strict=True):
         data, start = path.read_bytes(), int(path.name)
         end = start + len(data) if after is None else after
-        for item in walk(data, start, start, end, salting.of_segment(start)):
+        for item in scan_items(data, start, start, end, salting.of_segment(start)):
             if isinstance(item, (Frame, Record)):
                 yield item
 
@@ -71,7 +71,7 @@ def one_flip(built: Built, target: Path, file: str, at: int, bit: int, lost: int
     log = open_story(target)
     try:
         check(log, built.told, written_too=not lost, lost=lost)
-        return bool(log.damaged_pieces or log.recovered.torn_bytes)
+        return bool(log.damaged_ranges or log.recovered.tail_bytes)
     finally:
         log.close()
         shutil.rmtree(target)
@@ -158,7 +158,7 @@ def test_a_bit_of_a_checkpoint_loses_nothing(built: Built, tmp_path: Path) -> No
             flip(target / name, at, at % 8)
             log = open_story(target)
             check(log, built.told, written_too=True)
-            assert name != "checkpoint" or log.damaged_pieces
+            assert name != "checkpoint" or log.damaged_ranges
             log.close()
             shutil.rmtree(target)
 
@@ -205,7 +205,7 @@ def test_damage_is_copied_aside_and_counted_once(built: Built, tmp_path: Path) -
     log = open_story(target)
     for _ in range(3):
         assert len(read_all(log, "orders")) + len(read_all(log, "events")) > 5
-    assert log.damaged_pieces == 1
+    assert log.damaged_ranges == 1
     copies = list((target / "damaged").iterdir())
     assert len(copies) == 1
     assert copies[0].stat().st_size == record.size

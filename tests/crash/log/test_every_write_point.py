@@ -43,7 +43,7 @@ def check_living(log: FileLog, storage: FaultyStorage, told: Told) -> None:
 def reopen_and_check(folder: Path, told: Told, *, written_too: bool) -> None:
     log = open_story(folder)
     try:
-        assert log.recovered.damaged_pieces == 0, "a torn tail was taken for damage"
+        assert log.recovered.damaged_ranges == 0, "a torn tail was taken for damage"
         check(log, told, written_too=written_too)
         check_absent(log, told)
     finally:

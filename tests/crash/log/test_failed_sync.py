@@ -89,7 +89,7 @@ def test_a_log_that_was_given_up_while_it_was_refused_stays_so(tmp_path: Path) -
     wait(log.append([new_record("orders", 0, b"000001:unknown")], soon()))
     log._writer.give_up(NotWriterError("the lock file is gone"))
     storage.broken = ()
-    log._writer._rescue_again()  # as its timer does
+    log._writer._retry_rescue()  # as its timer does
     assert log._writer._job is None
     result = wait(log.append([new_record("orders", 0, b"000002:refused")], soon()))[0]
     assert (result.status, type(result.error)) == (AppendStatus.REFUSED, NotWriterError)
@@ -118,7 +118,7 @@ def test_a_disk_that_fails_again_and_again_costs_a_segment_a_period_not_one_each
     assert isinstance(refused.error, RefusedUntilRecoveredError)
     assert not second.done
     assert segments() == 2, "it waits for its turn"
-    log._writer._rest_timer.once(0, log._writer._rescue_again)
+    log._writer._rest_timer.once(0, log._writer._retry_rescue)
     assert wait(second)[0].status is AppendStatus.STORED
     assert segments() == 3
     log.close()
@@ -182,7 +182,7 @@ def test_what_readers_may_be_looking_at_is_not_cut_off(tmp_path: Path) -> None:
     log.close()
     again = open_story(tmp_path / "live")
     check(again, told, written_too=True)
-    assert (again.recovered.torn_bytes, again.damaged_pieces) == (0, 0)
+    assert (again.recovered.tail_bytes, again.damaged_ranges) == (0, 0)
     again.close()
 
 

@@ -47,7 +47,7 @@ def test_what_a_checkpoint_says_of_many_queues_is_there(
         if name == "checkpoint.old":
             (image / "checkpoint").unlink()
         again = open_story(image)
-        assert (again.recovered.rebuilt_queues, again.recovered.damaged_pieces) == (0, 0)
+        assert (again.recovered.rebuilt_queues, again.recovered.damaged_ranges) == (0, 0)
         for queue in range(QUEUES):
             read = again.read(QueueRef("t", info.incarnation, queue), 0, 10, 1 << 20)
             assert list(map(bytes, wait(read).deliveries)) == [b"first", b"second", b"third"]

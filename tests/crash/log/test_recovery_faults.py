@@ -43,7 +43,7 @@ def test_a_fault_at_every_point_of_opening(torn: tuple[Path, Told], tmp_path: Pa
         for seed in (None, 1):
             again = open_story(storage.image(work / f"image{seed}", seed))
             check(again, told, written_too=False)
-            assert again.recovered.damaged_pieces == 0
+            assert again.recovered.damaged_ranges == 0
             again.close()
         if in_opening:
             break

@@ -15,7 +15,7 @@ from log_story import wait
 from small_disk import SmallDisk
 
 from backend.file_log import FileLog, FileLogOptions, open_log
-from backend.file_log.commit.committer import FREE_SHARE, WritePlace
+from backend.file_log.commit.committer import FREE_SHARE, LogEnd
 from backend.file_log.core.retention import RetentionOptions
 from backend.file_log.segments import SegmentSet
 from backend.records import AppendStatus, CommitBatch, NewRecord, ProgressDelta, QueueRef, TopicInfo
@@ -152,7 +152,7 @@ def test_a_piece_that_failed_is_given_back(tmp_path: Path) -> None:
     segments = SegmentSet(storage, str(tmp_path))
     storage.make_folder(segments.folder)
     segments.add(segments.create(0, 64 * MIB))
-    place = WritePlace(segments, 64 * MIB, 64 * MIB)
+    place = LogEnd(segments, 64 * MIB, 64 * MIB)
     storage.space = lambda _: storage.__class__.space(storage, "")._replace(free=1 << 40)  # type: ignore[method-assign]
     place.write(b"a small frame", 0, sync=True)
     assert storage.used() < 64 << 10, "a file system keeps what it found before it failed"

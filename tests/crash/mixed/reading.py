@@ -13,7 +13,7 @@ from pathlib import Path
 from backend.file_log import FileLogOptions, open_log
 from backend.file_log.core.layout import UNSALTED, Frame, Record, RecordKind
 from backend.file_log.core.names import parse_segment
-from backend.file_log.core.scan import walk
+from backend.file_log.core.scan import scan_items
 from backend.file_log.start.format_file import read_format
 from backend.file_log.storage import Storage
 from backend.internal_topics import read_dead_letter
@@ -115,7 +115,7 @@ def _finishes(directory: Path) -> Iterator[Finish]:
             continue
         data = path.read_bytes().rstrip(b"\0")
         commit = base
-        for item in walk(data, base, base, base + len(data), salting.of_segment(base)):
+        for item in scan_items(data, base, base, base + len(data), salting.of_segment(base)):
             if isinstance(item, Frame):
                 commit = item.position
             elif isinstance(item, Record) and item.kind == RecordKind.PROGRESS:

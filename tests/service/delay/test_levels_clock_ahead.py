@@ -121,7 +121,7 @@ def test_what_was_stored_ahead_of_the_wall_expires_at_its_age(kit: LevelsOnLog) 
     kit.rig.make("orders")
     kit.glitch(30 * DAY_S)
     kit.rig.advance(1.1)
-    moment = kit.log._retention._moment
+    moment = kit.log._retention._measure_moment
     kit.clock.advance(73 * 3_600)
     found = moment(kit.log._opened.storage.space(str(kit.folder)))  # type: ignore[arg-type]
     assert found.store_ms - kit.log._state.last_ms >= 72 * 3_600_000

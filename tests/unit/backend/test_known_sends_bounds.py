@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backend import idempotency
-from backend.idempotency import KnownSends
+from backend.idempotency import StoredSends
 from backend.records import FirstStored
 from ddmq_common.errors import BoundReachedError, CallerError
 from ddmq_common.send_identity import key_identity, sequence_identity
@@ -24,18 +24,18 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idempotency, "SEQUENCES_ALL_MAX", 32)
 
 
-def store(known: KnownSends, producer: int, *sequences: int, at_ms: int = NOW_MS) -> None:
+def store(known: StoredSends, producer: int, *sequences: int, at_ms: int = NOW_MS) -> None:
     for sequence in sequences:
         text = sequence_identity(b"%d" % producer, sequence, 0)
         known.restore(text, bytes(16), sequence, 0, 1, at_ms)
 
 
-def is_known(known: KnownSends, producer: int, sequence: int) -> bool:
-    return known.first(sequence_identity(b"%d" % producer, sequence, 0), 1, NOW_MS) is not None
+def is_known(known: StoredSends, producer: int, sequence: int) -> bool:
+    return known.find_first(sequence_identity(b"%d" % producer, sequence, 0), 1, NOW_MS) is not None
 
 
 def test_of_one_producer_the_oldest_are_forgotten_and_refused() -> None:
-    known = KnownSends()
+    known = StoredSends()
     store(known, 1, *range(25))
     assert known.forgotten == 5
     assert [is_known(known, 1, sequence) for sequence in (5, 24)] == [True, True]
@@ -45,11 +45,11 @@ def test_of_one_producer_the_oldest_are_forgotten_and_refused() -> None:
 
 def test_sequences_that_lie_far_apart_cost_no_more() -> None:
     """Each step is over a large range; what is lower is refused all the same."""
-    known, step = KnownSends(), 1 << 40
+    known, step = StoredSends(), 1 << 40
     for number in range(1_000):
         text = sequence_identity(b"1", number * step, max(0, number - 2) * step)
         known.restore(text, bytes(16), number, 0, 1, NOW_MS)
-    assert len(known.producers[b"1".hex()].places) == 3
+    assert len(known.producers[b"1".hex()].locations) == 3
     assert is_known(known, 1, 998 * step)
     with pytest.raises(CallerError, match="below"):
         is_known(known, 1, 990 * step)
@@ -57,9 +57,9 @@ def test_sequences_that_lie_far_apart_cost_no_more() -> None:
 
 
 def test_all_that_a_producer_has_answers_of_go_in_one_pass() -> None:
-    known = KnownSends()
+    known = StoredSends()
     store(known, 1, *[number << 40 for number in range(20)])
-    places = known.producers[b"1".hex()].places = PassedOver(known.producers[b"1".hex()].places)
+    places = known.producers[b"1".hex()].locations = PassedOver(known.producers[b"1".hex()].locations)
     known.restore(sequence_identity(b"1", 20 << 40, 20 << 40), bytes(16), 20, 0, 1, NOW_MS)
     assert list(places) == [20 << 40]
     assert places.passes == 2
@@ -73,38 +73,38 @@ class Notes(list[Any]):
 
 
 def test_a_key_costs_no_more_when_many_are_known_and_noted() -> None:
-    known = KnownSends(keys_max=20)
+    known = StoredSends(keys_max=20)
     for number in range(10):
         known.restore(key_identity(b"t", b"%d" % number, b""), bytes(16), number, 0, 1 + number % 2, NOW_MS)
-    known.notes = Notes()
+    known.pending = Notes()
     for number in range(5):
         text = key_identity(b"u", b"%d" % number, b"")
-        assert known.first(text, 3, NOW_MS) is None
-        known.note(text, bytes(16), number, 0, 3, NOW_MS)
+        assert known.find_first(text, 3, NOW_MS) is None
+        known.add_pending(text, bytes(16), number, 0, 3, NOW_MS)
     with pytest.raises(BoundReachedError, match=r"5 of its idempotency keys .*15 of all topics"):
-        known.first(key_identity(b"v", b"0", b""), 3, NOW_MS)
+        known.find_first(key_identity(b"v", b"0", b""), 3, NOW_MS)
 
 
 def test_what_is_taken_back_makes_room_again() -> None:
-    known = KnownSends(keys_max=8)
+    known = StoredSends(keys_max=8)
     for number in range(4):
         text = key_identity(b"t", b"%d" % number, b"")
-        assert known.first(text, 1, NOW_MS) is None
-        known.note(text, bytes(16), number, 0, 1, NOW_MS)
+        assert known.find_first(text, 1, NOW_MS) is None
+        known.add_pending(text, bytes(16), number, 0, 1, NOW_MS)
     known.back_to(3)
     text = key_identity(b"t", b"4", b"")
-    assert known.first(text, 1, NOW_MS) is None
-    known.note(text, bytes(16), 3, 0, 1, NOW_MS)
+    assert known.find_first(text, 1, NOW_MS) is None
+    known.add_pending(text, bytes(16), 3, 0, 1, NOW_MS)
     with pytest.raises(BoundReachedError, match=r"4 of its idempotency keys .*4 of all topics"):
-        known.first(key_identity(b"t", b"5", b""), 1, NOW_MS)
-    known.keep()
+        known.find_first(key_identity(b"t", b"5", b""), 1, NOW_MS)
+    known.confirm_pending()
     with pytest.raises(BoundReachedError, match=r"4 of its idempotency keys .*4 of all topics"):
-        known.first(key_identity(b"t", b"5", b""), 1, NOW_MS)
+        known.find_first(key_identity(b"t", b"5", b""), 1, NOW_MS)
 
 
 def test_who_has_many_pays_for_all() -> None:
     """A producer with one open sequence keeps it, however many another one opens."""
-    known = KnownSends()
+    known = StoredSends()
     store(known, 1, 0)
     store(known, 2, *range(19))
     store(known, 3, *range(19))
@@ -115,7 +115,7 @@ def test_who_has_many_pays_for_all() -> None:
 
 
 def test_of_too_many_producers_the_one_that_was_not_heard_of_for_longest_goes() -> None:
-    known = KnownSends()
+    known = StoredSends()
     for producer in (1, 2, 3, 4):
         store(known, producer, 0)
     store(known, 1, 1)
@@ -124,13 +124,13 @@ def test_of_too_many_producers_the_one_that_was_not_heard_of_for_longest_goes() 
     assert known.forgotten == 2
 
 
-def sent_again(known: KnownSends, sequence: int, under_way_ms: int, at_ms: int) -> FirstStored | None:
-    return known.first(sequence_identity(b"1", sequence, 0, under_way_ms), 1, at_ms)
+def sent_again(known: StoredSends, sequence: int, under_way_ms: int, at_ms: int) -> FirstStored | None:
+    return known.find_first(sequence_identity(b"1", sequence, 0, under_way_ms), 1, at_ms)
 
 
 def test_what_a_forgotten_producer_sends_again_is_refused() -> None:
     """Nobody can know whether it is stored; also when the producer is heard of again."""
-    known = KnownSends()
+    known = StoredSends()
     store(known, 1, 0)
     for producer in (2, 3, 4):
         store(known, producer, 0)
@@ -145,7 +145,7 @@ def test_what_a_forgotten_producer_sends_again_is_refused() -> None:
 
 
 def test_what_is_newer_than_all_that_was_forgotten_is_sent_again_as_ever() -> None:
-    known = KnownSends()
+    known = StoredSends()
     for producer in (1, 2, 3, 4, 5):
         store(known, producer, 0)
     late_ms = idempotency.ARRIVES_MS
@@ -156,7 +156,7 @@ def test_what_is_newer_than_all_that_was_forgotten_is_sent_again_as_ever() -> No
 
 
 def test_what_is_sent_again_after_the_window_is_refused() -> None:
-    known = KnownSends(window_ms=1_000)
+    known = StoredSends(window_ms=1_000)
     store(known, 1, 0)
     store(known, 2, 0, at_ms=NOW_MS + 1_001)
     with pytest.raises(CallerError, match="not known any more"):
@@ -165,7 +165,7 @@ def test_what_is_sent_again_after_the_window_is_refused() -> None:
 
 
 def test_who_is_silent_for_the_window_is_forgotten_and_not_missed() -> None:
-    known = KnownSends(window_ms=1_000)
+    known = StoredSends(window_ms=1_000)
     store(known, 1, 0)
     store(known, 2, 0, at_ms=NOW_MS + 1_001)
     assert not is_known(known, 1, 0)
@@ -173,21 +173,21 @@ def test_who_is_silent_for_the_window_is_forgotten_and_not_missed() -> None:
 
 
 def test_one_topic_has_half_of_the_keys() -> None:
-    known = KnownSends(keys_max=8)
+    known = StoredSends(keys_max=8)
     for number in range(4):
         known.restore(key_identity(b"a", b"%d" % number, b""), bytes(16), number, 0, 1, NOW_MS)
     with pytest.raises(BoundReachedError, match=r"4 of its .* allowed: as many as are free, 4 of 8"):
-        known.first(key_identity(b"a", b"more", b""), 1, NOW_MS)
-    assert known.first(key_identity(b"b", b"more", b""), 2, NOW_MS) is None
-    assert known.first(key_identity(b"a", b"more", b""), 1, NOW_MS + known.window_ms + 1) is None
+        known.find_first(key_identity(b"a", b"more", b""), 1, NOW_MS)
+    assert known.find_first(key_identity(b"b", b"more", b""), 2, NOW_MS) is None
+    assert known.find_first(key_identity(b"a", b"more", b""), 1, NOW_MS + known.window_ms + 1) is None
 
 
-def fill(known: KnownSends, topic: int) -> int:
+def fill(known: StoredSends, topic: int) -> int:
     """Store keys of a topic until there is no room for more; how many that were."""
     for number in range(100_000):
         text = key_identity(b"%d" % topic, b"%d" % number, b"")
         try:
-            assert known.first(text, topic, NOW_MS) is None
+            assert known.find_first(text, topic, NOW_MS) is None
         except BoundReachedError:
             return number
         known.restore(text, bytes(16), number, 0, topic, NOW_MS)
@@ -195,18 +195,18 @@ def fill(known: KnownSends, topic: int) -> int:
 
 
 def test_two_topics_that_take_all_they_can_leave_room_for_others() -> None:
-    known = KnownSends(keys_max=1_200)
+    known = StoredSends(keys_max=1_200)
     assert [fill(known, topic) for topic in (1, 2)] == [600, 300]
-    assert known.first(key_identity(b"3", b"0", b""), 3, NOW_MS) is None
+    assert known.find_first(key_identity(b"3", b"0", b""), 3, NOW_MS) is None
 
 
 def test_topics_that_want_more_have_an_equal_part_each() -> None:
-    known, wanting, stored = KnownSends(keys_max=1_200), {1, 2}, {1: 0, 2: 0}
+    known, wanting, stored = StoredSends(keys_max=1_200), {1, 2}, {1: 0, 2: 0}
     while wanting:
         for topic in list(wanting):
             text = key_identity(b"%d" % topic, b"%d" % stored[topic], b"")
             try:
-                known.first(text, topic, NOW_MS)
+                known.find_first(text, topic, NOW_MS)
             except BoundReachedError:
                 wanting.remove(topic)
                 continue
@@ -217,7 +217,7 @@ def test_topics_that_want_more_have_an_equal_part_each() -> None:
 
 def test_a_topic_has_its_share_whatever_the_others_have() -> None:
     """Many that take what is free, one after the other, leave next to nothing."""
-    known = KnownSends(keys_max=20_000)
+    known = StoredSends(keys_max=20_000)
     for topic in range(1, 30):
         assert fill(known, topic) >= 20_000 // idempotency.SHARE
     assert known.forgotten == 0
@@ -225,7 +225,7 @@ def test_a_topic_has_its_share_whatever_the_others_have() -> None:
 
 def test_all_shares_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idempotency, "SHARE", 10)
-    known = KnownSends(keys_max=100)
+    known = StoredSends(keys_max=100)
     stored = [fill(known, topic) for topic in range(1, 50)]
     assert min(stored[:10]) == 10
     assert sum(stored) <= 200
@@ -234,22 +234,22 @@ def test_all_shares_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_copies_that_nobody_had_to_make_room_for_push_out_the_oldest_keys() -> None:
     """`ddmq move` stores by commits, which do not ask."""
-    known = KnownSends(window_ms=8_000, keys_max=10)
+    known = StoredSends(window_ms=8_000, keys_max=10)
     for number in range(50):
         place = bytes(16), number, 0, 1, NOW_MS + 100 * number
         known.restore(key_identity(b"t", b"%d" % number, b""), *place)
-    kept = sum(len(one.places) for one in known.slices)
+    kept = sum(len(one.locations) for one in known.slices)
     assert 0 < kept <= 10
     assert known.forgotten == 50 - kept
     for number in range(50 - kept, 50):
-        assert known.first(key_identity(b"t", b"%d" % number, b""), 1, NOW_MS) is not None
+        assert known.find_first(key_identity(b"t", b"%d" % number, b""), 1, NOW_MS) is not None
 
 
 def test_what_is_over_is_not_counted_as_forgotten() -> None:
     """An older start adds what the log's tail says to keys that were over by then."""
-    known = KnownSends(window_ms=8_000, keys_max=4)
+    known = StoredSends(window_ms=8_000, keys_max=4)
     for number, stored_ms in enumerate((0, 0, 0, 7_900, 8_100)):
         place = bytes(16), number, 0, 1, NOW_MS + stored_ms
         known.restore(key_identity(b"t", b"%d" % number, b""), *place)
     assert known.forgotten == 0
-    assert sum(len(one.places) for one in known.slices) == 2
+    assert sum(len(one.locations) for one in known.slices) == 2

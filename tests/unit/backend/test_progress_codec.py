@@ -135,7 +135,7 @@ def test_mutated_bytes_are_damaged_or_parse(kind: int, data: st.DataObject) -> N
 @pytest.mark.parametrize(
     ("tail", "reason"),
     [
-        (b"\x06\x01\x00\x03\x00", "piece of kind 3"),
+        (b"\x06\x01\x00\x03\x00", "pages of kind 3"),
         (b"\x06\x01\x00\x02\x01\x02\x02\x00", r"\[2, 4\), committed 5"),
         (b"\x06\x01\x00\x02\x01\x05\x02\x00", r"\[5, 7\), committed 5"),
         (b"\x01\x01\x00\x01" + bytes(1024) + b"\x00", "page 0 is empty"),

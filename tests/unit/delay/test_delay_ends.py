@@ -59,7 +59,7 @@ def loop(times: int = 1_000_000) -> str:
 
 def test_a_damaged_order_that_was_to_catch_up_is_one_dead_letter() -> None:
     acks = AckMap(0)
-    acks.attempt(7, 3)
+    acks.record_attempts(7, 3)
     lanes = lanes_over(waiting("{nothing", NOW - 5), acks)
     plan = lanes.plan_fires(NOW)
     assert [one.reason for one in plan.fires] == [UNREADABLE]
@@ -82,7 +82,7 @@ def test_how_many_missed_ones_fire_is_a_setting() -> None:
     assert made.following is not None
     assert made.following.due_ms == NOW - 9 * 3_000
     acks = AckMap(0)
-    acks.attempt(7, 5)
+    acks.record_attempts(7, 5)
     plan = lanes_over(waiting(loop(), NOW - 3_000_000), acks, catch_up_max=10).plan_fires(NOW)
     assert plan.changes is not None
     assert [one.due_ms for one in plan.changes.added] == [NOW - 9 * 3_000]
@@ -93,7 +93,7 @@ def test_a_fire_that_only_the_log_knows_of_does_not_swallow_the_next() -> None:
     schedule = Schedule(period_ms=60_000, repeat=5)
     order = encode_command(DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 100_000, schedule=schedule))
     acks = AckMap(0)
-    acks.attempt(7, 1)
+    acks.record_attempts(7, 1)
     plan = lanes_over(waiting(order, NOW - 100_000), acks).plan_fires(NOW)
     assert plan.changes is not None
     assert [one.due_ms for one in plan.changes.added] == [NOW - 40_000]
@@ -105,7 +105,7 @@ def test_a_move_is_of_the_delivery_that_waits_as_the_log_knows(op: str) -> None:
     schedule = Schedule(period_ms=60_000, repeat=5, catch_up="all")
     order = encode_command(DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 50_000, schedule=schedule))
     acks = AckMap(0)
-    acks.attempt(7, 1)
+    acks.record_attempts(7, 1)
     lanes = lanes_over(waiting(order, NOW - 50_000), acks)
     said = DelayCommand(op, UUID_TEXT, due_ms=NOW + 5_000)
     moving = CommandRecord(9, said, UUID(UUID_TEXT).bytes, "", bytes(16), NOW, 0, b"")
@@ -123,7 +123,7 @@ def test_a_move_that_is_read_again_is_not_of_a_later_delivery() -> None:
     schedule = Schedule(period_ms=60_000, repeat=5, catch_up="all")
     order = encode_command(DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW + 50_000, schedule=schedule))
     acks = AckMap(0)
-    acks.attempt(7, 1)
+    acks.record_attempts(7, 1)
     acks.finish([(9, 10)])  # with the delivery that it moved
     lanes = lanes_over(waiting(order, NOW + 50_000), acks)
     said = DelayCommand(RESCHEDULE, UUID_TEXT, due_ms=NOW + 5_000)

@@ -129,7 +129,7 @@ class Service:
             finished, attempts = progress_of(plan.fires)
             self.acks.finish([(offset, offset + 1) for offset in [*finished, *plan.passed_offsets]])
             for offset, count in attempts:
-                self.acks.attempt(offset, count)
+                self.acks.record_attempts(offset, count)
             self.delivered += [self.second] * len(plan.fires)
             self.due_scans.on_commit_done(plan.fires, True)
             if plan.fires and not known:

@@ -10,7 +10,7 @@ import google_crc32c
 
 from backend.file_log.core.layout import FRAME_BYTES, UNSALTED, Frame, Record, Salting
 from backend.file_log.core.names import parse_segment
-from backend.file_log.core.scan import walk
+from backend.file_log.core.scan import scan_items
 from backend.file_log.start.format_file import read_format
 from backend.file_log.storage import Storage
 
@@ -35,7 +35,7 @@ def rewrite(directory: Path, change: Change, salt: int | None = None) -> None:
     for path in segments(directory):
         start, data = int(path.name), bytearray(path.read_bytes())
         own = salting.of_segment(start)
-        for item in list(walk(bytes(data), start, start, start + len(data), own)):
+        for item in list(scan_items(bytes(data), start, start, start + len(data), own)):
             if not isinstance(item, (Frame, Record)):
                 continue
             at = item.position - start
@@ -79,7 +79,7 @@ def last_batch_id(directory: Path) -> int:
     salting = salting_of(directory)
     for path in segments(directory):
         start, data = int(path.name), path.read_bytes()
-        for item in walk(data, start, start, start + len(data), salting.of_segment(start)):
+        for item in scan_items(data, start, start, start + len(data), salting.of_segment(start)):
             if isinstance(item, Frame):
                 found = item.batch_id
     return found

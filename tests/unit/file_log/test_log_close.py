@@ -76,11 +76,11 @@ def test_a_group_commit_that_hangs_keeps_the_directory_and_is_told(
     with pytest.raises(DirectoryInUseError):
         DirectoryLock.acquire(tmp_path, 0)
     rig.storage.let_go()
-    until(lambda: rig.log._writer._committer._gone.acquire(False), "end of the thread")
+    until(lambda: rig.log._writer._committer._exited.acquire(False), "end of the thread")
     os.close(rig.log._opened._lock._fd)  # as the end of the process does
     rig.open()
     assert rig.bodies(ref) == [b"first", b"flying"]
-    assert rig.log.recovered.damaged_pieces == 0
+    assert rig.log.recovered.damaged_ranges == 0
 
 
 def test_a_checkpoint_that_hangs_keeps_the_directory(

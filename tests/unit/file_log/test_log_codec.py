@@ -19,7 +19,7 @@ from backend.file_log.core.layout import (
     RecordKind,
     decode_system,
     encode_system,
-    entry_is_sound,
+    is_valid_entry,
     pack_entry,
     pack_frame,
     pack_record,
@@ -28,7 +28,7 @@ from backend.file_log.core.layout import (
     unpack_record,
     version_of,
 )
-from backend.file_log.core.scan import Bad, frames, is_whole, walk
+from backend.file_log.core.scan import Bad, is_complete, scan_frames, scan_items
 from backend.records import tag_hash
 
 U32, U64 = (1 << 32) - 1, (1 << 64) - 1
@@ -135,16 +135,16 @@ def test_an_entry_repeats_its_record(position: int, fields: dict) -> None:  # ty
     assert record is not None
     entry = pack_entry(record)
     assert len(entry) == ENTRY_BYTES
-    assert entry_is_sound(entry)
+    assert is_valid_entry(entry)
     assert data[ENTRY_AT:].startswith(entry[:28])
     assert ENTRY_ROWS.unpack(entry) == record[2:7]
-    assert not entry_is_sound(entry[:5] + bytes([entry[5] ^ 4]) + entry[6:])
+    assert not is_valid_entry(entry[:5] + bytes([entry[5] ^ 4]) + entry[6:])
 
 
 def test_a_gap_entry_is_sound_and_empty() -> None:
-    assert entry_is_sound(GAP_ENTRY)
+    assert is_valid_entry(GAP_ENTRY)
     assert ENTRY_ROWS.unpack(GAP_ENTRY) == (0, 0, 0, 0, 0)
-    assert not entry_is_sound(bytes(ENTRY_BYTES)), "a hole in a file is no gap"
+    assert not is_valid_entry(bytes(ENTRY_BYTES)), "a hole in a file is no gap"
 
 
 def test_system_properties() -> None:
@@ -178,7 +178,7 @@ def log_bytes(bodies: list[list[bytes]]) -> tuple[bytes, list[Frame], list[Recor
         frame = Frame(len(group), len(payload), 1, len(out), number, len(out), 1)
         out += pack_frame(frame) + payload
         made_frames.append(frame)
-    made_records = [item for item in walk(out, 0, 0, len(out)) if isinstance(item, Record)]
+    made_records = [item for item in scan_items(out, 0, 0, len(out)) if isinstance(item, Record)]
     return out, made_frames, made_records
 
 
@@ -188,14 +188,14 @@ groups = st.lists(st.lists(st.binary(max_size=80), min_size=1, max_size=4), min_
 @given(groups, st.integers(0, 200))
 def test_a_whole_log_walks_without_anything_bad(bodies: list[list[bytes]], zeros: int) -> None:
     data, made, records = log_bytes(bodies)
-    items = list(walk(data + bytes(zeros), 0, 0, len(data) + zeros))
+    items = list(scan_items(data + bytes(zeros), 0, 0, len(data) + zeros))
     assert [item for item in items if isinstance(item, Frame)] == made
     assert len(records) == sum(map(len, bodies))
     assert [item for item in items if isinstance(item, Bad)] == (
         [Bad(len(data), len(data) + zeros)] if zeros else []
     )
-    assert list(frames(data, 0, 0, len(data))) == made
-    assert all(is_whole(data, 0, frame) for frame in made)
+    assert list(scan_frames(data, 0, 0, len(data))) == made
+    assert all(is_complete(data, 0, frame) for frame in made)
 
 
 @given(groups, st.data())
@@ -204,7 +204,7 @@ def test_one_changed_byte_costs_one_piece(bodies: list[list[bytes]], data: st.Da
     at = data.draw(st.integers(0, len(whole) - 1))
     changed = bytearray(whole)
     changed[at] ^= data.draw(st.integers(1, 255))
-    items = list(walk(bytes(changed), 0, 0, len(whole)))
+    items = list(scan_items(bytes(changed), 0, 0, len(whole)))
     found = [item for item in items if not isinstance(item, Bad)]
     bad = [item for item in items if isinstance(item, Bad)]
     assert len(found) >= len(made) + len(records) - 1
@@ -215,7 +215,7 @@ def test_one_changed_byte_costs_one_piece(bodies: list[list[bytes]], data: st.Da
 def test_a_cut_log_has_whole_frames_up_to_the_cut(bodies: list[list[bytes]], cut: int) -> None:
     whole, made, _ = log_bytes(bodies)
     end = cut % len(whole)
-    found = [item for item in frames(whole[:end], 0, 0, end) if isinstance(item, Frame)]
+    found = [item for item in scan_frames(whole[:end], 0, 0, end) if isinstance(item, Frame)]
     assert found == [frame for frame in made if frame.end <= end]
 
 
@@ -224,7 +224,7 @@ def test_a_body_that_looks_like_a_frame_is_not_taken_for_one() -> None:
     data, made, _ = log_bytes([[fake], [b"after"]])
     changed = bytearray(data)
     changed[FRAME_BYTES + 20] ^= 1
-    assert [item for item in frames(bytes(changed), 0, 0, len(data)) if isinstance(item, Frame)] == made
+    assert [item for item in scan_frames(bytes(changed), 0, 0, len(data)) if isinstance(item, Frame)] == made
 
 
 def test_record_bytes_is_what_the_document_says() -> None:

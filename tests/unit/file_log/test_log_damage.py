@@ -24,8 +24,8 @@ class Walks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.items = 0
-        self._walk = log_rows.walk
-        monkeypatch.setattr(log_rows, "walk", self)
+        self._walk = log_rows.scan_items
+        monkeypatch.setattr(log_rows, "scan_items", self)
 
     def __call__(self, *args: Any) -> Iterator[Any]:
         for item in self._walk(*args):
@@ -77,7 +77,7 @@ def test_what_is_lost_is_passed_over_without_looking_through_the_log(
     rig, ref = damaged(tmp_path)
     assert read_all(rig, ref, count) == [at for at in range(COUNT) if at not in LOST]
     assert read_all(rig, ref, count, LOST.start + 90) == list(range(LOST.stop, COUNT))
-    assert rig.log.damaged_pieces == len(LOST)
+    assert rig.log.damaged_ranges == len(LOST)
     assert walks.items == 0, "sound entries say where the records were"
 
 
@@ -98,12 +98,12 @@ def test_without_its_entries_too_the_log_is_walked_up_to_the_next_record(
 def test_damage_past_the_bound_is_only_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(damage, "PIECES_MAX", 20)
+    monkeypatch.setattr(damage, "RANGES_MAX", 20)
     rig, ref = damaged(tmp_path)
     caplog.clear()
     assert len(read_all(rig, ref, 50)) == COUNT - len(LOST)
-    assert rig.log.damaged_pieces == len(LOST)
+    assert rig.log.damaged_ranges == len(LOST)
     assert len(list((rig.directory / "damaged").iterdir())) == 20
     lines = [line for line in caplog.messages if line.startswith("damaged: ")]
     assert len(lines) == 21
-    assert lines[-1] == "damaged: more than 20 pieces; from here on they are only counted"
+    assert lines[-1] == "damaged: more than 20 ranges; from here on they are only counted"

@@ -79,7 +79,7 @@ def test_a_commit_that_cannot_be_packed_is_refused_alone(
         assert rig.log.setting("a") is None
         assert done(rig.log.progress("g", [ref]))[0].committed is None
         rig.reopen()
-    assert rig.log.recovered.damaged_pieces == 0
+    assert rig.log.recovered.damaged_ranges == 0
 
 
 @pytest.mark.interpreted
@@ -136,6 +136,6 @@ def test_a_sync_is_not_forgotten_over_a_late_request(tmp_path: Path) -> None:
     writer = rig.log._writer
     assert writer.durable < writer.written
     late = rig.append(b"late", topic="events", deadline=rig.clock.monotonic() - 1)
-    writer._want_sync()
+    writer._request_sync()
     assert done(late)[0].status is AppendStatus.NOT_STORED
     until(lambda: writer.durable == writer.written, "sync of what was only written")

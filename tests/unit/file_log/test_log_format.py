@@ -45,11 +45,11 @@ def told(tmp_path: Path) -> tuple[LogRig, QueueRef]:
 
 
 def check(rig: LogRig, ref: QueueRef, damaged: int = 0) -> None:
-    assert rig.log.recovered.torn_bytes == 0
+    assert rig.log.recovered.tail_bytes == 0
     assert rig.bodies(ref)[: len(BODIES)] == BODIES
     assert done(rig.log.progress("billing", [ref]))[0].committed == 5
     assert rig.log.setting("colour") == b"blue"
-    assert rig.log.damaged_pieces == damaged
+    assert rig.log.damaged_ranges == damaged
 
 
 def test_a_directory_states_its_format(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_an_unreadable_one_too(tmp_path: Path) -> None:
     log = open_log(
         rig.directory, rig.options, clock=ManualClock(), metrics=Registry(), storage=UnreadableName("format")
     )
-    assert log.damaged_pieces == 1
+    assert log.damaged_ranges == 1
     log.close()
     rig.open()
     check(rig, ref)

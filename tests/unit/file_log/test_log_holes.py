@@ -63,7 +63,7 @@ def test_a_hole_in_the_middle_is_damage_and_what_lies_behind_it_is_served(
     else:
         os.truncate(victim, 10_000)
     log = rig.open()
-    assert log.recovered.damaged_pieces >= 1
+    assert log.recovered.damaged_ranges >= 1
     assert "damaged" in log.health().reason
     assert log.topic("late") is not None, "messages of it are left"
     assert len(rig.bodies(ref)) >= 60
@@ -76,7 +76,7 @@ def test_a_hole_below_the_checkpoint_is_told_at_each_opening(tmp_path: Path) -> 
     rig.log.close()
     commitlog(rig)[1].unlink()
     for _ in range(2):
-        assert rig.open().damaged_pieces == 1
+        assert rig.open().damaged_ranges == 1
         rig.log.close()
     rig.open()
     assert rig.log.bounds([ref]).wait(5)[0] is not None
@@ -93,7 +93,7 @@ def test_a_last_segment_that_is_shorter_than_its_checkpoint_says(tmp_path: Path,
     (last,) = commitlog(rig)
     os.truncate(last, left)
     log = rig.open()
-    assert log.damaged_pieces == 1, "known before anybody reads"
+    assert log.damaged_ranges == 1, "known before anybody reads"
     assert "damaged" in log.health().reason
     assert done(rig.append(b"new"))[0].offset == 100, "what is lost keeps its offset"
     rig.reopen()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.file_log.consume_queue import HUB_ENTRIES, all_sound, pick, search
+from backend.file_log.consume_queue import HUB_ENTRIES, are_all_valid, search_entries, select_entries
 from backend.file_log.core.layout import (
     ENTRY_BYTES,
     ENTRY_ROWS,
@@ -41,7 +41,7 @@ def ask(tags: set[int] | None, count_max: int = 100, offset: int = 10) -> ReadCa
 @given(hashes=st.lists(HASHES, max_size=30), wanted=st.sets(HASHES, max_size=3), count_max=st.integers(1, 6))
 def test_what_is_picked_is_what_one_by_one_gives(hashes: list[int], wanted: set[int], count_max: int) -> None:
     entries = [entry(found, place) for place, found in enumerate(hashes)]
-    picked = pick(ask(wanted, count_max), b"".join(entries))
+    picked = select_entries(ask(wanted, count_max), b"".join(entries))
     places = [place for place, found in enumerate(hashes) if found in wanted]
     assert list(picked.offsets) == [10 + place for place in places[:count_max]]
     assert picked.entries == b"".join(entries[place] for place in places[:count_max])
@@ -50,7 +50,7 @@ def test_what_is_picked_is_what_one_by_one_gives(hashes: list[int], wanted: set[
 
 
 def test_without_tags_all_are_picked() -> None:
-    picked = pick(ask(None), entry(1) + entry(2))
+    picked = select_entries(ask(None), entry(1) + entry(2))
     assert (list(picked.offsets), picked.after, len(picked.entries)) == ([10, 11], 12, 2 * ENTRY_BYTES)
 
 
@@ -60,21 +60,21 @@ def test_an_entry_with_any_bit_wrong_is_always_picked(byte: int) -> None:
     for bit in range(8):
         entries = bytearray(b"".join(entry(5, place) for place in range(6)))
         entries[3 * ENTRY_BYTES + byte] ^= 1 << bit
-        assert not all_sound(bytes(entries))
-        assert list(pick(ask({99}), bytes(entries)).offsets) == [13]
+        assert not are_all_valid(bytes(entries))
+        assert list(select_entries(ask({99}), bytes(entries)).offsets) == [13]
 
 
 def test_an_entry_that_the_file_lost_is_picked_and_a_gap_is_not() -> None:
     entries = entry(5) + bytes(ENTRY_BYTES) + GAP_ENTRY + entry(5)
-    assert list(pick(ask({99}), entries).offsets) == [11]
+    assert list(select_entries(ask({99}), entries).offsets) == [11]
 
 
 def test_one_crc_speaks_for_a_run_of_any_content() -> None:
     for count in (0, 1, 2, 100):
-        assert all_sound(b"".join(entry(place * 77 % 1009, place) for place in range(count)))
+        assert are_all_valid(b"".join(entry(place * 77 % 1009, place) for place in range(count)))
     two = entry(1, 1) + entry(2, 2)
     for byte in range(len(two)):
-        assert not all_sound(two[:byte] + bytes([two[byte] ^ 0x40]) + two[byte + 1 :])
+        assert not are_all_valid(two[:byte] + bytes([two[byte] ^ 0x40]) + two[byte + 1 :])
 
 
 class Files:
@@ -93,13 +93,13 @@ class Files:
 def test_a_search_goes_on_in_pieces_until_something_is_found() -> None:
     count = 3 * HUB_ENTRIES
     files = Files(entry(5) * (count - 1) + entry(6))
-    found = search(ask({6}, offset=0), files, count)  # type: ignore[arg-type]
+    found = search_entries(ask({6}, offset=0), files, count)  # type: ignore[arg-type]
     assert (list(found.offsets), found.after) == ([count - 1], count)
     assert ENTRY_ROWS.unpack(found.entries)[2] == 6
     assert files.longest == HUB_ENTRIES
-    nothing = search(ask({7}, offset=0), files, count - 5)  # type: ignore[arg-type]
+    nothing = search_entries(ask({7}, offset=0), files, count - 5)  # type: ignore[arg-type]
     assert (list(nothing.offsets), nothing.after) == ([], count - 5)
-    short = search(ask({7}, offset=0), files, 2 * count)  # type: ignore[arg-type]
+    short = search_entries(ask({7}, offset=0), files, 2 * count)  # type: ignore[arg-type]
     assert (list(short.offsets), short.after) == ([], count)
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from backend.completion import Completion
 from backend.file_log.core.layout import Frame, Record
-from backend.file_log.core.scan import Bad, walk
-from backend.file_log.start.keys import apply_identity
+from backend.file_log.core.scan import Bad, scan_items
+from backend.file_log.sends import apply_identity
 from backend.file_log.storage import File
-from backend.idempotency import ROW_BYTES, KnownSends
+from backend.idempotency import ROW_BYTES, StoredSends
 from backend.records import AppendResult, AppendStatus, Durability
 from ddmq_common.errors import BoundReachedError, CallerError
 from ddmq_common.metrics import catalogue
@@ -138,16 +138,16 @@ def test_keys_whose_files_are_lost_come_from_all_segments_of_the_window(
     read_before: list[int] = []
 
     def counted(*where: Any) -> Iterator[Frame | Record | Bad]:
-        for item in walk(*where):
+        for item in scan_items(*where):
             read.append(item)
             yield item
 
-    def applied(found: Record, known: KnownSends) -> None:
+    def applied(found: Record, known: StoredSends) -> None:
         read_before.append(len(read))
         apply_identity(found, known)
 
-    monkeypatch.setattr("backend.file_log.start.recovery.walk", counted)
-    monkeypatch.setattr("backend.file_log.start.keys.apply_identity", applied)
+    monkeypatch.setattr("backend.file_log.start.recovery.scan_items", counted)
+    monkeypatch.setattr("backend.file_log.sends.apply_identity", applied)
     rig.reopen()
     assert damaged(rig) >= 1
     assert [number for number in range(61) if send_key(rig, number).first is None] == [0]
@@ -222,7 +222,9 @@ def test_a_topic_that_finds_no_room_is_named(tmp_path: Path) -> None:
     assert [send_key(rig, number).status for number in (1, 2)] == [AppendStatus.STORED] * 2
     refused = send_key(rig, 3)
     assert (refused.status, type(refused.error)) == (AppendStatus.REFUSED, BoundReachedError)
-    assert str(refused.error).startswith("topic orders: 2 of its idempotency keys are known, and 2 of all")
+    assert str(refused.error).startswith(
+        "topic orders: 2 of its idempotency keys are remembered, and 2 of all"
+    )
     identity = {IDENTITY: key_identity(b"bills", b"1", b"1")}
     assert done(rig.log.append([record(b"1", "bills", system=identity)], rig.soon))[0].error is None
     rig.close()

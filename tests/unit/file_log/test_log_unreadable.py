@@ -113,7 +113,7 @@ def check(rig: LogRig, ref: QueueRef, lost_max: int) -> dict[int, bytes]:
     assert len(lost) <= lost_max, lost
     if lost:
         assert lost[-1] - lost[0] < lost_max
-        assert rig.log.damaged_pieces >= 1
+        assert rig.log.damaged_ranges >= 1
         assert "damaged" in rig.log.health().reason
     assert done(rig.append(body(COUNT)))[0].offset == COUNT, "the log goes on"
     assert done(rig.log.progress("billing", [ref]))[0].committed == 7
@@ -149,8 +149,8 @@ def test_a_page_of_the_log_that_is_read_at_the_start(tmp_path: Path, place: int)
     (_, second, *_) = segments(rig.directory)
     rig.sick.bad = [(second.name, place, place + PAGE_BYTES)]
     log = rig.open()
-    assert log.recovered.damaged_pieces >= 1
-    assert log.recovered.torn_bytes == 0
+    assert log.recovered.damaged_ranges >= 1
+    assert log.recovered.tail_bytes == 0
     assert len(check(rig, ref, IN_A_PAGE)) < COUNT
 
 
@@ -168,7 +168,7 @@ def test_a_view_costs_nothing(tmp_path: Path, kind: str) -> None:
     rig.open()
     assert len(check(rig, ref, 0)) == COUNT
     if "$" in kind:
-        assert rig.log.damaged_pieces >= 1
+        assert rig.log.damaged_ranges >= 1
     rig.sick.bad = []  # what is written anew goes elsewhere
     wanted = body(3)
 
@@ -184,7 +184,7 @@ def test_one_page_of_a_consume_queue(tmp_path: Path) -> None:
     rig.reopen()
     rig.sick.bad = [("consumequeue", 0, PAGE_BYTES)]
     assert len(check(rig, ref, 0)) == COUNT
-    assert rig.log.damaged_pieces >= 1
+    assert rig.log.damaged_ranges >= 1
 
 
 def test_a_mapped_page_that_is_gone_ends_nobody(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_mapped_page_that_is_gone_ends_nobody(tmp_path: Path) -> None:
     found = read_all(rig.log, ref)
     assert 100 < len(found) < 200
     assert found == {offset: body(offset) for offset in range(len(found))}
-    assert rig.log.damaged_pieces >= COUNT - len(found)
+    assert rig.log.damaged_ranges >= COUNT - len(found)
     os.truncate(path, 1 << 20)
 
 

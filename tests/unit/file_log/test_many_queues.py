@@ -151,7 +151,7 @@ def test_missing_consume_queues_do_not_need_a_disk_with_space(many: Many, tmp_pa
     again = many.open(tmp_path / "killed")
     assert again.recovered.rebuilt_queues == 0
     assert (b"first", b"second", b"third") in many.bodies(again)
-    assert log.damaged_pieces == again.damaged_pieces == 0
+    assert log.damaged_ranges == again.damaged_ranges == 0
     again.close()
 
 
@@ -230,7 +230,7 @@ def test_opening_without_a_checkpoint_leaves_consume_queues_for_later(many: Many
 def test_a_checkpoint_holds_what_changed_while_it_was_prepared(many: Many) -> None:
     state = many.log._writer.state
     encoder = Encoder(state)
-    slices = encoder.prepare()
+    slices = encoder.encode_changes()
     next(slices)
     many.send(b"second")
     done(many.log.delete_topic("t0", many.soon))
@@ -254,7 +254,7 @@ def test_little_is_left_to_encode_at_the_moment_of_a_checkpoint(tmp_path: Path) 
         finished = [ProgressDelta(f"g{group}", ref, 0, 0, [(0, 1)]) for ref in many.refs]
         done(many.log.commit(CommitBatch((), finished), many.soon))
     assert len(state.changed_progress) > 2 * SLICE
-    for _ in encoder.prepare():
+    for _ in encoder.encode_changes():
         pass
     assert len(state.changed_progress) < SLICE
     assert not state.changed_topics

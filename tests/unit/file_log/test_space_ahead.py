@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backend.file_log.commit.committer import AHEAD_BYTES, AHEAD_FRAME_BYTES_MAX, AHEAD_FRAMES, WritePlace
+from backend.file_log.commit.committer import AHEAD_BYTES, AHEAD_FRAME_BYTES_MAX, AHEAD_FRAMES, LogEnd
 from backend.file_log.segments import SegmentSet
 from backend.file_log.storage import File, Storage
 from tests.unit.file_log.log_rig import LogRig, done
@@ -33,12 +33,12 @@ class NotedStorage(Storage):
         return file
 
 
-def opened(folder: Path, allocate_bytes: int = SEGMENT_BYTES) -> tuple[WritePlace, list[int]]:
+def opened(folder: Path, allocate_bytes: int = SEGMENT_BYTES) -> tuple[LogEnd, list[int]]:
     storage = NotedStorage()
     segments = SegmentSet(storage, str(folder))
     storage.make_folder(segments.folder)
     segments.add(segments.create(0, SEGMENT_BYTES))
-    return WritePlace(segments, SEGMENT_BYTES, allocate_bytes), storage.sizes
+    return LogEnd(segments, SEGMENT_BYTES, allocate_bytes), storage.sizes
 
 
 def test_small_frames_share_one_stretch_of_zeros(tmp_path: Path) -> None:
@@ -76,5 +76,5 @@ def test_they_are_no_torn_tail(tmp_path: Path) -> None:
     ref = rig.make()
     done(rig.append(b"one", b"two"))
     found = rig.reopen().recovered
-    assert (found.torn_bytes, found.damaged_pieces) == (0, 0)
+    assert (found.tail_bytes, found.damaged_ranges) == (0, 0)
     assert rig.bodies(ref) == [b"one", b"two"]

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backend.file_log.core.names import entries_name, segments
+from backend.file_log.core.names import entries_name, indexed_segments
 from backend.file_log.index import entries
 from backend.file_log.index.log_index import LogIndex
 from backend.file_log.index.sorted_table import IndexRow
@@ -33,7 +33,7 @@ class PretendLog:
 
     def roll(self, index: LogIndex) -> None:
         self.starts.append(self.end)
-        index.roll(self.end)
+        index.start_segment(self.end)
 
     def spans(self) -> list[tuple[int, int]]:
         return list(zip(self.starts, [*self.starts[1:], self.end], strict=True))
@@ -69,8 +69,8 @@ def stored_between(folder: Path, index: LogIndex, start_ms: int, end_ms: int) ->
     """Log positions stored in `[start_ms, end_ms)` by the time column of all sound blocks, files first."""
     found: set[int] = set()
     for start, block, body in [*_in_files(folder), *_unsaved(index)]:
-        positions = entries.column(body, entries.POSITION_COLUMN)
-        times = entries.column(body, entries.TIME_COLUMN)
+        positions = entries.read_column(body, entries.POSITION_COLUMN)
+        times = entries.read_column(body, entries.TIME_COLUMN)
         rows = zip(positions, times, strict=True)
         found |= {start + at for at, time in rows if start_ms <= block.first_ms + time < end_ms}
         assert all(time <= block.last_ms - block.first_ms for time in times)
@@ -79,16 +79,16 @@ def stored_between(folder: Path, index: LogIndex, start_ms: int, end_ms: int) ->
 
 
 def _in_files(folder: Path) -> Iterator[tuple[int, entries.Block, bytes]]:
-    for start in segments(path.name for path in folder.iterdir()):
+    for start in indexed_segments(path.name for path in folder.iterdir()):
         with closing(Storage().open(str(folder / entries_name(start)))) as file:
-            for one in entries.walk(file, start, lambda _: None):
+            for one in entries.walk_blocks(file, start, lambda _: None):
                 body = entries.read_body(file, one, lambda _: None)
                 if body is not None:
                     yield start, one.block, body
 
 
 def _unsaved(index: LogIndex) -> Iterator[tuple[int, entries.Block, bytes]]:
-    for start, data in index.writer.unsaved():
+    for start, data in index.writer.list_unsaved():
         block = entries.unpack_header(data, start)
         assert block is not None
         yield start, block, data[entries.HEADER_BYTES :]

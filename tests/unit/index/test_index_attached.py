@@ -139,7 +139,7 @@ def test_lost_files_are_made_again_from_the_log(house: IndexRig, lost: str) -> N
     house.attached._keeper.work_once()
     expect(house)
     assert house.attached.index.damaged == set()
-    assert house.attached.index.unsealed() == []
+    assert house.attached.index.list_unsealed() == []
 
 
 def test_a_gap_too_large_for_the_start_is_filled_when_the_segment_is_full(house: IndexRig) -> None:
@@ -184,8 +184,8 @@ def test_what_is_sorted_while_its_segment_goes_leaves_no_file(house: IndexRig, f
         steps = repair(span, rows)
         yield next(steps)
         if span[0] == gone:
-            index.drop(gone)
-            house.segments.drop(gone)
+            index.drop_segment(gone)
+            house.segments.remove(gone)
         yield from steps
         if fails:
             raise OSError(5, "deleted meanwhile")
@@ -226,6 +226,6 @@ def test_blocks_that_cannot_be_written_are_told_with_the_reason(
     until(lambda: "Input/output error" in caplog.text)
     storage.fail_writes = False
     house.commit([("t", b"k", numbered(2), b"2")], 2)
-    until(lambda: not house.attached.index.writer.unsaved())
+    until(lambda: not house.attached.index.writer.list_unsaved())
     house.attached.close()
     assert caplog.text.count("dropped") == 1

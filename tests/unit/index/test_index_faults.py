@@ -91,7 +91,7 @@ def life(folder: Path, storage: Storage, log: PretendLog) -> None:
         except (OSError, DamagedError):
             assert set(stored_between(folder, index, 0, FAR)) <= set(log.positions())
     try:
-        index.drop(0)
+        index.drop_segment(0)
         log.starts.pop(0)
         log.rows = [row for row in log.rows if row.position >= log.starts[0]]
     except OSError:

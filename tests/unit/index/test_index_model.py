@@ -56,16 +56,16 @@ class IndexMachine(RuleBasedStateMachine):
     def roll(self) -> None:
         self.log.roll(self.index)
 
-    @precondition(lambda self: self.index.unsealed())
+    @precondition(lambda self: self.index.list_unsealed())
     @rule()
     def seal(self) -> None:
-        start = self.index.unsealed()[0]
+        start = self.index.list_unsealed()[0]
         run(self.index.seal_steps((start, dict(self.log.spans())[start])))
 
     @precondition(lambda self: len(self.log.starts) > 1)
     @rule()
     def drop_oldest(self) -> None:
-        self.index.drop(self.log.starts.pop(0))
+        self.index.drop_segment(self.log.starts.pop(0))
         self.log.rows = [row for row in self.log.rows if row.position >= self.log.starts[0]]
 
     @rule(cut=st.integers(0, 3_000))

@@ -65,16 +65,16 @@ def test_sorting_in_steps(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "none": [],
     }[kind]
     source = [numbers[start : start + 700] for start in range(0, len(numbers), 700)]
-    steps = list(sorted_table.ascending(lambda: source, len(numbers)))
+    steps = list(sorted_table.sort_ascending(lambda: source, len(numbers)))
     assert [number for step in steps for number in step] == sorted(numbers)
     assert all(len(step) <= 64 for step in steps)
 
 
 def test_names() -> None:
     assert names.entries_name(1 << 30) == "00000000001073741824.entries"
-    assert names.parse("00000000001073741824.sorted") == (1 << 30, ".sorted")
+    assert names.parse_index_file("00000000001073741824.sorted") == (1 << 30, ".sorted")
     for strange in ("1.entries", "00000000001073741824.entries.new", "0000000000107374182x.sorted", ""):
-        assert names.parse(strange) is None
+        assert names.parse_index_file(strange) is None
 
 
 def test_keeper_seals_and_repairs(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_keeper_seals_and_repairs(tmp_path: Path) -> None:
     path.write_bytes(b"x" + path.read_bytes()[1:])
     keeper = IndexKeeper(index, log.spans, lambda span: log.rows_in(*span), pause_s=0)
     keeper.start()
-    until(lambda: not (index.unsealed() or index.damaged))
+    until(lambda: not (index.list_unsealed() or index.damaged))
     keeper.stop()
     assert len(damages) == 1
     assert stored_between(tmp_path, index, 0, 9) == log.positions()
@@ -111,4 +111,4 @@ def test_keeper_counts_what_it_cannot_do(tmp_path: Path) -> None:
     assert keeper.failures == 1
     storage.fail_writes = False
     keeper.work_once()
-    assert index.unsealed() == []
+    assert index.list_unsealed() == []

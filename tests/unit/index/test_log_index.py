@@ -61,10 +61,10 @@ def check(log: PretendLog, opened: Opened) -> None:
 def test_lookups_before_and_after_sealing(opened: Opened) -> None:
     log = filled(opened)
     check(log, opened)
-    assert opened.index.unsealed() == log.starts[:-1]
+    assert opened.index.list_unsealed() == log.starts[:-1]
     for span in log.spans()[:-1]:
         run(opened.index.seal_steps(span))
-    assert opened.index.unsealed() == []
+    assert opened.index.list_unsealed() == []
     check(log, opened)
     assert opened.damages == []
 
@@ -160,7 +160,7 @@ def test_a_segment_that_starts_below_what_is_indexed(opened: Opened) -> None:
     log = filled(opened, segments=1)
     kept = log.rows[-100].position
     log.starts.append(kept)
-    opened.index.roll(kept)
+    opened.index.start_segment(kept)
     assert opened.index.writer.covered_to == kept
     for row in log.rows[-100:]:
         add(opened.index, [row], row.stored_ms, row.position)
@@ -218,7 +218,7 @@ def test_on_a_full_disk_what_is_stored_is_found_and_nothing_is_dropped(opened: O
         log.commit(opened.index, some_rows(2000, commit), 5 + commit)
         opened.storage.fail_writes = full
         opened.index.write_blocks()
-        assert bool(opened.index.writer.unsaved()) is full
+        assert bool(opened.index.writer.list_unsaved()) is full
         check(log, opened) if not full else found_all(log, opened)
     opened.storage.fail_writes = False
     opened.index.write_blocks()
@@ -239,14 +239,14 @@ def test_on_a_full_disk_nothing_of_a_segment_waits_that_is_to_be_sealed(opened: 
     log.roll(opened.index)
     log.commit(opened.index, some_rows(2000, 2), 6)
     opened.index.write_blocks()
-    assert [start for start, _ in opened.index.writer.unsaved()] == [log.starts[1]]
+    assert [start for start, _ in opened.index.writer.list_unsaved()] == [log.starts[1]]
     assert opened.index.writer.blocks_dropped == 1
     opened.storage.fail_writes = False
     with pytest.raises(DamagedError, match="ends at"):
         run(opened.index.seal_steps(log.spans()[0]))
     fill_gaps(opened.index, log, [])
     check(log, opened)
-    assert opened.index.writer.unsaved() == []
+    assert opened.index.writer.list_unsaved() == []
 
 
 def test_waiting_blocks_are_bounded(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,18 +255,18 @@ def test_waiting_blocks_are_bounded(opened: Opened, monkeypatch: pytest.MonkeyPa
     for commit in range(5):
         log.commit(opened.index, some_rows(1100, commit), commit)
     assert opened.index.writer.blocks_dropped == 3
-    assert len(opened.index.writer.unsaved()) == 2
+    assert len(opened.index.writer.list_unsaved()) == 2
 
 
 def test_dropping_a_segment(opened: Opened) -> None:
     log = filled(opened)
     run(opened.index.seal_steps(log.spans()[0]))
-    opened.index.drop(0)
+    opened.index.drop_segment(0)
     log.rows = [row for row in log.rows if row.position >= log.starts[1]]
     log.starts.pop(0)
     check(log, opened)
     with pytest.raises(ValueError, match="live"):
-        opened.index.drop(log.starts[-1])
+        opened.index.drop_segment(log.starts[-1])
 
 
 def test_store_times_never_go_back_and_may_be_years_apart(opened: Opened) -> None:
@@ -283,7 +283,7 @@ def test_arguments_that_do_not_fit_are_refused(opened: Opened) -> None:
     opened.index.add_many([0], ["t"], [b""], [bytes(16)], 1, 100)
     with pytest.raises(ValueError, match="do not fit behind 100"):
         opened.index.add_many([50], ["t"], [b""], [bytes(16)], 1, 90)
-    with pytest.raises(ValueError, match="empty key"):
+    with pytest.raises(ValueError, match="key is empty"):
         opened.index.find_key("t", b"", 1)
     with pytest.raises(ValueError, match="16 bytes"):
         opened.index.find_id(b"short", 1)

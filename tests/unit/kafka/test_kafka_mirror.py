@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from backend.kafka.commits import offset_mirror as module
-from backend.kafka.commits.offset_mirror import CLOSE_S, CONSUMERS_MAX, OURS, OffsetMirror, _OffsetCommitter
+from backend.kafka.commits.offset_mirror import CLOSE_S, CONSUMERS_MAX, MARK, OffsetMirror, _OffsetCommitter
 from backend.kafka.options import KafkaOptions
 from backend.progress.group_progress import GroupProgress, Key
 from backend.records import QueueRef
@@ -79,7 +79,7 @@ def test_consumers_are_few_and_go_when_they_are_not_used(
 
 def test_what_another_program_committed_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it stands on another partition than those that are to be written."""
-    stands = {"g": TopicPartition("orders", 1, 5, ""), "h": TopicPartition("orders", 1, 5, OURS)}
+    stands = {"g": TopicPartition("orders", 1, 5, ""), "h": TopicPartition("orders", 1, 5, MARK)}
     looks: list[str] = []
     written: list[str] = []
 
@@ -103,7 +103,7 @@ def test_what_another_program_committed_is_left_as_it_is(monkeypatch: pytest.Mon
     )
     for _ in range(2):
         for group in ("g", "h", "new"):
-            committer.commit_later(group, [TopicPartition("orders", 0, 7, OURS)])
+            committer.commit_later(group, [TopicPartition("orders", 0, 7, MARK)])
     committer.close()
     why = "offset 5 of orders [1] was committed by another program"
     assert told == [("g", why), ("h", None), ("new", None)] * 2

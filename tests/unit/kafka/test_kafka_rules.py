@@ -6,7 +6,7 @@ import pytest
 
 from backend.kafka.cluster_rules import (
     REPLICAS,
-    CheckedPlace,
+    CheckedResource,
     ClusterFacts,
     ClusterFinding,
     Kind,
@@ -46,7 +46,7 @@ def found(
     settings = GOOD[kind] | {name.replace("_", "."): value for name, value in changed.items()}
     if "copies" in settings:
         settings[REPLICAS] = settings.pop("copies")
-    return find_violations(ClusterFacts("id", brokers, (CheckedPlace("one", kind, settings),)), options)
+    return find_violations(ClusterFacts("id", brokers, (CheckedResource("one", kind, settings),)), options)
 
 
 @pytest.mark.parametrize("kind", GOOD)
@@ -125,14 +125,14 @@ def test_topics_of_others_take_a_batch_and_no_more_than_ours() -> None:
 
 def test_many_places_are_one_finding() -> None:
     wrong = GOOD[Kind.MADE] | {"unclean.leader.election.enable": "true"}
-    places = tuple(CheckedPlace(f"t{number}", Kind.MADE, wrong) for number in range(12))
+    places = tuple(CheckedResource(f"t{number}", Kind.MADE, wrong) for number in range(12))
     [finding] = find_violations(ClusterFacts("id", 3, places), OPTIONS)
-    assert finding.place_names == "topic t0, topic t1, topic t2, topic t3, topic t4 and 7 more"
+    assert finding.resource_names == "topic t0, topic t1, topic t2, topic t3, topic t4 and 7 more"
     assert "for each" in finding.remedy
 
 
 def test_what_may_not_be_seen_is_told() -> None:
-    [finding] = find_violations(ClusterFacts("id", 3, (CheckedPlace("one", Kind.MADE, None),)), OPTIONS)
+    [finding] = find_violations(ClusterFacts("id", 3, (CheckedResource("one", Kind.MADE, None),)), OPTIONS)
     assert "DescribeConfigs" in finding.remedy
 
 

@@ -17,9 +17,9 @@ from backend.file_log.core.retention import (
     Reason,
     RetentionMoment,
     RetentionOptions,
-    admission,
-    deletions,
-    marks,
+    apply_marks,
+    decide_admission,
+    plan_deletions,
     refusal_text,
 )
 from ddmq_common.errors import ConfigError
@@ -71,7 +71,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_what_goes(name: str) -> None:
     segments, moment, options, expected = CASES[name]
-    chosen, held = deletions(segments, moment, options, [])
+    chosen, held = plan_deletions(segments, moment, options, [])
     assert reasons(chosen) == expected
     assert held is None
 
@@ -83,7 +83,7 @@ def test_what_goes(name: str) -> None:
 def test_a_hold_keeps_its_segment_and_all_after_it(position: int, expected: list[int]) -> None:
     holds = [Hold(8 * GIB, "snapshot"), Hold(position, "dead letters under 3 days")]
     for moment in (at(), at(LogDisk(0, GIB))):
-        chosen, held = deletions(log_of(100, 90, 80, 0), moment, RetentionOptions(), holds)
+        chosen, held = plan_deletions(log_of(100, 90, 80, 0), moment, RetentionOptions(), holds)
         assert [start for start, _ in reasons(chosen)] == expected
         if position < 3 * GIB:
             assert held is not None
@@ -94,7 +94,7 @@ def test_a_hold_keeps_its_segment_and_all_after_it(position: int, expected: list
 
 
 def test_a_hold_on_what_would_stay_anyway_is_not_reported() -> None:
-    assert deletions(log_of(1, 0), at(), RetentionOptions(), [Hold(0, "x")]) == ([], None)
+    assert plan_deletions(log_of(1, 0), at(), RetentionOptions(), [Hold(0, "x")]) == ([], None)
 
 
 LETTERS = Hold(5, "dead letters under 3 days")
@@ -118,7 +118,7 @@ def test_dead_letters_keep_their_own_segments_alone(
 ) -> None:
     segments = [one._replace(kept=one.start // GIB in kept) for one in log_of(6, 5, 4, 3, 2, 1, 0)]
     small = RetentionOptions(log_bytes_max=4 * GIB)
-    chosen, held = deletions(
+    chosen, held = plan_deletions(
         segments, at(), small, [], lambda one: LETTERS if one.start // GIB in lettered else None
     )
     assert [(one.segment.start // GIB, one.keep) for one in chosen] == expected
@@ -127,20 +127,20 @@ def test_dead_letters_keep_their_own_segments_alone(
 
 def test_kept_segments_go_once_their_letters_are_old_whatever_the_disk() -> None:
     segments = [one._replace(kept=one.start == 0) for one in log_of(6, 5, 0)]
-    assert deletions(segments, at(), PLAIN, [], lambda _: LETTERS) == ([], None)
-    assert deletions(segments, at(), PLAIN, [], lambda _: None) == ([Deletion(segments[0], AGE)], None)
+    assert plan_deletions(segments, at(), PLAIN, [], lambda _: LETTERS) == ([], None)
+    assert plan_deletions(segments, at(), PLAIN, [], lambda _: None) == ([Deletion(segments[0], AGE)], None)
 
 
 def test_another_hold_stops_before_anything_is_kept_for_letters() -> None:
     segments = log_of(6, 5, 4, 0)
-    chosen, held = deletions(segments, at(), TWO_GIB, [Hold(GIB, "snapshot")], lambda _: LETTERS)
+    chosen, held = plan_deletions(segments, at(), TWO_GIB, [Hold(GIB, "snapshot")], lambda _: LETTERS)
     assert chosen == []
     assert held is not None
 
 
 def test_marks_are_the_smaller_of_bytes_and_share() -> None:
-    assert marks(RetentionOptions(), 1000 * GIB) == Marks(20 * GIB, 2 * GIB, 256 * MIB)
-    assert marks(RetentionOptions(), 10 * GIB) == Marks(10 * GIB // 4, GIB, 10 * GIB // 100)
+    assert apply_marks(RetentionOptions(), 1000 * GIB) == Marks(20 * GIB, 2 * GIB, 256 * MIB)
+    assert apply_marks(RetentionOptions(), 10 * GIB) == Marks(10 * GIB // 4, GIB, 10 * GIB // 100)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_marks_are_the_smaller_of_bytes_and_share() -> None:
     ],
 )
 def test_the_gate(free: int, before: DiskAdmission, expected: DiskAdmission) -> None:
-    assert admission(LogDisk(free, 1000 * GIB), RetentionOptions(), before) is expected
+    assert decide_admission(LogDisk(free, 1000 * GIB), RetentionOptions(), before) is expected
 
 
 def test_refusal_says_numbers_and_remedy() -> None:
@@ -170,7 +170,7 @@ def test_refusal_says_numbers_and_remedy() -> None:
         "the disk of /data has 1.0 GiB free of 100.0 GiB, less than the 2.0 GiB below which client sends are "
         "refused, until 2.2 GiB are free: free space on it, or keep messages for less than 72 h"
     )
-    _, held = deletions(log_of(99, 0), at(), RetentionOptions(), [Hold(5, "dead letters under 3 days")])
+    _, held = plan_deletions(log_of(99, 0), at(), RetentionOptions(), [Hold(5, "dead letters under 3 days")])
     text = refusal_text(DiskAdmission.ALL_REFUSED, LogDisk(MIB, 100 * GIB), RetentionOptions(), "/data", held)
     assert "less than the 256.0 MiB below which nothing is written" in text
     assert text.endswith("; segment 0 cannot go: dead letters under 3 days")
@@ -195,7 +195,9 @@ def test_always_a_prefix_below_every_hold(
 ) -> None:
     segments = log_of(*sorted(ages, reverse=True))
     options = RetentionOptions(log_bytes_max=limit)
-    chosen, _ = deletions(segments, at(LogDisk(free, 100 * GIB), hour), options, [Hold(p, "") for p in holds])
+    chosen, _ = plan_deletions(
+        segments, at(LogDisk(free, 100 * GIB), hour), options, [Hold(p, "") for p in holds]
+    )
     assert [deletion.segment for deletion in chosen] == segments[: len(chosen)]
     assert len(chosen) < max(len(segments), 1)
     assert all(deletion.segment.end <= position for deletion in chosen for position in holds)

@@ -11,7 +11,7 @@ import pytest
 from backend.file_log import FileLog, FileLogOptions, open_log
 from backend.file_log.core.layout import ENTRY_BYTES
 from backend.file_log.core.retention import GIB, RetentionOptions
-from backend.file_log.holds import DeadLetters
+from backend.file_log.holds import DeadLetterHolds
 from backend.file_log.retention import Retention
 from backend.file_log.storage import Space, Storage
 from backend.records import AppendStatus, NewRecord, QueueRef, ReadStatus, StoredRecord, TopicInfo
@@ -101,7 +101,7 @@ class RetainedLog:
         for _ in range(3):
             self.send(key=b"", size=10)
             written = Event()
-            self.log._checkpoints.want(written.set)
+            self.log._checkpoints.request(written.set)
             until(written.is_set)
 
 
@@ -252,7 +252,7 @@ def assert_only_letters_are_left_of_what_went(house: RetainedLog) -> None:
     assert batch.offsets[0] == low
     assert house.log.read(house.ref("t"), 1, 10, 1).wait(60).status is ReadStatus.OUT_OF_RANGE
     assert high > low
-    assert house.log.damaged_pieces == 0
+    assert house.log.damaged_ranges == 0
 
 
 def test_dead_letters_keep_their_own_segments_and_what_is_between_goes(kept: RetainedLog) -> None:
@@ -294,13 +294,13 @@ def test_kept_dead_letters_survive_the_loss_of_every_view(kept: RetainedLog) -> 
     kept.log.close()
     (kept.directory / "format").unlink()
     kept.open()
-    assert kept.log.damaged_pieces == 1, "the format file"
+    assert kept.log.damaged_ranges == 1, "the format file"
     assert letters(kept) == ALL_LETTERS
     kept.log.close()
     for name in ("checkpoint", "checkpoint.old"):
         (kept.directory / name).unlink()
     kept.open()
-    assert kept.log.damaged_pieces == 1, "what the checkpoint alone had is lost, and this is said"
+    assert kept.log.damaged_ranges == 1, "what the checkpoint alone had is lost, and this is said"
     assert letters(kept) == ALL_LETTERS
     assert kept.bounds() == low
 
@@ -330,7 +330,7 @@ def test_a_crash_between_keeping_and_deleting_loses_nothing(
     kept.log.close()
     kept.open()
     assert letters(kept) == ALL_LETTERS
-    assert kept.log.damaged_pieces == 0
+    assert kept.log.damaged_ranges == 0
     kept.clean()
     assert_only_letters_are_left_of_what_went(kept)
 
@@ -345,14 +345,14 @@ def test_a_lost_segment_is_told_from_what_went_between_kept_ones(kept: RetainedL
     kept.log.close()
     (kept.directory / "commitlog" / f"{plain[1]:020d}").unlink()
     kept.open()
-    assert kept.log.damaged_pieces == 1
+    assert kept.log.damaged_ranges == 1
     assert letters(kept) == ALL_LETTERS
 
 
 def test_dead_letters_are_looked_for_again_only_when_needed(
     kept: RetainedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = DeadLetters(kept.log, kept.clock)
+    look = DeadLetterHolds(kept.log, kept.clock)
 
     def held() -> list[int]:
         answer, full = look(), kept.log._opened._old_segments()[:-1]
@@ -417,13 +417,13 @@ def test_without_a_checkpoint_the_messages_that_are_left_are_still_there(house: 
     house.open()
     assert house.bounds() == (low, high)
     assert [(record.offset, record.message_id) for record in house.found()] == left
-    assert house.log.damaged_pieces == 1, "what the checkpoint alone had is lost, and this is said"
+    assert house.log.damaged_ranges == 1, "what the checkpoint alone had is lost, and this is said"
     house.settle()
     assert house.bounds() == (low, high + 3)
     house.log.close()
     house.open()
     assert house.bounds() == (low, high + 3)
-    assert house.log.damaged_pieces == 0
+    assert house.log.damaged_ranges == 0
 
 
 def test_the_index_survives_a_restart(tmp_path: Path) -> None:
@@ -453,7 +453,7 @@ def test_what_nobody_asked_about_is_expired_after_a_restart_and_not_damaged(hous
     low, high = house.bounds()
     assert 0 < low < high
     assert house.log.read(house.ref("t"), low, 1, 1 << 20).wait(60).offsets[0] == low
-    assert house.log.damaged_pieces == 0
+    assert house.log.damaged_ranges == 0
 
 
 @pytest.mark.slow
@@ -510,13 +510,13 @@ def test_what_goes_while_it_is_fetched_from_the_disk_is_expired_and_not_damaged(
         begun.set()
         assert gone.wait(60)
 
-    reader.warm = warm  # type: ignore[method-assign, assignment]
+    reader.load_ranges = warm  # type: ignore[method-assign, assignment]
     answer = house.log.read(house.ref("t"), 0, 10, 1 << 20)
     until(begun.is_set)
     assert house.clean() > 0
     gone.set()
     assert answer.wait(60).status is ReadStatus.OUT_OF_RANGE
-    assert house.log.damaged_pieces == 0
+    assert house.log.damaged_ranges == 0
 
 
 def test_what_a_slow_round_measured_does_not_outlive_a_newer_one(house: RetainedLog) -> None:

@@ -15,10 +15,10 @@ def test_a_second_opening_is_refused_and_names_the_holder(tmp_path: Path) -> Non
     lock = DirectoryLock.acquire(tmp_path, 7)
     with pytest.raises(DirectoryInUseError, match=rf"written by another process \(pid {os.getpid()} on host"):
         DirectoryLock.acquire(tmp_path, 8)
-    assert lock.held
+    assert lock.is_held
     lock.release()
     lock.release()
-    assert not lock.held
+    assert not lock.is_held
     DirectoryLock.acquire(tmp_path, 9).release()
     assert "since 9 ms" in (tmp_path / LOCK_FILE).read_text()
 

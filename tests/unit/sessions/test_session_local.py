@@ -183,7 +183,7 @@ def test_dead_letters_in_kept_segments_are_read_from_the_files(pair: Pair, open_
     for old in opened._old_segments()[:-2]:
         lettered = any(one.position in range(old.start, old.end) for one in letters_of(pair))
         if lettered:
-            opened.segments.keep(old.start)()()
+            opened.segments.keep_for_dead_letters(old.start)()()
         else:
             opened._release(old)()
     member.on_ping()
@@ -216,7 +216,7 @@ def test_a_segment_made_anew_under_the_same_name_is_opened_again(pair: Pair) -> 
     member.on_ping()
     reads = member._reads
     assert isinstance(reads, LocalReads)
-    assert not any(one.file.deleted() for one in reads._segments.segments)
+    assert not any(one.file.is_deleted() for one in reads._segments.segments)
     assert pair.bodies(queue) == [record(body=b"one").delivery]
 
 
@@ -234,4 +234,4 @@ def test_pages_that_cannot_be_read_end_nobody(pair: Pair) -> None:
     found = pair.bodies(queue)
     assert found == sent[:2] + sent[-len(found) + 2 :]
     assert 10 < len(found) < len(sent)
-    assert pair.logs[0].damaged_pieces == len(sent) - len(found)
+    assert pair.logs[0].damaged_ranges == len(sent) - len(found)

@@ -21,7 +21,7 @@ def shard_with(age_ms: int = 0, checks: int = 0, check_after_ms: int = -1) -> Tr
     """One that an owner has just taken over, with a transaction that is so old by the store's clock."""
     acks = AckMap()
     if checks:
-        acks.attempt(0, checks)
+        acks.record_attempts(0, checks)
     shard = TransactionShard(RULES, acks, 0, EndedTransactions(1), NOW_MS)
     stored_ms = RULES.began_ms(NOW_MS - age_ms, NOW_MS, NOW_MS)
     shard.ends_at(1)

@@ -84,7 +84,7 @@ def test_strays_copies_and_gaps_are_finished(shard: TransactionShard) -> None:
 def test_what_was_finished_before_a_take_over_is_passed_over() -> None:
     acks = AckMap(1)
     acks.finish([(2, 100), (101, 103)])
-    acks.attempt(100, 2)
+    acks.record_attempts(100, 2)
     shard = TransactionShard(RULES, acks, 1, EndedTransactions(3), 500)
     shard.ends_at(104)
     assert shard.next_read() == (1, 2)
