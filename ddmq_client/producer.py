@@ -108,13 +108,13 @@ class Producer(ProducerBase):
         """
         check_function("on_done", on_done)
         if self._observer is None:
-            return self._queue(message, on_done, timeout_ms)
+            return self._queue_send(message, on_done, timeout_ms)
         with observe_send(self._observer.sending((message,), self._single)) as send:
-            future = self._queue(send.messages[0], on_done, timeout_ms)
-        future.add_done_callback(partial(_tell, send))
+            future = self._queue_send(send.messages[0], on_done, timeout_ms)
+        future.add_done_callback(partial(_report_outcome, send))
         return future
 
-    def _queue(
+    def _queue_send(
         self,
         message: OutgoingMessage,
         on_done: Callable[[SendResult], None] | None,
@@ -133,21 +133,21 @@ class Producer(ProducerBase):
     def flush(self, timeout_ms: int | None = None) -> bool:
         """Wait until no `send_async` is under way; False when the time was up first."""
         self._home.check_process()
-        return self._background.flush(self._deadline(timeout_ms))
+        return self._background.flush(self._deadline_after(timeout_ms))
 
     def close(self, timeout_ms: int | None = None) -> None:
         """Send what waits, at most for `timeout_ms`, then close. What is left gets NotStoredError."""
         if self._closed or self._home.is_forked:
             return
         self._closed = True
-        deadline = self._deadline(timeout_ms)
+        deadline = self._deadline_after(timeout_ms)
         self._background.close(deadline)
         self._checks.close(deadline)
         self._router.close(deadline + 1.0)
         self._background.join(deadline + 1.0)
 
 
-def _tell(send: ObservedSend, future: Future[SendResult]) -> None:
+def _report_outcome(send: ObservedSend, future: Future[SendResult]) -> None:
     """Report the outcome of a background send to its observer."""
     error = CancelledError() if future.cancelled() else future.exception()
     if error is None:

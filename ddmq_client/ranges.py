@@ -143,7 +143,7 @@ class RangeReader:
         """Close the connection. May be called twice."""
         self._closed = True
         if not self._home.is_forked:
-            self._drop()
+            self._drop_connection()
 
     def __enter__(self) -> RangeReader:
         return self
@@ -168,7 +168,7 @@ class RangeReader:
             return fetch_frame(self._settings, offsets, batch, linger_ms, sequence_id)
 
         while True:
-            for connection in self._connections(deadline):
+            for connection in self._list_connections(deadline):
                 latest = time.monotonic() + linger_s + self._timeout_s / TRIES_MIN
                 try:
                     return _exact(read_fetched(*connection.call(frame, min(deadline, latest))))
@@ -179,13 +179,13 @@ class RangeReader:
                     failure = error
                 except ELSEWHERE as error:
                     failure = error
-                self._drop()
+                self._drop_connection()
             if time.monotonic() + pause >= deadline:
                 raise PullError(f"in {self._timeout_s:g} s no proxy of {self._named()} answered: {failure}")
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_S[1])
 
-    def _connections(self, deadline: float) -> Iterator[FramedConnection]:
+    def _list_connections(self, deadline: float) -> Iterator[FramedConnection]:
         """The open one, then a new one to each proxy in turn."""
         if self._connection is not None:
             yield self._connection
@@ -194,7 +194,7 @@ class RangeReader:
             self._connection = FramedConnection(address)
             yield self._connection
 
-    def _drop(self) -> None:
+    def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

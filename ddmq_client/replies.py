@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from ddmq_client.core import frames
-from ddmq_client.core.selectors import placer
+from ddmq_client.core.selectors import make_placer
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, check
 from ddmq_client.delays import When, when_of
 from ddmq_client.errors import ClientError, InvalidMessageError, OptionError
@@ -27,7 +27,7 @@ from ddmq_client.wire.replying import encode_reply
 
 MESSAGES_MAX = 4_096  # the most that a proxy may be set to; 1,000 by default
 ROOM_BYTES = 1_024  # of a frame, for what stands around the messages
-_place = placer("hash")
+_place = make_placer("hash")
 
 
 class Delivered(Protocol):
@@ -88,7 +88,7 @@ class Replies:
         """
         when = when_of(delay, deliver_at, cron, zone, every, times, catch_up, level)
         message = OutgoingMessage(topic, body, key, tags, with_level(properties, level), shard_key, queue)
-        self._take(message, when)
+        self._add_message(message, when)
 
     def send_message(self, message: OutgoingMessage) -> None:
         """`send`, for a message at hand; it has no idempotency key: by its lease all is stored once."""
@@ -96,9 +96,9 @@ class Replies:
             raise OptionError(
                 f"idempotency_key={message.idempotency_key!r} of a reply; allowed: None, it is stored once"
             )
-        self._take(message, None)
+        self._add_message(message, None)
 
-    def _take(self, message: OutgoingMessage, when: When | None) -> None:
+    def _add_message(self, message: OutgoingMessage, when: When | None) -> None:
         if self._state != "open":
             raise ClientError(f"the block of these replies is {self._state}; allowed: to send in it")
         encoded = encode_reply(message, _place(message), when)

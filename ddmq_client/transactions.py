@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import Enum
 
 from ddmq_client.core.settings import is_text
-from ddmq_client.delays import When, moment
+from ddmq_client.delays import When, to_datetime
 from ddmq_client.errors import OptionError
 from ddmq_client.outgoing import OutgoingMessage
 
@@ -50,7 +50,7 @@ class UndecidedTransaction:
     @property
     def prepared_at(self) -> datetime:
         """The time its first message was stored, in UTC."""
-        return moment(self.prepared_ms)
+        return to_datetime(self.prepared_ms)
 
 
 Check = Callable[[UndecidedTransaction], object]

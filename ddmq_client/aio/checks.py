@@ -15,7 +15,16 @@ from collections.abc import Sequence
 from ddmq_client.aio.connection import AsyncFramedConnection
 from ddmq_client.aio.router import AsyncProxyRouter
 from ddmq_client.aio.sender import UNRESOLVED
-from ddmq_client.aio.sync import AWAITS, AsyncActivity, Condition, Lock, answered, ends, finish, now
+from ddmq_client.aio.sync import (
+    AWAITS,
+    AsyncActivity,
+    Condition,
+    Lock,
+    await_result,
+    ends_worker,
+    now,
+    wait_ended,
+)
 from ddmq_client.aio.transactions import AsyncTransactionCalls
 from ddmq_client.callables import ASYNC_PRODUCER, check_function, check_result
 from ddmq_client.core import verdicts
@@ -102,7 +111,7 @@ class AsyncChecks:
         if connection is not None:
             connection.close()
         if polling is not None:
-            await finish([polling], deadline)
+            await wait_ended([polling], deadline)
 
     async def _poll(self) -> None:
         pace = Pace(POLL_MS / 1000, random.random)
@@ -195,10 +204,10 @@ class AsyncChecks:
     async def _decide_transaction(self, transaction: UndecidedTransaction) -> Decision:
         assert self._check is not None
         try:
-            decision = await answered(self._check(transaction))
+            decision = await await_result(self._check(transaction))
             check_result("check", decision, awaits=AWAITS, instead=ASYNC_PRODUCER)
         except BaseException as error:
-            if ends(error):
+            if ends_worker(error):
                 raise
             _log.exception("the check of transaction %s raised: not known yet", transaction.id)
             decision = None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ddmq_client.aio.due_results import IDLE_WAKE_S, AsyncDueResults
 from ddmq_client.aio.replying import AsyncReplyCalls
-from ddmq_client.aio.sync import INLINE, Condition, Lock, clock, me
+from ddmq_client.aio.sync import INLINE, Condition, Lock, current_worker, get_clock
 from ddmq_client.core.acks import AckBatch, UnappliedResult, late_results
 from ddmq_client.core.held import HeldMessages, keep_at
 from ddmq_client.core.places import Offsets, Places
@@ -40,7 +40,7 @@ class AsyncCoordinator:
     def __init__(self, settings: ConsumerSettings, handlers: bool, teller: Teller | None = None) -> None:
         self.settings = settings
         self.teller = teller or Teller()
-        self._clock = clock()
+        self._clock = get_clock()
         self._buffer = PrefetchBuffer(
             settings.prefetch,
             math.inf if settings.broadcasting else settings.lease_ms / 1000,
@@ -164,7 +164,7 @@ class AsyncCoordinator:
                 messages = [] if self._handing_stopped else self._take_messages(count)
                 if messages or self._handing_stopped:
                     self._busy += len(messages)
-                    self._held.add(messages, self._clock(), me())
+                    self._held.add(messages, self._clock(), current_worker())
                     if messages and keep_at(messages[0]) < self._keep_at:
                         self._keeping.notify()
                     return messages
@@ -309,7 +309,7 @@ class AsyncCoordinator:
         A worker does not wait for what it holds itself; `alone`: it is the only one, nobody handles the rest.
         """
         with self._lock:
-            mine = self._held.held_by(me())
+            mine = self._held.held_by(current_worker())
             while self._buffer.demand is None and (
                 (len(self._buffer) and not alone) or self._busy > len(mine)
             ):

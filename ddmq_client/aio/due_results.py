@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ddmq_client.aio.sync import Condition, Lock, clock
+from ddmq_client.aio.sync import Condition, Lock, get_clock
 from ddmq_client.core.acks import AckBatch
 from ddmq_client.core.prefetch_buffer import PrefetchBuffer, ProxyConnection
 
@@ -23,7 +23,7 @@ class AsyncDueResults:
         self._lock = lock
         self._buffer = buffer
         self._leaving = leaving
-        self._clock = clock()
+        self._clock = get_clock()
         self._due: dict[ProxyConnection, Condition] = {}
         self._stopped = False
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Sequence
 
-from ddmq_client.aio.connection import AsyncFramedConnection, resolve
-from ddmq_client.aio.sync import AsyncActivity, Condition, Lock, finish, now
+from ddmq_client.aio.connection import AsyncFramedConnection, resolve_addresses
+from ddmq_client.aio.sync import AsyncActivity, Condition, Lock, now, wait_ended
 from ddmq_client.core import frames
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, Node, ProxyAddress, Rotation
@@ -57,9 +57,9 @@ class AsyncProxyRouter:
     def record_outcome(self, node: Node, verdict: CallVerdict, tried: Collection[Node]) -> bool:
         """Count an outcome towards the node's health; True where a node in rotation is still untried."""
         with self._lock:
-            was_up = node.up
+            was_up = node.is_up
             self._rotation.record_outcome(node, verdict, now())
-            if was_up and not node.up:
+            if was_up and not node.is_up:
                 self._drop_idle(node)
                 self._upkeep_due.notify()
             return self._rotation.has_fresh(tried)
@@ -69,15 +69,15 @@ class AsyncProxyRouter:
         with self._lock:
             return self._rotation.has_fresh(tried)
 
-    def recognises(self) -> bool | None:
+    def recognises_resends(self) -> bool | None:
         """Whether the proxies know what they have stored when it is sent again; None: not seen yet."""
         with self._lock:
-            return self._rotation.recognises()
+            return self._rotation.recognises_resends()
 
     def nodes(self) -> list[tuple[str, bool]]:
         """("host:port", in rotation) of every known proxy."""
         with self._lock:
-            return [(node.name, node.up) for node in self._rotation.nodes]
+            return [(node.name, node.is_up) for node in self._rotation.nodes]
 
     async def pause(self, seconds: float) -> None:
         """Wait before a next attempt; ends early when this is closed."""
@@ -98,7 +98,7 @@ class AsyncProxyRouter:
         for connection in connections:
             connection.close()
         self._upkeep.cancel()
-        await finish([self._upkeep], min(deadline, now() + PROBE_TIMEOUT_S))
+        await wait_ended([self._upkeep], min(deadline, now() + PROBE_TIMEOUT_S))
 
     async def _wait_resolved(self, deadline: float) -> None:
         if not (self._upkeep_started or self._closed):
@@ -109,7 +109,7 @@ class AsyncProxyRouter:
                 return
 
     async def _resolve_addresses(self) -> None:
-        addresses = await resolve(self._addresses, self._known)
+        addresses = await resolve_addresses(self._addresses, self._known)
         with self._lock:
             for node in self._rotation.update(addresses):
                 self._drop_idle(node)

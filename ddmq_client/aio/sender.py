@@ -42,7 +42,7 @@ class AsyncJobSender:
                 if node is None:
                     job.gave_up(NotStoredError(UNRESOLVED))
                     return job.results
-                job.begin(node, router.recognises())
+                job.begin(node, router.recognises_resends())
                 elsewhere = await self._attempt_send(job, node, read)
                 self.last_error = job.error
                 wait = job.next_wait(now(), elsewhere)
@@ -87,21 +87,21 @@ class AsyncJobSender:
             return self._record_failure(job, node, verdicts.of_fault(fault.kind), str(fault))
         stored = all(result.code == 0 for result in results)
         elsewhere = not stored and self._router.has_fresh(job.tried)
-        verdict = job.answered(node, results, elsewhere)
+        verdict = job.take_results(node, results, elsewhere)
         if verdict is CallVerdict.STORED and node.is_healthy:
             return False
         return self._router.record_outcome(node, verdict, job.tried)
 
     def _record_failure(self, job: SendJob, node: Node, verdict: CallVerdict, text: str) -> bool:
         elsewhere = self._router.record_outcome(node, verdict, job.tried)
-        job.failed(node, verdict, text, elsewhere)
+        job.take_failure(node, verdict, text, elsewhere)
         return elsewhere
 
     async def _exchange_frames(self, job: SendJob, node: Node, read: Read) -> list[SendResult]:
         connection = await self._router.lease(node, job.deadline)
         try:
             deadline = job.attempt_deadline(now())
-            payload, sequence_id = await connection.call(job.frame, deadline)
+            payload, sequence_id = await connection.call(job.encode_request, deadline)
             return read(payload, sequence_id, job.method)
         except FrameError:
             connection.close()  # what comes next on it cannot be trusted

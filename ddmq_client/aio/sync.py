@@ -28,12 +28,12 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def clock() -> Callable[[], float]:
+def get_clock() -> Callable[[], float]:
     """The clock of deadlines: seconds, those of the running event loop."""
     return asyncio.get_running_loop().time
 
 
-def me() -> object:
+def current_worker() -> object:
     """The task that runs."""
     return asyncio.current_task()
 
@@ -48,12 +48,12 @@ async def sleep(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-async def answered(answer: object) -> object:
+async def await_result(answer: object) -> object:
     """Wait for what a function of the application has begun, if it has; what it returned."""
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def fails(error: BaseException) -> bool:
+def is_failure(error: BaseException) -> bool:
     """Whether what a handler raised is a failure: not where this very task is cancelled, or more ends."""
     if not isinstance(error, asyncio.CancelledError):
         return isinstance(error, Exception)
@@ -61,9 +61,9 @@ def fails(error: BaseException) -> bool:
     return task is not None and not task.cancelling()
 
 
-def ends(error: BaseException) -> bool:
+def ends_worker(error: BaseException) -> bool:
     """Whether it ends the worker, too."""
-    return not fails(error)
+    return not is_failure(error)
 
 
 class Condition:
@@ -81,7 +81,7 @@ class Condition:
         self._thread_id = threading.get_ident()
         future: asyncio.Future[bool] = loop.create_future()
         self._waiting.append(future)
-        timer = None if timeout is None else loop.call_later(timeout, _resolve, (future,), False)
+        timer = None if timeout is None else loop.call_later(timeout, _set_results, (future,), False)
         notified = False
         self._lock.release()
         try:
@@ -100,9 +100,9 @@ class Condition:
         if not woken or self._loop is None:
             return
         if threading.get_ident() == self._thread_id:
-            _resolve(woken, True)
+            _set_results(woken, True)
         elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(_resolve, woken, True)
+            self._loop.call_soon_threadsafe(_set_results, woken, True)
 
     def notify_all(self) -> None:
         """Wake all of them."""
@@ -116,7 +116,7 @@ class Condition:
             self.notify()
 
 
-def _resolve(futures: list[asyncio.Future[bool]] | tuple[asyncio.Future[bool]], notified: bool) -> None:
+def _set_results(futures: list[asyncio.Future[bool]] | tuple[asyncio.Future[bool]], notified: bool) -> None:
     for future in futures:
         if not future.done():
             future.set_result(notified)
@@ -132,12 +132,12 @@ class AsyncActivity:
         self._task: asyncio.Task[object] | None = None
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the activity has been started and has not ended."""
         return self._task is not None and not self._task.done()
 
     @property
-    def current(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the caller runs in this activity."""
         return self._task is not None and self._task is asyncio.current_task(self._task.get_loop())
 
@@ -147,20 +147,20 @@ class AsyncActivity:
 
     def cancel(self) -> None:
         """End at the next wait; does nothing to the one that asks."""
-        if self._task is not None and not self.current:
+        if self._task is not None and not self.is_current:
             self._task.cancel()
 
     def ended(self) -> asyncio.Future[object] | None:
         """Return the future that ends with the task; None if it is not running, or is the caller's own."""
-        return self._task if self.alive and not self.current else None
+        return self._task if self.is_alive and not self.is_current else None
 
 
-async def finish(activities: Iterable[AsyncActivity], deadline: float) -> bool:
+async def wait_ended(activities: Iterable[AsyncActivity], deadline: float) -> bool:
     """Wait until the deadline for all but the one that asks, then cancel; whether all ended by themselves."""
     waiting = [task for activity in activities if (task := activity.ended()) is not None]
     if not waiting:
         return True
-    _, late = await asyncio.wait(waiting, timeout=max(0.0, deadline - clock()()))
+    _, late = await asyncio.wait(waiting, timeout=max(0.0, deadline - get_clock()()))
     for task in late:
         task.cancel()
     if late:

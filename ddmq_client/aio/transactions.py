@@ -65,7 +65,7 @@ class AsyncTransactionCalls:
     ) -> list[SendResult]:
         """Make messages durable as a part of it, all or none."""
         self._home.check_process()
-        job = self.outbox.prepared(transaction_id, messages, deadline, check_after_ms, when)
+        job = self.outbox.job_of_prepare(transaction_id, messages, deadline, check_after_ms, when)
         return await self._sender.run(job, read_prepared)
 
     async def end(
@@ -203,13 +203,13 @@ class AsyncTransaction(AsyncSends):
             self._state.begin_send()
         try:
             messages = [with_reference(message, self.reference) for message in messages]
-            deadline = self._deadline(timeout_ms)
+            deadline = self._deadline_after(timeout_ms)
             results = await self._calls.prepare(self.id, messages, when, deadline, self._check_after_ms)
             for result in results:
                 result.raise_for_error()
         except BaseException as error:
             with self._lock:
-                self._state.send_failed(error, unsure=_unsure(error))
+                self._state.send_failed(error, unsure=may_be_stored(error))
             raise
         with self._lock:
             self._state.record_sent(results)
@@ -220,14 +220,14 @@ class AsyncTransaction(AsyncSends):
             await self._end(ROLLBACK)
 
     async def _end(self, action: TransactionAction) -> Sequence[SendResult]:
-        state, deadline = self._state, self._deadline(None)
+        state, deadline = self._state, self._deadline_after(None)
         messages = None if action is ROLLBACK else state.message_count
         return await self._calls.end(self.id, action, state.through_offset, deadline, messages=messages)
 
-    def _deadline(self, timeout_ms: int | None) -> float:
+    def _deadline_after(self, timeout_ms: int | None) -> float:
         return now() + self._calls.outbox.timeout_s(self._timeout_ms if timeout_ms is None else timeout_ms)
 
 
-def _unsure(error: BaseException) -> bool:
+def may_be_stored(error: BaseException) -> bool:
     """Whether a send that raised this may have made its message durable."""
     return not isinstance(error, InvalidMessageError | NotStoredError)

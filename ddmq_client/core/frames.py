@@ -196,7 +196,7 @@ class FrameBuffer:
     def __len__(self) -> int:
         return len(self._buffer)
 
-    def feed(self, data: bytes) -> bytes | None:
+    def feed_bytes(self, data: bytes) -> bytes | None:
         """Take bytes from the socket; the payload once it is whole. Call again with b"" for a next one."""
         buffer = self._buffer
         buffer += data

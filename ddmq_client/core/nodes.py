@@ -107,12 +107,12 @@ class Node:
         return self.retry_at is None and not self.time_outs and not self.failures
 
     @property
-    def up(self) -> bool:
+    def is_up(self) -> bool:
         """Whether it is in rotation."""
         return self.retry_at is None
 
     def __repr__(self) -> str:
-        return f"Node({self.name}, {'up' if self.up else f'out, {self.failures} failures'})"
+        return f"Node({self.name}, {'up' if self.is_up else f'out, {self.failures} failures'})"
 
 
 class Rotation:
@@ -156,7 +156,7 @@ class Rotation:
         """Is a node in rotation that is not one of `avoid`?"""
         return any(node.retry_at is None and node not in avoid for node in self._nodes)
 
-    def recognises(self) -> bool | None:
+    def recognises_resends(self) -> bool | None:
         """Whether nodes know what they have stored when it is sent again: True, one was seen to and none was
         seen not to; None, none was seen."""
         recognised = None

@@ -22,7 +22,7 @@ BATCH_BYTES_MAX = 4 * 1024 * 1024
 BATCH_MESSAGES_MAX = 500
 
 
-def split(sizes: Sequence[int], bytes_max: int, messages_max: int) -> Iterator[range]:
+def split_batches(sizes: Sequence[int], bytes_max: int, messages_max: int) -> Iterator[range]:
     """Ranges of indexes [start, end), one per batch, that cover all of `sizes` in order."""
     start = total = 0
     for at, size in enumerate(sizes):
@@ -77,7 +77,7 @@ class Pipeline(Generic[T]):
         return len(self._waiting)
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """No further send is taken now."""
         return self.in_flight >= self._in_flight_max
 
@@ -86,7 +86,7 @@ class Pipeline(Generic[T]):
         self._waiting.append(waiting)
         self.in_flight += 1
 
-    def take(self, now: float) -> list[QueuedSend[T]]:
+    def take_batch(self, now: float) -> list[QueuedSend[T]]:
         """The next batch, in order; at least one while any waits. Tell `done` afterwards."""
         if not self._waiting:
             return []
@@ -102,6 +102,6 @@ class Pipeline(Generic[T]):
             batch.append(self._waiting.popleft())
         return batch
 
-    def done(self, count: int) -> None:
+    def complete_sends(self, count: int) -> None:
         """A batch has its results."""
         self.in_flight -= count

@@ -122,7 +122,7 @@ class SendJob:
         """Return the deadline of the attempt that starts now."""
         return now + (self.deadline - now) / 2 if self._divides else self.deadline
 
-    def frame(self, now: float, sequence_id: int) -> bytes:
+    def encode_request(self, now: float, sequence_id: int) -> bytes:
         """Encode the request for all pending messages. The proxy gets a little less time than the job has."""
         if self._first_at is None:
             self._first_at = now
@@ -130,16 +130,16 @@ class SendJob:
         timeout_ms = max(1, int(left_ms - min(50.0, left_ms / 10)))
         pending = self._numbered_messages() if self._numbers else [self._messages[at] for at in self._pending]
         head = frames.call_head(self.method, sequence_id)
-        return frames.build_frame((head, *self._args(pending, timeout_ms)))
+        return frames.build_frame((head, *self._encode_args(pending, timeout_ms)))
 
-    def answered(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
+    def take_results(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
         """Take the proxy's results for what was pending; returns the worst verdict for the node's health.
 
         `elsewhere`: there is a proxy in rotation that this job has not tried.
         """
         if len(results) != len(self._pending):
             text = f"proxy answered {len(results)} results for {len(self._pending)} messages"
-            return self.failed(node, CallVerdict.LOST, text, elsewhere)
+            return self.take_failure(node, CallVerdict.LOST, text, elsewhere)
         worst, refused, recognises = CallVerdict.STORED, [], None
         for at, result in zip(self._pending, results, strict=True):
             verdict = verdicts.of_code(result.code)
@@ -163,7 +163,7 @@ class SendJob:
         ]
         return worst
 
-    def failed(self, node: Node, verdict: CallVerdict, text: str, elsewhere: bool) -> CallVerdict:
+    def take_failure(self, node: Node, verdict: CallVerdict, text: str, elsewhere: bool) -> CallVerdict:
         """The attempt ended without results: the verdict holds for everything pending."""
         self._pending = [
             at for at in self._pending if self._record_refusal(at, verdict, text, None, node.name, elsewhere)
@@ -193,7 +193,7 @@ class SendJob:
             self._sequences.give_back(self._numbers)
             self._numbers = None
 
-    def _args(self, pending: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
+    def _encode_args(self, pending: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
         if self._batch:
             return frames.many_messages_args(pending, timeout_ms)
         return frames.one_message_args(pending[0], timeout_ms)

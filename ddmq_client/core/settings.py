@@ -91,7 +91,7 @@ class ProducerSettings:
         if self.producer_group is not None:
             check_text("producer_group", self.producer_group)
 
-    def policy(self) -> ResendPolicy:
+    def resend_policy(self) -> ResendPolicy:
         """The rules of resending."""
         return ResendPolicy(self.retry_unknown, self.attempts_max)
 

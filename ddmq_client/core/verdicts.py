@@ -123,7 +123,7 @@ def not_written(name: str, error: object) -> CallFailed:
     return CallFailed(CallVerdict.NOT_SENT, f"request not written to {name}: {error}")
 
 
-def lost(name: str, error: object) -> CallFailed:
+def answer_lost(name: str, error: object) -> CallFailed:
     """The connection ended, or what came was no answer, after the request had left."""
     return CallFailed(CallVerdict.LOST, f"no answer from {name}: {error}")
 

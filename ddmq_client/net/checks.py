@@ -24,7 +24,7 @@ from ddmq_client.idl.codes import Code, TransactionAction
 from ddmq_client.net.connection import FramedConnection
 from ddmq_client.net.router import ProxyRouter
 from ddmq_client.net.sender import UNRESOLVED
-from ddmq_client.net.sync import AWAITS, Activity, Condition, Lock, answered, ends, finish, now
+from ddmq_client.net.sync import AWAITS, Activity, Condition, Lock, await_result, ends_worker, now, wait_ended
 from ddmq_client.net.transactions import TransactionCalls
 from ddmq_client.transactions import Check, CheckCounts, Decision, UndecidedTransaction
 from ddmq_client.wire.producing import ProxyFault
@@ -101,7 +101,7 @@ class Checks:
         if connection is not None:
             connection.close()
         if polling is not None:
-            finish([polling], deadline)
+            wait_ended([polling], deadline)
 
     def _poll(self) -> None:
         pace = Pace(POLL_MS / 1000, random.random)
@@ -194,10 +194,10 @@ class Checks:
     def _decide_transaction(self, transaction: UndecidedTransaction) -> Decision:
         assert self._check is not None
         try:
-            decision = answered(self._check(transaction))
+            decision = await_result(self._check(transaction))
             check_result("check", decision, awaits=AWAITS, instead=ASYNC_PRODUCER)
         except BaseException as error:
-            if ends(error):
+            if ends_worker(error):
                 raise
             _log.exception("the check of transaction %s raised: not known yet", transaction.id)
             decision = None

@@ -42,10 +42,10 @@ from ddmq_client.net.sync import (
     WORKERS,
     Condition,
     Lock,
-    answered,
-    ends,
-    fails,
-    me,
+    await_result,
+    current_worker,
+    ends_worker,
+    is_failure,
     now,
     set_apart,
     sleep,
@@ -187,10 +187,10 @@ class Consumer:
 
     def start(self) -> None:
         """Start pulling, and the workers. Returns at once; unreachable proxies are tried again and again."""
-        if not self._begun():
+        if not self._begin_once():
             raise ClientError(f"the consumer is {self._state}; it can be started once")
 
-    def _begun(self) -> bool:
+    def _begin_once(self) -> bool:
         """Start, unless that, or a stop, has been asked for before; whether it was started here."""
         handling = bool(self._handler or self._batch_handler)
         with self._lock:
@@ -206,11 +206,11 @@ class Consumer:
                 self._pool = BroadcastPool(self._coordinator, self._proxies, pulls, *self._place)
             self._state = "started"
         batch = self._settings.max_batch if self._batch_handler else 1
-        self._amid.add(me())
+        self._amid.add(current_worker())
         try:
             self._pool.start(self._settings.workers, batch, self._handle if handling else None)
         finally:
-            self._amid.discard(me())
+            self._amid.discard(current_worker())
         return True
 
     def pause(self) -> None:
@@ -241,7 +241,7 @@ class Consumer:
         if self._home.is_forked:
             return False
         locks = [self._lock, self._coordinator.lock] if self._coordinator else [self._lock]
-        if set_apart(partial(self._stop, timeout_ms), me() in self._amid, locks):
+        if set_apart(partial(self._stop, timeout_ms), current_worker() in self._amid, locks):
             return False
         return self._stop(timeout_ms)
 
@@ -252,7 +252,7 @@ class Consumer:
             if self._pool is None:
                 return True
             if started != "stopped":
-                self._amid.add(me())  # in the lock: a signal handler finds the one or the other
+                self._amid.add(current_worker())  # in the lock: a signal handler finds the one or the other
         if started == "stopped":
             return self._is_over(time if self._pool.is_worker() else time + total_s)
         try:
@@ -261,7 +261,7 @@ class Consumer:
             with self._lock:
                 self._ended = True
                 self._over.notify_all()
-            self._amid.discard(me())
+            self._amid.discard(current_worker())
 
     def _is_over(self, until: float) -> bool:
         """The first `stop` is; waits for it until then."""
@@ -282,7 +282,7 @@ class Consumer:
             raise ClientError("run needs a handler or a batch_handler")
         try:
             with Signals() as signals:
-                self._begun()
+                self._begin_once()
                 while not signals.came and self._state == "started":
                     assert self._coordinator is not None
                     self._coordinator.first.check_refusal()
@@ -308,7 +308,7 @@ class Consumer:
         if self._handler or self._batch_handler:
             raise ClientError("this consumer has a handler: it gets the messages, pull would take them away")
         if self._state == "new":
-            self._begun()
+            self._begin_once()
         if self._state == "stopped":
             raise ClosedError("the consumer has been stopped")
         self._home.check_process()
@@ -340,7 +340,7 @@ class Consumer:
                 raise
 
     def __enter__(self) -> Consumer:
-        self._begun()
+        self._begin_once()
         return self
 
     def __exit__(
@@ -366,11 +366,11 @@ class Consumer:
         except BaseException as error:
             if handling is not None:
                 handling.raised(error)
-            if fails(error):
+            if is_failure(error):
                 _log.exception("the handler raised on %s", ", ".join(map(repr, messages[:3])))
                 for message in messages:
                     message.fail(reason=error)
-            if ends(error):
+            if ends_worker(error):
                 raise
             return 1
         if self._settings.auto_ack:
@@ -386,6 +386,6 @@ class Consumer:
             assert self._handler is not None
             name, answer = "handler", self._handler(messages[0])
         if answer is not None:
-            result = answered(answer)
+            result = await_result(answer)
             ends = self._settings.auto_ack
             check_result(name, result, awaits=AWAITS, instead=ASYNC_CONSUMER, ends=ends)

@@ -25,7 +25,7 @@ from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.net.due_results import IDLE_WAKE_S, DueResults
 from ddmq_client.net.replying import ReplyCalls
-from ddmq_client.net.sync import INLINE, Condition, Lock, clock, me
+from ddmq_client.net.sync import INLINE, Condition, Lock, current_worker, get_clock
 from ddmq_client.received import FetchedQueue, Message, Outcome
 from ddmq_client.teller import FirstAnswer, Teller
 from ddmq_client.wire.consuming import Pulled
@@ -41,7 +41,7 @@ class Coordinator:
     def __init__(self, settings: ConsumerSettings, handlers: bool, teller: Teller | None = None) -> None:
         self.settings = settings
         self.teller = teller or Teller()
-        self._clock = clock()
+        self._clock = get_clock()
         self._buffer = PrefetchBuffer(
             settings.prefetch,
             math.inf if settings.broadcasting else settings.lease_ms / 1000,
@@ -163,7 +163,7 @@ class Coordinator:
                 messages = [] if self._handing_stopped else self._take_messages(count)
                 if messages or self._handing_stopped:
                     self._busy += len(messages)
-                    self._held.add(messages, self._clock(), me())
+                    self._held.add(messages, self._clock(), current_worker())
                     if messages and keep_at(messages[0]) < self._keep_at:
                         self._keeping.notify()
                     return messages
@@ -308,7 +308,7 @@ class Coordinator:
         A worker does not wait for what it holds itself; `alone`: it is the only one, nobody handles the rest.
         """
         with self._lock:
-            mine = self._held.held_by(me())
+            mine = self._held.held_by(current_worker())
             while self._buffer.demand is None and (
                 (len(self._buffer) and not alone) or self._busy > len(mine)
             ):

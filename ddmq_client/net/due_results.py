@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ddmq_client.core.acks import AckBatch
 from ddmq_client.core.prefetch_buffer import PrefetchBuffer, ProxyConnection
-from ddmq_client.net.sync import Condition, Lock, clock
+from ddmq_client.net.sync import Condition, Lock, get_clock
 
 IDLE_WAKE_S = 60.0
 LEAVE_AGAIN_S = 0.2  # a pull that was on its way may have come to the proxy after the first time
@@ -24,7 +24,7 @@ class DueResults:
         self._lock = lock
         self._buffer = buffer
         self._leaving = leaving
-        self._clock = clock()
+        self._clock = get_clock()
         self._due: dict[ProxyConnection, Condition] = {}
         self._stopped = False
 

@@ -17,8 +17,8 @@ from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, Node, Pr
 from ddmq_client.core.sending import SEND_ONE
 from ddmq_client.core.verdicts import CallFailed, CallVerdict
 from ddmq_client.errors import BusyError, ClosedError
-from ddmq_client.net.connection import FramedConnection, resolve
-from ddmq_client.net.sync import Activity, Condition, Lock, finish, now
+from ddmq_client.net.connection import FramedConnection, resolve_addresses
+from ddmq_client.net.sync import Activity, Condition, Lock, now, wait_ended
 from ddmq_client.wire.producing import ProxyFault, heartbeat_verdict
 
 IDLE_MAX_S = 60.0
@@ -58,9 +58,9 @@ class ProxyRouter:
     def record_outcome(self, node: Node, verdict: CallVerdict, tried: Collection[Node]) -> bool:
         """Count an outcome towards the node's health; True where a node in rotation is still untried."""
         with self._lock:
-            was_up = node.up
+            was_up = node.is_up
             self._rotation.record_outcome(node, verdict, now())
-            if was_up and not node.up:
+            if was_up and not node.is_up:
                 self._drop_idle(node)
                 self._upkeep_due.notify()
             return self._rotation.has_fresh(tried)
@@ -70,15 +70,15 @@ class ProxyRouter:
         with self._lock:
             return self._rotation.has_fresh(tried)
 
-    def recognises(self) -> bool | None:
+    def recognises_resends(self) -> bool | None:
         """Whether the proxies know what they have stored when it is sent again; None: not seen yet."""
         with self._lock:
-            return self._rotation.recognises()
+            return self._rotation.recognises_resends()
 
     def nodes(self) -> list[tuple[str, bool]]:
         """("host:port", in rotation) of every known proxy."""
         with self._lock:
-            return [(node.name, node.up) for node in self._rotation.nodes]
+            return [(node.name, node.is_up) for node in self._rotation.nodes]
 
     def pause(self, seconds: float) -> None:
         """Wait before a next attempt; ends early when this is closed."""
@@ -99,7 +99,7 @@ class ProxyRouter:
         for connection in connections:
             connection.close()
         self._upkeep.cancel()
-        finish([self._upkeep], min(deadline, now() + PROBE_TIMEOUT_S))
+        wait_ended([self._upkeep], min(deadline, now() + PROBE_TIMEOUT_S))
 
     def _wait_resolved(self, deadline: float) -> None:
         if not (self._upkeep_started or self._closed):
@@ -110,7 +110,7 @@ class ProxyRouter:
                 return
 
     def _resolve_addresses(self) -> None:
-        addresses = resolve(self._addresses, self._known)
+        addresses = resolve_addresses(self._addresses, self._known)
         with self._lock:
             for node in self._rotation.update(addresses):
                 self._drop_idle(node)

@@ -19,12 +19,12 @@ now = time.monotonic
 Handle = Callable[[list[Message]], int]  # returns how often the application's handler raised
 
 
-def clock() -> Callable[[], float]:
+def get_clock() -> Callable[[], float]:
     """The clock of deadlines: monotonic seconds."""
     return time.monotonic
 
 
-def me() -> object:
+def current_worker() -> object:
     """The thread that runs."""
     return threading.get_ident()
 
@@ -53,18 +53,18 @@ def sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def answered(answer: object) -> object:
+def await_result(answer: object) -> object:
     """Return the result of an application's function unchanged: it is never awaitable here."""
     return answer
 
 
-def fails(error: BaseException) -> bool:
+def is_failure(error: BaseException) -> bool:
     """Whether what a handler raised is a failure: also SystemExit and the like, for a worker that they ended
     would leave its messages to nobody."""
     return True
 
 
-def ends(error: BaseException) -> bool:
+def ends_worker(error: BaseException) -> bool:
     """Whether it ends the worker, too: the application ends its greenlet."""
     return type(error).__name__ == "GreenletExit"
 
@@ -77,12 +77,12 @@ class Activity:
         self._thread = threading.Thread(target=work, name=name, daemon=True)
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the activity has been started and has not ended."""
         return self._thread.is_alive()
 
     @property
-    def current(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the caller runs in this activity."""
         return self._thread is threading.current_thread()
 
@@ -95,16 +95,16 @@ class Activity:
 
     def join(self, deadline: float) -> None:
         """Wait for its end until then, unless it is the one that asks, or was not started."""
-        if self.alive and not self.current:
+        if self.is_alive and not self.is_current:
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def finish(activities: Iterable[Activity], deadline: float) -> bool:
+def wait_ended(activities: Iterable[Activity], deadline: float) -> bool:
     """Wait until the deadline for all but the one that asks; whether they have ended."""
     waiting = list(activities)
     for activity in waiting:
         activity.join(deadline)
-    return not any(activity.alive for activity in waiting if not activity.current)
+    return not any(activity.is_alive for activity in waiting if not activity.is_current)
 
 
 def off_loop(work: Callable[..., object], *args: object) -> None:

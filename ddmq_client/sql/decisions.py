@@ -20,7 +20,15 @@ from datetime import timedelta
 from typing import Any
 
 from ddmq_client.errors import NotCommittedError, UnknownEndError
-from ddmq_client.sql.statements import check_connect, create, execute, forget, now_ms, opened, table_name
+from ddmq_client.sql.statements import (
+    check_connect,
+    create,
+    execute,
+    forget,
+    now_ms,
+    open_transaction,
+    table_name,
+)
 from ddmq_client.transactions import Decision, UndecidedTransaction
 
 _CREATE = (
@@ -65,7 +73,7 @@ class DecisionTable:
         check_connect(connect)
 
         def check(transaction: UndecidedTransaction) -> Decision:
-            with opened(connect) as database:
+            with open_transaction(connect) as database:
                 return self.decide(database, transaction.id)
 
         return check

@@ -94,7 +94,7 @@ class OutboxTable:
             name=name,
             topic=topic,
             body=body.encode() if isinstance(body, str) else body,
-            fields=_json(fields),
+            fields=_encode_fields(fields),
             chain=f"{topic} {where}",
             written=now_ms(),
         )
@@ -146,7 +146,7 @@ class OutboxTable:
         return execute(database, statement, name=name).changed == 1
 
 
-def _json(fields: Mapping[str, object]) -> str:
+def _encode_fields(fields: Mapping[str, object]) -> str:
     try:
         return json.dumps(fields)
     except TypeError as error:

@@ -25,7 +25,7 @@ from ddmq_client.idl.codes import Code
 from ddmq_client.outgoing import SendResult
 from ddmq_client.producer import Producer
 from ddmq_client.sql.outbox import OutboxRow, OutboxTable
-from ddmq_client.sql.statements import check_connect, opened
+from ddmq_client.sql.statements import check_connect, open_transaction
 
 _log = logging.getLogger("ddmq_client.sql")
 READ_MAX, READ_BYTES_MAX = 1_000, 16 * 1024 * 1024  # rows, and their bodies, at a time
@@ -116,11 +116,11 @@ class OutboxRelay:
         total = after = reads = 0
         put_off: set[str] = set()
         while not self._stopped and reads < READS_MAX:
-            with opened(self._connect) as database:
+            with open_transaction(self._connect) as database:
                 rows = self._outbox.waiting(database, READ_MAX, READ_BYTES_MAX, after)
                 for row in rows:
                     if row.fault:
-                        self._refuse(database, row, row.fault)
+                        self._refuse_row(database, row, row.fault)
             outcome = self._send([row for row in rows if not row.fault and row.chain not in put_off])
             total += outcome.stored
             put_off |= outcome.put_off
@@ -170,9 +170,9 @@ class OutboxRelay:
         put_off: set[str] = set()
         while chains and not self._stopped:
             heads = [chain[0] for chain in chains.values()]
-            results = self._producer.send_batch([self._message(head) for head in heads])
-            with opened(self._connect) as database:
-                stored += self._note(database, heads, results)
+            results = self._producer.send_batch([self._message_of(head) for head in heads])
+            with open_transaction(self._connect) as database:
+                stored += self._record_results(database, heads, results)
             for head, result in zip(heads, results, strict=True):
                 chain = chains[head.chain]
                 chain.popleft()
@@ -184,10 +184,10 @@ class OutboxRelay:
                     del chains[head.chain]
         return _Pass(stored, put_off, whole and not chains)
 
-    def _message(self, row: OutboxRow) -> Any:
+    def _message_of(self, row: OutboxRow) -> Any:
         return row.message if self._once else replace(row.message, idempotency_key=None)
 
-    def _note(self, database: Any, rows: Sequence[OutboxRow], results: Sequence[SendResult]) -> int:
+    def _record_results(self, database: Any, rows: Sequence[OutboxRow], results: Sequence[SendResult]) -> int:
         counts = self._counts
         sent = [row for row, result in zip(rows, results, strict=True) if result.stored]
         self._outbox.sent(database, [row.row for row in sent])
@@ -197,14 +197,14 @@ class OutboxRelay:
                 raise OptionError(f"once=True, and the proxies say: {result.text}; allowed there: once=False")
             counts.known += result.duplicate
             if _for_good(result):
-                self._refuse(database, row, str(result.error))
+                self._refuse_row(database, row, str(result.error))
             elif not result.stored:
                 counts.failed += 1
                 if not self._failures:
                     _log.warning("outbox message %s is not sent yet: %s", row.name, result.error)
         return len(sent)
 
-    def _refuse(self, database: Any, row: OutboxRow, why: str) -> None:
+    def _refuse_row(self, database: Any, row: OutboxRow, why: str) -> None:
         self._counts.refused += 1
         _log.error("outbox message %s to %s is refused: %s", row.name, row.message.topic, why)
         self._outbox.refuse(database, row.row, why)

@@ -78,7 +78,7 @@ class Specs:
     def __init__(self) -> None:
         self._known: dict[type, StructArgs] = {}
 
-    def register(
+    def register_struct(
         self, struct: type, ours: type | None = None, names: Mapping[str, str | None] | None = None
     ) -> StructArgs:
         """The type arguments for a thriftpy2 struct, read into and written from `ours`.
@@ -106,7 +106,7 @@ class Specs:
         if kind == _STRING:
             return _STRING, "UTF8"
         if kind == _STRUCT:
-            return _STRUCT, self.register(inner)
+            return _STRUCT, self.register_struct(inner)
         if kind in (_LIST, _SET):
             return kind, (*self._element(inner), False)
         if kind == _MAP:

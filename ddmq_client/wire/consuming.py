@@ -18,7 +18,7 @@ from ddmq_client.wire.codec import Specs, decode, encode
 from ddmq_client.wire.producing import ProxyFault, answer_at
 
 SPECS = Specs()
-SPECS.register(
+SPECS.register_struct(
     idl.Message,
     Message,
     {
@@ -31,13 +31,13 @@ SPECS.register(
         "nextOffset": "next_offset",
     },
 )
-_CONTEXT: Any = SPECS.register(idl.Context)[0]
-_RESULT: Any = SPECS.register(idl.ConsumeResult)[0]
-_REQUEST: Any = SPECS.register(idl.PullRequest)[0]
-_SETTLE_REQUEST: Any = SPECS.register(idl.SettleRequest)[0]
-_STATS_REQUEST: Any = SPECS.register(idl.ConsumeStatsRequest)[0]
-_FETCH_REQUEST: Any = SPECS.register(idl.FetchRequest)[0]
-_OFFSETS: Any = SPECS.register(idl.AckResult)[0]
+_CONTEXT: Any = SPECS.register_struct(idl.Context)[0]
+_RESULT: Any = SPECS.register_struct(idl.ConsumeResult)[0]
+_REQUEST: Any = SPECS.register_struct(idl.PullRequest)[0]
+_SETTLE_REQUEST: Any = SPECS.register_struct(idl.SettleRequest)[0]
+_STATS_REQUEST: Any = SPECS.register_struct(idl.ConsumeStatsRequest)[0]
+_FETCH_REQUEST: Any = SPECS.register_struct(idl.FetchRequest)[0]
+_OFFSETS: Any = SPECS.register_struct(idl.AckResult)[0]
 
 
 class _Method:
@@ -46,8 +46,8 @@ class _Method:
     def __init__(self, name: str, argument: str) -> None:
         self._name = name.encode()
         self._argument = argument
-        self._args = SPECS.register(getattr(idl.ConsumerService, f"{name}_args"))
-        self._result = SPECS.register(getattr(idl.ConsumerService, f"{name}_result"))
+        self._args = SPECS.register_struct(getattr(idl.ConsumerService, f"{name}_args"))
+        self._result = SPECS.register_struct(getattr(idl.ConsumerService, f"{name}_result"))
 
     def frame(self, argument: Any, sequence_id: int) -> bytes:
         args = self._args[0]()
@@ -116,13 +116,13 @@ def pull_frame(
     request.clientId = settings.client_id
     request.filterType, request.filter = settings.filter_type, settings.filter_text
     request.start = settings.start
-    request.result = _linked(acks) if acks else None
+    request.result = _link_results(acks) if acks else None
     return _PULL.frame(request, sequence_id)
 
 
 def submit_frame(acks: AckBatch, sequence_id: int) -> bytes:
     """Encode the request of a submit."""
-    return _SUBMIT.frame(_linked(acks), sequence_id)
+    return _SUBMIT.frame(_link_results(acks), sequence_id)
 
 
 def stats_frame(group: str, sequence_id: int) -> bytes:
@@ -147,7 +147,7 @@ def read_pulled(payload: bytes, sequence_id: int) -> Pulled:
 def settle_frame(settings: PullSettings, acks: AckBatch | None, leave: bool, sequence_id: int) -> bytes:
     """A settle request; `leave`: the client stops, its waiting pulls are to be answered."""
     request = _SETTLE_REQUEST()
-    request.result = _linked(acks) if acks else None
+    request.result = _link_results(acks) if acks else None
     request.groupId, request.clientId = settings.group, settings.client_id
     request.leave = True if leave else None
     return _SETTLE.frame(request, sequence_id)
@@ -177,17 +177,17 @@ def read_submitted(payload: bytes, sequence_id: int) -> bool:
     return bool(_SUBMIT.answer(payload, sequence_id))
 
 
-def _linked(acks: AckBatch) -> Any:
+def _link_results(acks: AckBatch) -> Any:
     """The linked list of the wire, one element per origin."""
     head = None
     for results in reversed(acks):
-        element = _element(results)
+        element = _result_element(results)
         element.nextResult = head
         head = element
     return head
 
 
-def _element(results: OriginResults) -> Any:
+def _result_element(results: OriginResults) -> Any:
     element = _RESULT()
     element.context = context = _CONTEXT()
     context.groupId, context.topic, context.qid = results.origin

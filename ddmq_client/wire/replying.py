@@ -23,12 +23,12 @@ class _Response:
 
 
 _specs = Specs()
-_MESSAGE = _specs.register(idl.ReplyMessage)
-_CONTEXT = _specs.register(idl.Context)
-_REQUEST = _specs.register(idl.ReplyRequest)
-_specs.register(idl.ReplyResult, SendResult, RESULT_NAMES)
-_specs.register(idl.ReplyResponse, ReplyAnswer, {"msg": "text"})
-_RESPONSE = _specs.register(idl.ConsumerService.reply_result, _Response)
+_MESSAGE = _specs.register_struct(idl.ReplyMessage)
+_CONTEXT = _specs.register_struct(idl.Context)
+_REQUEST = _specs.register_struct(idl.ReplyRequest)
+_specs.register_struct(idl.ReplyResult, SendResult, RESULT_NAMES)
+_specs.register_struct(idl.ReplyResponse, ReplyAnswer, {"msg": "text"})
+_RESPONSE = _specs.register_struct(idl.ConsumerService.reply_result, _Response)
 
 
 def encode_reply(message: OutgoingMessage, placement: Placement, when: When | None) -> bytes:

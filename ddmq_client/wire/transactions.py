@@ -36,18 +36,18 @@ class _PollAnswer:
 
 
 _specs = Specs()
-_MESSAGE = _specs.register(idl.Message)
-_specs.register(idl.Result, PreparedResult, RESULT_NAMES)
-_PREPARE = _specs.register(idl.PrepareRequest)
-_specs.register(idl.PrepareResponse, _Prepared, {"msg": "text", "throughOffset": "through_offset"})
-_PREPARED = _specs.register(idl.ProducerService.sendPrepared_result, _PreparedAnswer)
-_POLL = _specs.register(idl.PollChecksRequest)
-_POLLED = _specs.register(idl.ProducerService.pollTransactionChecks_result, _PollAnswer)
+_MESSAGE = _specs.register_struct(idl.Message)
+_specs.register_struct(idl.Result, PreparedResult, RESULT_NAMES)
+_PREPARE = _specs.register_struct(idl.PrepareRequest)
+_specs.register_struct(idl.PrepareResponse, _Prepared, {"msg": "text", "throughOffset": "through_offset"})
+_PREPARED = _specs.register_struct(idl.ProducerService.sendPrepared_result, _PreparedAnswer)
+_POLL = _specs.register_struct(idl.PollChecksRequest)
+_POLLED = _specs.register_struct(idl.ProducerService.pollTransactionChecks_result, _PollAnswer)
 _landed = Specs()
-_landed.register(idl.Result, SendResult, RESULT_NAMES)
-_END = _landed.register(idl.EndTransactionRequest)
-_landed.register(idl.EndTransactionResponse, EndResult, {"msg": "text", "results": "landed"})
-_ENDED = _landed.register(idl.ProducerService.endTransaction_result, _EndAnswer)
+_landed.register_struct(idl.Result, SendResult, RESULT_NAMES)
+_END = _landed.register_struct(idl.EndTransactionRequest)
+_landed.register_struct(idl.EndTransactionResponse, EndResult, {"msg": "text", "results": "landed"})
+_ENDED = _landed.register_struct(idl.ProducerService.endTransaction_result, _EndAnswer)
 
 
 def prepare_request(
