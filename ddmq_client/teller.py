@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ddmq_client.callables import check_function, check_result
 from ddmq_client.core.acks import UnappliedResult
-from ddmq_client.errors import PullError
+from ddmq_client.errors import PullError, SubscriptionError
 from ddmq_client.idl.codes import Code
 from ddmq_client.printable import printable
 from ddmq_client.received import LateResult
@@ -80,7 +80,8 @@ class FirstAnswer:
         under way (`trying`), may still put right is no error yet."""
         if self.came or self.failure is None or (trying and not self._is_wrong(self.failure)):
             return
-        raise PullError(f"no consumer proxy has answered yet: {self._text(self.failure)}")
+        kind = SubscriptionError if isinstance(self.failure, SubscriptionError) else PullError
+        raise kind(f"no consumer proxy has answered yet: {self._text(self.failure)}")
 
     def check_refusal(self) -> None:
         """PullError when the first pulls were refused for what they are, or no consumer proxy is there."""

@@ -97,6 +97,11 @@ class AsyncConsumer:
                    "last" (only what is sent from then on), or a datetime with a time zone (what was stored
                    since). None: as the server is set, normally "last". An existing group keeps its place;
                    a server of the first release ignores it
+    order_key      messages with the same order key are handled one after another: "KEY" (the message's key),
+                   "QID" (its queue), or a JSONPath into the body such as "$.order.id". A group that this
+                   consumer's first pull makes gets it; if a group that exists has another one, the pull is
+                   rejected (SubscriptionError). None: as the group is set. A server of the first release
+                   ignores it
     model          "clustering" (consumers share the messages) or "broadcasting": this instance gets
                    all of them, at least once, from the newest on; no order, and a failed one is not repeated
     instance       broadcasting: a name of this instance that lasts; client_id when absent
@@ -108,6 +113,10 @@ class AsyncConsumer:
     observer       is called for what is handed out and handled: see ddmq_client.observer, and
                    ddmq_client.opentelemetry for spans
     """
+
+    _coordinator: AsyncCoordinator | None = None  # this and the next from the start on
+    _pool: AsyncWorkerPool | None = None
+    _state, _ended, _paused = "new", False, False
 
     def __init__(
         self,
@@ -129,7 +138,8 @@ class AsyncConsumer:
         sql: str | None = None,
         extend_for_ms: int = 600_000,
         start: Literal["first", "last"] | datetime | None = None,
-        model: str = "clustering",
+        order_key: Literal["KEY", "QID"] | str | None = None,
+        model: Literal["clustering", "broadcasting"] = "clustering",
         instance: str | None = None,
         offsets_file: str | Path | None = None,
         client_id: str | None = None,
@@ -155,6 +165,7 @@ class AsyncConsumer:
             sql=sql,
             extend_for_ms=extend_for_ms,
             start=start_text(start),
+            order_key=order_key,
             model=model,
             client_id=client_id or new_client_id(),
         )
@@ -162,11 +173,8 @@ class AsyncConsumer:
         self._teller = Teller(on_late, on_error)
         self._place = broadcast_place(self._settings, instance, offsets_file)
         self._handler, self._batch_handler, self._observer = handler, batch_handler, observer
-        self._coordinator: AsyncCoordinator | None = None
-        self._pool: AsyncWorkerPool | None = None
-        self._home, self._paused = Home("consumer"), False
-        self._lock = Lock()  # of the two below
-        self._state, self._ended = "new", False
+        self._home = Home("consumer")
+        self._lock = Lock()  # of _state and _ended
         self._amid: set[object] = set()  # who starts, or stops
         self._over = Condition(self._lock)
 

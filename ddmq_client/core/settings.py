@@ -15,6 +15,7 @@ TIMEOUT_MS_MAX = 600_000
 EXTEND_MS_MAX = 7 * 24 * 3600 * 1000
 TEXT_MAX = 255
 BROADCASTING = "broadcasting"
+ORDER_KEYS = ("KEY", "QID")  # beside JSONPaths
 MODELS = ("clustering", BROADCASTING)
 
 
@@ -30,6 +31,15 @@ def check_text(name: str, value: str) -> None:
     """OptionError unless 1 to 255 characters, which UTF-8 can carry."""
     if not is_text(value) or not 1 <= len(value) <= TEXT_MAX:
         raise OptionError(f"{name}={value!r}; allowed: text of 1 to {TEXT_MAX} characters")
+
+
+def check_order_key(order_key: str) -> None:
+    """Raise OptionError unless this can be an order key; the proxy checks whether a JSONPath is valid."""
+    word = order_key.upper() if is_text(order_key) else ""
+    if not word or (word in ORDER_KEYS and word != order_key):
+        raise OptionError(
+            f"order_key={order_key!r}; allowed: 'KEY', 'QID', a JSONPath such as '$.order.id', or None"
+        )
 
 
 def check_handlers(awaits: bool, handler: object, batch_handler: object) -> None:
@@ -116,6 +126,7 @@ class ConsumerSettings:
     extend_for_ms: int = 600_000
     model: str = "clustering"
     start: str | None = None
+    order_key: str | None = None
     client_id: str = "client"
 
     def __post_init__(self) -> None:
@@ -130,6 +141,10 @@ class ConsumerSettings:
         if self.start is not None and (self.broadcasting or not self.topics):
             why = "with model='broadcasting'" if self.broadcasting else "without topics"
             raise OptionError(f"start is set {why}; allowed: beside topics, whose subscriptions a pull makes")
+        if self.order_key is not None:
+            check_order_key(self.order_key)
+            if self.broadcasting:
+                raise OptionError("order_key is set with model='broadcasting', which keeps no order per key")
         check("number of topics", len(self.topics), 0, 64)
         for topic in self.topics:
             check_text("topic", topic)

@@ -24,7 +24,16 @@ from ddmq_client.idl.codes import Code, TransactionAction
 from ddmq_client.net.connection import FramedConnection
 from ddmq_client.net.router import ProxyRouter
 from ddmq_client.net.sender import UNRESOLVED
-from ddmq_client.net.sync import AWAITS, Activity, Condition, Lock, await_result, ends_worker, now, wait_ended
+from ddmq_client.net.sync import (
+    AWAITS,
+    Activity,
+    Condition,
+    Lock,
+    await_result,
+    ends_worker,
+    now,
+    wait_ended,
+)
 from ddmq_client.net.transactions import TransactionCalls
 from ddmq_client.transactions import Check, CheckCounts, Decision, UndecidedTransaction
 from ddmq_client.wire.producing import ProxyFault

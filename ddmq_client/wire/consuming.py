@@ -11,7 +11,7 @@ from ddmq_client.core.acks import NO_DELAY, AckBatch, OriginResults, UnappliedRe
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.core.verdicts import CallFailed
-from ddmq_client.errors import PullError
+from ddmq_client.errors import PullError, SubscriptionError
 from ddmq_client.idl import consumer as idl
 from ddmq_client.received import FetchedQueue, Message, Origin
 from ddmq_client.wire.codec import Specs, decode, encode
@@ -59,7 +59,8 @@ class _Method:
         value = decode(payload, answer_at(payload, self._name, sequence_id), self._result)
         error = getattr(value, "error", None)
         if error is not None:
-            raise PullError(error.message or "pull refused", error.code)
+            kind = PullError if getattr(error, "option", None) is None else SubscriptionError
+            raise kind(error.message or "pull refused", error.code)
         if value.success is None:
             raise FrameError("answer without a result")
         return value.success
@@ -79,6 +80,7 @@ class PullSettings(NamedTuple):
     filter_type: str | None = None
     filter_text: str | None = None
     start: str | None = None
+    order_key: str | None = None
 
 
 def pull_settings(settings: ConsumerSettings) -> PullSettings:
@@ -88,7 +90,9 @@ def pull_settings(settings: ConsumerSettings) -> PullSettings:
         kind, text = "TAG", settings.tags
     elif settings.sql is not None:
         kind, text = "SQL92", settings.sql
-    return PullSettings(settings.group, settings.client_id, settings.linger_ms, kind, text, settings.start)
+    return PullSettings(
+        settings.group, settings.client_id, settings.linger_ms, kind, text, settings.start, settings.order_key
+    )
 
 
 class Pulled(NamedTuple):
@@ -115,7 +119,7 @@ def pull_frame(
     request.maxLingerTime = settings.linger_ms
     request.clientId = settings.client_id
     request.filterType, request.filter = settings.filter_type, settings.filter_text
-    request.start = settings.start
+    request.start, request.orderKey = settings.start, settings.order_key
     request.result = _link_results(acks) if acks else None
     return _PULL.frame(request, sequence_id)
 
