@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ddmq_client.ranges import QueueBounds, RangeReader
     from ddmq_client.received import FetchedQueue, LateResult, Message, Outcome
     from ddmq_client.replies import Replies
+    from ddmq_client.serializers import JsonSerializer, MsgspecSerializer, Serializer
     from ddmq_client.transactions import CheckCounts, Decision, UndecidedTransaction
 
 __all__ = [
@@ -56,9 +57,11 @@ __all__ = [
     "FetchConsumer",
     "FetchedQueue",
     "InvalidMessageError",
+    "JsonSerializer",
     "LateResult",
     "LeaseOverError",
     "Message",
+    "MsgspecSerializer",
     "NoSuchTopicError",
     "NotCommittedError",
     "NotStoredError",
@@ -72,6 +75,7 @@ __all__ = [
     "Replies",
     "SendError",
     "SendResult",
+    "Serializer",
     "SubscriptionError",
     "ThrottledError",
     "Transaction",
@@ -101,6 +105,9 @@ _HOMES = {
     "QueueBounds": "ranges",
     "RangeReader": "ranges",
     "Replies": "replies",
+    "JsonSerializer": "serializers",
+    "MsgspecSerializer": "serializers",
+    "Serializer": "serializers",
     "SendResult": "outgoing",
 }
 

@@ -19,6 +19,7 @@ from ddmq_client.delays import When
 from ddmq_client.errors import InvalidMessageError, OptionError
 from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code, DelayAction, TransactionAction
 from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
+from ddmq_client.serializers import serialize_message
 from ddmq_client.transactions import with_due_time
 from ddmq_client.wire.producing import encode_change, encode_delayed, encode_message
 from ddmq_client.wire.transactions import end_request, prepare_request
@@ -55,7 +56,10 @@ class Outbox:
         settings = self.settings
         if message.idempotency_key is not None:
             check_text("idempotency_key", message.idempotency_key)
-        return encode_message(message, self._place(message), settings.client_id, settings.producer_group)
+        placement = self._place(message)
+        if settings.serializer is not None:
+            message = serialize_message(settings.serializer, message)
+        return encode_message(message, placement, settings.client_id, settings.producer_group)
 
     def timeout_s(self, timeout_ms: int | None) -> float:
         """Seconds for a call; the producer's own where the call states none."""
@@ -88,6 +92,8 @@ class Outbox:
                 " of its own it is added once, however often it is sent again"
             )
         placement, client_id = self._place(message), self.settings.client_id
+        if self.settings.serializer is not None:
+            message = serialize_message(self.settings.serializer, message)
         encoded, again = encode_delayed(message, placement, client_id, str(uuid4()), when)
         return self._repeatable_job(encoded, deadline, again)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from ddmq_client.errors import OptionError, SendError
 from ddmq_client.idl.codes import DELAY_PROPERTY, IDEMPOTENCY_KEY, DurabilityClass
@@ -21,7 +22,8 @@ class OutgoingMessage:
     """One message to send.
 
     topic       letters, digits, `_ - % |`, at most 127 bytes
-    body        bytes, or str (sent as UTF-8); not empty; 2 MiB at most unless the topic allows more
+    body        bytes, or str (sent as UTF-8); of a producer with a serializer: what that takes. Not empty;
+                2 MiB at most unless the topic allows more
     key, tags   at most 255 characters each; empty counts as absent
     properties  text to text; no blank names or values, no reserved names
     shard_key   messages of one topic with the same shard key go to the same queue
@@ -31,7 +33,7 @@ class OutgoingMessage:
     """
 
     topic: str
-    body: bytes | str
+    body: Any
     key: str | None = None
     tags: str | None = None
     properties: Mapping[str, str] | None = None

@@ -25,6 +25,7 @@ from ddmq_client.observer import ClientObserver, ObservedSend, observe_send
 from ddmq_client.outbox import hurry_at
 from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
 from ddmq_client.process import new_client_id
+from ddmq_client.serializers import Serializer
 from ddmq_client.transactions import Check
 
 
@@ -53,6 +54,7 @@ class Producer(ProducerBase):
                      process that is dead, and returns a Decision. It is asked from the `with` or the first
                      send on, in a thread of its own, one at a time; one that raises says NOT_KNOWN_YET
     client_id        in the proxies' logs; made from host and process when absent
+    serializer       turns the `body` of every send into bytes: see ddmq_client.serializers
     observer         is called for every send: see ddmq_client.observer, and ddmq_client.opentelemetry for
                      spans
     """
@@ -74,6 +76,7 @@ class Producer(ProducerBase):
         producer_group: str | None = None,
         check: Check | None = None,
         client_id: str | None = None,
+        serializer: Serializer | None = None,
         observer: ClientObserver | None = None,
     ) -> None:
         """Checks its arguments (OptionError); connects with the first send."""
@@ -90,6 +93,7 @@ class Producer(ProducerBase):
             selector=selector,
             producer_group=producer_group,
             client_id=client_id or new_client_id(),
+            serializer=serializer,
         )
         super().__init__(proxies, settings, check, observer)
         self._background = Background(settings, self._outbox, self._sender)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ddmq_client.errors import ClientError
 from ddmq_client.replies import Replies
+from ddmq_client.serializers import Serializer
 
 REASON_CHARS_MAX = 200  # of a fail's reason; the rest is cut
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
@@ -122,6 +123,7 @@ class Message:
     """One delivered message. Attributes are read only.
 
     body          bytes as sent
+    value         what the consumer's serializer made of the body; None without a serializer
     key, tags     text; None or empty where absent
     properties    text to text, without the reserved names
     offset        index in its queue
@@ -149,6 +151,8 @@ class Message:
     outcome: Outcome | None = None  # None until settled
     replying: bool = False  # its acknowledgement is under way, with messages
     lost: bool = False
+    value: Any = None
+    serializer: Serializer | None = None  # the consumer's, for its replies
     extended_at: float | None = None  # monotonic seconds of the last extension
     delivery: DeliveryContext
 
@@ -227,7 +231,7 @@ class Message:
         (nothing is stored), LeaseOverError (nor then; somebody else gets the message), UnknownOutcomeError.
         Let these pass: the message fails then, which changes nothing where it was stored after all.
         """
-        return Replies(self, self.delivery.settling, timeout_ms)
+        return Replies(self, self.delivery.settling, timeout_ms, self.serializer)
 
     def _settle(self, outcome: Outcome, delay_ms: int | None = None, reason: str = "") -> bool:
         return self.delivery.settling.settle(self, outcome, delay_ms, reason)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from ddmq_client.core import frames
 from ddmq_client.core.selectors import make_placer
@@ -23,6 +23,7 @@ from ddmq_client.delays import When, when_of
 from ddmq_client.errors import ClientError, InvalidMessageError, OptionError
 from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code
 from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
+from ddmq_client.serializers import Serializer, serialize_message
 from ddmq_client.wire.replying import encode_reply
 
 MESSAGES_MAX = 4_096  # the most that a proxy may be set to; 1,000 by default
@@ -52,12 +53,19 @@ class Replies:
              and nobody remembered it when it was asked for again
     """
 
-    def __init__(self, message: Delivered, settling: Replying, timeout_ms: int | None) -> None:
+    def __init__(
+        self,
+        message: Delivered,
+        settling: Replying,
+        timeout_ms: int | None,
+        serializer: Serializer | None = None,
+    ) -> None:
         if timeout_ms is not None:
             check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         self.results: Sequence[SendResult] = ()
         self._message = message
         self._settling = settling
+        self._serializer = serializer
         self._timeout_ms = timeout_ms
         self._encoded: list[bytes] = []
         self._bytes = 0
@@ -66,7 +74,7 @@ class Replies:
     def send(
         self,
         topic: str,
-        body: bytes | str,
+        body: Any,
         *,
         key: str | None = None,
         tags: str | None = None,
@@ -80,7 +88,7 @@ class Replies:
         zone: str | None = None,
         every: timedelta | None = None,
         times: int | None = None,
-        catch_up: str | None = None,
+        catch_up: Literal["fire_once", "all", "skip"] | None = None,
     ) -> None:
         """Take one message in; it is sent when the block ends. Arguments: see `Producer.send`.
 
@@ -101,7 +109,10 @@ class Replies:
     def _add_message(self, message: OutgoingMessage, when: When | None) -> None:
         if self._state != "open":
             raise ClientError(f"the block of these replies is {self._state}; allowed: to send in it")
-        encoded = encode_reply(message, _place(message), when)
+        placement = _place(message)
+        if self._serializer is not None:
+            message = serialize_message(self._serializer, message)
+        encoded = encode_reply(message, placement, when)
         if len(self._encoded) >= MESSAGES_MAX:
             what = f"{MESSAGES_MAX} messages were sent with this acknowledgement"
             raise InvalidMessageError(f"{what}; allowed: no more", Code.ILLEGAL_MESSAGE)

@@ -22,6 +22,7 @@ from ddmq_client.observer import ClientObserver, SendCall, check_observer, obser
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.process import Home, new_client_id
+from ddmq_client.serializers import Serializer
 from ddmq_client.transactions import Check, CheckCounts
 from ddmq_client.wire.producing import encode_heartbeat
 
@@ -59,6 +60,11 @@ class AsyncProducerBase(AsyncSends):
     def client_id(self) -> str:
         """The name this producer gives itself."""
         return self._settings.client_id
+
+    @property
+    def serializer(self) -> Serializer | None:
+        """The serializer that turns the bodies of sends into bytes; None: bodies are bytes or text."""
+        return self._settings.serializer
 
     @property
     def last_error(self) -> SendError | None:
@@ -249,6 +255,7 @@ class AsyncProducer(AsyncProducerBase):
         producer_group: str | None = None,
         check: Check | None = None,
         client_id: str | None = None,
+        serializer: Serializer | None = None,
         observer: ClientObserver | None = None,
     ) -> None:
         """Checks its arguments (OptionError); connects with the first send."""
@@ -263,5 +270,6 @@ class AsyncProducer(AsyncProducerBase):
             selector=selector,
             producer_group=producer_group,
             client_id=client_id or new_client_id(),
+            serializer=serializer,
         )
         super().__init__(proxies, settings, check, observer)

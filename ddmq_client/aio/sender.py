@@ -7,6 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from typing import Any, Literal
 
 from ddmq_client.aio.router import AsyncProxyRouter
 from ddmq_client.aio.sync import now
@@ -126,7 +127,7 @@ class AsyncSends(ABC):
     async def send(
         self,
         topic: str,
-        body: bytes | str,
+        body: Any,
         *,
         key: str | None = None,
         tags: str | None = None,
@@ -140,7 +141,7 @@ class AsyncSends(ABC):
         zone: str | None = None,
         every: timedelta | None = None,
         times: int | None = None,
-        catch_up: str | None = None,
+        catch_up: Literal["fire_once", "all", "skip"] | None = None,
         idempotency_key: str | None = None,
         timeout_ms: int | None = None,
     ) -> SendResult:

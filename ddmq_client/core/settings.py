@@ -10,6 +10,7 @@ from ddmq_client.core.pipeline import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
 from ddmq_client.core.selectors import Selector
 from ddmq_client.core.sending import ResendPolicy
 from ddmq_client.errors import OptionError
+from ddmq_client.serializers import Serializer, check_serializer
 
 TIMEOUT_MS_MAX = 600_000
 EXTEND_MS_MAX = 7 * 24 * 3600 * 1000
@@ -86,11 +87,13 @@ class ProducerSettings:
     producer_group: str | None = None
     client_id: str = "client"
     idempotent: bool = True
+    serializer: Serializer | None = None
 
     def __post_init__(self) -> None:
         check("timeout_ms", self.timeout_ms, 1, TIMEOUT_MS_MAX)
         if not isinstance(self.idempotent, bool):
             raise OptionError(f"idempotent={self.idempotent!r}; allowed: True, False")
+        check_serializer(self.serializer)
         check("attempts_max", self.attempts_max, 1, 1_000)
         check("connections_max", self.connections_max, 1, 10_000)
         check("in_flight_max", self.in_flight_max, 1, 1_000_000)
@@ -128,8 +131,10 @@ class ConsumerSettings:
     start: str | None = None
     order_key: str | None = None
     client_id: str = "client"
+    serializer: Serializer | None = None
 
     def __post_init__(self) -> None:
+        check_serializer(self.serializer)
         check_text("group", self.group)
         check("extend_for_ms", self.extend_for_ms, 0, EXTEND_MS_MAX)
         if self.model not in MODELS:

@@ -62,6 +62,7 @@ from ddmq_client.observer import (
 from ddmq_client.offsets_file import broadcast_place
 from ddmq_client.process import RUN_LOOK_S, Home, Signals, new_client_id
 from ddmq_client.received import Message
+from ddmq_client.serializers import Serializer, deserialize_messages
 from ddmq_client.teller import OnError, OnLate, Teller
 from ddmq_client.wire.consuming import pull_settings
 
@@ -111,6 +112,8 @@ class Consumer:
     on_late        called with a LateResult for each ack or fail that came when the lease was over and did
                    not count; such are logged and counted (`counts().late`), too
     on_error       called with the error when pulls begin to fail: refused (PullError), or not answered
+    serializer     turns each body into `message.value`: see ddmq_client.serializers. A message whose body it
+                   rejects with a ValueError goes to the dead letters, with the reason, and no handler sees it
     observer       is called for what is handed out and handled: see ddmq_client.observer, and
                    ddmq_client.opentelemetry for spans
     """
@@ -144,6 +147,7 @@ class Consumer:
         instance: str | None = None,
         offsets_file: str | Path | None = None,
         client_id: str | None = None,
+        serializer: Serializer | None = None,
         on_late: OnLate | None = None,
         on_error: OnError | None = None,
         observer: ClientObserver | None = None,
@@ -169,6 +173,7 @@ class Consumer:
             order_key=order_key,
             model=model,
             client_id=client_id or new_client_id(),
+            serializer=serializer,
         )
         self._proxies = parse_addresses(proxies, CONSUMER_PORT)
         self._teller = Teller(on_late, on_error)
@@ -321,13 +326,24 @@ class Consumer:
             raise ClosedError("the consumer has been stopped")
         self._home.check_process()
         assert self._coordinator is not None
-        if self._observer is None:
-            return self._coordinator.request_messages(count, now() + timeout_ms / 1000, one)
-        asked_ns = time.time_ns()
-        messages = self._coordinator.request_messages(count, now() + timeout_ms / 1000, one)
-        if messages:
+        deadline, asked_ns = now() + timeout_ms / 1000, time.time_ns()
+        messages = self._request_messages(count, deadline, one)
+        if messages and self._observer is not None:
             notify_handed_out(self._observer, messages, self.client_id, asked_ns)
         return messages
+
+    def _request_messages(self, count: int, deadline: float, one: bool) -> list[Message]:
+        """Take messages from the coordinator until there are some whose bodies can be deserialized."""
+        assert self._coordinator is not None
+        while True:
+            messages = self._coordinator.request_messages(count, deadline, one)
+            usable = self._deserialize(messages)
+            if usable or not messages:
+                return usable
+
+    def _deserialize(self, messages: list[Message]) -> list[Message]:
+        serializer = self._settings.serializer
+        return messages if serializer is None else deserialize_messages(serializer, messages)
 
     def __iter__(self) -> Iterator[Message]:
         """Messages one by one, for ever: until `stop`. Settle each one.
@@ -358,6 +374,9 @@ class Consumer:
 
     def _handle(self, messages: list[Message]) -> int:
         """Run the handler; the number of times it raised."""
+        messages = self._deserialize(messages)
+        if not messages:
+            return 0
         if self._observer is None:
             return self._call_handler(messages, None)
         notify_handed_out(self._observer, messages, self.client_id, None)

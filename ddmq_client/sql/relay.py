@@ -74,6 +74,8 @@ class OutboxRelay:
         """Checks its arguments (OptionError)."""
         check_connect(connect)
         check("poll_ms", poll_ms, 1, 600_000)
+        if producer.serializer is not None:
+            raise OptionError("the relay's producer has a serializer; allowed: None, as the rows have bodies")
         self._connect = connect
         self._outbox = outbox
         self._producer = producer
