@@ -135,6 +135,7 @@ def check_serializer(serializer: object) -> None:
 
 def serialize_message(serializer: Serializer, message: OutgoingMessage) -> OutgoingMessage:
     """Return the message with its value serialized. Raises InvalidMessageError if the value cannot be."""
+    body: object
     try:
         body = serializer.serialize(message.body)
         check_result("serialize", body, ends=False)

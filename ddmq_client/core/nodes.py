@@ -38,15 +38,17 @@ class ProxyAddress(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_addresses(proxies: str | Sequence[str], default_port: int) -> tuple[ProxyAddress, ...]:
+def parse_addresses(
+    proxies: str | Sequence[str], default_port: int, name: str = "proxies"
+) -> tuple[ProxyAddress, ...]:
     """All addresses named, in order, each once; OptionError for none or a malformed one."""
     texts = proxies.split(",") if isinstance(proxies, str) else proxies
     texts = list(texts) if isinstance(texts, Iterable) else []
     if not texts or not all(isinstance(text, str) for text in texts):
-        raise OptionError(f"proxies={proxies!r}; allowed: 'host:port', several with commas, or a list")
+        raise OptionError(f"{name}={proxies!r}; allowed: 'host:port', several with commas, or a list")
     addresses = dict.fromkeys(_parse_one(text.strip(), default_port) for text in texts if text.strip())
     if not 1 <= len(addresses) <= PROXIES_MAX:
-        raise OptionError(f"proxies={proxies!r} names {len(addresses)} proxies; allowed: 1 to {PROXIES_MAX}")
+        raise OptionError(f"{name}={proxies!r} names {len(addresses)} addresses; allowed: 1 to {PROXIES_MAX}")
     return tuple(addresses)
 
 
