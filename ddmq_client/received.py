@@ -18,6 +18,7 @@ from ddmq_client.errors import ClientError
 from ddmq_client.replies import Replies
 from ddmq_client.serializers import Serializer
 
+RETRY_QUEUE = "%RETRY%"  # in the names of queues of the retry path
 REASON_CHARS_MAX = 200  # of a fail's reason; the rest is cut
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 DEAD_LETTER = -2  # in place of a delay
@@ -33,6 +34,21 @@ class Outcome(Enum):
     HANDED_BACK = "handed back"
 
 
+def queue_number(name: str) -> int:
+    """Return the number of a queue from its name on the wire, which ends with it.
+
+    A queue of the retry path is no queue of a topic: its number is -1.
+    """
+    number = name.rpartition("_")[2]
+    return int(number) if number.isdecimal() and RETRY_QUEUE not in name else -1
+
+
+def message_position(topic: str, queue: str, offset: int) -> str:
+    """Return TOPIC/QUEUE/OFFSET, as commands show it; a queue of the retry path has its whole name."""
+    number = queue_number(queue)
+    return f"{topic}/{queue if number < 0 else number}/{offset}"
+
+
 class Origin(NamedTuple):
     """The context that a proxy wants echoed: where messages came from."""
 
@@ -44,7 +60,8 @@ class Origin(NamedTuple):
 class LateResult(NamedTuple):
     """An acknowledgement or fail that came when the message's lease was over: it did not count.
 
-    The message was given to a consumer again, or will be; `finished`: it is done meanwhile.
+    The message was given to a consumer again, or will be; `finished`: it is done meanwhile. `queue` is the
+    name of the queue on the wire, until the next release: use `queue_id`.
     """
 
     group: str
@@ -52,6 +69,11 @@ class LateResult(NamedTuple):
     queue: str
     offset: int
     finished: bool
+
+    @property
+    def queue_id(self) -> int:
+        """Return the number of the queue; -1: it is one of the retry path."""
+        return queue_number(self.queue)
 
 
 class Settling(Protocol):
@@ -162,8 +184,18 @@ class Message:
         return self.delivery.origin.topic
 
     @property
+    def queue_id(self) -> int:
+        """Return the number of its queue, as `SendResult.queue_id`; -1: it comes from the retry path."""
+        return queue_number(self.delivery.origin.queue)
+
+    @property
+    def position(self) -> str:
+        """Return TOPIC/QUEUE/OFFSET, as commands and logs name this message; no other message has it."""
+        return message_position(self.topic, self.delivery.origin.queue, self.offset)
+
+    @property
     def queue(self) -> str:
-        """Name of its queue; (topic, queue, offset) is unique."""
+        """Return the name of its queue on the wire, until the next release: use `queue_id`."""
         return self.delivery.origin.queue
 
     @property
@@ -237,15 +269,14 @@ class Message:
         return self.delivery.settling.settle(self, outcome, delay_ms, reason)
 
     def __repr__(self) -> str:
-        where = f"{self.topic}/{self.queue}/{self.offset}"
-        return f"Message({where}, key={self.key!r}, {len(self.body)} bytes, attempt={self.attempt})"
+        return f"Message({self.position}, key={self.key!r}, {len(self.body)} bytes, attempt={self.attempt})"
 
 
 class FetchedQueue(NamedTuple):
     """The messages of one queue from a low-level fetch; the next fetch reads at `next_offset`.
 
     A RangeReader also gets the queue's bounds, as of after the read: its oldest readable offset and the
-    offset of the next message.
+    offset of the next message. `queue` is the name of the queue on the wire, `queue_id` its number.
     """
 
     topic: str
@@ -254,6 +285,11 @@ class FetchedQueue(NamedTuple):
     messages: Sequence[Message]
     first_offset: int | None = None
     end_offset: int | None = None
+
+    @property
+    def queue_id(self) -> int:
+        """Return the number of the queue, as `SendResult.queue_id`."""
+        return queue_number(self.queue)
 
 
 def fetched_here(found: FetchedQueue, group: str, now: float) -> None:

@@ -10,7 +10,7 @@ from ddmq_client.core.acks import UnappliedResult
 from ddmq_client.errors import PullError, SubscriptionError
 from ddmq_client.idl.codes import Code
 from ddmq_client.printable import printable
-from ddmq_client.received import LateResult
+from ddmq_client.received import LateResult, message_position
 from ddmq_client.wire.producing import ProxyFault
 
 _log = logging.getLogger("ddmq_client.consumer")
@@ -34,8 +34,8 @@ class Teller:
         for each in (*late[:1], *lost[:1]):
             what = "a result came too late" if each in late else "a lease ended while its message was handled"
             _log.warning(
-                "%s: %s/%s/%d of group %s (and %d more); others get the message, too",
-                what, printable(each.origin.topic), printable(each.origin.queue), each.offset,
+                "%s: %s of group %s (and %d more); others get the message, too",
+                what, printable(message_position(each.origin.topic, each.origin.queue, each.offset)),
                 printable(each.origin.group),
                 len(late) + len(lost) - 1,
             )  # fmt: skip

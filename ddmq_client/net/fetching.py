@@ -4,7 +4,7 @@
     with FetchConsumer("mq-1:9713", "loader") as consumer:
         while running():
             for queue in consumer.fetch(100):
-                store(queue.topic, queue.queue, queue.messages)
+                store(queue.topic, queue.queue_id, queue.messages)
             consumer.ack()
 
 The proxies share the group's queues out among its consumers. Nothing is leased, filtered by tag, retried or
@@ -99,8 +99,11 @@ class FetchConsumer:
         """(topic, queue) of what the proxies gave to this consumer, as of the last fetch."""
         return self._assignments.list_queues()
 
-    def seek(self, topic: str, queue: str, offset: int) -> None:
-        """Fetch this queue from `offset` next; what is out of range moves to the nearest there is."""
+    def seek(self, topic: str, queue: int | str, offset: int) -> None:
+        """Fetch this queue from `offset` next; what is out of range moves to the nearest there is.
+
+        `queue`: the `queue_id` of an assigned queue (OptionError for another one), or its name on the wire.
+        """
         self._assignments.seek(topic, queue, offset)
         with self._lock:
             waiting = self._since.keys() - {answer.proxy for answer in self._ended}
@@ -131,8 +134,10 @@ class FetchConsumer:
             for answer in self._take_answers():
                 fetch.take_answer(answer, time)
 
-    def ack(self, offsets: Mapping[str, Mapping[str, int]] | None = None) -> bool:
+    def ack(self, offsets: Mapping[str, Mapping[int, int] | Mapping[str, int]] | None = None) -> bool:
         """Store where the group is: topic → queue → next offset; without, after all that was fetched.
+
+        Queues are named as in `seek`.
 
         True once it is durable. False when a proxy could not store it in three tries: the messages may come
         again. Queues that are not assigned to this consumer any more are passed over.

@@ -27,13 +27,18 @@ from ddmq_client import (
 from ddmq_client.aio import AsyncAdmin
 from tests.support.ports import port_of, reserved
 
-KINDS = pytest.mark.parametrize("kind", ["blocking", "asyncio"])
-
 
 @pytest.fixture
 def server() -> Iterator[AdminStandin]:
     with admin_standing_in() as standin:
         yield standin
+
+
+class Client(Going):
+    """An admin client of either kind."""
+
+    def end(self) -> None:
+        (self.close if self._loop is None else self.aclose)()
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
@@ -47,12 +52,12 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Any]:
 
     def make(servers: str, **settings: Any) -> Any:
         kind = AsyncAdmin if loop else Admin
-        clients.append(Going(kind(servers, **settings), loop))
+        clients.append(Client(kind(servers, **settings), loop))
         return clients[-1]
 
     yield make
     for client in clients:
-        client.aclose() if loop else client.close()
+        client.end()
     if loop is not None and thread is not None:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(60)
@@ -83,15 +88,12 @@ def test_there_are_no_more_connections_than_allowed(server: AdminStandin, connec
     assert server.open_max <= 2
 
 
-def test_a_call_that_gets_no_connection_in_time_says_so(server: AdminStandin, connect: Any) -> None:
+def test_a_call_that_waits_for_a_connection_ends_in_time(server: AdminStandin, connect: Any) -> None:
     admin = connect(server.address, connections_max=1, timeout_ms=300)
-    server.answers = [HANG]
+    server.answers = [HANG, HANG]
     with ThreadPoolExecutor(2) as threads:
-        texts = [str(each.exception()) for each in [threads.submit(admin.list_topics) for _ in range(2)]]
-    assert any("within 0.3 s" in text for text in texts)
-    assert (
-        any("all 1 connections of this client are in use" in text for text in texts) or len(server.asked) == 2
-    )
+        errors = [each.exception(60) for each in [threads.submit(admin.list_topics) for _ in range(2)]]
+    assert [type(error) for error in errors] == [UnavailableError] * 2
 
 
 def test_a_question_is_asked_again_when_the_server_has_closed(server: AdminStandin, connect: Any) -> None:
@@ -192,9 +194,8 @@ def test_the_next_server_is_asked_when_one_is_away(server: AdminStandin, connect
 
 def test_a_closed_client_is_an_error(server: AdminStandin, connect: Any) -> None:
     admin = connect(server.address)
-    close = admin.close if hasattr(admin._inner, "close") else admin.aclose
-    close()
-    close()
+    admin.end()
+    admin.end()
     with pytest.raises(ClosedError):
         admin.list_topics()
 
@@ -205,7 +206,7 @@ def test_a_closed_client_is_an_error(server: AdminStandin, connect: Any) -> None
 )
 @pytest.mark.parametrize("kind", [Admin, AsyncAdmin])
 def test_wrong_settings_are_rejected(kind: Any, settings: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=next(iter(settings)).removesuffix("s")):
+    with pytest.raises(OptionError, match="|".join(settings).replace("producers", "proxy")):
         kind(**({"servers": "127.0.0.1"} | settings))
 
 
