@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         UnknownOutcomeError,
     )
     from ddmq_client.idl.codes import Durability
-    from ddmq_client.net.admin import Admin
+    from ddmq_client.net.admin.client import Admin
     from ddmq_client.net.consumer import Consumer
     from ddmq_client.net.fetching import FetchConsumer
     from ddmq_client.net.transactions import Transaction
@@ -101,7 +101,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Admin": "net.admin",
+    "Admin": "net.admin.client",
     "CancelOutcome": "delays",
     "DelayResult": "delays",
     "DelayStatus": "delays",

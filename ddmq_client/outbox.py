@@ -19,7 +19,7 @@ from ddmq_client.delays import When
 from ddmq_client.errors import InvalidMessageError, OptionError
 from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code, DelayAction, TransactionAction
 from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
-from ddmq_client.serializers import serialize_message
+from ddmq_client.serializers.bodies import serialize_message
 from ddmq_client.transactions import with_due_time
 from ddmq_client.wire.producing import encode_change, encode_delayed, encode_message
 from ddmq_client.wire.transactions import end_request, prepare_request

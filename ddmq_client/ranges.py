@@ -189,7 +189,7 @@ class RangeReader:
             for connection in self._list_connections(deadline):
                 latest = time.monotonic() + linger_s + self._timeout_s / TRIES_MIN
                 try:
-                    return _exact(read_fetched(*connection.call(frame, min(deadline, latest))))
+                    return _check_exact(read_fetched(*connection.call(frame, min(deadline, latest))))
                 except PullError as error:
                     error.proxy = connection.name
                     if error.code not in LATER:
@@ -199,7 +199,9 @@ class RangeReader:
                     failure = error
                 self._drop_connection()
             if time.monotonic() + pause >= deadline:
-                raise PullError(f"in {self._timeout_s:g} s no proxy of {self._named()} answered: {failure}")
+                raise PullError(
+                    f"in {self._timeout_s:g} s no proxy of {self._join_names()} answered: {failure}"
+                )
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_S[1])
 
@@ -217,11 +219,11 @@ class RangeReader:
         if connection is not None:
             connection.close()
 
-    def _named(self) -> str:
+    def _join_names(self) -> str:
         return ", ".join(map(str, self._proxies))
 
 
-def _exact(queues: list[FetchedQueue]) -> list[FetchedQueue]:
+def _check_exact(queues: list[FetchedQueue]) -> list[FetchedQueue]:
     if any(one.first_offset is None for one in queues):
         raise PullError("the proxy is too old: it does not know exact fetches")
     return queues

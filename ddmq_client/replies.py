@@ -23,7 +23,8 @@ from ddmq_client.delays import When, when_of
 from ddmq_client.errors import ClientError, InvalidMessageError, OptionError
 from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code
 from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
-from ddmq_client.serializers import Serializer, serialize_message
+from ddmq_client.serializers import Serializer
+from ddmq_client.serializers.bodies import serialize_message
 from ddmq_client.wire.replying import encode_reply
 
 MESSAGES_MAX = 4_096  # the most that a proxy may be set to; 1,000 by default

@@ -18,14 +18,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CLIENT = ROOT / "ddmq_client"
 MODULES = (
-    "admin",
+    "admin/client",
+    "admin/pool",
     "broadcast",
     "checks",
     "consumer",
     "coordinator",
     "due_results",
     "fetching",
-    "http_pool",
     "producer",
     "replying",
     "router",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddmq_client.aio.admin import AsyncAdmin
+from ddmq_client.aio.admin.client import AsyncAdmin
 from ddmq_client.aio.consumer import AsyncConsumer
 from ddmq_client.aio.fetching import AsyncFetchConsumer
 from ddmq_client.aio.producer import AsyncProducer

@@ -62,9 +62,9 @@ class AsyncProducerBase(AsyncSends):
         return self._settings.client_id
 
     @property
-    def serializer(self) -> Serializer | None:
-        """The serializer that turns the bodies of sends into bytes; None: bodies are bytes or text."""
-        return self._settings.serializer
+    def has_serializer(self) -> bool:
+        """Return whether a serializer turns the bodies of sends into bytes."""
+        return self._settings.serializer is not None
 
     @property
     def last_error(self) -> SendError | None:

@@ -62,7 +62,8 @@ from ddmq_client.observer import (
 from ddmq_client.offsets_file import broadcast_place
 from ddmq_client.process import RUN_LOOK_S, Home, Signals, new_client_id
 from ddmq_client.received import Message
-from ddmq_client.serializers import Serializer, deserialize_messages
+from ddmq_client.serializers import Serializer
+from ddmq_client.serializers.values import deserialize_messages
 from ddmq_client.teller import OnError, OnLate, Teller
 from ddmq_client.wire.consuming import pull_settings
 
@@ -179,8 +180,7 @@ class Consumer:
         self._teller = Teller(on_late, on_error)
         self._place = broadcast_place(self._settings, instance, offsets_file)
         self._handler, self._batch_handler, self._observer = handler, batch_handler, observer
-        self._home = Home("consumer")
-        self._lock = Lock()  # of _state and _ended
+        self._home, self._lock = Home("consumer"), Lock()  # the lock: of _state and _ended
         self._amid: set[object] = set()  # who starts, or stops
         self._over = Condition(self._lock)
 

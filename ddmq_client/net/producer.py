@@ -22,7 +22,6 @@ from ddmq_client.observer import ClientObserver, SendCall, check_observer, obser
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.process import Home
-from ddmq_client.serializers import Serializer
 from ddmq_client.transactions import Check, CheckCounts
 from ddmq_client.wire.producing import encode_heartbeat
 
@@ -60,9 +59,9 @@ class ProducerBase(Sends):
         return self._settings.client_id
 
     @property
-    def serializer(self) -> Serializer | None:
-        """The serializer that turns the bodies of sends into bytes; None: bodies are bytes or text."""
-        return self._settings.serializer
+    def has_serializer(self) -> bool:
+        """Return whether a serializer turns the bodies of sends into bytes."""
+        return self._settings.serializer is not None
 
     @property
     def last_error(self) -> SendError | None:

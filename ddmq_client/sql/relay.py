@@ -74,7 +74,7 @@ class OutboxRelay:
         """Checks its arguments (OptionError)."""
         check_connect(connect)
         check("poll_ms", poll_ms, 1, 600_000)
-        if producer.serializer is not None:
+        if producer.has_serializer:
             raise OptionError("the relay's producer has a serializer; allowed: None, as the rows have bodies")
         self._connect = connect
         self._outbox = outbox

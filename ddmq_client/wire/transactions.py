@@ -105,7 +105,7 @@ def read_prepared(payload: bytes, sequence_id: int, method: bytes) -> list[SendR
         return results
     refused = [result for result in results if result.code != Code.OK]
     code, text = (refused[0].code, refused[0].text) if refused else (answer.code, answer.text)
-    return [_refused(code, text)]
+    return [_refused_error(code, text)]
 
 
 def read_ended(payload: bytes, sequence_id: int, method: bytes) -> list[SendResult]:
@@ -127,7 +127,7 @@ def read_checks(payload: bytes, sequence_id: int) -> tuple[int, str, list[Undeci
 
 
 def _open(wire: Any) -> UndecidedTransaction:
-    messages = [_outgoing(message) for message in wire.messages or ()]
+    messages = [_outgoing_message(message) for message in wire.messages or ()]
     return UndecidedTransaction(
         wire.transactionId or "",
         messages,
@@ -138,7 +138,7 @@ def _open(wire: Any) -> UndecidedTransaction:
     )
 
 
-def _outgoing(wire: Any) -> OutgoingMessage:
+def _outgoing_message(wire: Any) -> OutgoingMessage:
     body = wire.body if wire.body is not None else (wire.value or "").encode()
     return OutgoingMessage(
         wire.topic or "", body, wire.key or None, wire.tags or None, wire.properties or {},
@@ -146,7 +146,7 @@ def _outgoing(wire: Any) -> OutgoingMessage:
     )  # fmt: skip
 
 
-def _refused(code: int, text: str) -> SendResult:
+def _refused_error(code: int, text: str) -> SendResult:
     result = PreparedResult()
     result.code, result.text = code, text or OK_TEXT
     return result

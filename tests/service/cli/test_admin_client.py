@@ -22,7 +22,7 @@ from ddmq_client import (
     Producer,
     RejectedError,
 )
-from ddmq_client.admin import BlockedKey
+from ddmq_client.admin import KeyDescription
 from ddmq_client.aio import AsyncAdmin
 from tests.scenarios.real_server import RealServer
 from tests.support.waits import until
@@ -136,7 +136,7 @@ def fail_all(message: Message) -> None:
     message.fail(delay_ms=3_600_000, reason="out of stock")
 
 
-def blocked(admin: Any, group: str) -> list[BlockedKey]:
+def blocked(admin: Any, group: str) -> list[KeyDescription]:
     return list(admin.list_keys(group))
 
 

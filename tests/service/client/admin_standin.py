@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 CUT, HANG, CLOSE = "cut", "hang", "close"  # in place of an answer
 
 
-class Asked(NamedTuple):
+class AdminCall(NamedTuple):
     """One request: its first line, headers and JSON body; the number of the connection that it came over."""
 
     line: str
@@ -27,7 +27,7 @@ class AdminStandin:
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self.asked: list[Asked] = []
+        self.asked: list[AdminCall] = []
         self.answers: list[Any] = []
         self.open = 0
         self.open_max = 0
@@ -73,7 +73,7 @@ class AdminStandin:
                 length = int(headers.get("Content-Length", "0"))
                 body = json.loads(lines.read(length)) if length else None
                 with self._lock:
-                    self.asked.append(Asked(line, headers, body, number))
+                    self.asked.append(AdminCall(line, headers, body, number))
                     answer = self.answers.pop(0) if self.answers else {}
                 if answer == HANG:
                     self.ended.wait(60)

@@ -33,7 +33,7 @@ from tests.support.waits import loop_until, until
 GOOD, BAD = b'{"n": 1}', b"{broken"
 
 
-class Failing:
+class UnreachableRegistry:
     """Cannot work now: no fault of the body."""
 
     def serialize(self, value: Any) -> bytes:
@@ -149,7 +149,7 @@ def test_another_error_of_the_serializer_is_a_failure_that_is_retried(
     proxy: Standin, caplog: pytest.LogCaptureFixture
 ) -> None:
     proxy.put("t", GOOD)
-    with Consumer(proxy.address, "g", "t", handler=print, serializer=Failing()):
+    with Consumer(proxy.address, "g", "t", handler=print, serializer=UnreachableRegistry()):
         proxy.wait(lambda: 0 in fails(proxy))
     delay, reason = fails(proxy)[0]
     assert delay != DEAD_LETTER

@@ -10,16 +10,14 @@ import pytest
 from ddmq.server.config import TopicEntry
 from ddmq.settings import BY_NAME
 from ddmq_client.admin import (
-    BlockedKey,
-    Group,
+    GroupDescription,
     GroupSettings,
+    KeyDescription,
     QueueRange,
     SettingChange,
     TopicSettings,
-    read_row,
-    read_rows,
-    settings_body,
 )
+from ddmq_client.admin.records import read_row, read_rows, settings_body
 from ddmq_client.errors import AdminError, OptionError
 
 RANGE = {"queue": 3, "min": 1, "next": 9, "messages": 8}
@@ -36,11 +34,11 @@ def test_a_row_becomes_a_record() -> None:
 
 def test_what_a_newer_server_adds_is_skipped_and_what_an_older_one_lacks_has_a_default() -> None:
     assert read_row(QueueRange, RANGE | {"new": 1}) == read_row(QueueRange, RANGE)
-    key = read_row(BlockedKey, KEY)
+    key = read_row(KeyDescription, KEY)
     assert (key.since, key.client, key.has_more) == (None, "", False)
-    assert read_row(BlockedKey, KEY | {"since_ms": 0}).since is None
+    assert read_row(KeyDescription, KEY | {"since_ms": 0}).since is None
     later = read_row(
-        BlockedKey, KEY | {"since_ms": 1_795_348_800_000, "until_ms": 1_795_348_800_001, "more": True}
+        KeyDescription, KEY | {"since_ms": 1_795_348_800_000, "until_ms": 1_795_348_800_001, "more": True}
     )
     assert later.since == datetime(2026, 11, 22, 12, tzinfo=UTC)
     assert later.lease_ends_at == datetime(2026, 11, 22, 12, 0, 0, 1000, tzinfo=UTC)
@@ -49,8 +47,8 @@ def test_what_a_newer_server_adds_is_skipped_and_what_an_older_one_lacks_has_a_d
 
 def test_rows_inside_rows_become_records() -> None:
     row = {"group": "g", "source": "log", "blocked_keys": [KEY], "clients": None}
-    group = read_row(Group, row)
-    assert group.blocked_keys == (read_row(BlockedKey, KEY),)
+    group = read_row(GroupDescription, row)
+    assert group.blocked_keys == (read_row(KeyDescription, KEY),)
     assert group.clients == ()
 
 

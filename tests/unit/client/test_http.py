@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ddmq_client.core.http import HttpError, HttpRequest, HttpResponse, ResponseReader, build_target
+from ddmq_client.admin.http import HttpError, HttpRequest, HttpResponse, ResponseReader, build_target
 from ddmq_client.core.nodes import ProxyAddress
 
 SIZED = b"HTTP/1.1 200 OK\r\nContent-Type: x\r\ncontent-length: 5\r\n\r\nhello"
@@ -81,13 +81,13 @@ def test_what_is_no_http_is_an_error(data: bytes) -> None:
 
 def test_requests_name_the_server_and_the_length() -> None:
     get = HttpRequest("GET", build_target(("topics", "a/b ü"), {"count": 3, "after": None, "key": "x y"}))
-    assert not get.changes
+    assert not get.is_change
     assert get.encode(ProxyAddress("::1", 9813)) == (
         b"GET /topics/a%2Fb%20%C3%BC?count=3&key=x+y HTTP/1.1\r\nHost: [::1]:9813\r\n"
         b"Accept: application/json\r\n\r\n"
     )
     post = HttpRequest("POST", "/topics/t", {"queues": 2})
-    assert post.changes
+    assert post.is_change
     head, _, body = post.encode(ProxyAddress("mq", 1)).partition(b"\r\n\r\n")
     assert b"Content-Type: application/json\r\nContent-Length: %d" % len(body) in head
     assert json.loads(body) == {"queues": 2}

@@ -12,7 +12,7 @@ import pytest
 
 from ddmq_client import InvalidMessageError, JsonSerializer, MsgspecSerializer, OptionError, OutgoingMessage
 from ddmq_client.core.settings import ConsumerSettings, ProducerSettings
-from ddmq_client.serializers import serialize_message
+from ddmq_client.serializers.bodies import serialize_message
 
 
 class Order(msgspec.Struct):
@@ -21,7 +21,7 @@ class Order(msgspec.Struct):
 
 
 @dataclasses.dataclass
-class Line:
+class OrderLine:
     item: str
     count: int
 
@@ -31,8 +31,8 @@ class Line:
     [
         ({"a": [1, None, "ü"]}, '{"a":[1,null,"ü"]}'.encode()),
         ("text", b'"text"'),
-        (Line("tea", 2), b'{"item":"tea","count":2}'),
-        ([Line("tea", 2)], b'[{"item":"tea","count":2}]'),
+        (OrderLine("tea", 2), b'{"item":"tea","count":2}'),
+        ([OrderLine("tea", 2)], b'[{"item":"tea","count":2}]'),
     ],
 )
 def test_json_writes_values_and_dataclasses(value: Any, body: bytes) -> None:
@@ -46,8 +46,8 @@ def test_what_is_no_json_has_no_value(body: bytes) -> None:
 
 
 def test_json_makes_objects_with_a_function() -> None:
-    serializer = JsonSerializer(into=lambda row: Line(**row))
-    assert serializer.deserialize(b'{"item":"tea","count":2}') == Line("tea", 2)
+    serializer = JsonSerializer(into=lambda row: OrderLine(**row))
+    assert serializer.deserialize(b'{"item":"tea","count":2}') == OrderLine("tea", 2)
     for body in (b'{"item":"tea"}', b'{"item":"tea","count":2,"more":1}', b"[1]", b"7"):
         with pytest.raises(ValueError, match="TypeError"):
             serializer.deserialize(body)

@@ -1,4 +1,4 @@
-"""What the admin clients take and return: frozen records with the values of the admin API.
+"""The records that admin clients return, frozen, and the settings that they take.
 
 Times are datetimes in UTC; the number of a queue is its `queue_id`. A field is None, or empty, where the
 server does not state it: listings state less than the answer about one topic or group. Fields that a newer
@@ -69,6 +69,14 @@ class GroupSettings(TypedDict, total=False):
     push: Mapping[str, Any]
 
 
+class DeadLetterChoice(TypedDict, total=False):
+    """The dead letters that a call is about: those that match all that is stated."""
+
+    reason: str
+    topic: str
+    since: datetime
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRange:
     """The messages that one queue of a topic retains: offsets `[min_offset, next_offset)`."""
@@ -80,7 +88,7 @@ class QueueRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Topic:
+class TopicDescription:
     """A topic and its settings. `by_queue` and `trace_one_in` come from `get_topic` alone."""
 
     name: str
@@ -99,7 +107,7 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubscribedQueue:
+class QueueLag:
     """The progress of a group on one queue. `holder`: the proxy that delivers it, "host:port"."""
 
     queue_id: int
@@ -113,7 +121,7 @@ class SubscribedQueue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subscription:
+class SubscriptionDescription:
     """A group's subscription to one topic, with its lag. The last six fields come from `get_group` alone."""
 
     group: str
@@ -135,11 +143,11 @@ class Subscription:
     source: str | None = None  # "log", or the file that declares it
     set_here: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    queues: tuple[SubscribedQueue, ...] = ()
+    queues: tuple[QueueLag, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupClient:
+class ClientDescription:
     """A client that consumes for a group at the proxy that was asked."""
 
     client_id: str
@@ -152,7 +160,7 @@ class GroupClient:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockedKey:
+class KeyDescription:
     """An order key whose first message holds up those behind it.
 
     `key` is JSON, as `ddmq group keys` shows it: pass it to park_key, skip_key and replay_key. `state` is for
@@ -180,18 +188,18 @@ class BlockedKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyChange:
-    """What parking, skipping or replaying a key came to. `was_parked`: before. `heads`: the first message of
-    the key in each scope of the order, with its `outcome`; empty if none is at this proxy."""
+    """The outcome of parking, skipping or replaying a key. `was_parked`: before. `heads`: the first message
+    of the key in each scope of the order, with its `outcome`; empty if none is at this proxy."""
 
     group: str
     key: str
     action: str
     was_parked: bool
-    heads: tuple[BlockedKey, ...] = ()
+    heads: tuple[KeyDescription, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class GroupDescription:
     """A consumer group with its subscriptions, its clients at this proxy and its blocked keys."""
 
     name: str
@@ -199,9 +207,9 @@ class Group:
     created_at: datetime | None = None
     waiting_pulls: int = 0
     dead_letters: int = 0
-    subscriptions: tuple[Subscription, ...] = ()
-    clients: tuple[GroupClient, ...] = ()
-    blocked_keys: tuple[BlockedKey, ...] = ()
+    subscriptions: tuple[SubscriptionDescription, ...] = ()
+    clients: tuple[ClientDescription, ...] = ()
+    blocked_keys: tuple[KeyDescription, ...] = ()
     created: bool | None = None  # of create_group: the group is new
     subscribed: tuple[str, ...] = ()  # the topics that are new to it
 
@@ -216,8 +224,11 @@ class SettingChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriptionChange:
-    """What a change of a subscription did: `created`, or the settings that differ. `notes` are for people."""
+class SettingsChange:
+    """The effect of a change of a subscription: it was `created`, or settings differ.
+
+    `notes` are for people.
+    """
 
     group: str
     topic: str
@@ -277,7 +288,7 @@ class DeadLetterCount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
+class DeadLetterDescription:
     """An open dead letter: where it is (`queue_id` and `offset` of the dead-letter topic), why, and where it
     came from (`topic`, `topic_queue_id`, `topic_offset`). `preview`: the beginning of its body."""
 
@@ -302,17 +313,17 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLettersResent:
-    """The number of dead letters that were sent again, by topic, and that were kept, by reason. With
+    """The number of dead letters that were sent again, by topic, and that were not, by reason. With
     `dry_run`: that would be."""
 
     group: str
     dry_run: bool
     to_topic: bool
     resent: Mapping[str, int]
-    kept: Mapping[str, int]
+    not_sent: Mapping[str, int]
 
     @property
-    def count(self) -> int:
+    def resent_total(self) -> int:
         """Return how many were sent again."""
         return sum(self.resent.values())
 
@@ -351,7 +362,7 @@ class DelayState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayCount:
-    """How many delayed messages wait. `exact` False: perhaps more, as not all could be counted."""
+    """The number of delayed messages that wait. `exact` False: perhaps more, as not all could be counted."""
 
     count: int
     exact: bool
@@ -360,23 +371,24 @@ class DelayCount:
 
 _KEYS: Mapping[str, Mapping[str, str]] = {  # record → field → key of the row, where they differ
     "QueueRange": {"queue_id": "queue", "min_offset": "min", "next_offset": "next"},
-    "Topic": {"name": "topic"},
-    "SubscribedQueue": {"queue_id": "queue", "next_offset": "next"},
-    "Subscription": {"waiting_pulls": "waiters"},
-    "BlockedKey": {"has_more": "more", "lease_ends_at": "until_ms"},
+    "TopicDescription": {"name": "topic"},
+    "QueueLag": {"queue_id": "queue", "next_offset": "next"},
+    "SubscriptionDescription": {"waiting_pulls": "waiters"},
+    "KeyDescription": {"has_more": "more", "lease_ends_at": "until_ms"},
     "KeyChange": {"was_parked": "parked"},
-    "Group": {"name": "group", "waiting_pulls": "waiters", "dead_letters": "dead_letters_open"},
+    "GroupDescription": {"name": "group", "waiting_pulls": "waiters", "dead_letters": "dead_letters_open"},
     "SettingChange": {"name": "key"},
     "QueueOffset": {"queue_id": "queue", "min_offset": "min", "next_offset": "next"},
     "QueueReset": {"queue_id": "queue", "before": "from", "after": "to"},
     "OffsetReset": {"target": "to"},
     "DeadLetterCount": {"open": "letters"},
-    "DeadLetter": {
+    "DeadLetterDescription": {
         "queue_id": "queue",
         "message_id": "id",
         "topic_queue_id": "topic_queue",
         "died_at": "time_ms",
     },
+    "DeadLettersResent": {"not_sent": "kept"},
     "DelayedMessage": {"delay_id": "id"},
 }
 

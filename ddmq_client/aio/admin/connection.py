@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ddmq_client.core.http import HttpRequest, HttpResponse, ResponseReader
+from ddmq_client.admin.http import HttpRequest, HttpResponse, ResponseReader
 from ddmq_client.core.nodes import ProxyAddress
 
 READ_BYTES = 64 * 1024
@@ -24,7 +24,7 @@ class AsyncHttpConnection:
         return self._reader is None or self._reader.at_eof() or self._reader.exception() is not None
 
     async def open(self, deadline: float) -> None:
-        """Connect. Raises OSError."""
+        """Connect to the server. Raises OSError."""
         async with asyncio.timeout_at(deadline):
             self._reader, self._writer = await asyncio.open_connection(*self.address)
 

@@ -6,7 +6,7 @@ import socket
 import time
 from contextlib import suppress
 
-from ddmq_client.core.http import HttpRequest, HttpResponse, ResponseReader
+from ddmq_client.admin.http import HttpRequest, HttpResponse, ResponseReader
 from ddmq_client.core.nodes import ProxyAddress
 
 READ_BYTES = 64 * 1024
@@ -34,7 +34,7 @@ class HttpConnection:
         return True
 
     def open(self, deadline: float) -> None:
-        """Connect. Raises OSError."""
+        """Connect to the server. Raises OSError."""
         self._socket = socket.create_connection(self.address, timeout=_remaining_s(deadline))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

@@ -22,20 +22,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
 
-from ddmq_client.callables import check_function, check_result
-from ddmq_client.errors import InvalidMessageError, OptionError
-from ddmq_client.idl.codes import Code
-from ddmq_client.outgoing import OutgoingMessage
-
-if TYPE_CHECKING:
-    from ddmq_client.received import Message
+from ddmq_client.callables import check_function
+from ddmq_client.errors import OptionError
 
 ENCODINGS = ("json", "msgpack")
-_log = logging.getLogger("ddmq_client.consumer")
 
 
 class Serializer(Protocol):
@@ -131,44 +124,3 @@ def check_serializer(serializer: object) -> None:
             )
             raise OptionError(f"serializer={serializer!r}; allowed: {allowed}")
         check_function(f"serializer.{name}", method)
-
-
-def serialize_message(serializer: Serializer, message: OutgoingMessage) -> OutgoingMessage:
-    """Return the message with its value serialized. Raises InvalidMessageError if the value cannot be."""
-    body: object
-    try:
-        body = serializer.serialize(message.body)
-        check_result("serialize", body, ends=False)
-    except Exception as error:
-        what = f"the {type(message.body).__name__} to be sent to {message.topic!r} cannot be serialized"
-        raise InvalidMessageError(f"{what}: {type(error).__name__}: {error}", Code.ILLEGAL_MESSAGE) from error
-    if not isinstance(body, bytes):
-        kind = type(serializer).__name__
-        text = f"{kind}.serialize returned {type(body).__name__}; allowed: bytes"
-        raise InvalidMessageError(text, Code.ILLEGAL_MESSAGE)
-    return dataclasses.replace(message, body=body)
-
-
-def deserialize_messages(serializer: Serializer, messages: Sequence[Message]) -> list[Message]:
-    """Set the `value` of each message; return the messages that have one.
-
-    A message without one is settled: a dead letter after a ValueError, failed after any other exception.
-    """
-    usable: list[Message] = []
-    for message in messages:
-        try:
-            message.value = serializer.deserialize(message.body)
-            message.serializer = serializer
-            check_result("deserialize", message.value)
-        except OptionError as error:
-            _log.error("%r: %s", message, error)
-            message.fail(reason=error)
-        except ValueError as error:
-            _log.error("%r goes to the dead letters: its body cannot be deserialized: %s", message, error)
-            message.dead_letter(reason=f"the body cannot be deserialized: {error}")
-        except Exception as error:
-            _log.exception("the serializer raised on %r", message)
-            message.fail(reason=error)
-        else:
-            usable.append(message)
-    return usable

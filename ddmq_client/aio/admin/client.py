@@ -1,9 +1,8 @@
-# Generated from ddmq_client/aio/admin.py by tools/unasync.py: change that one.
-"""Admin: topics, groups, offsets, order keys, dead letters and delayed messages, over the admin API.
+"""AsyncAdmin: topics, groups, offsets, order keys, dead letters and delayed messages, over the admin API.
 
-    with Admin("mq-1:9813") as admin:
-        admin.create_topic("orders", queues=8, exist_ok=True)
-        admin.create_group("billing", ["orders"], order_key="KEY", start="first")
+    async with AsyncAdmin("mq-1:9813") as admin:
+        await admin.create_topic("orders", queues=8, exist_ok=True)
+        await admin.create_group("billing", ["orders"], order_key="KEY", start="first")
 
 What the methods return is in `ddmq_client.admin`, what they raise in `ddmq_client.errors`: NotFoundError,
 RejectedError, AccessError, UnavailableError (certainly nothing was changed), UnknownChangeError (perhaps),
@@ -20,11 +19,21 @@ from datetime import datetime, timedelta
 from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack
 
-from ddmq_client import admin as records
-from ddmq_client.admin import GroupSettings, TopicSettings, read_row, read_rows, settings_body
-from ddmq_client.core.http import HttpRequest, HttpResponse, build_target
+from ddmq_client.admin import records
+from ddmq_client.admin.http import HttpRequest, HttpResponse, build_target
+from ddmq_client.admin.records import (
+    DeadLetterChoice,
+    GroupSettings,
+    TopicSettings,
+    read_row,
+    read_rows,
+    settings_body,
+)
+from ddmq_client.aio.admin.pool import AsyncAdminConnections
+from ddmq_client.aio.producer import AsyncProducerBase
+from ddmq_client.aio.sync import off_loop
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check, topic_names
 from ddmq_client.delays import CancelOutcome, epoch_ms
@@ -38,9 +47,6 @@ from ddmq_client.errors import (
     UnknownChangeError,
 )
 from ddmq_client.idl.codes import ADMIN_PORT, PRODUCER_PORT
-from ddmq_client.net.http_pool import HttpPool
-from ddmq_client.net.producer import ProducerBase
-from ddmq_client.net.sync import off_loop
 from ddmq_client.process import Home, new_client_id
 
 R = TypeVar("R")
@@ -52,15 +58,7 @@ _ERRORS: Mapping[int, type[AdminError]] = {
 }  # fmt: skip
 
 
-class LetterChoice(TypedDict, total=False):
-    """The dead letters that a call is about: those that match all that is stated."""
-
-    reason: str
-    topic: str
-    since: datetime
-
-
-class Admin:
+class AsyncAdmin:
     """Asks and changes one installation through any of several admin ports. Close it, or use it as a context
     manager.
 
@@ -89,104 +87,108 @@ class Admin:
         parse_addresses(producers, PRODUCER_PORT, "producers")
         self._producers = producers
         self._timeout_ms = timeout_ms
-        self._pool = HttpPool(addresses, connections_max)
-        self._producer: ProducerBase | None = None  # made by the first change of a delayed message
+        self._pool = AsyncAdminConnections(addresses, connections_max)
+        self._producer: AsyncProducerBase | None = None  # made by the first change of a delayed message
         self._home = Home("admin client")
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        await self.aclose()
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         """Close all connections. May be called twice."""
         if self._home.is_forked:
             return
-        self._pool.close()
+        await self._pool.close()
         if self._producer is not None:
-            self._producer.close()
+            await self._producer.close()
 
     # --- topics
 
-    def list_topics(self, *, internal: bool = False) -> list[records.Topic]:
+    async def list_topics(self, *, internal: bool = False) -> list[records.TopicDescription]:
         """Return every topic by name; with `internal` also those of the system."""
-        return list(read_rows(records.Topic, self._get("topics", internal=int(internal))))
+        return list(read_rows(records.TopicDescription, await self._get("topics", internal=int(internal))))
 
-    def get_topic(self, name: str) -> records.Topic:
+    async def get_topic(self, name: str) -> records.TopicDescription:
         """Return one topic with each queue's range of offsets. Raises NotFoundError."""
-        return read_row(records.Topic, self._get("topics", name))
+        return read_row(records.TopicDescription, await self._get("topics", name))
 
-    def create_topic(
+    async def create_topic(
         self, name: str, *, exist_ok: bool = False, **settings: Unpack[TopicSettings]
-    ) -> records.Topic:
+    ) -> records.TopicDescription:
         """Create a topic. Raises RejectedError if it exists; with `exist_ok` it is returned as it is."""
         try:
-            return read_row(records.Topic, self._post("topics", name, body=settings_body(settings)))
+            return read_row(
+                records.TopicDescription, await self._post_body("topics", name, body=settings_body(settings))
+            )
         except RejectedError:
             if not exist_ok:
                 raise
             try:
-                return self.get_topic(name)
+                return await self.get_topic(name)
             except NotFoundError:
                 pass
             raise
 
-    def update_topic(self, name: str, **settings: Unpack[TopicSettings]) -> records.Topic:
+    async def update_topic(self, name: str, **settings: Unpack[TopicSettings]) -> records.TopicDescription:
         """Change the stated settings of a topic; queues can be added, not removed."""
         body = {**settings_body(settings), "create": False}
-        return read_row(records.Topic, self._post("topics", name, body=body))
+        return read_row(records.TopicDescription, await self._post_body("topics", name, body=body))
 
-    def delete_topic(self, name: str) -> None:
+    async def delete_topic(self, name: str) -> None:
         """Delete a topic with its messages. Raises NotFoundError."""
-        self._request("DELETE", ("topics", name), {}, None)
+        await self._send_request("DELETE", ("topics", name), {}, None)
 
     # --- groups
 
-    def list_groups(self) -> list[records.Subscription]:
+    async def list_groups(self) -> list[records.SubscriptionDescription]:
         """Return every subscription, by group."""
-        return list(read_rows(records.Subscription, self._get("groups")))
+        return list(read_rows(records.SubscriptionDescription, await self._get("groups")))
 
-    def list_lag(self, group: str | None = None, *, limit: int = PAGE) -> list[records.Subscription]:
+    async def list_lag(
+        self, group: str | None = None, *, limit: int = PAGE
+    ) -> list[records.SubscriptionDescription]:
         """Return up to `limit` subscriptions, of one group or of all, with lag age and rates; the furthest
         behind comes first."""
-        rows = self._get("lag", group=group, count=_checked_limit(limit))
-        return list(read_rows(records.Subscription, rows))
+        rows = await self._get("lag", group=group, count=_checked_limit(limit))
+        return list(read_rows(records.SubscriptionDescription, rows))
 
-    def get_group(self, group: str) -> records.Group:
+    async def get_group(self, group: str) -> records.GroupDescription:
         """Return one group with its subscriptions, clients and blocked keys. Raises NotFoundError."""
-        return read_row(records.Group, self._get("groups", group))
+        return read_row(records.GroupDescription, await self._get("groups", group))
 
-    def create_group(
+    async def create_group(
         self, group: str, topics: str | Sequence[str], **settings: Unpack[GroupSettings]
-    ) -> records.Group:
+    ) -> records.GroupDescription:
         """Subscribe a group to topics, with these settings. Subscriptions that exist stay as they are;
         `subscribed` of the result names the new ones."""
         body = {**settings_body(settings), "topics": list(topic_names(topics))}
-        return read_row(records.Group, self._post("groups", group, body=body))
+        return read_row(records.GroupDescription, await self._post_body("groups", group, body=body))
 
-    def update_subscription(
+    async def update_subscription(
         self, group: str, topic: str, *, unset: Sequence[str] = (), **settings: Unpack[GroupSettings]
-    ) -> records.SubscriptionChange:
+    ) -> records.SettingsChange:
         """Change the stated settings of a subscription, or create it; `unset` ones return to the defaults.
         Offsets do not move."""
         body = {**settings_body(settings), "unset": list(unset)}
-        answer = self._post("groups", group, "topics", topic, body=body)
-        return read_row(records.SubscriptionChange, answer)
+        answer = await self._post_body("groups", group, "topics", topic, body=body)
+        return read_row(records.SettingsChange, answer)
 
-    def delete_group(self, group: str, *, topic: str | None = None) -> None:
+    async def delete_group(self, group: str, *, topic: str | None = None) -> None:
         """Delete a group, or its subscription to one topic, with its progress. Raises NotFoundError."""
-        self._request("DELETE", ("groups", group), {"topic": topic}, None)
+        await self._send_request("DELETE", ("groups", group), {"topic": topic}, None)
 
     # --- offsets
 
-    def list_offsets(self, group: str, *, topic: str | None = None) -> list[records.QueueOffset]:
+    async def list_offsets(self, group: str, *, topic: str | None = None) -> list[records.QueueOffset]:
         """Return the group's offset on every queue of its topics, or of one topic."""
-        return list(read_rows(records.QueueOffset, self._get("groups", group, "offsets", topic=topic)))
+        return list(read_rows(records.QueueOffset, await self._get("groups", group, "offsets", topic=topic)))
 
-    def reset_offsets(
+    async def reset_offsets(
         self,
         group: str,
         topic: str,
@@ -204,50 +206,50 @@ class Admin:
         body: dict[str, Any] = {"topic": topic, "to": target, "dry_run": dry_run}
         if queue_id is not None:
             body["queue"] = queue_id
-        return read_row(records.OffsetReset, self._post("groups", group, "offsets", body=body))
+        return read_row(records.OffsetReset, await self._post_body("groups", group, "offsets", body=body))
 
     # --- order keys
 
-    def list_keys(self, group: str, *, limit: int = 20) -> list[records.BlockedKey]:
+    async def list_keys(self, group: str, *, limit: int = 20) -> list[records.KeyDescription]:
         """Return up to `limit` (at most 1,000) blocked and parked keys, the longest blocked first."""
-        return list(read_rows(records.BlockedKey, self._get("groups", group, "keys", limit=limit)))
+        return list(read_rows(records.KeyDescription, await self._get("groups", group, "keys", limit=limit)))
 
-    def park_key(self, group: str, key: str) -> records.KeyChange:
+    async def park_key(self, group: str, key: str) -> records.KeyChange:
         """Deliver nothing of this key until it is replayed; other keys go on."""
-        return self._change_key(group, {"action": "park", "key": key})
+        return await self._change_key(group, {"action": "park", "key": key})
 
-    def skip_key(self, group: str, key: str) -> records.KeyChange:
+    async def skip_key(self, group: str, key: str) -> records.KeyChange:
         """Move the first message of this key to the dead letters; those behind it go on."""
-        return self._change_key(group, {"action": "skip", "key": key})
+        return await self._change_key(group, {"action": "skip", "key": key})
 
-    def replay_key(self, group: str, key: str, *, take_away: bool = False) -> records.KeyChange:
+    async def replay_key(self, group: str, key: str, *, take_away: bool = False) -> records.KeyChange:
         """Deliver the first message of this key again, now. `take_away` ends the lease of a client that has
         it."""
-        return self._change_key(group, {"action": "replay", "key": key, "take_away": take_away})
+        return await self._change_key(group, {"action": "replay", "key": key, "take_away": take_away})
 
-    def _change_key(self, group: str, body: Mapping[str, Any]) -> records.KeyChange:
-        return read_row(records.KeyChange, self._post("groups", group, "keys", body=body))
+    async def _change_key(self, group: str, body: Mapping[str, Any]) -> records.KeyChange:
+        return read_row(records.KeyChange, await self._post_body("groups", group, "keys", body=body))
 
     # --- dead letters
 
-    def count_dead_letters(self) -> list[records.DeadLetterCount]:
+    async def count_dead_letters(self) -> list[records.DeadLetterCount]:
         """Return how many dead letters each group has, those with most first."""
-        return list(read_rows(records.DeadLetterCount, self._get("dlq")))
+        return list(read_rows(records.DeadLetterCount, await self._get("dlq")))
 
-    def list_dead_letters(
-        self, group: str, *, limit: int = PAGE, **choice: Unpack[LetterChoice]
-    ) -> list[records.DeadLetter]:
+    async def list_dead_letters(
+        self, group: str, *, limit: int = PAGE, **choice: Unpack[DeadLetterChoice]
+    ) -> list[records.DeadLetterDescription]:
         """Return up to `limit` open dead letters, oldest first: all, or those that `choice` states."""
-        return list(read_rows(records.DeadLetter, self._list_letters(group, limit, choice)))
+        return list(read_rows(records.DeadLetterDescription, await self._list_letters(group, limit, choice)))
 
-    def resend_dead_letters(
+    async def resend_dead_letters(
         self,
         group: str,
         *,
         offsets: Sequence[int] = (),
         to_topic: bool = False,
         dry_run: bool = False,
-        **choice: Unpack[LetterChoice],
+        **choice: Unpack[DeadLetterChoice],
     ) -> records.DeadLettersResent:
         """Send dead letters to their group again: those with these offsets or that `choice` states, or all.
         `to_topic`: to every group of their topics. Repeats the request until none is left."""
@@ -257,79 +259,85 @@ class Admin:
         elif not choice:
             body["all"] = True
         resent: dict[str, int] = {}
-        kept: dict[str, int] = {}
+        not_sent: dict[str, int] = {}
         while True:
-            answer = self._post("dlq", group, "resend", body=body)
+            answer = await self._post_body("dlq", group, "resend", body=body)
             part = read_row(records.DeadLettersResent, answer)
             _add_counts(resent, part.resent)
-            _add_counts(kept, part.kept)
+            _add_counts(not_sent, part.not_sent)
             if not answer.get("cursor"):
                 return records.DeadLettersResent(
-                    group=part.group, dry_run=part.dry_run, to_topic=part.to_topic, resent=resent, kept=kept
+                    group=part.group,
+                    dry_run=part.dry_run,
+                    to_topic=part.to_topic,
+                    resent=resent,
+                    not_sent=not_sent,
                 )
             body["cursor"] = answer["cursor"]
 
-    def purge_dead_letters(self, group: str, *, before: datetime | None = None) -> int:
+    async def purge_dead_letters(self, group: str, *, before: datetime | None = None) -> int:
         """Discard dead letters without sending them: all, or those stored before a time. Return their
         number."""
         body = {"all": True} if before is None else {"before_ms": epoch_ms("before", before)}
-        return int((self._post("dlq", group, "purge", body=body))["purged"])
+        return int((await self._post_body("dlq", group, "purge", body=body))["purged"])
 
-    def export_dead_letters(
-        self, group: str, file: str | Path, *, limit: int = LIMIT_MAX, **choice: Unpack[LetterChoice]
+    async def export_dead_letters(
+        self, group: str, file: str | Path, *, limit: int = LIMIT_MAX, **choice: Unpack[DeadLetterChoice]
     ) -> int:
         """Write open dead letters with their whole bodies to a new file, one JSON object a line; return their
         number. Nothing is changed. Raises FileExistsError, and other errors of the file."""
-        letters = self._list_letters(group, limit, choice)
+        letters = await self._list_letters(group, limit, choice)
         lines = Path(file).open("x", encoding="utf-8")  # noqa: SIM115  # closed below
         try:
             for start in range(0, len(letters), PAGE):
                 page = letters[start : start + PAGE]
-                bodies = self._read_bodies(group, page)
-                off_loop(_write_letters, lines, page, bodies)
+                bodies = await self._read_bodies(group, page)
+                await off_loop(_write_letters, lines, page, bodies)
         finally:
             lines.close()
         return len(letters)
 
-    def _list_letters(self, group: str, limit: int, choice: LetterChoice) -> list[Mapping[str, Any]]:
+    async def _list_letters(
+        self, group: str, limit: int, choice: DeadLetterChoice
+    ) -> list[Mapping[str, Any]]:
         _checked_limit(limit)
         letters: dict[tuple[int, int], Mapping[str, Any]] = {}
         query: dict[str, Any] = {**_choice_query(choice), "count": min(limit, PAGE)}
         while True:
-            answer = self._get("dlq", group, **query)
+            answer = await self._get("dlq", group, **query)
             for row in answer["shown"]:
                 letters[row["queue"], row["offset"]] = row
             if answer.get("next") is None or len(letters) >= limit:
                 return list(letters.values())[:limit]
             query["from"] = answer["next"]
 
-    def _read_bodies(
+    async def _read_bodies(
         self, group: str, letters: Sequence[Mapping[str, Any]]
     ) -> dict[tuple[int, int], Mapping[str, Any]]:
         """Return the body fields of dead letters; a letter that retention has deleted meanwhile has none."""
-        topic = self._letters_topic(group)
+        topic = await self._letters_topic(group)
         bodies: dict[tuple[int, int], Mapping[str, Any]] = {}
         for letter in letters:
             queue, offset = place = (letter["queue"], letter["offset"])
             if place in bodies:
                 continue
             bodies[place] = {}
-            rows = self._get("topics", topic, "messages", queue=queue, offset=offset, count=PAGE)
+            rows = await self._get("topics", topic, "messages", queue=queue, offset=offset, count=PAGE)
             for row in rows:
                 fields = {name: row[name] for name in ("body", "body_base64") if name in row}
                 bodies[row["queue"], row["offset"]] = fields
         return bodies
 
-    def _letters_topic(self, group: str) -> str:
+    async def _letters_topic(self, group: str) -> str:
         """Return the name of the topic that has the dead letters of a group."""
-        for count in self.count_dead_letters():
+        for count in await self.count_dead_letters():
             if count.group == group:
                 return count.topic
         raise NotFoundError(f"group {group!r} has no dead-letter topic")
 
     # --- delayed messages
 
-    def list_delays(
+    async def list_delays(
         self,
         *,
         topic: str | None = None,
@@ -343,13 +351,13 @@ class Admin:
         query = _delay_query(topic, key, due_from, due_before)
         rows: list[records.DelayedMessage] = []
         while True:
-            answer = self._get("delay", "messages", **query, count=min(limit - len(rows), PAGE))
+            answer = await self._get("delay", "messages", **query, count=min(limit - len(rows), PAGE))
             rows += read_rows(records.DelayedMessage, answer["messages"])
             if answer.get("next") is None or len(rows) >= limit:
                 return rows[:limit]
             query["after"] = answer["next"]
 
-    def count_delays(
+    async def count_delays(
         self,
         *,
         topic: str | None = None,
@@ -359,11 +367,11 @@ class Admin:
     ) -> records.DelayCount:
         """Return how many delayed messages wait: of a topic, with a key, due in a range of time."""
         query = _delay_query(topic, key, due_from, due_before)
-        return read_row(records.DelayCount, self._get("delay", "count", **query))
+        return read_row(records.DelayCount, await self._get("delay", "count", **query))
 
-    def get_delay(self, delay_id: str) -> records.DelayState:
+    async def get_delay(self, delay_id: str) -> records.DelayState:
         """Return the state of a delayed message, by its delay id or uuid; with its body while it waits."""
-        answer = self._get("delay", "messages", delay_id)
+        answer = await self._get("delay", "messages", delay_id)
         message = None
         if "due_ms" in answer:
             message = read_row(records.DelayedMessage, {**answer, "body": _body_of(answer)})
@@ -374,43 +382,43 @@ class Admin:
             message=message,
         )
 
-    def cancel_delay(self, delay_id: str) -> CancelOutcome:
+    async def cancel_delay(self, delay_id: str) -> CancelOutcome:
         """Take a delayed message back, and say what came of it; see `Producer.cancel`."""
-        return self._get_producer().cancel(delay_id)
+        return await self._get_producer().cancel(delay_id)
 
-    def reschedule_delay(
+    async def reschedule_delay(
         self, delay_id: str, *, delay: timedelta | None = None, deliver_at: datetime | None = None
     ) -> CancelOutcome:
         """Give a delayed message another due time; see `Producer.reschedule`."""
-        return self._get_producer().reschedule(delay_id, delay=delay, deliver_at=deliver_at)
+        return await self._get_producer().reschedule(delay_id, delay=delay, deliver_at=deliver_at)
 
-    def fire_delay(self, delay_id: str) -> CancelOutcome:
+    async def fire_delay(self, delay_id: str) -> CancelOutcome:
         """Deliver a delayed message now; see `Producer.fire_now`."""
-        return self._get_producer().fire_now(delay_id)
+        return await self._get_producer().fire_now(delay_id)
 
-    def _get_producer(self) -> ProducerBase:
+    def _get_producer(self) -> AsyncProducerBase:
         self._home.check_process()
         if self._producer is None:
             settings = ProducerSettings(timeout_ms=self._timeout_ms, client_id=new_client_id())
-            self._producer = ProducerBase(self._producers, settings)
+            self._producer = AsyncProducerBase(self._producers, settings)
         return self._producer
 
     # --- requests
 
-    def _get(self, *path: str, **query: object) -> Any:
-        return self._request("GET", path, query, None)
+    async def _get(self, *path: str, **query: object) -> Any:
+        return await self._send_request("GET", path, query, None)
 
-    def _post(self, *path: str, body: Mapping[str, Any]) -> Any:
-        return self._request("POST", path, {}, body)
+    async def _post_body(self, *path: str, body: Mapping[str, Any]) -> Any:
+        return await self._send_request("POST", path, {}, body)
 
-    def _request(
+    async def _send_request(
         self, method: str, path: tuple[str, ...], query: Mapping[str, object], body: Mapping[str, Any] | None
     ) -> Any:
         self._home.check_process()
         if not all(isinstance(part, str) and part for part in path):
             raise OptionError(f"{path[1:]!r}: a name is empty or no text; allowed: 1 to 255 characters")
         request = HttpRequest(method, build_target(path, query), body)
-        response, server = self._pool.call(request, self._timeout_ms / 1000)
+        response, server = await self._pool.call(request, self._timeout_ms / 1000)
         return _read_answer(request, response, server)
 
 
@@ -428,8 +436,8 @@ def _read_answer(request: HttpRequest, response: HttpResponse, server: str) -> A
         what = f"status {status}, {response.body[:40]!r}"
         raise AdminError(f"{server} is not a ddmq admin port ({what})", status, server)
     kind = _ERRORS.get(status, AdminError)
-    if status == 504 or (status >= 500 and request.changes and kind is AdminError):
-        kind = UnknownChangeError if request.changes else UnavailableError
+    if status == 504 or (status >= 500 and request.is_change and kind is AdminError):
+        kind = UnknownChangeError if request.is_change else UnavailableError
     raise kind(sentence, status, server)
 
 
@@ -438,7 +446,7 @@ def _checked_limit(limit: int) -> int:
     return limit
 
 
-def _choice_query(choice: LetterChoice) -> dict[str, Any]:
+def _choice_query(choice: DeadLetterChoice) -> dict[str, Any]:
     query: dict[str, Any] = {name: value for name, value in choice.items() if name != "since"}
     if "since" in choice:
         query["since_ms"] = epoch_ms("since", choice["since"])

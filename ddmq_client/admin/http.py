@@ -30,7 +30,7 @@ class HttpRequest(NamedTuple):
     body: Mapping[str, Any] | None = None
 
     @property
-    def changes(self) -> bool:
+    def is_change(self) -> bool:
         """Return whether the request may change something, so that it must not be sent twice."""
         return self.method != "GET"
 
