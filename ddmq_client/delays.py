@@ -75,7 +75,7 @@ class DelayResult(SendResult):
 
     @property
     def due_at(self) -> datetime | None:
-        """The (first) due time of the message, in UTC."""
+        """Return the (first) due time of the message, in UTC."""
         return None if self.due_ms is None else to_datetime(self.due_ms)
 
 
@@ -92,12 +92,12 @@ class CancelOutcome:
 
     @property
     def cancelled(self) -> bool:
-        """The message will not be delivered any more."""
+        """Return whether the message will not be delivered any more."""
         return self.status is DelayStatus.CANCELLED
 
 
 def outcome_of(result: SendResult) -> CancelOutcome:
-    """The outcome that a confirmed answer carries; one without an outcome (an old proxy) is pending."""
+    """Return the outcome in a confirmed answer; an answer of an old proxy has none: it is pending."""
     if not isinstance(result, DelayResult) or result.outcome is None:
         return CancelOutcome(DelayStatus.PENDING)
     status = _STATUS.get(result.outcome, DelayStatus.PENDING)
@@ -174,7 +174,7 @@ def _when(
 
 
 def epoch_ms(name: str, value: datetime) -> int:
-    """Epoch milliseconds, rounded up; OptionError for a datetime without a zone: it names no moment."""
+    """Return epoch milliseconds, rounded up. Raises OptionError for a datetime without a zone."""
     if not isinstance(value, datetime):
         raise OptionError(f"{name}={value!r} is {type(value).__name__}; allowed: a datetime with a time zone")
     if value.utcoffset() is None:
@@ -198,7 +198,7 @@ def start_text(start: object) -> str | None:
 
 
 def duration_ms(name: str, value: timedelta, least: int) -> int:
-    """Milliseconds, rounded up; OptionError for what is no timedelta or less than `least`."""
+    """Return milliseconds, rounded up; OptionError for what is no timedelta or less than `least`."""
     if not isinstance(value, timedelta):
         raise OptionError(
             f"{name}={value!r} is {type(value).__name__}; allowed: a timedelta, as in timedelta(seconds=90)"
@@ -211,5 +211,5 @@ def duration_ms(name: str, value: timedelta, least: int) -> int:
 
 
 def to_datetime(epoch: int) -> datetime:
-    """Epoch milliseconds as a datetime in UTC."""
+    """Convert epoch milliseconds to a datetime in UTC."""
     return _EPOCH + timedelta(milliseconds=epoch)

@@ -52,7 +52,7 @@ class Outbox:
         self._sequences = Sequences(_new_producer_field, Lock()) if settings.idempotent else None
 
     def encode(self, message: OutgoingMessage) -> bytes:
-        """The message's bytes on the wire; InvalidMessageError where there are none."""
+        """Return the bytes of a message on the wire. Raises InvalidMessageError."""
         settings = self.settings
         if message.idempotency_key is not None:
             check_text("idempotency_key", message.idempotency_key)
@@ -62,30 +62,30 @@ class Outbox:
         return encode_message(message, placement, settings.client_id, settings.producer_group)
 
     def timeout_s(self, timeout_ms: int | None) -> float:
-        """Seconds for a call; the producer's own where the call states none."""
+        """Return the seconds for a call: as stated, or the producer's own."""
         if timeout_ms is None:
             return self.settings.timeout_ms / 1000
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         return timeout_ms / 1000
 
     def job_of_message(self, message: OutgoingMessage, deadline: float) -> SendJob:
-        """The job of one message."""
+        """Return the job of one message."""
         encoded = self.encode(message)
         return self.build_job([encoded], deadline, _ALL_OF_ONE if has_key(message) else ())
 
     def job_of_request(self, plan: BatchPlan, request: list[Member], deadline: float) -> SendJob:
-        """The job of one request of a plan."""
+        """Return the job of one request of a plan."""
         keyed = [n for n, (at, _) in enumerate(request) if at in plan.keyed] if plan.keyed else ()
         return self.build_job([data for _, data in request], deadline, frozenset(keyed))
 
     def build_job(self, encoded: Sequence[bytes], deadline: float, keyed: Collection[int] = ()) -> SendJob:
-        """One request's job: sendSync for one message, sendBatch for several. `keyed`: which have a key."""
+        """Return the job of one request: sendSync or sendBatch. `keyed`: which messages have a key."""
         sequences = self._sequences if len(keyed) < len(encoded) else None
         batch = len(encoded) > 1
         return SendJob(encoded, batch, deadline, self._policy, sequences=sequences, keyed=keyed)
 
     def job_of_delay(self, message: OutgoingMessage, when: When, deadline: float) -> SendJob:
-        """The job of a delayed message. Its uuid is fixed here, so sending it again makes no second one."""
+        """Return the job of a delayed message. Its uuid is fixed here, so a resend makes no second one."""
         if message.idempotency_key is not None:
             raise OptionError(
                 f"idempotency_key={message.idempotency_key!r} of a delayed message; allowed: None. By an id"
@@ -100,7 +100,7 @@ class Outbox:
     def job_of_change(
         self, action: DelayAction, delay: str | SendResult, deadline: float, when: When | None = None
     ) -> SendJob:
-        """The job of a change of a delayed message; carried out twice it is as once."""
+        """Return the job that changes a delayed message; carried out twice, it has the effect of once."""
         delay_id = delay.delay_id if isinstance(delay, SendResult) else delay
         if not isinstance(delay_id, str) or not delay_id:
             raise OptionError(f"{delay!r} names no delayed message; allowed: the delay_id of a delayed send")
@@ -114,7 +114,7 @@ class Outbox:
         check_after_ms: int | None,
         when: When | None = None,
     ) -> PrepareJob:
-        """The job of messages of a transaction, all in one request."""
+        """Return the job of messages of a transaction, all in one request."""
         group, client_id = self._get_group(), self.settings.client_id
         request = prepare_request(transaction_id, group, client_id, check_after_ms, when is not None)
         encoded = [self.encode(with_due_time(message, when)) for message in messages]

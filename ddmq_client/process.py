@@ -32,7 +32,7 @@ class Home:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a fork of that one."""
+        """Return whether this process is a fork of that one."""
         return self._process is not None and self._process != os.getpid()
 
     def check_process(self) -> None:

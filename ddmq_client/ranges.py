@@ -132,7 +132,7 @@ class RangeReader:
         return name
 
     def offset_at(self, bounds: QueueBounds, stored_ms: int) -> int:
-        """The first offset of the queue whose message was stored at or after `stored_ms` (epoch ms).
+        """Return the first offset of the queue whose message was stored at or after `stored_ms` (epoch ms).
 
         `bounds.end` when all were stored before. Found by halving, one small read for each step.
         """
@@ -147,7 +147,7 @@ class RangeReader:
         return low
 
     def _first_of(self, bounds: QueueBounds, offset: int, end: int) -> Message | None:
-        """The first message of `[offset, end)`; None when all of it is gaps."""
+        """Return the first message of `[offset, end)`; None when all of it is gaps."""
         while offset < end:
             batch = self.read(bounds.topic, bounds.queue, offset, 1, 1)
             if batch.messages:
@@ -206,7 +206,7 @@ class RangeReader:
             pause = min(2 * pause, PAUSE_S[1])
 
     def _list_connections(self, deadline: float) -> Iterator[FramedConnection]:
-        """The open one, then a new one to each proxy in turn."""
+        """Yield the open connection, then a new one to each proxy in turn."""
         if self._connection is not None:
             yield self._connection
         addresses = resolve_in_time(self._proxies, self._known, deadline - time.monotonic())

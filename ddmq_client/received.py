@@ -82,16 +82,16 @@ class Settling(Protocol):
     inline: bool
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str) -> bool:
-        """A message is acked, skipped or failed."""
+        """Record the outcome of a message: acked, skipped or failed."""
 
     def extend(self, message: Message) -> bool:
-        """A message needs more time."""
+        """Extend the lease of a message."""
 
     def hand_back(self, message: Message) -> bool:
-        """A message is for others."""
+        """Give a message back, for other consumers."""
 
     def reply(self, message: Message, messages: Sequence[bytes], timeout_ms: int | None) -> Any:
-        """A message is done together with others, which are sent: their results, or an error."""
+        """Acknowledge a message and send others, in one commit; return their results, or raise."""
 
 
 class NothingToSettle:
@@ -100,19 +100,19 @@ class NothingToSettle:
     inline = True
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str) -> bool:
-        """Return False: there is nothing to change."""
+        """Record the outcome of a message: acked, skipped or failed."""
         return False
 
     def extend(self, message: Message) -> bool:
-        """Return False: there is nothing to change."""
+        """Extend the lease of a message."""
         return False
 
     def hand_back(self, message: Message) -> bool:
-        """Return False: there is nothing to change."""
+        """Give a message back, for other consumers."""
         return False
 
     def reply(self, message: Message, messages: Sequence[bytes], timeout_ms: int | None) -> Any:
-        """Raise ClientError: there is no lease to reply with."""
+        """Acknowledge a message and send others, in one commit; return their results, or raise."""
         raise ClientError("a message that was fetched by offset is not acknowledged, and carries no replies")
 
 
@@ -180,7 +180,7 @@ class Message:
 
     @property
     def topic(self) -> str:
-        """Topic that it was sent to."""
+        """Return the topic that the message was sent to."""
         return self.delivery.origin.topic
 
     @property
@@ -200,25 +200,25 @@ class Message:
 
     @property
     def group(self) -> str:
-        """Consumer group that it was delivered to."""
+        """Return the consumer group that the message was delivered to."""
         return self.delivery.origin.group
 
     @property
     def leased_at(self) -> float:
-        """The time its lease began or was last extended: monotonic seconds, as of `time.monotonic`."""
+        """Return when the lease began or was last extended: monotonic seconds, as of `time.monotonic`."""
         return self.delivery.arrived_at if self.extended_at is None else self.extended_at
 
     @property
     def expires_at(self) -> float:
-        """The time its lease ends unless extended (while a handler runs it is): monotonic seconds."""
+        """Return when the lease ends; it is extended while a handler runs. Monotonic seconds."""
         return self.leased_at + self.delivery.lease_s
 
     def text(self) -> str:
-        """The body as UTF-8; UnicodeDecodeError (a ValueError) where it is none."""
+        """Return the body as UTF-8; UnicodeDecodeError (a ValueError) where it is none."""
         return self.body.decode("utf-8")
 
     def ack(self) -> bool:
-        """Done. False where it was settled before, or where its lease is over as far as is known here.
+        """Acknowledge the message. False if it was settled before, or its lease has ended as far as is known.
 
         It is sent in the latter case, too. Whether it counted the proxy says later: where it did not, the
         consumer's `on_late` is called, and `counts().late` counts it.
@@ -226,11 +226,11 @@ class Message:
         return self._settle(Outcome.ACKED)
 
     def skip(self) -> bool:
-        """Done without having been processed: never delivered again, counted apart. False as for `ack`."""
+        """Acknowledge the message without processing it; skips are counted apart. False as for `ack`."""
         return self._settle(Outcome.SKIPPED)
 
     def fail(self, delay_ms: int | None = None, reason: object = None) -> bool:
-        """Not done: deliver it again, after `delay_ms` (0 to 7 days) or the group's own interval.
+        """Fail the message: it is delivered again, after `delay_ms` (0 to 7 days) or the group's interval.
 
         `reason`, text or an exception, is for people: it is seen with a blocked key and in the dead letter.
         The proxy ends in the group's dead-letter topic what has failed too often. False as for `ack`.
@@ -240,15 +240,15 @@ class Message:
         return self._settle(Outcome.FAILED, delay_ms, reason_text(reason))
 
     def dead_letter(self, reason: object = None) -> bool:
-        """Not to be tried again: into the group's dead-letter topic at once. As `fail` else."""
+        """Move the message to the group's dead-letter topic at once. Otherwise as `fail`."""
         return self._settle(Outcome.FAILED, DEAD_LETTER, reason_text(reason))
 
     def extend(self) -> bool:
-        """Start the ack time-out anew: the work takes longer. False where settled, or without a lease."""
+        """Extend the lease of a message."""
         return self.delivery.settling.extend(self)
 
     def hand_back(self) -> bool:
-        """Not looked at after all: it is free for other consumers at once, and this was no attempt.
+        """Give a message back, for other consumers.
 
         False, and it is as before, where it was settled, or cannot go back (an older proxy, a broadcast).
         """
@@ -293,7 +293,7 @@ class FetchedQueue(NamedTuple):
 
 
 def fetched_here(found: FetchedQueue, group: str, now: float) -> None:
-    """Say to messages that were fetched by offset where they come from, and when they came."""
+    """Set the origin and the arrival of messages that were fetched by offset."""
     origin = Origin(group, found.topic, found.queue)
     delivery = DeliveryContext(origin, now, None, NothingToSettle())
     for message in found.messages:
@@ -301,7 +301,7 @@ def fetched_here(found: FetchedQueue, group: str, now: float) -> None:
 
 
 def reason_text(reason: object) -> str:
-    """A reason as one line of at most 200 characters, which UTF-8 can carry; "" for None."""
+    """Return a reason as one line of at most 200 characters, which UTF-8 can carry; "" for None."""
     if reason is None:
         return ""
     text = _text_of(reason)[: 4 * REASON_CHARS_MAX]

@@ -44,7 +44,7 @@ class Replying(Protocol):
     inline: bool
 
     def reply(self, message: Any, messages: Sequence[bytes], timeout_ms: int | None) -> Any:
-        """A message is done together with others, which are sent: their results, or an error."""
+        """Acknowledge a message and send others, in one commit; return their results, or raise."""
 
 
 class Replies:
@@ -153,7 +153,7 @@ class Replies:
         return self
 
     def _ends(self, error: BaseException | None) -> bool:
-        """Whether there is something to send; without any message the acknowledgement is a plain one."""
+        """End the block; return whether it has messages. Without any, the acknowledgement is a plain one."""
         self._state = "over"
         if error is None and not self._encoded:
             self._message.ack()

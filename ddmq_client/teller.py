@@ -72,7 +72,7 @@ class FirstAnswer:
         self.failure: BaseException | None = None
 
     def failed(self, error: BaseException) -> None:
-        """A pull brought no answer."""
+        """Record a pull that failed."""
         self.failure = error
 
     def check(self, trying: bool = False) -> None:
@@ -84,12 +84,12 @@ class FirstAnswer:
         raise kind(f"no consumer proxy has answered yet: {self._text(self.failure)}")
 
     def check_refusal(self) -> None:
-        """PullError when the first pulls were refused for what they are, or no consumer proxy is there."""
+        """Raise PullError if the first pulls were rejected for good, or no consumer proxy answers."""
         self.check(trying=True)
 
     @staticmethod
     def _is_wrong(error: BaseException) -> bool:
-        """Not for now only: another try would fail as well."""
+        """Return whether another try would fail as well."""
         if isinstance(error, ProxyFault):
             return error.kind == UNKNOWN_METHOD
         return isinstance(error, PullError) and error.code in _WRONG

@@ -49,7 +49,7 @@ class UndecidedTransaction:
 
     @property
     def prepared_at(self) -> datetime:
-        """The time its first message was stored, in UTC."""
+        """Return when the first message of the transaction was stored, in UTC."""
         return to_datetime(self.prepared_ms)
 
 
@@ -73,21 +73,21 @@ class CheckCounts:
 
 
 def check_reference(reference: str | None) -> None:
-    """OptionError for what no property can carry."""
+    """Raise OptionError for a reference that no property can carry."""
     if reference is None or (is_text(reference) and 1 <= len(reference) <= REFERENCE_CHARS_MAX):
         return
     raise OptionError(f"reference={reference!r}; allowed: text of 1 to {REFERENCE_CHARS_MAX} characters")
 
 
 def reference_of(messages: Sequence[OutgoingMessage]) -> str | None:
-    """The reference that they were sent with."""
+    """Return the reference that the messages were sent with."""
     return next(
         (reference for each in messages if (reference := (each.properties or {}).get(REFERENCE))), None
     )
 
 
 def with_reference(message: OutgoingMessage, reference: str | None) -> OutgoingMessage:
-    """A message that carries it."""
+    """Return the message with a property that carries the reference."""
     if reference is None:
         return message
     return replace(message, properties={**(message.properties or {}), REFERENCE: reference})

@@ -85,7 +85,7 @@ class AsyncBroadcastPuller:
             self._drop_connection()
 
     async def _fetch(self, batch: int, linger_ms: int) -> float:
-        """One fetch; seconds to pause after it."""
+        """Fetch once; return the seconds to pause after it."""
         started = self._clock()
         try:
             queues = await self._call(batch, linger_ms)

@@ -70,11 +70,11 @@ class AsyncChecks:
 
     @property
     def has_check(self) -> bool:
-        """Whether a check is registered."""
+        """Return whether a check is registered."""
         return self._check is not None
 
     def counts(self) -> CheckCounts:
-        """A copy of the counters."""
+        """Return a copy of the counters."""
         with self._lock:
             return self._counts.copy()
 
@@ -94,7 +94,7 @@ class AsyncChecks:
             self._check = check
 
     def begin(self) -> None:
-        """Ask from now on, where there is a check."""
+        """Poll for undecided transactions from now on, if there is a check."""
         if self._polling is not None or self._check is None:
             return
         with self._lock:
@@ -175,7 +175,7 @@ class AsyncChecks:
         return poll_frame(group, self._settings.client_id, CHECKS_MAX, POLL_MS, sequence_id)
 
     def _record_failure(self, text: str) -> None:
-        """A poll brought no answer; the first one after others that did is logged."""
+        """Count a failed poll; log the first one after a success."""
         if self._closed:
             return
         with self._lock:
@@ -187,7 +187,7 @@ class AsyncChecks:
         self._failing = True
 
     async def _settle_transaction(self, transaction: UndecidedTransaction) -> None:
-        """Ask the application, tell the proxies."""
+        """Ask the check of the application about a transaction, and tell the proxies its decision."""
         if self._closed:
             return  # some other member is asked
         decision = await self._decide_transaction(transaction)

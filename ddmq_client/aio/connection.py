@@ -62,7 +62,7 @@ class _Frames(asyncio.Protocol):
         self._drained.set()
 
     def expect_answer(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[bytes]:
-        """The future of the next answer."""
+        """Return the future of the next answer."""
         self._answer = loop.create_future()
         return self._answer
 
@@ -93,7 +93,7 @@ class AsyncFramedConnection:
 
     @property
     def closed(self) -> bool:
-        """No socket is open."""
+        """Return whether no socket is open."""
         return self._frames is None or self._frames.ended is not None
 
     async def call(self, make_frame: MakeFrame, deadline: float) -> tuple[bytes, int]:
@@ -167,7 +167,7 @@ class AsyncFramedConnection:
 async def resolve_addresses(
     addresses: Iterable[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]]
 ) -> list[ProxyAddress]:
-    """Every address behind these; a name that does not resolve now keeps what it had in `known` (updated)."""
+    """Return all addresses of these names; a name that fails now keeps those in `known` (updated)."""
     loop = asyncio.get_running_loop()
     resolved: dict[ProxyAddress, None] = {}
     for address in addresses:

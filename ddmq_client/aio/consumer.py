@@ -185,12 +185,12 @@ class AsyncConsumer:
 
     @property
     def client_id(self) -> str:
-        """The name this consumer gives itself."""
+        """Return the name this consumer gives itself."""
         return self._settings.client_id
 
     @property
     def last_error(self) -> str | None:
-        """Text of the last failed call; None when all went well."""
+        """Return the text of the last failed call; None if it succeeded."""
         return self._coordinator.last_error if self._coordinator else None
 
     def counts(self) -> ConsumerCounts:
@@ -276,7 +276,7 @@ class AsyncConsumer:
             self._amid.discard(current_worker())
 
     async def _is_over(self, until: float) -> bool:
-        """The first `stop` is; waits for it until then."""
+        """Wait for the end of the first `stop`, until this time; return whether it has ended."""
         with self._lock:
             while not self._ended and await self._over.wait(until - now()):
                 pass
@@ -305,7 +305,7 @@ class AsyncConsumer:
         return await self.stop(stop_timeout_ms)
 
     async def pull(self, max_messages: int | None = None, timeout_ms: int = 1_000) -> list[Message]:
-        """Up to `max_messages` (max_batch), as soon as there are any; empty when the time was up first.
+        """Return up to `max_messages` (max_batch) as soon as there are any; none when the time is up.
 
         Starts the consumer if need be. Settle each message; nothing is pulled that was not asked for. Raises
         PullError when the proxies refuse, or as long as none has answered and one could not be reached;
@@ -345,7 +345,7 @@ class AsyncConsumer:
         return messages if serializer is None else deserialize_messages(serializer, messages)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Messages one by one, for ever: until `stop`. Settle each one.
+        """Return messages one by one, for ever: until `stop`. Settle each one.
 
         What was pulled and not yet looked at goes back for others, uncounted: at once when the loop is
         left, or when one message takes longer than a second (or a third of the lease).

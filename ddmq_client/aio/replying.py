@@ -54,7 +54,7 @@ class AsyncReplyCalls:
     async def acknowledge(
         self, message: Message, messages: Sequence[bytes], timeout_ms: int | None
     ) -> Sequence[SendResult]:
-        """A message is done together with others, which are sent: their results."""
+        """Acknowledge a message and send others, in one commit; return their results."""
         with self._shared:
             if not self._buffer.begin_reply(message):
                 raise ClientError(f"{message!r} is settled, or has no lease; nothing is sent with it")

@@ -35,7 +35,7 @@ class AsyncJobSender:
         self.last_error: SendError | None = None  # of the latest attempt, also of one that is tried again
 
     async def run(self, job: SendJob, read: Read = read_results) -> list[SendResult]:
-        """All results, within the job's deadline. `read` finds them in an answer."""
+        """Return all results, within the job's deadline. `read` finds them in an answer."""
         router = self._router
         try:
             while True:
@@ -77,7 +77,7 @@ class AsyncJobSender:
         raise failure
 
     async def _attempt_send(self, job: SendJob, node: Node, read: Read) -> bool:
-        """One attempt; True where a node in rotation is still untried."""
+        """Make one attempt; return whether a node in rotation is still untried."""
         try:
             results = await self._exchange_frames(job, node, read)
         except CallFailed as failure:

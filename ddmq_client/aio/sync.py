@@ -29,32 +29,32 @@ def now() -> float:
 
 
 def get_clock() -> Callable[[], float]:
-    """The clock of deadlines: seconds, those of the running event loop."""
+    """Return the clock of deadlines: seconds, those of the running event loop."""
     return asyncio.get_running_loop().time
 
 
 def current_worker() -> object:
-    """The task that runs."""
+    """Return the running task."""
     return asyncio.current_task()
 
 
 def set_apart(work: Callable[[], object], amid: bool, locks: Iterable[Lock]) -> bool:
-    """False: a task is not interrupted by what it would have to wait for."""
+    """Return False: a task is never interrupted by code that waits for the same task."""
     return False
 
 
 async def sleep(seconds: float) -> None:
-    """Let so much time pass."""
+    """Wait for this many seconds."""
     await asyncio.sleep(seconds)
 
 
 async def await_result(answer: object) -> object:
-    """Wait for what a function of the application has begun, if it has; what it returned."""
+    """Wait for the result of an application's function if it is awaitable; return the result."""
     return await answer if inspect.isawaitable(answer) else answer
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether what a handler raised is a failure: not where this very task is cancelled, or more ends."""
+    """Return whether an error of a handler is a failure: not if this task itself is cancelled."""
     if not isinstance(error, asyncio.CancelledError):
         return isinstance(error, Exception)
     task = asyncio.current_task()
@@ -62,7 +62,7 @@ def is_failure(error: BaseException) -> bool:
 
 
 def ends_worker(error: BaseException) -> bool:
-    """Whether it ends the worker, too."""
+    """Return whether an error of a handler also ends the worker."""
     return not is_failure(error)
 
 
@@ -95,7 +95,7 @@ class Condition:
         return notified
 
     def notify(self, count: int = 1) -> None:
-        """Wake so many of the tasks that wait; the caller has the lock."""
+        """Wake this many of the waiting tasks; the caller has the lock."""
         woken = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
         if not woken or self._loop is None:
             return
@@ -105,7 +105,7 @@ class Condition:
             self._loop.call_soon_threadsafe(_set_results, woken, True)
 
     def notify_all(self) -> None:
-        """Wake all of them."""
+        """Wake all waiting tasks; the caller has the lock."""
         self.notify(len(self._waiting))
 
     def _leave(self, future: asyncio.Future[bool]) -> None:
@@ -133,12 +133,12 @@ class AsyncActivity:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the activity has been started and has not ended."""
+        """Return whether the activity has been started and has not ended."""
         return self._task is not None and not self._task.done()
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs in this activity."""
+        """Return whether the caller runs in this activity."""
         return self._task is not None and self._task is asyncio.current_task(self._task.get_loop())
 
     def start(self) -> None:

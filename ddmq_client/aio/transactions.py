@@ -122,7 +122,7 @@ class AsyncTransaction(AsyncSends):
 
     @property
     def id(self) -> str:
-        """The id of the transaction, 32 hexadecimal digits."""
+        """Return the id of the transaction, 32 hexadecimal digits."""
         return self._state.id
 
     async def send_batch(
@@ -142,7 +142,7 @@ class AsyncTransaction(AsyncSends):
             return results
 
     async def commit(self) -> None:
-        """All of its messages are seen from now on, or an error says why not. Leaving the block does it.
+        """Make all messages visible; raises the reason if they are not. Leaving the block does this.
 
         Raises NotCommittedError: none is seen; UnknownEndError: it is not known, its check will settle it.
         """
@@ -155,7 +155,7 @@ class AsyncTransaction(AsyncSends):
             self.results = await self._end(action)
 
     async def rollback(self) -> None:
-        """None of its messages is ever seen. An exception that leaves the block does it."""
+        """Discard all messages. An exception that leaves the block does this."""
         with self._lock:
             action = self._state.roll_back()
         await self._roll_back(action)
@@ -185,7 +185,7 @@ class AsyncTransaction(AsyncSends):
                 _log.warning("%s (its block raised %r)", failure, error)
 
     def _is_doubt(self, error: BaseException) -> bool:
-        """Whether it says that the local commit may have been, as DecisionTable does."""
+        """Return whether the error says that the local commit may have happened, as DecisionTable does."""
         return isinstance(error, UnknownEndError) and error.transaction_id == self.id
 
     def _argument_error(self, error: OptionError) -> OptionError:
@@ -229,5 +229,5 @@ class AsyncTransaction(AsyncSends):
 
 
 def may_be_stored(error: BaseException) -> bool:
-    """Whether a send that raised this may have made its message durable."""
+    """Return whether a send that raised this may have made its message durable."""
     return not isinstance(error, InvalidMessageError | NotStoredError)

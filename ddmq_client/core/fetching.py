@@ -53,7 +53,7 @@ class Round:
         self._found: list[FetchAnswer] = []
 
     def to_ask(self, under_way: Iterable[str]) -> set[str]:
-        """Proxies to be asked now."""
+        """Return the proxies to ask now."""
         return self._open - set(under_way)
 
     def linger_ms(self, now: float) -> int:
@@ -130,7 +130,7 @@ class Assignments:
         return by_topic(offsets)
 
     def has_messages(self, queues: Sequence[FetchedQueue], requested: Offsets) -> bool:
-        """Whether there are messages to hand out in this answer."""
+        """Return whether there are messages to hand out in this answer."""
         return any(each.messages and not self._has_newer_seek(each, requested) for each in queues)
 
     def apply_answer(self, answer: FetchAnswer, now: float) -> list[FetchedQueue]:

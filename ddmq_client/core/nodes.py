@@ -41,7 +41,7 @@ class ProxyAddress(NamedTuple):
 def parse_addresses(
     proxies: str | Sequence[str], default_port: int, name: str = "proxies"
 ) -> tuple[ProxyAddress, ...]:
-    """All addresses named, in order, each once; OptionError for none or a malformed one."""
+    """Return all named addresses, in order, each once. Raises OptionError for none or a malformed one."""
     texts = proxies.split(",") if isinstance(proxies, str) else proxies
     texts = list(texts) if isinstance(texts, Iterable) else []
     if not texts or not all(isinstance(text, str) for text in texts):
@@ -67,7 +67,7 @@ def _parse_one(text: str, default_port: int) -> ProxyAddress:
 
 
 def from_info(info: Iterable[tuple[object, ...]]) -> list[ProxyAddress]:
-    """Addresses in a getaddrinfo answer, each once."""
+    """Return the addresses of a getaddrinfo answer, each once."""
     pairs = [entry[4] for entry in info]
     return list(
         dict.fromkeys(ProxyAddress(str(pair[0]), int(pair[1])) for pair in pairs if isinstance(pair, tuple))
@@ -75,7 +75,7 @@ def from_info(info: Iterable[tuple[object, ...]]) -> list[ProxyAddress]:
 
 
 def is_literal(address: ProxyAddress) -> bool:
-    """An IP address, not a name: it never resolves to anything else."""
+    """Return whether the address is an IP address, which never resolves to another one."""
     try:
         ipaddress.ip_address(address.host)
     except ValueError:
@@ -105,12 +105,12 @@ class Node:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether it is in rotation without a counted failure: another success changes nothing."""
+        """Return whether it is in rotation without a counted failure: another success changes nothing."""
         return self.retry_at is None and not self.time_outs and not self.failures
 
     @property
     def is_up(self) -> bool:
-        """Whether it is in rotation."""
+        """Return whether the node is in rotation."""
         return self.retry_at is None
 
     def __repr__(self) -> str:
@@ -128,7 +128,7 @@ class Rotation:
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """All nodes, in and out of rotation."""
+        """Return all nodes, in and out of rotation."""
         return self._nodes
 
     def update(self, addresses: Iterable[ProxyAddress]) -> list[Node]:
@@ -142,7 +142,7 @@ class Rotation:
         return removed
 
     def pick_node(self, avoid: Collection[Node]) -> Node | None:
-        """The next node, if possible not one of `avoid`; None only while no address is known."""
+        """Return the next node, if possible not one of `avoid`; None only while no address is known."""
         nodes = self._nodes
         if len(nodes) == 1:
             return nodes[0]
@@ -155,7 +155,7 @@ class Rotation:
         return min(nodes, key=lambda node: node.retry_at or 0.0, default=None)
 
     def has_fresh(self, avoid: Collection[Node]) -> bool:
-        """Is a node in rotation that is not one of `avoid`?"""
+        """Return whether a node in rotation is not one of `avoid`."""
         return any(node.retry_at is None and node not in avoid for node in self._nodes)
 
     def recognises_resends(self) -> bool | None:
@@ -181,7 +181,7 @@ class Rotation:
             self._put_back(node)
 
     def due_probes(self, now: float) -> list[Node]:
-        """Nodes whose back-off is over and that nobody probes yet; they count as being probed."""
+        """Return the nodes to be probed now: their back-off has ended; they count as being probed."""
         due = [n for n in self._nodes if n.retry_at is not None and n.retry_at <= now and not n.probing]
         for node in due:
             node.probing = True
@@ -219,7 +219,7 @@ class Pace:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last call failed."""
+        """Return whether the last call failed."""
         return self._failures > 0
 
     def pause_after_answer(self, messages: int, took_s: float, asked_s: float | None = None) -> float:

@@ -23,7 +23,7 @@ BATCH_MESSAGES_MAX = 500
 
 
 def split_batches(sizes: Sequence[int], bytes_max: int, messages_max: int) -> Iterator[range]:
-    """Ranges of indexes [start, end), one per batch, that cover all of `sizes` in order."""
+    """Yield the ranges of indexes [start, end), one for each batch, that cover `sizes` in order."""
     start = total = 0
     for at, size in enumerate(sizes):
         if at > start and (total + size > bytes_max or at - start >= messages_max):
@@ -51,12 +51,12 @@ class QueuedSend(NamedTuple, Generic[T]):
 
 
 def has_level(message: OutgoingMessage) -> bool:
-    """Whether it asks for a delay level."""
+    """Return whether the message asks for a delay level."""
     return DELAY_PROPERTY in (message.properties or ())
 
 
 def goes_alone(message: OutgoingMessage) -> bool:
-    """Whether a batch must not hold it: it asks for a delay, or does where the topic knows its words."""
+    """Return whether the message cannot be in a batch, because it may ask for a delay."""
     names = message.properties
     if not names:
         return False
@@ -78,7 +78,7 @@ class Pipeline(Generic[T]):
 
     @property
     def is_full(self) -> bool:
-        """No further send is taken now."""
+        """Return whether no further send can be taken now."""
         return self.in_flight >= self._in_flight_max
 
     def put(self, waiting: QueuedSend[T]) -> None:
@@ -87,7 +87,7 @@ class Pipeline(Generic[T]):
         self.in_flight += 1
 
     def take_batch(self, now: float) -> list[QueuedSend[T]]:
-        """The next batch, in order; at least one while any waits. Tell `done` afterwards."""
+        """Return the next batch, in order; at least one send while any waits. Report `complete_sends`."""
         if not self._waiting:
             return []
         first = self._waiting.popleft()
@@ -103,5 +103,5 @@ class Pipeline(Generic[T]):
         return batch
 
     def complete_sends(self, count: int) -> None:
-        """A batch has its results."""
+        """Free the places of sends that have their results."""
         self.in_flight -= count

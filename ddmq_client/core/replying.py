@@ -117,7 +117,7 @@ class ReplyJob:
         self._end(ClientError(text))
 
     def next_wait(self, now: float, elsewhere: bool) -> float | None:
-        """Seconds until the next try; None when it is over. `elsewhere`: a proxy has not been tried."""
+        """Return the seconds until the next try, or None. `elsewhere`: a proxy has not been tried."""
         if self._over:
             return None
         wait = 0.0 if elsewhere else min(PAUSE_FIRST_S * 2.0 ** min(self._tries, 10), PAUSE_MAX_S)

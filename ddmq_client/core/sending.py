@@ -103,7 +103,7 @@ class SendJob:
 
     @property
     def error(self) -> SendError | None:
-        """The latest error of a message that is not stored yet; None where there is none."""
+        """Return the latest error of a message that is not stored yet; None where there is none."""
         return self.results[self._pending[0]].error if self._pending else None
 
     def begin(self, node: Node, recognised: bool | None = None) -> None:
@@ -164,7 +164,7 @@ class SendJob:
         return worst
 
     def take_failure(self, node: Node, verdict: CallVerdict, text: str, elsewhere: bool) -> CallVerdict:
-        """The attempt ended without results: the verdict holds for everything pending."""
+        """Record an attempt that ended without results: the verdict holds for all pending messages."""
         self._pending = [
             at for at in self._pending if self._record_refusal(at, verdict, text, None, node.name, elsewhere)
         ]
@@ -178,7 +178,7 @@ class SendJob:
         self._pending = ()
 
     def next_wait(self, now: float, elsewhere: bool) -> float | None:
-        """Seconds until the next attempt; None when the job is done."""
+        """Return seconds until the next attempt; None when the job is done."""
         if not self._pending:
             return None
         wait = 0.0 if elsewhere else self._next_backoff()
@@ -259,7 +259,7 @@ class SendJob:
 
 
 def result_of(error: SendError) -> SendResult:
-    """A result that carries an error."""
+    """Return a result that carries an error."""
     result = SendResult()
     result.code = -1 if error.code is None else error.code
     result.text, result.proxy, result.error = error.text, error.proxy, error

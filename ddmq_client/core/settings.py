@@ -52,7 +52,7 @@ def check_handlers(awaits: bool, handler: object, batch_handler: object) -> None
 
 
 def topic_names(topics: str | Sequence[str]) -> tuple[str, ...]:
-    """One name, or several; OptionError for what is neither."""
+    """Return one name, or several, as a tuple. Raises OptionError for anything else."""
     if isinstance(topics, str):
         return (topics,)
     if not isinstance(topics, Iterable):
@@ -61,7 +61,7 @@ def topic_names(topics: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def is_text(value: object) -> bool:
-    """Text that the wire can carry."""
+    """Return whether the value is text that the wire can carry."""
     if not isinstance(value, str):
         return False
     try:
@@ -105,7 +105,7 @@ class ProducerSettings:
             check_text("producer_group", self.producer_group)
 
     def resend_policy(self) -> ResendPolicy:
-        """The rules of resending."""
+        """Return the rules of resending."""
         return ResendPolicy(self.retry_unknown, self.attempts_max)
 
 
@@ -170,10 +170,10 @@ class ConsumerSettings:
 
     @property
     def keeps_leases(self) -> bool:
-        """Leases are extended while a handler runs."""
+        """Return whether leases are extended while a handler runs."""
         return self.extend_for_ms > 0 and not self.broadcasting
 
     @property
     def broadcasting(self) -> bool:
-        """Every instance gets everything."""
+        """Return whether every instance gets all messages."""
         return self.model == BROADCASTING

@@ -215,17 +215,17 @@ class TransactionState:
 
     @property
     def message_count(self) -> int:
-        """The number of messages; those sent twice under one key count once."""
+        """Return the number of messages; those sent twice under one key count once."""
         return len(self._prepared)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the application has ended it."""
+        """Return whether the application has ended it."""
         return self._ended is not None
 
     @property
     def must_roll_back(self) -> bool:
-        """Whether it can only be rolled back."""
+        """Return whether it can only be rolled back."""
         return self._failure is not None
 
     def rolled_back(self) -> NotCommittedError:

@@ -115,7 +115,7 @@ class Background:
         self._complete_batch(batch, results)
 
     def _start_send(self, waiting: QueuedSend[SendFuture]) -> bool:
-        """False where the application has cancelled it: it is not sent."""
+        """Return False if the application has cancelled the send, which then is not made."""
         if waiting.future.set_running_or_notify_cancel():
             return True
         self._release_slots(1)
@@ -138,7 +138,7 @@ class Background:
 
 
 def _call_back(call: Callable[[T], object], value: T) -> None:
-    """A future calls the application's functions, too."""
+    """Call a function of the application, or a future that does, and log its errors."""
     try:
         check_result("the callback", call(value), ends=False)
     except BaseException:  # also SystemExit: the worker goes on

@@ -86,7 +86,7 @@ class BroadcastPuller:
             self._drop_connection()
 
     def _fetch(self, batch: int, linger_ms: int) -> float:
-        """One fetch; seconds to pause after it."""
+        """Fetch once; return the seconds to pause after it."""
         started = self._clock()
         try:
             queues = self._call(batch, linger_ms)

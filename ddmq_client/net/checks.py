@@ -69,11 +69,11 @@ class Checks:
 
     @property
     def has_check(self) -> bool:
-        """Whether a check is registered."""
+        """Return whether a check is registered."""
         return self._check is not None
 
     def counts(self) -> CheckCounts:
-        """A copy of the counters."""
+        """Return a copy of the counters."""
         with self._lock:
             return self._counts.copy()
 
@@ -93,7 +93,7 @@ class Checks:
             self._check = check
 
     def begin(self) -> None:
-        """Ask from now on, where there is a check."""
+        """Poll for undecided transactions from now on, if there is a check."""
         if self._polling is not None or self._check is None:
             return
         with self._lock:
@@ -174,7 +174,7 @@ class Checks:
         return poll_frame(group, self._settings.client_id, CHECKS_MAX, POLL_MS, sequence_id)
 
     def _record_failure(self, text: str) -> None:
-        """A poll brought no answer; the first one after others that did is logged."""
+        """Count a failed poll; log the first one after a success."""
         if self._closed:
             return
         with self._lock:
@@ -186,7 +186,7 @@ class Checks:
         self._failing = True
 
     def _settle_transaction(self, transaction: UndecidedTransaction) -> None:
-        """Ask the application, tell the proxies."""
+        """Ask the check of the application about a transaction, and tell the proxies its decision."""
         if self._closed:
             return  # some other member is asked
         decision = self._decide_transaction(transaction)

@@ -36,11 +36,11 @@ class FramedConnection:
 
     @property
     def closed(self) -> bool:
-        """No socket is open."""
+        """Return whether no socket is open."""
         return self._socket is None
 
     def next_sequence_id(self) -> int:
-        """The number of the next request; it goes on over a new socket."""
+        """Return the number of the next request; it goes on over a new socket."""
         self._sequence_id = self._sequence_id % 0x7FFFFFFF + 1
         return self._sequence_id
 
@@ -105,7 +105,7 @@ class FramedConnection:
             raise verdicts.answer_lost(self.name, error) from error
 
     def _get_socket(self, deadline: float) -> socket.socket:
-        """The socket, its time-out set to what is left."""
+        """Return the socket, with the remaining time as its time-out."""
         open_socket = self._socket
         if open_socket is None:
             raise ConnectionAbortedError("closed here")
@@ -130,7 +130,7 @@ class FramedConnection:
 
 
 def _is_stale(open_socket: socket.socket) -> bool:
-    """The proxy has closed while nothing was under way (or sent what nobody asked for)."""
+    """Return whether the proxy has closed the idle connection, or sent bytes that were not requested."""
     try:
         open_socket.settimeout(0.0)
         open_socket.recv(1, socket.MSG_PEEK)
@@ -152,7 +152,7 @@ def _close_socket(open_socket: socket.socket) -> None:
 def resolve_addresses(
     addresses: Iterable[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]]
 ) -> list[ProxyAddress]:
-    """Every address behind these; a name that does not resolve now keeps what it had in `known` (updated)."""
+    """Return all addresses of these names; a name that fails now keeps those in `known` (updated)."""
     resolved: dict[ProxyAddress, None] = {}
     for address in addresses:
         try:

@@ -91,7 +91,7 @@ class FetchConsumer:
 
     @property
     def consumer_id(self) -> str:
-        """The id of this consumer in its group."""
+        """Return the id of this consumer in its group."""
         return self._settings.consumer_id
 
     @property
@@ -244,7 +244,7 @@ class FetchConsumer:
                 self._changed.wait(min(remaining_s, threading.TIMEOUT_MAX))
 
     def _take_answers(self) -> list[FetchAnswer]:
-        """The answers that have come, in their order."""
+        """Return the answers that have come, in their order."""
         with self._lock:
             answers, self._ended = self._ended, []
             for answer in answers:

@@ -55,7 +55,7 @@ class ProducerBase(Sends):
 
     @property
     def client_id(self) -> str:
-        """The name this producer gives itself."""
+        """Return the name this producer gives itself."""
         return self._settings.client_id
 
     @property
@@ -65,11 +65,11 @@ class ProducerBase(Sends):
 
     @property
     def last_error(self) -> SendError | None:
-        """The error of the latest attempt, also while its message is tried again; None after a success."""
+        """Return the error of the latest attempt, also while a resend is due; None after a success."""
         return self._sender.last_error
 
     def proxies(self) -> list[tuple[str, bool]]:
-        """("host:port", in rotation) of every proxy known so far."""
+        """Return ("host:port", whether it is in rotation) of every known proxy."""
         return self._router.nodes()
 
     def cancel(self, delay: str | SendResult, *, timeout_ms: int | None = None) -> CancelOutcome:

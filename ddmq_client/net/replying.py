@@ -55,7 +55,7 @@ class ReplyCalls:
     def acknowledge(
         self, message: Message, messages: Sequence[bytes], timeout_ms: int | None
     ) -> Sequence[SendResult]:
-        """A message is done together with others, which are sent: their results."""
+        """Acknowledge a message and send others, in one commit; return their results."""
         with self._shared:
             if not self._buffer.begin_reply(message):
                 raise ClientError(f"{message!r} is settled, or has no lease; nothing is sent with it")

@@ -47,7 +47,7 @@ class ProxyRouter:
         self._closed = False
 
     def pick_node(self, avoid: Collection[Node], deadline: float) -> Node | None:
-        """The node for the next attempt; None while no name resolves. The first one waits for names."""
+        """Return the node for the next attempt; None while no name resolves. The first call waits."""
         with self._lock:
             if not self._resolved:
                 self._wait_resolved(deadline)
@@ -66,17 +66,17 @@ class ProxyRouter:
             return self._rotation.has_fresh(tried)
 
     def has_fresh(self, tried: Collection[Node]) -> bool:
-        """Is a node in rotation still untried?"""
+        """Return whether a node in rotation is still untried."""
         with self._lock:
             return self._rotation.has_fresh(tried)
 
     def recognises_resends(self) -> bool | None:
-        """Whether the proxies know what they have stored when it is sent again; None: not seen yet."""
+        """Return whether proxies recognise what is sent again; None: not known yet."""
         with self._lock:
             return self._rotation.recognises_resends()
 
     def nodes(self) -> list[tuple[str, bool]]:
-        """("host:port", in rotation) of every known proxy."""
+        """Return ("host:port", whether it is in rotation) of every known proxy."""
         with self._lock:
             return [(node.name, node.is_up) for node in self._rotation.nodes]
 
@@ -116,7 +116,7 @@ class ProxyRouter:
                 self._drop_idle(node)
 
     def lease(self, node: Node, deadline: float) -> FramedConnection:
-        """A connection to the node, for one caller; waits while all are in use. Give it back."""
+        """Return a connection to the node, for one caller; waits while all are in use. Give it back."""
         with self._lock:
             while not self._closed:
                 connection = self._connection_to(node)
@@ -128,7 +128,7 @@ class ProxyRouter:
             raise ClosedError("the producer has been closed")
 
     def give_back(self, node: Node, connection: FramedConnection) -> None:
-        """After use; a connection whose call failed comes back closed."""
+        """Take a connection back after its use; it is closed if its call failed."""
         with self._lock:
             self._in_use.discard(connection)
             keep = not (connection.closed or node.gone or self._closed)
@@ -150,7 +150,7 @@ class ProxyRouter:
         return FramedConnection(node.address)
 
     def _make_room(self) -> None:
-        """An idle connection to another node makes way, so that open ones stay within the bound."""
+        """Close an idle connection to another node, so that open ones stay within the bound."""
         idle = [entries for entries in self._idle.values() if entries]
         if idle and len(self._in_use) + sum(map(len, idle)) >= self._connections_max:
             idle[0].pop(0)[1].close()

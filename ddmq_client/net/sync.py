@@ -20,12 +20,12 @@ Handle = Callable[[list[Message]], int]  # returns how often the application's h
 
 
 def get_clock() -> Callable[[], float]:
-    """The clock of deadlines: monotonic seconds."""
+    """Return the clock of deadlines: monotonic seconds."""
     return time.monotonic
 
 
 def current_worker() -> object:
-    """The thread that runs."""
+    """Return the identity of the running thread."""
     return threading.get_ident()
 
 
@@ -43,13 +43,13 @@ def set_apart(work: Callable[[], object], amid: bool, locks: Iterable[Lock]) -> 
 
 
 def _on_hub() -> bool:
-    """Whether gevent's hub runs this, as it does a signal handler while all greenlets wait."""
+    """Return whether gevent's hub runs this, as it does a signal handler while all greenlets wait."""
     gevent = sys.modules.get("gevent")
     return gevent is not None and isinstance(gevent.getcurrent(), gevent.hub.Hub)
 
 
 def sleep(seconds: float) -> None:
-    """Let so much time pass."""
+    """Wait for this many seconds."""
     time.sleep(seconds)
 
 
@@ -65,7 +65,7 @@ def is_failure(error: BaseException) -> bool:
 
 
 def ends_worker(error: BaseException) -> bool:
-    """Whether it ends the worker, too: the application ends its greenlet."""
+    """Return whether an error of a handler also ends the worker: the application ends its greenlet."""
     return type(error).__name__ == "GreenletExit"
 
 
@@ -78,12 +78,12 @@ class Activity:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the activity has been started and has not ended."""
+        """Return whether the activity has been started and has not ended."""
         return self._thread.is_alive()
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs in this activity."""
+        """Return whether the caller runs in this activity."""
         return self._thread is threading.current_thread()
 
     def start(self) -> None:

@@ -123,7 +123,7 @@ class Transaction(Sends):
 
     @property
     def id(self) -> str:
-        """The id of the transaction, 32 hexadecimal digits."""
+        """Return the id of the transaction, 32 hexadecimal digits."""
         return self._state.id
 
     def send_batch(
@@ -143,7 +143,7 @@ class Transaction(Sends):
             return results
 
     def commit(self) -> None:
-        """All of its messages are seen from now on, or an error says why not. Leaving the block does it.
+        """Make all messages visible; raises the reason if they are not. Leaving the block does this.
 
         Raises NotCommittedError: none is seen; UnknownEndError: it is not known, its check will settle it.
         """
@@ -156,7 +156,7 @@ class Transaction(Sends):
             self.results = self._end(action)
 
     def rollback(self) -> None:
-        """None of its messages is ever seen. An exception that leaves the block does it."""
+        """Discard all messages. An exception that leaves the block does this."""
         with self._lock:
             action = self._state.roll_back()
         self._roll_back(action)
@@ -186,7 +186,7 @@ class Transaction(Sends):
                 _log.warning("%s (its block raised %r)", failure, error)
 
     def _is_doubt(self, error: BaseException) -> bool:
-        """Whether it says that the local commit may have been, as DecisionTable does."""
+        """Return whether the error says that the local commit may have happened, as DecisionTable does."""
         return isinstance(error, UnknownEndError) and error.transaction_id == self.id
 
     def _argument_error(self, error: OptionError) -> OptionError:
@@ -230,5 +230,5 @@ class Transaction(Sends):
 
 
 def may_be_stored(error: BaseException) -> bool:
-    """Whether a send that raised this may have made its message durable."""
+    """Return whether a send that raised this may have made its message durable."""
     return not isinstance(error, InvalidMessageError | NotStoredError)

@@ -92,7 +92,7 @@ class WorkerPool:
                 worker.start()
 
     def stop(self, deadline: float, flush_deadline: float) -> bool:
-        """Finish in order: pulls, handlers, results. False where something was broken off at its deadline."""
+        """End in order: pulls, handlers, results. False if something was aborted at its deadline."""
         coordinator = self._coordinator
         with self._lock:
             self._stopping = True
@@ -126,7 +126,7 @@ class WorkerPool:
                 activity.cancel()
 
     def is_worker(self) -> bool:
-        """Called by a handler."""
+        """Return whether the caller is one of the workers, that is, a handler."""
         return any(worker.is_current for worker in self._workers)
 
     def _keep_leases(self) -> None:
@@ -222,7 +222,7 @@ class Puller:
             self._connection.close()
 
     def _pull(self, batch: int, linger_ms: int, acks: AckBatch | None) -> float:
-        """One pull; seconds to pause after it."""
+        """Pull once; return the seconds to pause after it."""
         started = self._clock()
         try:
             answer = self._call(batch, linger_ms, acks)

@@ -53,7 +53,7 @@ class ContextCarrier:
         self.not_carried = 0
 
     def own_context(self, properties: Mapping[str, str] | None) -> SpanContext | None:
-        """The context that the application itself has put there; None where there is no readable one."""
+        """Return the context that the application has put into the properties; None if it is unreadable."""
         if not properties or self._fields.isdisjoint(properties):
             return None
         return self._read(properties, Context())[1]
@@ -105,7 +105,7 @@ class ContextCarrier:
 
     @staticmethod
     def fit_together(messages: Sequence[OutgoingMessage]) -> bool:
-        """Whether they do with their contexts, in one request."""
+        """Return whether the messages, with their contexts, fit into one request."""
         return sum(map(_message_size, messages)) + CONTEXT_BYTES_MAX * len(messages) <= MESSAGE_BYTES_MAX
 
     def _read(

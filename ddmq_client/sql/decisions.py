@@ -69,7 +69,7 @@ class DecisionTable:
         return self._recorded_decision(database, transaction_id)
 
     def check(self, connect: Callable[[], Any]) -> Callable[[UndecidedTransaction], Decision]:
-        """The check of a producer: each time on a connection that `connect` makes, closed then."""
+        """Return a check for a producer; it uses a new connection of `connect` for each question."""
         check_connect(connect)
 
         def check(transaction: UndecidedTransaction) -> Decision:

@@ -89,7 +89,7 @@ class OutboxRelay:
         self._thread: threading.Thread | None = None
 
     def counts(self) -> RelayCounts:
-        """A copy of the counters."""
+        """Return a copy of the counters."""
         return self._counts.copy()
 
     def start(self) -> None:
@@ -99,7 +99,7 @@ class OutboxRelay:
         self._thread.start()
 
     def wake(self) -> None:
-        """Something was committed: look at once."""
+        """Look for new messages at once, after a commit."""
         self._due.set()
 
     def stop(self, timeout_s: float = CLOSE_S) -> bool:

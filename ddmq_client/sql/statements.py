@@ -37,7 +37,7 @@ class Done(NamedTuple):
 
 
 def table_name(name: str) -> str:
-    """The name as it is; OptionError for one that would have to be quoted."""
+    """Return the name; raise OptionError if it would have to be quoted."""
     if not isinstance(name, str) or not _NAME.match(name):
         raise OptionError(f"table={name!r}; allowed: letters, digits and _, with a schema if need be")
     return name
@@ -74,7 +74,7 @@ def create(database: Any, statements: Sequence[str]) -> None:
 
 
 def kind_of(database: Any) -> str:
-    """`sqlite` or `postgresql`; OptionError for another."""
+    """Return `sqlite` or `postgresql`; raise OptionError for another database."""
     if _is_sqlalchemy(database):
         bound = database.get_bind() if hasattr(database, "get_bind") else database
         name = str(bound.dialect.name)
@@ -134,12 +134,12 @@ def _check_ran(database: Any, result: object) -> None:
 
 
 def _is_sqlalchemy(database: Any) -> bool:
-    """Whether it, or what it was derived from, is SQLAlchemy's."""
+    """Return whether the database is SQLAlchemy's, or derived from a class of it."""
     return any(kind.__module__.partition(".")[0] == "sqlalchemy" for kind in type(database).__mro__)
 
 
 def _module_of(database: Any) -> str:
-    """Name of the DB-API module that made it; a class derived from a connection counts as that one."""
+    """Return name of the DB-API module that made it; a class derived from a connection counts as that one."""
     for kind in type(database).__mro__:
         name = kind.__module__.partition(".")[0]
         if hasattr(sys.modules.get(name), "paramstyle"):

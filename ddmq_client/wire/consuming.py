@@ -84,7 +84,7 @@ class PullSettings(NamedTuple):
 
 
 def pull_settings(settings: ConsumerSettings) -> PullSettings:
-    """The part of a consumer's settings that its pulls carry."""
+    """Return the part of a consumer's settings that its pulls carry."""
     kind, text = None, None
     if settings.tags is not None:
         kind, text = "TAG", settings.tags
@@ -111,7 +111,7 @@ class Pulled(NamedTuple):
 def pull_frame(
     settings: PullSettings, topic: str | None, batch: int, acks: AckBatch | None, sequence_id: int
 ) -> bytes:
-    """A pull request with the results that ride on it."""
+    """Encode a pull request with the results that it carries."""
     request = _REQUEST()
     request.groupId = settings.group
     request.topic = topic
@@ -130,7 +130,7 @@ def submit_frame(acks: AckBatch, sequence_id: int) -> bytes:
 
 
 def stats_frame(group: str, sequence_id: int) -> bytes:
-    """A request for a group's offsets: it makes nothing, and only a consumer proxy answers it."""
+    """Encode a request for a group's offsets: it makes nothing, and only a consumer proxy answers it."""
     request = _STATS_REQUEST()
     request.group = group
     return _STATS.frame(request, sequence_id)
@@ -142,14 +142,14 @@ def read_stats(payload: bytes, sequence_id: int) -> None:
 
 
 def read_pulled(payload: bytes, sequence_id: int) -> Pulled:
-    """The messages of an answer, perhaps none; PullError, ProxyFault or FrameError."""
+    """Return the messages of an answer, perhaps none. Raises PullError, ProxyFault or FrameError."""
     value = _PULL.answer(payload, sequence_id)
     unapplied, notice = _unapplied_results(value.late), value.notice or ""
     return Pulled(_origin_of(value.context), value.messages or (), value.leaseMs, unapplied, notice)
 
 
 def settle_frame(settings: PullSettings, acks: AckBatch | None, leave: bool, sequence_id: int) -> bytes:
-    """A settle request; `leave`: the client stops, its waiting pulls are to be answered."""
+    """Encode a settle request; `leave`: the client stops, its waiting pulls must be answered."""
     request = _SETTLE_REQUEST()
     request.result = _link_results(acks) if acks else None
     request.groupId, request.clientId = settings.group, settings.client_id
@@ -177,12 +177,12 @@ def _origin_of(context: Any) -> Origin:
 
 
 def read_submitted(payload: bytes, sequence_id: int) -> bool:
-    """Whether the proxy took the results; PullError, ProxyFault or FrameError."""
+    """Return whether the proxy took the results. Raises PullError, ProxyFault or FrameError."""
     return bool(_SUBMIT.answer(payload, sequence_id))
 
 
 def _link_results(acks: AckBatch) -> Any:
-    """The linked list of the wire, one element per origin."""
+    """Return the wire's linked list of results, one element for each origin."""
     head = None
     for results in reversed(acks):
         element = _result_element(results)
@@ -235,7 +235,7 @@ class FetchSettings(NamedTuple):
 def fetch_frame(
     settings: FetchSettings, offsets: Offsets, batch: int, linger_ms: int, sequence_id: int
 ) -> bytes:
-    """A fetch request; `batch` messages of each queue at most."""
+    """Encode a fetch request for at most `batch` messages of each queue."""
     request = _FETCH_REQUEST()
     request.consumerId, request.groupId, request.cluster = settings.consumer_id, settings.group, CLUSTER
     request.fetchOffset = {topic: dict(queues) for topic, queues in offsets.items()} or None
@@ -247,7 +247,7 @@ def fetch_frame(
 
 
 def leave_frame(settings: FetchSettings, sequence_id: int) -> bytes:
-    """A fetch request that brings nothing: this consumer id fetches no more."""
+    """Encode a fetch request that brings nothing: this consumer id fetches no more."""
     request = _FETCH_REQUEST()
     request.consumerId, request.groupId, request.cluster = settings.consumer_id, settings.group, CLUSTER
     request.clientId, request.leave = settings.client_id, True
@@ -255,7 +255,7 @@ def leave_frame(settings: FetchSettings, sequence_id: int) -> bytes:
 
 
 def ack_frame(settings: FetchSettings, offsets: Offsets, sequence_id: int) -> bytes:
-    """An ack request: the next offset to consume of each queue."""
+    """Encode an ack request: the next offset to consume of each queue."""
     result = _OFFSETS()
     result.consumerId, result.groupId, result.cluster = settings.consumer_id, settings.group, CLUSTER
     result.offsets = {topic: dict(queues) for topic, queues in offsets.items()}
@@ -263,7 +263,7 @@ def ack_frame(settings: FetchSettings, offsets: Offsets, sequence_id: int) -> by
 
 
 def read_fetched(payload: bytes, sequence_id: int) -> list[FetchedQueue]:
-    """One entry for each queue that is assigned; PullError, ProxyFault or FrameError."""
+    """Return an entry for each assigned queue. Raises PullError, ProxyFault or FrameError."""
     answer = _FETCH.answer(payload, sequence_id)
     if answer.error is not None:
         raise PullError(answer.error, answer.code)
@@ -281,5 +281,5 @@ def read_fetched(payload: bytes, sequence_id: int) -> list[FetchedQueue]:
 
 
 def read_acked(payload: bytes, sequence_id: int) -> bool:
-    """Whether the offsets are stored; ProxyFault or FrameError."""
+    """Return whether the offsets are stored. Raises ProxyFault or FrameError."""
     return bool(_ACK.answer(payload, sequence_id))

@@ -100,7 +100,7 @@ def encode_delayed(
 
 
 def encoded_message(wire: Any, args: StructArgs, message: OutgoingMessage, placement: Placement) -> bytes:
-    """The bytes of a wire struct that carries a message, which is filled in here."""
+    """Return the bytes of a wire struct that carries a message, which is filled in here."""
     wire.topic = message.topic
     wire.key = message.key or None
     wire.tags = message.tags or None
@@ -123,7 +123,7 @@ def encoded_message(wire: Any, args: StructArgs, message: OutgoingMessage, place
 
 
 def encode_change(action: DelayAction, delay_id: str, client_id: str, when: When | None = None) -> bytes:
-    """A cancel, a reschedule or a fire now of what `delay_id` names."""
+    """Encode a cancel, a reschedule or a fire now of the delayed message `delay_id`."""
     wire = _WireDelay()
     wire.action, wire.uniqDelayMsgId, wire.clientId = int(action), delay_id, client_id
     if when is not None:
@@ -169,7 +169,7 @@ def answer_at(payload: bytes, method: bytes, sequence_id: int) -> int:
 
 
 def encode_heartbeat(client_id: str) -> bytes:
-    """The encoded message that every proxy answers 0 at once."""
+    """Encode the message that every proxy answers with 0 at once."""
     return encode_message(OutgoingMessage(HEARTBEAT_TOPIC, b"1"), Placement(-2, 0), client_id, None)
 
 
