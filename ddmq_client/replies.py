@@ -75,7 +75,7 @@ class Replies:
     def send(
         self,
         topic: str,
-        body: Any,
+        body: object,
         *,
         key: str | None = None,
         tags: str | None = None,

@@ -424,14 +424,14 @@ def _converter_of(hint: Any) -> Callable[[Any], Any] | None:
     if datetime in get_args(hint):
         return lambda ms: to_datetime(ms) if ms else None
     if get_origin(hint) is tuple:
-        kind: Any = get_args(hint)[0]
-        return partial(read_rows, kind) if dataclasses.is_dataclass(kind) else tuple
+        kind: type[Any] = get_args(hint)[0]
+        return partial(read_rows, kind) if kind.__name__ in globals() else tuple
     return MappingProxyType if get_origin(hint) is Mapping else None
 
 
 def read_row(kind: type[R], row: Any) -> R:
     """Return a row of an answer as a record. Raises AdminError if the row lacks something."""
-    record: type[Any] = kind
+    record: Any = kind
     if not isinstance(row, Mapping):
         raise AdminError(f"the answer has {str(row)[:80]!r} in place of a {kind.__name__}")
     values = {}

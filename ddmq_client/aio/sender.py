@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 
 from ddmq_client.aio.router import AsyncProxyRouter
 from ddmq_client.aio.sync import now
@@ -127,7 +127,7 @@ class AsyncSends(ABC):
     async def send(
         self,
         topic: str,
-        body: Any,
+        body: object,
         *,
         key: str | None = None,
         tags: str | None = None,

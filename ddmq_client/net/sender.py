@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 
 from ddmq_client.core import verdicts
 from ddmq_client.core.frames import FrameError
@@ -128,7 +128,7 @@ class Sends(ABC):
     def send(
         self,
         topic: str,
-        body: Any,
+        body: object,
         *,
         key: str | None = None,
         tags: str | None = None,

@@ -34,7 +34,7 @@ ENCODINGS = ("json", "msgpack")
 class Serializer(Protocol):
     """Turns values into bodies and bodies into values."""
 
-    def serialize(self, value: Any) -> bytes:
+    def serialize(self, value: object) -> bytes:
         """Return the body of a value."""
 
     def deserialize(self, body: bytes) -> Any:
@@ -49,9 +49,10 @@ class JsonSerializer:
     """
 
     def __init__(self, into: Callable[[Any], object] | None = None) -> None:
+        check_function("into", into)
         self._into = into
 
-    def serialize(self, value: Any) -> bytes:
+    def serialize(self, value: object) -> bytes:
         """Return the value as compact JSON. Raises TypeError or ValueError for what JSON cannot express."""
         text = json.dumps(
             value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_fields_of
@@ -79,7 +80,7 @@ class MsgspecSerializer:
     encoding  "json" or "msgpack"
     """
 
-    def __init__(self, into: Any = Any, *, encoding: Literal["json", "msgpack"] = "json") -> None:
+    def __init__(self, into: object = Any, *, encoding: Literal["json", "msgpack"] = "json") -> None:
         """Raises OptionError for an unknown encoding, or if msgspec is not installed."""
         if encoding not in ENCODINGS:
             raise OptionError(f"encoding={encoding!r}; allowed: {', '.join(ENCODINGS)}")
@@ -93,7 +94,7 @@ class MsgspecSerializer:
         self._encoder, self._decoder = codec.Encoder(), codec.Decoder(into)
         self._error: type[Exception] = msgspec.DecodeError
 
-    def serialize(self, value: Any) -> bytes:
+    def serialize(self, value: object) -> bytes:
         """Return the value as JSON or MessagePack. Raises TypeError for what msgspec cannot encode."""
         body: bytes = self._encoder.encode(value)
         return body

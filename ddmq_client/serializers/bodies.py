@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from ddmq_client.callables import check_result
 from ddmq_client.errors import InvalidMessageError
@@ -13,9 +14,8 @@ from ddmq_client.serializers import Serializer
 
 def serialize_message(serializer: Serializer, message: OutgoingMessage) -> OutgoingMessage:
     """Return the message with its value serialized. Raises InvalidMessageError if the value cannot be."""
-    body: object
     try:
-        body = serializer.serialize(message.body)
+        body: Any = serializer.serialize(message.body)
         check_result("serialize", body, ends=False)
     except Exception as error:
         what = f"the {type(message.body).__name__} to be sent to {message.topic!r} cannot be serialized"
