@@ -255,13 +255,14 @@ class Message:
         return self.delivery.settling.hand_back(self)
 
     def replies(self, timeout_ms: int | None = None) -> Replies:
-        """A block in which messages are sent that become visible together with this one's acknowledgement, in
-        one commit: `with message.replies() as tx: tx.send(...)` (`async with` in an asyncio consumer).
+        """Return a block in which messages are sent that become visible together with the acknowledgement of
+        this one: `with message.replies() as tx: tx.send(...)` (`async with` in an asyncio consumer).
 
-        Leaving the block acknowledges and sends, within `timeout_ms` (the consumer's); an exception does
-        neither. Raises what became of it otherwise: InvalidMessageError, NoSuchTopicError, NotStoredError
-        (nothing is stored), LeaseOverError (nor then; somebody else gets the message), UnknownOutcomeError.
-        Let these pass: the message fails then, which changes nothing where it was stored after all.
+        Leaving the block acknowledges and sends in one commit, within `timeout_ms` (the consumer's); an
+        exception does neither. Raises InvalidMessageError, NoSuchTopicError, NotStoredError (nothing is
+        stored), LeaseOverError (nothing is stored, and another consumer gets the message) or
+        UnknownOutcomeError. Let these errors leave the handler: the message fails then, which changes
+        nothing if everything was stored after all.
         """
         return Replies(self, self.delivery.settling, timeout_ms, self.serializer)
 

@@ -76,8 +76,10 @@ class FirstAnswer:
         self.failure = error
 
     def check(self, trying: bool = False) -> None:
-        """PullError as long as no proxy has answered and a pull has failed; what another pull, which is
-        under way (`trying`), may still put right is no error yet."""
+        """Raise PullError if a pull has failed and no proxy has answered any.
+
+        `trying`: another pull is under way, so that only errors count which it cannot mend.
+        """
         if self.came or self.failure is None or (trying and not self._is_wrong(self.failure)):
             return
         kind = SubscriptionError if isinstance(self.failure, SubscriptionError) else PullError

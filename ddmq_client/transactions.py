@@ -94,7 +94,7 @@ def with_reference(message: OutgoingMessage, reference: str | None) -> OutgoingM
 
 
 def with_due_time(message: OutgoingMessage, when: When | None) -> OutgoingMessage:
-    """A message whose properties say when it is due: proxies read them of messages of a transaction."""
+    """Return the message with properties that state its due time, as proxies read them in transactions."""
     if when is None:
         return message
     delays = {

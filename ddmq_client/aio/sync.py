@@ -109,7 +109,7 @@ class Condition:
         self.notify(len(self._waiting))
 
     def _leave(self, future: asyncio.Future[bool]) -> None:
-        """A wait ended without being notified; if it was, all the same, somebody else hears of it."""
+        """End a wait that was not notified; a notification that came all the same goes to another task."""
         try:
             self._waiting.remove(future)
         except ValueError:

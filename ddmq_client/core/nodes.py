@@ -159,8 +159,9 @@ class Rotation:
         return any(node.retry_at is None and node not in avoid for node in self._nodes)
 
     def recognises_resends(self) -> bool | None:
-        """Whether nodes know what they have stored when it is sent again: True, one was seen to and none was
-        seen not to; None, none was seen."""
+        """Return True if a node is known to recognise resends and none is known not to, False if one is
+        known not to, None if nothing is known.
+        """
         recognised = None
         for node in self._nodes:
             if node.recognises is not None:

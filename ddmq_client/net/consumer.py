@@ -227,8 +227,11 @@ class Consumer:
         return True
 
     def pause(self) -> None:
-        """Pull nothing more until `resume`. What no handler has seen goes back at once, uncounted, for others
-        (what an older proxy, or a broadcast, has brought is still handled); what handlers have they end."""
+        """Stop pulling until `resume`. Messages that no handler has seen go back at once, uncounted, for
+        others.
+
+        Handlers finish what they have. What an older proxy or a broadcast has brought is still handled.
+        """
         self._set_paused(True)
 
     def resume(self) -> None:

@@ -96,7 +96,9 @@ class FetchConsumer:
 
     @property
     def assignments(self) -> list[Queue]:
-        """(topic, queue) of what the proxies gave to this consumer, as of the last fetch."""
+        """Return (topic, name of the queue on the wire) of the queues that this consumer owned at the last
+        fetch.
+        """
         return self._assignments.list_queues()
 
     def seek(self, topic: str, queue: int | str, offset: int) -> None:
@@ -286,7 +288,9 @@ class FetchConsumer:
             return False
 
     def _leave(self, name: str) -> None:
-        """Say so to one proxy; where it does not hear it, the queues go to others after 30 s."""
+        """Tell one proxy that this consumer fetches no more; if that fails, the others get its queues after
+        30 s.
+        """
         address = self._addresses.get(name)
         if address is None:
             return

@@ -30,11 +30,11 @@ def current_worker() -> object:
 
 
 def set_apart(work: Callable[[], object], amid: bool, locks: Iterable[Lock]) -> bool:
-    """A signal handler asks for work that needs what this very thread has (one of the locks, or it is `amid`
-    other work), or that would wait on gevent's hub: then a thread of its own does it. False where nothing is
-    in the way.
+    """Run `work` in a thread of its own if a signal handler cannot run it here; return whether it was.
 
-    Not by `Thread.start`, which may be what the signal has interrupted, with a lock of its own.
+    The signal may have interrupted this thread while it had one of the locks, or other work (`amid`), or
+    gevent's hub. The thread is not started by `Thread.start`, which may be what was interrupted, with a lock
+    of its own.
     """
     if not amid and not any(lock._is_owned() for lock in locks) and not _on_hub():  # type: ignore[attr-defined]
         return False
@@ -59,8 +59,9 @@ def await_result(answer: object) -> object:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether what a handler raised is a failure: also SystemExit and the like, for a worker that they ended
-    would leave its messages to nobody."""
+    """Return True: every error of a handler is a failure, also SystemExit and the like. If they ended the
+    worker, its messages would have no handler.
+    """
     return True
 
 

@@ -78,8 +78,11 @@ class TransactionCalls:
         check: int | None = None,
         messages: int | None = None,
     ) -> Sequence[SendResult]:
-        """Say how it ended, until somebody knows; where its messages landed, if this call has committed it.
-        TransactionError where it did not end so, or nobody has confirmed it."""
+        """End the transaction at the proxies, with retries; return where its messages are, if this call has
+        committed it.
+
+        Raises TransactionError if it ended otherwise, or no proxy has confirmed the end.
+        """
         self._home.check_process()
         job = self.outbox.end(transaction_id, action, through_offset, deadline, check, messages)
         (result,) = self._sender.run(job, read_ended)
@@ -162,8 +165,11 @@ class Transaction(Sends):
         self._roll_back(action)
 
     def undecided(self) -> None:
-        """The application itself does not know: the commit of its database brought no answer, say. It is left
-        to the check, which is asked a minute after the first message."""
+        """Leave the outcome to the check: the application does not know it, for instance because the commit
+        of its database brought no answer.
+
+        The check is asked a minute after the first message.
+        """
         with self._lock:
             self._state.leave()
 

@@ -76,9 +76,12 @@ class ContextCarrier:
     def with_context(
         self, message: OutgoingMessage, context: Context | None, given: SpanContext | None, fit: bool = True
     ) -> tuple[OutgoingMessage, bool]:
-        """The message with `context` in its properties (None: with what was `given` there), and traceId and
-        spanId where it has neither; False where that would make it too large, so that it goes as it is.
-        `fit`: what goes with it in one request leaves room."""
+        """Return the message with `context` in its properties, and with traceId and spanId if it has
+        neither; None for the context restores what was `given` there.
+
+        Returns False if the message would become too large; it is then sent as it is. `fit`: there is room
+        for the context in the request.
+        """
         added: dict[str, str] = {}
         span = given
         if context is not None:

@@ -101,8 +101,10 @@ class OutboxTable:
         return name
 
     def waiting(self, database: Any, count_max: int, bytes_max: int, after: int = 0) -> list[OutboxRow]:
-        """The oldest that are to be sent, of those behind row `after` that have none of their chain up to it
-        before them; the one that goes past the bytes is the last."""
+        """Return the oldest rows to send: up to `count_max`, until their bodies reach `bytes_max`.
+
+        Only rows behind row `after` count, and of those only rows of chains that have no row up to `after`.
+        """
         waits = "refused IS NULL AND id > :after"
         if after:
             waits += (

@@ -225,8 +225,11 @@ _PUT_OFF = (Code.BUSY, Code.TOPIC_REFUSED, Code.NO_SUCH_QUEUE)
 
 
 def _for_good(result: SendResult) -> bool:
-    """Whether it will never be taken as it is. A topic that was closed or changed just now may be told by the
-    engine, as 11 or 14, before the proxy has heard of it."""
+    """Return whether proxies will never accept this message.
+
+    A topic that was closed or changed just now is not such a case: the engine may reject with 11 or 14
+    before the proxy knows the change.
+    """
     if CLOSED in result.text or result.code == Code.NO_SUCH_QUEUE:
         return False
     return isinstance(result.error, NoSuchTopicError | InvalidMessageError)

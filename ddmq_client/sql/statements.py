@@ -95,8 +95,11 @@ def check_connect(connect: object) -> None:
 
 @contextmanager
 def open_transaction(connect: Callable[[], Any]) -> Iterator[Any]:
-    """A connection of one's own and a SQL transaction on it: committed at the end of the block, rolled back
-    by an exception. `connect` makes a DB-API connection, or SQLAlchemy's Connection or Session."""
+    """Open a connection and a SQL transaction on it: committed at the end of the block, rolled back by an
+    exception.
+
+    `connect` makes a DB-API connection, or SQLAlchemy's Connection or Session.
+    """
     database = connect()
     check_result("connect", database)
     try:

@@ -69,8 +69,9 @@ _WireDelay: Any = _DELAY_MESSAGE[0]
 def encode_message(
     message: OutgoingMessage, placement: Placement, client_id: str, producer_group: str | None
 ) -> bytes:
-    """The wire struct's bytes, without a sequence (frames.with_number); InvalidMessageError for what no proxy
-    would take or the wire cannot carry."""
+    """Encode a message without a sequence number (see frames.with_number). Raises InvalidMessageError for
+    one that no proxy would take or the wire cannot carry.
+    """
     wire = _WireMessage()
     wire.producerGroup = producer_group
     wire.idempotencyKey = message.idempotency_key
@@ -135,8 +136,9 @@ def encode_change(action: DelayAction, delay_id: str, client_id: str, when: When
 
 
 def read_results(payload: bytes, sequence_id: int, method: bytes) -> list[SendResult]:
-    """Results of sendSync, sendBatch or sendDelaySync; ProxyFault, or FrameError for what is no answer to
-    this request."""
+    """Return the results of sendSync, sendBatch or sendDelaySync. Raises ProxyFault, or FrameError if this
+    is no answer to the request.
+    """
     at = answer_at(payload, method, sequence_id)
     success = decode(payload, at, _ANSWERS[method]).success
     if success is None:
