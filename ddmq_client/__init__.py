@@ -9,11 +9,14 @@ they are first used: servers take only the contract from here.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ddmq_client.delays import CancelOutcome, DelayResult, DelayStatus
     from ddmq_client.errors import (
+        AccessError,
+        AdminError,
         BusyError,
         ClientError,
         ClosedError,
@@ -21,16 +24,22 @@ if TYPE_CHECKING:
         LeaseOverError,
         NoSuchTopicError,
         NotCommittedError,
+        NotFoundError,
         NotStoredError,
         OptionError,
         PullError,
+        RejectedError,
         SendError,
+        SubscriptionError,
         ThrottledError,
         TransactionError,
+        UnavailableError,
+        UnknownChangeError,
         UnknownEndError,
         UnknownOutcomeError,
     )
     from ddmq_client.idl.codes import Durability
+    from ddmq_client.net.admin.client import Admin
     from ddmq_client.net.consumer import Consumer
     from ddmq_client.net.fetching import FetchConsumer
     from ddmq_client.net.transactions import Transaction
@@ -39,9 +48,13 @@ if TYPE_CHECKING:
     from ddmq_client.ranges import QueueBounds, RangeReader
     from ddmq_client.received import FetchedQueue, LateResult, Message, Outcome
     from ddmq_client.replies import Replies
+    from ddmq_client.serializers import JsonSerializer, MsgspecSerializer, Serializer
     from ddmq_client.transactions import CheckCounts, Decision, UndecidedTransaction
 
 __all__ = [
+    "AccessError",
+    "Admin",
+    "AdminError",
     "BusyError",
     "CancelOutcome",
     "CheckCounts",
@@ -55,11 +68,14 @@ __all__ = [
     "FetchConsumer",
     "FetchedQueue",
     "InvalidMessageError",
+    "JsonSerializer",
     "LateResult",
     "LeaseOverError",
     "Message",
+    "MsgspecSerializer",
     "NoSuchTopicError",
     "NotCommittedError",
+    "NotFoundError",
     "NotStoredError",
     "OptionError",
     "Outcome",
@@ -68,18 +84,24 @@ __all__ = [
     "PullError",
     "QueueBounds",
     "RangeReader",
+    "RejectedError",
     "Replies",
     "SendError",
     "SendResult",
+    "Serializer",
+    "SubscriptionError",
     "ThrottledError",
     "Transaction",
     "TransactionError",
+    "UnavailableError",
     "UndecidedTransaction",
+    "UnknownChangeError",
     "UnknownEndError",
     "UnknownOutcomeError",
 ]
 
 _HOMES = {
+    "Admin": "net.admin.client",
     "CancelOutcome": "delays",
     "DelayResult": "delays",
     "DelayStatus": "delays",
@@ -99,13 +121,32 @@ _HOMES = {
     "QueueBounds": "ranges",
     "RangeReader": "ranges",
     "Replies": "replies",
+    "JsonSerializer": "serializers",
+    "MsgspecSerializer": "serializers",
+    "Serializer": "serializers",
     "SendResult": "outgoing",
 }
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return _read_version()
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
+
+
+def _read_version() -> str:
+    """Return the release of the installed package: the client alone, or the server that contains it."""
+    for package in ("ddmq-client", "ddmq-proxy"):
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return "0+unknown"

@@ -75,8 +75,8 @@ class DelayResult(SendResult):
 
     @property
     def due_at(self) -> datetime | None:
-        """The (first) due time of the message, in UTC."""
-        return None if self.due_ms is None else moment(self.due_ms)
+        """Return the (first) due time of the message, in UTC."""
+        return None if self.due_ms is None else to_datetime(self.due_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +92,16 @@ class CancelOutcome:
 
     @property
     def cancelled(self) -> bool:
-        """The message will not be delivered any more."""
+        """Return whether the message will not be delivered any more."""
         return self.status is DelayStatus.CANCELLED
 
 
 def outcome_of(result: SendResult) -> CancelOutcome:
-    """The outcome that a confirmed answer carries; one without an outcome (an old proxy) is pending."""
+    """Return the outcome in a confirmed answer; an answer of an old proxy has none: it is pending."""
     if not isinstance(result, DelayResult) or result.outcome is None:
         return CancelOutcome(DelayStatus.PENDING)
     status = _STATUS.get(result.outcome, DelayStatus.PENDING)
-    fired = None if result.fired_at_ms is None else moment(result.fired_at_ms)
+    fired = None if result.fired_at_ms is None else to_datetime(result.fired_at_ms)
     return CancelOutcome(status, fired, result.due_at, "" if result.text == "OK" else result.text)
 
 
@@ -117,16 +117,16 @@ def when_of(
 ) -> When | None:
     """None: no delay of the delay service is asked for. OptionError for what does not fit together."""
     firsts = {"delay": delay, "deliver_at": deliver_at, "cron": cron, "level": level}
-    given = [name for name, value in firsts.items() if value is not None]
+    firsts_set = [name for name, value in firsts.items() if value is not None]
     others = {"zone": zone, "every": every, "times": times, "catch_up": catch_up}
     extras = [name for name, value in others.items() if value is not None]
-    if len(given) > 1:
-        raise OptionError(f"{' and '.join(given)} are both set; {_FIRST_ALLOWED}")
+    if len(firsts_set) > 1:
+        raise OptionError(f"{' and '.join(firsts_set)} are both set; {_FIRST_ALLOWED}")
     if level is not None and extras:
         raise OptionError(f"{extras[0]} is set beside level; allowed beside level: nothing")
     if zone is not None and cron is None:
         raise OptionError(f"zone={zone!r} without a cron; a datetime carries its own zone")
-    if not given and every is None:
+    if not firsts_set and every is None:
         if extras:
             raise OptionError(f"{extras[0]} is set without a first delivery; {_FIRST_ALLOWED}")
         return None
@@ -174,7 +174,7 @@ def _when(
 
 
 def epoch_ms(name: str, value: datetime) -> int:
-    """Epoch milliseconds, rounded up; OptionError for a datetime without a zone: it names no moment."""
+    """Return epoch milliseconds, rounded up. Raises OptionError for a datetime without a zone."""
     if not isinstance(value, datetime):
         raise OptionError(f"{name}={value!r} is {type(value).__name__}; allowed: a datetime with a time zone")
     if value.utcoffset() is None:
@@ -198,7 +198,7 @@ def start_text(start: object) -> str | None:
 
 
 def duration_ms(name: str, value: timedelta, least: int) -> int:
-    """Milliseconds, rounded up; OptionError for what is no timedelta or less than `least`."""
+    """Return milliseconds, rounded up; OptionError for what is no timedelta or less than `least`."""
     if not isinstance(value, timedelta):
         raise OptionError(
             f"{name}={value!r} is {type(value).__name__}; allowed: a timedelta, as in timedelta(seconds=90)"
@@ -210,6 +210,6 @@ def duration_ms(name: str, value: timedelta, least: int) -> int:
     return milliseconds
 
 
-def moment(epoch: int) -> datetime:
-    """Epoch milliseconds as a datetime in UTC."""
+def to_datetime(epoch: int) -> datetime:
+    """Convert epoch milliseconds to a datetime in UTC."""
     return _EPOCH + timedelta(milliseconds=epoch)

@@ -12,6 +12,13 @@ ClientError
         UnknownOutcomeError     may or may not be stored: sending it again may make a duplicate
     LeaseOverError          an acknowledgement with messages came too late: none of them is stored
     PullError               the consumer proxy refused the pull
+        SubscriptionError       a stated filter or order key is not the subscription's; an OptionError, too
+    AdminError              the admin API did not do what it was asked for
+        NotFoundError           no such topic, group, message or delayed message
+        RejectedError           the request is wrong: sending it again changes nothing
+        AccessError             the server does not serve this client, or not under this name
+        UnavailableError        nothing was changed: try again later
+        UnknownChangeError      the change may or may not have been made
     TransactionError        a transaction did not end as it was told to
         NotCommittedError       certainly not committed: none of its messages is seen by anybody
         UnknownEndError         committed or not: its check will settle it
@@ -87,6 +94,44 @@ class LeaseOverError(ProxyError):
 
 class PullError(ProxyError):
     """The consumer proxy refused the pull; the request is wrong or not allowed."""
+
+
+class SubscriptionError(PullError, OptionError):
+    """The consumer states a filter or an order key that cannot be used, or that the group's subscription does
+    not have; the text names both."""
+
+
+class AdminError(ClientError):
+    """The admin API did not do what it was asked for; the text is the server's sentence.
+
+    `status` is the HTTP status, None if there was no answer; `server` is "host:port".
+    """
+
+    def __init__(self, text: str, status: int | None = None, server: str = "") -> None:
+        self.text = printable(text)
+        super().__init__(self.text)
+        self.status = status
+        self.server = server
+
+
+class NotFoundError(AdminError):
+    """The named topic, group, message or delayed message does not exist (404)."""
+
+
+class RejectedError(AdminError):
+    """The request is wrong as it stands (400, 405, 413): sending it again changes nothing."""
+
+
+class AccessError(AdminError):
+    """The server does not serve this client, or not under this host name (401, 403)."""
+
+
+class UnavailableError(AdminError):
+    """No server answered, or it cannot answer now (503): nothing was changed; try again later."""
+
+
+class UnknownChangeError(AdminError):
+    """No answer came in time (504, or the connection ended): the change may or may not have been made."""
 
 
 class TransactionError(ProxyError):

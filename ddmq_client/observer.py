@@ -73,8 +73,9 @@ class ClientObserver(Protocol):
         """Begin to observe a call that sends."""
 
     def handed_out(self, messages: Sequence[Message], client_id: str, asked_ns: int | None) -> None:
-        """The application gets messages: those that it asked for by `pull` or a loop (`asked_ns`: since when,
-        epoch nanoseconds), or its handler will be called with (None)."""
+        """Observe messages that the application gets: by `pull` or a loop, requested since `asked_ns` (epoch
+        nanoseconds), or for its handler (None).
+        """
 
     def handling(self, messages: Sequence[Message], call: HandleCall) -> ObservedHandling:
         """Begin to observe a call of the handler."""

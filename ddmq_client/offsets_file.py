@@ -121,7 +121,7 @@ def _to_text(group: str, instance: str, offsets: Offsets) -> str:
 
 
 def _from_text(text: str, group: str, instance: str, path: str) -> Offsets:
-    """The offsets of a file. OptionError names the file and what is wrong."""
+    """Return the offsets of a file. OptionError names the file and what is wrong."""
     try:
         whole = json.loads(text)
     except ValueError as error:

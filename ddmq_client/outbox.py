@@ -9,8 +9,8 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from ddmq_client.core import frames
-from ddmq_client.core.pipeline import HURRY_SHARE, goes_alone, has_level, split
-from ddmq_client.core.selectors import placer
+from ddmq_client.core.pipeline import HURRY_SHARE, goes_alone, has_level, split_batches
+from ddmq_client.core.selectors import make_placer
 from ddmq_client.core.sending import SEND_DELAYED, SendJob, result_of
 from ddmq_client.core.sequences import Sequences
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check, check_text
@@ -19,6 +19,7 @@ from ddmq_client.delays import When
 from ddmq_client.errors import InvalidMessageError, OptionError
 from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code, DelayAction, TransactionAction
 from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
+from ddmq_client.serializers.bodies import serialize_message
 from ddmq_client.transactions import with_due_time
 from ddmq_client.wire.producing import encode_change, encode_delayed, encode_message
 from ddmq_client.wire.transactions import end_request, prepare_request
@@ -35,7 +36,7 @@ class BatchPlan(NamedTuple):
     requests: list[list[Member]]
     keyed: Collection[int]  # in the application's list: which have a key
 
-    def fill(self, request: list[Member], results: Sequence[SendResult]) -> None:
+    def fill_results(self, request: list[Member], results: Sequence[SendResult]) -> None:
         """Put a request's results where its messages stood."""
         for (at, _), result in zip(request, results, strict=True):
             self.results[at] = result
@@ -46,61 +47,66 @@ class Outbox:
 
     def __init__(self, settings: ProducerSettings) -> None:
         self.settings = settings
-        self._place = placer(settings.selector)
-        self._policy = settings.policy()
-        self._sequences = Sequences(_producer, Lock()) if settings.idempotent else None
+        self._place = make_placer(settings.selector)
+        self._policy = settings.resend_policy()
+        self._sequences = Sequences(_new_producer_field, Lock()) if settings.idempotent else None
 
     def encode(self, message: OutgoingMessage) -> bytes:
-        """The message's bytes on the wire; InvalidMessageError where there are none."""
+        """Return the bytes of a message on the wire. Raises InvalidMessageError."""
         settings = self.settings
         if message.idempotency_key is not None:
             check_text("idempotency_key", message.idempotency_key)
-        return encode_message(message, self._place(message), settings.client_id, settings.producer_group)
+        placement = self._place(message)
+        if settings.serializer is not None:
+            message = serialize_message(settings.serializer, message)
+        return encode_message(message, placement, settings.client_id, settings.producer_group)
 
     def timeout_s(self, timeout_ms: int | None) -> float:
-        """Seconds for a call; the producer's own where the call states none."""
+        """Return the seconds for a call: as stated, or the producer's own."""
         if timeout_ms is None:
             return self.settings.timeout_ms / 1000
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         return timeout_ms / 1000
 
-    def single(self, message: OutgoingMessage, deadline: float) -> SendJob:
-        """The job of one message."""
+    def job_of_message(self, message: OutgoingMessage, deadline: float) -> SendJob:
+        """Return the job of one message."""
         encoded = self.encode(message)
-        return self.job([encoded], deadline, _ALL_OF_ONE if has_key(message) else ())
+        return self.build_job([encoded], deadline, _ALL_OF_ONE if has_key(message) else ())
 
-    def part(self, plan: BatchPlan, request: list[Member], deadline: float) -> SendJob:
-        """The job of one request of a plan."""
+    def job_of_request(self, plan: BatchPlan, request: list[Member], deadline: float) -> SendJob:
+        """Return the job of one request of a plan."""
         keyed = [n for n, (at, _) in enumerate(request) if at in plan.keyed] if plan.keyed else ()
-        return self.job([data for _, data in request], deadline, frozenset(keyed))
+        return self.build_job([data for _, data in request], deadline, frozenset(keyed))
 
-    def job(self, encoded: Sequence[bytes], deadline: float, keyed: Collection[int] = ()) -> SendJob:
-        """One request's job: sendSync for one message, sendBatch for several. `keyed`: which have a key."""
+    def build_job(self, encoded: Sequence[bytes], deadline: float, keyed: Collection[int] = ()) -> SendJob:
+        """Return the job of one request: sendSync or sendBatch. `keyed`: which messages have a key."""
         sequences = self._sequences if len(keyed) < len(encoded) else None
         batch = len(encoded) > 1
         return SendJob(encoded, batch, deadline, self._policy, sequences=sequences, keyed=keyed)
 
-    def delayed(self, message: OutgoingMessage, when: When, deadline: float) -> SendJob:
-        """The job of a delayed message. Its uuid is fixed here, so sending it again makes no second one."""
+    def job_of_delay(self, message: OutgoingMessage, when: When, deadline: float) -> SendJob:
+        """Return the job of a delayed message. Its uuid is fixed here, so a resend makes no second one."""
         if message.idempotency_key is not None:
             raise OptionError(
                 f"idempotency_key={message.idempotency_key!r} of a delayed message; allowed: None. By an id"
                 " of its own it is added once, however often it is sent again"
             )
         placement, client_id = self._place(message), self.settings.client_id
+        if self.settings.serializer is not None:
+            message = serialize_message(self.settings.serializer, message)
         encoded, again = encode_delayed(message, placement, client_id, str(uuid4()), when)
-        return self._repeatable(encoded, deadline, again)
+        return self._repeatable_job(encoded, deadline, again)
 
-    def change(
+    def job_of_change(
         self, action: DelayAction, delay: str | SendResult, deadline: float, when: When | None = None
     ) -> SendJob:
-        """The job of a change of a delayed message; carried out twice it is as once."""
+        """Return the job that changes a delayed message; carried out twice, it has the effect of once."""
         delay_id = delay.delay_id if isinstance(delay, SendResult) else delay
         if not isinstance(delay_id, str) or not delay_id:
             raise OptionError(f"{delay!r} names no delayed message; allowed: the delay_id of a delayed send")
-        return self._repeatable(encode_change(action, delay_id, self.settings.client_id, when), deadline)
+        return self._repeatable_job(encode_change(action, delay_id, self.settings.client_id, when), deadline)
 
-    def prepared(
+    def job_of_prepare(
         self,
         transaction_id: str,
         messages: Sequence[OutgoingMessage],
@@ -108,8 +114,8 @@ class Outbox:
         check_after_ms: int | None,
         when: When | None = None,
     ) -> PrepareJob:
-        """The job of messages of a transaction, all in one request."""
-        group, client_id = self._group(), self.settings.client_id
+        """Return the job of messages of a transaction, all in one request."""
+        group, client_id = self._get_group(), self.settings.client_id
         request = prepare_request(transaction_id, group, client_id, check_after_ms, when is not None)
         encoded = [self.encode(with_due_time(message, when)) for message in messages]
         size = sum(map(len, encoded))
@@ -131,21 +137,21 @@ class Outbox:
         messages: int | None = None,
     ) -> EndJob:
         """The job of an end, or of the answer to a check. `messages`: how many a commit has."""
-        group, client_id = self._group(), self.settings.client_id
+        group, client_id = self._get_group(), self.settings.client_id
         request = end_request(transaction_id, group, client_id, action, through_offset, check, messages)
         return EndJob(request, deadline, self._policy)
 
-    def _group(self) -> str:
+    def _get_group(self) -> str:
         assert self.settings.producer_group is not None
         return self.settings.producer_group
 
-    def _repeatable(
+    def _repeatable_job(
         self, encoded: bytes, deadline: float, again: Callable[[], bytes] | None = None
     ) -> SendJob:
         policy = self._policy._replace(retry_unknown=True)
         return SendJob([encoded], False, deadline, policy, SEND_DELAYED, again)
 
-    def plan(self, messages: Iterable[OutgoingMessage]) -> BatchPlan:
+    def plan_batch(self, messages: Iterable[OutgoingMessage]) -> BatchPlan:
         """Encode and cut. What asks for a delay level goes alone, after the others; what the topic may take
         for a delay, alone and in its place."""
         results: list[SendResult] = []
@@ -170,13 +176,13 @@ class Outbox:
             elif has_level(message):
                 after.append([member])
             else:
-                requests += [*self._cut(together), [member]]
+                requests += [*self._cut_requests(together), [member]]
                 together = []
-        return BatchPlan(results, requests + self._cut(together) + after, keyed)
+        return BatchPlan(results, requests + self._cut_requests(together) + after, keyed)
 
-    def _cut(self, members: list[Member]) -> list[list[Member]]:
+    def _cut_requests(self, members: list[Member]) -> list[list[Member]]:
         sizes = [len(data) for _, data in members]
-        parts = split(sizes, self.settings.batch_bytes, self.settings.batch_messages)
+        parts = split_batches(sizes, self.settings.batch_bytes, self.settings.batch_messages)
         return [members[part.start : part.stop] for part in parts]
 
 
@@ -191,7 +197,7 @@ def oneway_frame(encoded: bytes, sequence_id: int) -> bytes:
     return frames.build_frame((head, *frames.one_message_args(encoded, None)))
 
 
-def _producer() -> bytes:
+def _new_producer_field() -> bytes:
     return frames.producer_field(secrets.token_bytes(PRODUCER_ID_BYTES))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from ddmq_client.errors import OptionError, SendError
 from ddmq_client.idl.codes import DELAY_PROPERTY, IDEMPOTENCY_KEY, DurabilityClass
@@ -21,7 +22,8 @@ class OutgoingMessage:
     """One message to send.
 
     topic       letters, digits, `_ - % |`, at most 127 bytes
-    body        bytes, or str (sent as UTF-8); not empty; 2 MiB at most unless the topic allows more
+    body        bytes, or str (sent as UTF-8); of a producer with a serializer: what that takes. Not empty;
+                2 MiB at most unless the topic allows more
     key, tags   at most 255 characters each; empty counts as absent
     properties  text to text; no blank names or values, no reserved names
     shard_key   messages of one topic with the same shard key go to the same queue
@@ -31,7 +33,7 @@ class OutgoingMessage:
     """
 
     topic: str
-    body: bytes | str
+    body: Any
     key: str | None = None
     tags: str | None = None
     properties: Mapping[str, str] | None = None
@@ -41,7 +43,7 @@ class OutgoingMessage:
 
 
 def has_key(message: OutgoingMessage) -> bool:
-    """Whether it says itself how a second one is recognised: by its idempotency key, or the property."""
+    """Return whether the message has an idempotency key, as a field or as a property."""
     return message.idempotency_key is not None or IDEMPOTENCY_KEY in (message.properties or ())
 
 
@@ -97,36 +99,36 @@ class SendResult:
 
     @property
     def durability_class(self) -> DurabilityClass | None:
-        """`durability` as the enumeration."""
+        """Return `durability` as a member of the enumeration."""
         return None if self.durability is None else DurabilityClass(self.durability)
 
     @property
     def duplicate(self) -> bool:
-        """Whether the message was stored before, by an earlier send."""
+        """Return whether the message was stored before, by an earlier send."""
         return bool(self.duplicate_code)
 
     @property
     def body_differs(self) -> bool:
-        """Whether the message was stored before, with another body."""
+        """Return whether the message was stored before, with another body."""
         return self.duplicate_code == STORED_DIFFERENTLY
 
     @property
     def delayed(self) -> bool:
-        """Whether the message is stored for later delivery, by a delay level or another delay."""
+        """Return whether the message is stored for later delivery, by a delay level or another delay."""
         return self.offset is None and (self.delay_id is not None or self.message_id is not None)
 
     @property
     def due_at(self) -> datetime | None:
-        """The (first) due time of a delayed message, in UTC; None for others, and for delay levels."""
+        """Return the (first) due time of a delayed message, in UTC; None for others, and for delay levels."""
         return None
 
     @property
     def stored(self) -> bool:
-        """Whether the message is confirmed as stored."""
+        """Return whether the message is confirmed as stored."""
         return self.error is None and self.code >= 0
 
     def raise_for_error(self) -> SendResult:
-        """Itself when stored, else raises `error`."""
+        """Return the result itself if the message is stored; raise `error` otherwise."""
         if self.error is not None:
             raise self.error
         return self

@@ -32,7 +32,7 @@ class Home:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a fork of that one."""
+        """Return whether this process is a fork of that one."""
         return self._process is not None and self._process != os.getpid()
 
     def check_process(self) -> None:
@@ -58,7 +58,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._arrived) for number in WATCHED}
+            self._before = {number: signal.signal(number, self._on_signal) for number in WATCHED}
         return self
 
     def __exit__(
@@ -66,7 +66,7 @@ class Signals:
     ) -> None:
         self._restore()
 
-    def _arrived(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.came = True
         self._restore()
 

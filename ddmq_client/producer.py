@@ -25,6 +25,7 @@ from ddmq_client.observer import ClientObserver, ObservedSend, observe_send
 from ddmq_client.outbox import hurry_at
 from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
 from ddmq_client.process import new_client_id
+from ddmq_client.serializers import Serializer
 from ddmq_client.transactions import Check
 
 
@@ -53,6 +54,7 @@ class Producer(ProducerBase):
                      process that is dead, and returns a Decision. It is asked from the `with` or the first
                      send on, in a thread of its own, one at a time; one that raises says NOT_KNOWN_YET
     client_id        in the proxies' logs; made from host and process when absent
+    serializer       turns the `body` of every send into bytes: see ddmq_client.serializers
     observer         is called for every send: see ddmq_client.observer, and ddmq_client.opentelemetry for
                      spans
     """
@@ -74,6 +76,7 @@ class Producer(ProducerBase):
         producer_group: str | None = None,
         check: Check | None = None,
         client_id: str | None = None,
+        serializer: Serializer | None = None,
         observer: ClientObserver | None = None,
     ) -> None:
         """Checks its arguments (OptionError); connects with the first send."""
@@ -90,6 +93,7 @@ class Producer(ProducerBase):
             selector=selector,
             producer_group=producer_group,
             client_id=client_id or new_client_id(),
+            serializer=serializer,
         )
         super().__init__(proxies, settings, check, observer)
         self._background = Background(settings, self._outbox, self._sender)
@@ -108,13 +112,13 @@ class Producer(ProducerBase):
         """
         check_function("on_done", on_done)
         if self._observer is None:
-            return self._queue(message, on_done, timeout_ms)
+            return self._queue_send(message, on_done, timeout_ms)
         with observe_send(self._observer.sending((message,), self._single)) as send:
-            future = self._queue(send.messages[0], on_done, timeout_ms)
-        future.add_done_callback(partial(_tell, send))
+            future = self._queue_send(send.messages[0], on_done, timeout_ms)
+        future.add_done_callback(partial(_report_outcome, send))
         return future
 
-    def _queue(
+    def _queue_send(
         self,
         message: OutgoingMessage,
         on_done: Callable[[SendResult], None] | None,
@@ -133,21 +137,21 @@ class Producer(ProducerBase):
     def flush(self, timeout_ms: int | None = None) -> bool:
         """Wait until no `send_async` is under way; False when the time was up first."""
         self._home.check_process()
-        return self._background.flush(self._deadline(timeout_ms))
+        return self._background.flush(self._deadline_after(timeout_ms))
 
     def close(self, timeout_ms: int | None = None) -> None:
         """Send what waits, at most for `timeout_ms`, then close. What is left gets NotStoredError."""
         if self._closed or self._home.is_forked:
             return
         self._closed = True
-        deadline = self._deadline(timeout_ms)
+        deadline = self._deadline_after(timeout_ms)
         self._background.close(deadline)
         self._checks.close(deadline)
         self._router.close(deadline + 1.0)
         self._background.join(deadline + 1.0)
 
 
-def _tell(send: ObservedSend, future: Future[SendResult]) -> None:
+def _report_outcome(send: ObservedSend, future: Future[SendResult]) -> None:
     """Report the outcome of a background send to its observer."""
     error = CancelledError() if future.cancelled() else future.exception()
     if error is None:

@@ -2,7 +2,7 @@
 
     with RangeReader("mq-1:9713", "archive", ["orders"]) as reader:
         for at in reader.bounds():
-            found = reader.read(at.topic, at.queue, at.first, 500)
+            found = reader.read(at.topic, at.queue_id, at.first, 500)
 
 The group must be of the model broadcasting, or not exist: then the first call makes it. Nothing is shared
 out, leased, acknowledged or stored at the proxies, and each of them can read every queue: the addresses are
@@ -24,7 +24,7 @@ from ddmq_client.errors import ClosedError, OptionError, PullError
 from ddmq_client.idl.codes import CONSUMER_PORT, Code
 from ddmq_client.net.connection import FramedConnection, resolve_in_time
 from ddmq_client.process import Home, new_client_id
-from ddmq_client.received import FetchedQueue, Message, fetched_here
+from ddmq_client.received import FetchedQueue, Message, fetched_here, queue_number
 from ddmq_client.wire.consuming import FetchSettings, fetch_frame, read_fetched
 from ddmq_client.wire.producing import ProxyFault
 
@@ -44,10 +44,14 @@ class QueueBounds(NamedTuple):
     end: int
 
     @property
+    def queue_id(self) -> int:
+        """Return the number of the queue in its topic, as `SendResult.queue_id`; -1 if its name has none."""
+        return queue_number(self.queue)
+
+    @property
     def number(self) -> int:
-        """The number of the queue in its topic, which its name ends with; -1 when it does not."""
-        digits = self.queue.rpartition("_")[2]
-        return int(digits) if digits.isdecimal() else -1
+        """Return `queue_id`; this name is there until the next release."""
+        return self.queue_id
 
 
 class RangeReader:
@@ -81,6 +85,7 @@ class RangeReader:
         self._settings = FetchSettings(group, name, name, "broadcasting", topics, exact=True)
         self._timeout_s = timeout_ms / 1000
         self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
+        self._names: dict[tuple[str, int], str] = {}  # of the queues, on the wire
         self._connection: FramedConnection | None = None
         self._home = Home("reader")
         self._closed = False
@@ -90,15 +95,19 @@ class RangeReader:
 
         PullError when the proxies refuse, or none answers in time.
         """
-        return [
+        queues = [
             QueueBounds(one.topic, one.queue, one.first_offset or 0, one.end_offset or 0)
             for one in self._fetch({}, 1, 1)
         ]
+        self._names = {(each.topic, each.queue_id): each.queue for each in queues}
+        return queues
 
     def read(
-        self, topic: str, queue: str, offset: int, max_messages: int = 1_000, linger_ms: int = 20
+        self, topic: str, queue: int | str, offset: int, max_messages: int = 1_000, linger_ms: int = 20
     ) -> FetchedQueue:
-        """Messages of `queue` (its name, as of `bounds`) from `offset`; go on at `next_offset`.
+        """Return messages of `queue` from `offset` on; the next ones are at `next_offset`.
+
+        `queue`: the `queue_id`, or the name on the wire, of a queue of this reader's topics.
 
         As many as the subscription's batch limit and 4 MiB allow, at most `max_messages`. At the end of the
         queue it waits `linger_ms`. An offset out of range gives none, and the nearest one to go on at.
@@ -107,14 +116,23 @@ class RangeReader:
         check("offset", offset, 0, 2**63 - 1)
         check("max_messages", max_messages, 1, 1_000_000)
         check("linger_ms", linger_ms, 1, LINGER_MS_MAX)
-        for batch in self._fetch({topic: {queue: offset}}, max_messages, linger_ms):
-            if (batch.topic, batch.queue) == (topic, queue):
+        name = queue if isinstance(queue, str) else self._name_of(topic, queue)
+        for batch in self._fetch({topic: {name: offset}}, max_messages, linger_ms):
+            if (batch.topic, batch.queue) == (topic, name):
                 fetched_here(batch, self._settings.group, time.monotonic())
                 return batch
         raise PullError(f"queue {queue} of topic {topic} cannot be read: there is no such queue (any more)")
 
+    def _name_of(self, topic: str, queue_id: int) -> str:
+        if (topic, queue_id) not in self._names:
+            self.bounds()
+        name = self._names.get((topic, queue_id))
+        if name is None:
+            raise PullError(f"topic {topic} has no queue {queue_id}, or is none of this reader's topics")
+        return name
+
     def offset_at(self, bounds: QueueBounds, stored_ms: int) -> int:
-        """The first offset of the queue whose message was stored at or after `stored_ms` (epoch ms).
+        """Return the first offset of the queue whose message was stored at or after `stored_ms` (epoch ms).
 
         `bounds.end` when all were stored before. Found by halving, one small read for each step.
         """
@@ -129,7 +147,7 @@ class RangeReader:
         return low
 
     def _first_of(self, bounds: QueueBounds, offset: int, end: int) -> Message | None:
-        """The first message of `[offset, end)`; None when all of it is gaps."""
+        """Return the first message of `[offset, end)`; None when all of it is gaps."""
         while offset < end:
             batch = self.read(bounds.topic, bounds.queue, offset, 1, 1)
             if batch.messages:
@@ -143,7 +161,7 @@ class RangeReader:
         """Close the connection. May be called twice."""
         self._closed = True
         if not self._home.is_forked:
-            self._drop()
+            self._drop_connection()
 
     def __enter__(self) -> RangeReader:
         return self
@@ -168,10 +186,10 @@ class RangeReader:
             return fetch_frame(self._settings, offsets, batch, linger_ms, sequence_id)
 
         while True:
-            for connection in self._connections(deadline):
+            for connection in self._list_connections(deadline):
                 latest = time.monotonic() + linger_s + self._timeout_s / TRIES_MIN
                 try:
-                    return _exact(read_fetched(*connection.call(frame, min(deadline, latest))))
+                    return _check_exact(read_fetched(*connection.call(frame, min(deadline, latest))))
                 except PullError as error:
                     error.proxy = connection.name
                     if error.code not in LATER:
@@ -179,14 +197,16 @@ class RangeReader:
                     failure = error
                 except ELSEWHERE as error:
                     failure = error
-                self._drop()
+                self._drop_connection()
             if time.monotonic() + pause >= deadline:
-                raise PullError(f"in {self._timeout_s:g} s no proxy of {self._named()} answered: {failure}")
+                raise PullError(
+                    f"in {self._timeout_s:g} s no proxy of {self._join_names()} answered: {failure}"
+                )
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_S[1])
 
-    def _connections(self, deadline: float) -> Iterator[FramedConnection]:
-        """The open one, then a new one to each proxy in turn."""
+    def _list_connections(self, deadline: float) -> Iterator[FramedConnection]:
+        """Yield the open connection, then a new one to each proxy in turn."""
         if self._connection is not None:
             yield self._connection
         addresses = resolve_in_time(self._proxies, self._known, deadline - time.monotonic())
@@ -194,16 +214,16 @@ class RangeReader:
             self._connection = FramedConnection(address)
             yield self._connection
 
-    def _drop(self) -> None:
+    def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
-    def _named(self) -> str:
+    def _join_names(self) -> str:
         return ", ".join(map(str, self._proxies))
 
 
-def _exact(queues: list[FetchedQueue]) -> list[FetchedQueue]:
+def _check_exact(queues: list[FetchedQueue]) -> list[FetchedQueue]:
     if any(one.first_offset is None for one in queues):
         raise PullError("the proxy is too old: it does not know exact fetches")
     return queues

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple, Protocol
 
 from ddmq_client.errors import ClientError
 from ddmq_client.replies import Replies
+from ddmq_client.serializers import Serializer
 
+RETRY_QUEUE = "%RETRY%"  # in the names of queues of the retry path
 REASON_CHARS_MAX = 200  # of a fail's reason; the rest is cut
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 DEAD_LETTER = -2  # in place of a delay
@@ -32,6 +34,21 @@ class Outcome(Enum):
     HANDED_BACK = "handed back"
 
 
+def queue_number(name: str) -> int:
+    """Return the number of a queue from its name on the wire, which ends with it.
+
+    A queue of the retry path is no queue of a topic: its number is -1.
+    """
+    number = name.rpartition("_")[2]
+    return int(number) if number.isdecimal() and RETRY_QUEUE not in name else -1
+
+
+def message_position(topic: str, queue: str, offset: int) -> str:
+    """Return TOPIC/QUEUE/OFFSET, as commands show it; a queue of the retry path has its whole name."""
+    number = queue_number(queue)
+    return f"{topic}/{queue if number < 0 else number}/{offset}"
+
+
 class Origin(NamedTuple):
     """The context that a proxy wants echoed: where messages came from."""
 
@@ -43,7 +60,8 @@ class Origin(NamedTuple):
 class LateResult(NamedTuple):
     """An acknowledgement or fail that came when the message's lease was over: it did not count.
 
-    The message was given to a consumer again, or will be; `finished`: it is done meanwhile.
+    The message was given to a consumer again, or will be; `finished`: it is done meanwhile. `queue` is the
+    name of the queue on the wire, until the next release: use `queue_id`.
     """
 
     group: str
@@ -52,6 +70,11 @@ class LateResult(NamedTuple):
     offset: int
     finished: bool
 
+    @property
+    def queue_id(self) -> int:
+        """Return the number of the queue; -1: it is one of the retry path."""
+        return queue_number(self.queue)
+
 
 class Settling(Protocol):
     """Takes what messages say became of them, from any thread. `inline`: `reply` is not awaited."""
@@ -59,16 +82,16 @@ class Settling(Protocol):
     inline: bool
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str) -> bool:
-        """A message is acked, skipped or failed."""
+        """Record the outcome of a message: acked, skipped or failed."""
 
     def extend(self, message: Message) -> bool:
-        """A message needs more time."""
+        """Extend the lease of a message."""
 
     def hand_back(self, message: Message) -> bool:
-        """A message is for others."""
+        """Give a message back, for other consumers."""
 
     def reply(self, message: Message, messages: Sequence[bytes], timeout_ms: int | None) -> Any:
-        """A message is done together with others, which are sent: their results, or an error."""
+        """Acknowledge a message and send others, in one commit; return their results, or raise."""
 
 
 class NothingToSettle:
@@ -77,19 +100,19 @@ class NothingToSettle:
     inline = True
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str) -> bool:
-        """Return False: there is nothing to change."""
+        """Record the outcome of a message: acked, skipped or failed."""
         return False
 
     def extend(self, message: Message) -> bool:
-        """Return False: there is nothing to change."""
+        """Extend the lease of a message."""
         return False
 
     def hand_back(self, message: Message) -> bool:
-        """Return False: there is nothing to change."""
+        """Give a message back, for other consumers."""
         return False
 
     def reply(self, message: Message, messages: Sequence[bytes], timeout_ms: int | None) -> Any:
-        """Raise ClientError: there is no lease to reply with."""
+        """Acknowledge a message and send others, in one commit; return their results, or raise."""
         raise ClientError("a message that was fetched by offset is not acknowledged, and carries no replies")
 
 
@@ -122,6 +145,7 @@ class Message:
     """One delivered message. Attributes are read only.
 
     body          bytes as sent
+    value         what the consumer's serializer made of the body; None without a serializer
     key, tags     text; None or empty where absent
     properties    text to text, without the reserved names
     offset        index in its queue
@@ -149,40 +173,52 @@ class Message:
     outcome: Outcome | None = None  # None until settled
     replying: bool = False  # its acknowledgement is under way, with messages
     lost: bool = False
+    value: Any = None
+    serializer: Serializer | None = None  # the consumer's, for its replies
     extended_at: float | None = None  # monotonic seconds of the last extension
     delivery: DeliveryContext
 
     @property
     def topic(self) -> str:
-        """Topic that it was sent to."""
+        """Return the topic that the message was sent to."""
         return self.delivery.origin.topic
 
     @property
+    def queue_id(self) -> int:
+        """Return the number of its queue, as `SendResult.queue_id`; -1: it comes from the retry path."""
+        return queue_number(self.delivery.origin.queue)
+
+    @property
+    def position(self) -> str:
+        """Return TOPIC/QUEUE/OFFSET, as commands and logs name this message; no other message has it."""
+        return message_position(self.topic, self.delivery.origin.queue, self.offset)
+
+    @property
     def queue(self) -> str:
-        """Name of its queue; (topic, queue, offset) is unique."""
+        """Return the name of its queue on the wire, until the next release: use `queue_id`."""
         return self.delivery.origin.queue
 
     @property
     def group(self) -> str:
-        """Consumer group that it was delivered to."""
+        """Return the consumer group that the message was delivered to."""
         return self.delivery.origin.group
 
     @property
     def leased_at(self) -> float:
-        """The time its lease began or was last extended: monotonic seconds, as of `time.monotonic`."""
+        """Return when the lease began or was last extended: monotonic seconds, as of `time.monotonic`."""
         return self.delivery.arrived_at if self.extended_at is None else self.extended_at
 
     @property
     def expires_at(self) -> float:
-        """The time its lease ends unless extended (while a handler runs it is): monotonic seconds."""
+        """Return when the lease ends; it is extended while a handler runs. Monotonic seconds."""
         return self.leased_at + self.delivery.lease_s
 
     def text(self) -> str:
-        """The body as UTF-8; UnicodeDecodeError (a ValueError) where it is none."""
+        """Return the body as UTF-8; UnicodeDecodeError (a ValueError) where it is none."""
         return self.body.decode("utf-8")
 
     def ack(self) -> bool:
-        """Done. False where it was settled before, or where its lease is over as far as is known here.
+        """Acknowledge the message. False if it was settled before, or its lease has ended as far as is known.
 
         It is sent in the latter case, too. Whether it counted the proxy says later: where it did not, the
         consumer's `on_late` is called, and `counts().late` counts it.
@@ -190,11 +226,11 @@ class Message:
         return self._settle(Outcome.ACKED)
 
     def skip(self) -> bool:
-        """Done without having been processed: never delivered again, counted apart. False as for `ack`."""
+        """Acknowledge the message without processing it; skips are counted apart. False as for `ack`."""
         return self._settle(Outcome.SKIPPED)
 
     def fail(self, delay_ms: int | None = None, reason: object = None) -> bool:
-        """Not done: deliver it again, after `delay_ms` (0 to 7 days) or the group's own interval.
+        """Fail the message: it is delivered again, after `delay_ms` (0 to 7 days) or the group's interval.
 
         `reason`, text or an exception, is for people: it is seen with a blocked key and in the dead letter.
         The proxy ends in the group's dead-letter topic what has failed too often. False as for `ack`.
@@ -204,44 +240,44 @@ class Message:
         return self._settle(Outcome.FAILED, delay_ms, reason_text(reason))
 
     def dead_letter(self, reason: object = None) -> bool:
-        """Not to be tried again: into the group's dead-letter topic at once. As `fail` else."""
+        """Move the message to the group's dead-letter topic at once. Otherwise as `fail`."""
         return self._settle(Outcome.FAILED, DEAD_LETTER, reason_text(reason))
 
     def extend(self) -> bool:
-        """Start the ack time-out anew: the work takes longer. False where settled, or without a lease."""
+        """Extend the lease of a message."""
         return self.delivery.settling.extend(self)
 
     def hand_back(self) -> bool:
-        """Not looked at after all: it is free for other consumers at once, and this was no attempt.
+        """Give a message back, for other consumers.
 
         False, and it is as before, where it was settled, or cannot go back (an older proxy, a broadcast).
         """
         return self.delivery.settling.hand_back(self)
 
     def replies(self, timeout_ms: int | None = None) -> Replies:
-        """A block in which messages are sent that become visible together with this one's acknowledgement, in
-        one commit: `with message.replies() as tx: tx.send(...)` (`async with` in an asyncio consumer).
+        """Return a block in which messages are sent that become visible together with the acknowledgement of
+        this one: `with message.replies() as tx: tx.send(...)` (`async with` in an asyncio consumer).
 
-        Leaving the block acknowledges and sends, within `timeout_ms` (the consumer's); an exception does
-        neither. Raises what became of it otherwise: InvalidMessageError, NoSuchTopicError, NotStoredError
-        (nothing is stored), LeaseOverError (nor then; somebody else gets the message), UnknownOutcomeError.
-        Let these pass: the message fails then, which changes nothing where it was stored after all.
+        Leaving the block acknowledges and sends in one commit, within `timeout_ms` (the consumer's); an
+        exception does neither. Raises InvalidMessageError, NoSuchTopicError, NotStoredError (nothing is
+        stored), LeaseOverError (nothing is stored, and another consumer gets the message) or
+        UnknownOutcomeError. Let these errors leave the handler: the message fails then, which changes
+        nothing if everything was stored after all.
         """
-        return Replies(self, self.delivery.settling, timeout_ms)
+        return Replies(self, self.delivery.settling, timeout_ms, self.serializer)
 
     def _settle(self, outcome: Outcome, delay_ms: int | None = None, reason: str = "") -> bool:
         return self.delivery.settling.settle(self, outcome, delay_ms, reason)
 
     def __repr__(self) -> str:
-        where = f"{self.topic}/{self.queue}/{self.offset}"
-        return f"Message({where}, key={self.key!r}, {len(self.body)} bytes, attempt={self.attempt})"
+        return f"Message({self.position}, key={self.key!r}, {len(self.body)} bytes, attempt={self.attempt})"
 
 
 class FetchedQueue(NamedTuple):
     """The messages of one queue from a low-level fetch; the next fetch reads at `next_offset`.
 
     A RangeReader also gets the queue's bounds, as of after the read: its oldest readable offset and the
-    offset of the next message.
+    offset of the next message. `queue` is the name of the queue on the wire, `queue_id` its number.
     """
 
     topic: str
@@ -251,9 +287,14 @@ class FetchedQueue(NamedTuple):
     first_offset: int | None = None
     end_offset: int | None = None
 
+    @property
+    def queue_id(self) -> int:
+        """Return the number of the queue, as `SendResult.queue_id`."""
+        return queue_number(self.queue)
+
 
 def fetched_here(found: FetchedQueue, group: str, now: float) -> None:
-    """Say to messages that were fetched by offset where they come from, and when they came."""
+    """Set the origin and the arrival of messages that were fetched by offset."""
     origin = Origin(group, found.topic, found.queue)
     delivery = DeliveryContext(origin, now, None, NothingToSettle())
     for message in found.messages:
@@ -261,7 +302,7 @@ def fetched_here(found: FetchedQueue, group: str, now: float) -> None:
 
 
 def reason_text(reason: object) -> str:
-    """A reason as one line of at most 200 characters, which UTF-8 can carry; "" for None."""
+    """Return a reason as one line of at most 200 characters, which UTF-8 can carry; "" for None."""
     if reason is None:
         return ""
     text = _text_of(reason)[: 4 * REASON_CHARS_MAX]

@@ -14,20 +14,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from ddmq_client.core import frames
-from ddmq_client.core.selectors import placer
+from ddmq_client.core.selectors import make_placer
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, check
 from ddmq_client.delays import When, when_of
 from ddmq_client.errors import ClientError, InvalidMessageError, OptionError
 from ddmq_client.idl.codes import FRAME_BYTES_MAX, Code
 from ddmq_client.outgoing import OutgoingMessage, SendResult, ShardKey, with_level
+from ddmq_client.serializers import Serializer
+from ddmq_client.serializers.bodies import serialize_message
 from ddmq_client.wire.replying import encode_reply
 
 MESSAGES_MAX = 4_096  # the most that a proxy may be set to; 1,000 by default
 ROOM_BYTES = 1_024  # of a frame, for what stands around the messages
-_place = placer("hash")
+_place = make_placer("hash")
 
 
 class Delivered(Protocol):
@@ -42,7 +44,7 @@ class Replying(Protocol):
     inline: bool
 
     def reply(self, message: Any, messages: Sequence[bytes], timeout_ms: int | None) -> Any:
-        """A message is done together with others, which are sent: their results, or an error."""
+        """Acknowledge a message and send others, in one commit; return their results, or raise."""
 
 
 class Replies:
@@ -52,12 +54,19 @@ class Replies:
              and nobody remembered it when it was asked for again
     """
 
-    def __init__(self, message: Delivered, settling: Replying, timeout_ms: int | None) -> None:
+    def __init__(
+        self,
+        message: Delivered,
+        settling: Replying,
+        timeout_ms: int | None,
+        serializer: Serializer | None = None,
+    ) -> None:
         if timeout_ms is not None:
             check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         self.results: Sequence[SendResult] = ()
         self._message = message
         self._settling = settling
+        self._serializer = serializer
         self._timeout_ms = timeout_ms
         self._encoded: list[bytes] = []
         self._bytes = 0
@@ -66,7 +75,7 @@ class Replies:
     def send(
         self,
         topic: str,
-        body: bytes | str,
+        body: object,
         *,
         key: str | None = None,
         tags: str | None = None,
@@ -80,7 +89,7 @@ class Replies:
         zone: str | None = None,
         every: timedelta | None = None,
         times: int | None = None,
-        catch_up: str | None = None,
+        catch_up: Literal["fire_once", "all", "skip"] | None = None,
     ) -> None:
         """Take one message in; it is sent when the block ends. Arguments: see `Producer.send`.
 
@@ -88,7 +97,7 @@ class Replies:
         """
         when = when_of(delay, deliver_at, cron, zone, every, times, catch_up, level)
         message = OutgoingMessage(topic, body, key, tags, with_level(properties, level), shard_key, queue)
-        self._take(message, when)
+        self._add_message(message, when)
 
     def send_message(self, message: OutgoingMessage) -> None:
         """`send`, for a message at hand; it has no idempotency key: by its lease all is stored once."""
@@ -96,12 +105,15 @@ class Replies:
             raise OptionError(
                 f"idempotency_key={message.idempotency_key!r} of a reply; allowed: None, it is stored once"
             )
-        self._take(message, None)
+        self._add_message(message, None)
 
-    def _take(self, message: OutgoingMessage, when: When | None) -> None:
+    def _add_message(self, message: OutgoingMessage, when: When | None) -> None:
         if self._state != "open":
             raise ClientError(f"the block of these replies is {self._state}; allowed: to send in it")
-        encoded = encode_reply(message, _place(message), when)
+        placement = _place(message)
+        if self._serializer is not None:
+            message = serialize_message(self._serializer, message)
+        encoded = encode_reply(message, placement, when)
         if len(self._encoded) >= MESSAGES_MAX:
             what = f"{MESSAGES_MAX} messages were sent with this acknowledgement"
             raise InvalidMessageError(f"{what}; allowed: no more", Code.ILLEGAL_MESSAGE)
@@ -141,7 +153,7 @@ class Replies:
         return self
 
     def _ends(self, error: BaseException | None) -> bool:
-        """Whether there is something to send; without any message the acknowledgement is a plain one."""
+        """End the block; return whether it has messages. Without any, the acknowledgement is a plain one."""
         self._state = "over"
         if error is None and not self._encoded:
             self._message.ack()

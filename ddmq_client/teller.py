@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 from ddmq_client.callables import check_function, check_result
 from ddmq_client.core.acks import UnappliedResult
-from ddmq_client.errors import PullError
+from ddmq_client.errors import PullError, SubscriptionError
 from ddmq_client.idl.codes import Code
 from ddmq_client.printable import printable
-from ddmq_client.received import LateResult
+from ddmq_client.received import LateResult, message_position
 from ddmq_client.wire.producing import ProxyFault
 
 _log = logging.getLogger("ddmq_client.consumer")
@@ -34,8 +34,8 @@ class Teller:
         for each in (*late[:1], *lost[:1]):
             what = "a result came too late" if each in late else "a lease ended while its message was handled"
             _log.warning(
-                "%s: %s/%s/%d of group %s (and %d more); others get the message, too",
-                what, printable(each.origin.topic), printable(each.origin.queue), each.offset,
+                "%s: %s of group %s (and %d more); others get the message, too",
+                what, printable(message_position(each.origin.topic, each.origin.queue, each.offset)),
                 printable(each.origin.group),
                 len(late) + len(lost) - 1,
             )  # fmt: skip
@@ -72,23 +72,26 @@ class FirstAnswer:
         self.failure: BaseException | None = None
 
     def failed(self, error: BaseException) -> None:
-        """A pull brought no answer."""
+        """Record a pull that failed."""
         self.failure = error
 
     def check(self, trying: bool = False) -> None:
-        """PullError as long as no proxy has answered and a pull has failed; what another pull, which is
-        under way (`trying`), may still put right is no error yet."""
+        """Raise PullError if a pull has failed and no proxy has answered any.
+
+        `trying`: another pull is under way, so that only errors count which it cannot mend.
+        """
         if self.came or self.failure is None or (trying and not self._is_wrong(self.failure)):
             return
-        raise PullError(f"no consumer proxy has answered yet: {self._text(self.failure)}")
+        kind = SubscriptionError if isinstance(self.failure, SubscriptionError) else PullError
+        raise kind(f"no consumer proxy has answered yet: {self._text(self.failure)}")
 
     def check_refusal(self) -> None:
-        """PullError when the first pulls were refused for what they are, or no consumer proxy is there."""
+        """Raise PullError if the first pulls were rejected for good, or no consumer proxy answers."""
         self.check(trying=True)
 
     @staticmethod
     def _is_wrong(error: BaseException) -> bool:
-        """Not for now only: another try would fail as well."""
+        """Return whether another try would fail as well."""
         if isinstance(error, ProxyFault):
             return error.kind == UNKNOWN_METHOD
         return isinstance(error, PullError) and error.code in _WRONG

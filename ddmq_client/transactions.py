@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import Enum
 
 from ddmq_client.core.settings import is_text
-from ddmq_client.delays import When, moment
+from ddmq_client.delays import When, to_datetime
 from ddmq_client.errors import OptionError
 from ddmq_client.outgoing import OutgoingMessage
 
@@ -49,8 +49,8 @@ class UndecidedTransaction:
 
     @property
     def prepared_at(self) -> datetime:
-        """The time its first message was stored, in UTC."""
-        return moment(self.prepared_ms)
+        """Return when the first message of the transaction was stored, in UTC."""
+        return to_datetime(self.prepared_ms)
 
 
 Check = Callable[[UndecidedTransaction], object]
@@ -73,28 +73,28 @@ class CheckCounts:
 
 
 def check_reference(reference: str | None) -> None:
-    """OptionError for what no property can carry."""
+    """Raise OptionError for a reference that no property can carry."""
     if reference is None or (is_text(reference) and 1 <= len(reference) <= REFERENCE_CHARS_MAX):
         return
     raise OptionError(f"reference={reference!r}; allowed: text of 1 to {REFERENCE_CHARS_MAX} characters")
 
 
 def reference_of(messages: Sequence[OutgoingMessage]) -> str | None:
-    """The reference that they were sent with."""
+    """Return the reference that the messages were sent with."""
     return next(
         (reference for each in messages if (reference := (each.properties or {}).get(REFERENCE))), None
     )
 
 
 def with_reference(message: OutgoingMessage, reference: str | None) -> OutgoingMessage:
-    """A message that carries it."""
+    """Return the message with a property that carries the reference."""
     if reference is None:
         return message
     return replace(message, properties={**(message.properties or {}), REFERENCE: reference})
 
 
 def with_due_time(message: OutgoingMessage, when: When | None) -> OutgoingMessage:
-    """A message whose properties say when it is due: proxies read them of messages of a transaction."""
+    """Return the message with properties that state its due time, as proxies read them in transactions."""
     if when is None:
         return message
     delays = {

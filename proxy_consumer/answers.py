@@ -39,9 +39,10 @@ def context_of(name: QueueName) -> Any:
     return IDL.Context(groupId=name.group, topic=name.topic, qid=name.qid)
 
 
-def throw_pull_error(call: Call, code: int, text: str) -> None:
-    """Answer with a PullException."""
-    call.throw(IDL.PullException(code=int(code), message=text))
+def throw_pull_error(call: Call, code: int, text: str, option: str | None = None) -> None:
+    """Answer with a PullException. `option`: which option that the pull states is wrong; None: it is another
+    error."""
+    call.throw(IDL.PullException(code=int(code), message=text, option=option))
 
 
 def answer_pull(

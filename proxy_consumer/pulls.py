@@ -19,7 +19,13 @@ from proxy_consumer.config import start_fault
 from proxy_consumer.core.held_pulls import PULL_BYTES_MAX, HeldPull
 from proxy_consumer.core.steps import Delivery
 from proxy_consumer.fetches.service import Fetches
-from proxy_consumer.groups.consistency import Client, Consistency, length_fault, stated_settings
+from proxy_consumer.groups.consistency import (
+    Client,
+    Consistency,
+    StatedOptionError,
+    length_fault,
+    stated_settings,
+)
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.results import Results
 from proxy_consumer.runtime import Runtime, log
@@ -160,8 +166,8 @@ class Pulls:
             return subscription
         except UnicodeDecodeError as error:
             self._throw_error(pull.call, Code.ILLEGAL_MESSAGE, f"group or topic name is not UTF-8: {error}")
-        except ValueError as error:
-            self._throw_error(pull.call, Code.ILLEGAL_MESSAGE, f"the filter cannot be used: {error}")
+        except StatedOptionError as error:
+            self._throw_error(pull.call, Code.ILLEGAL_MESSAGE, str(error), error.option)
         except DdmqError as error:
             self._throw_error(pull.call, code_of(error), str(error))
         return None
@@ -187,10 +193,10 @@ class Pulls:
     def _take_from(self, pull: Pull, group: Group, subscription: Subscription | None) -> None:
         now, request = self._runtime.now(), pull.call.args.request
         pull.client = self.consistency.note_client(request, pull.call.peer)
-        if request.filter:
-            fault = self.consistency.find_fault(request, group, pull.client)
-            if fault is not None:
-                self._throw_error(pull.call, Code.ILLEGAL_MESSAGE, fault)
+        if request.filter or request.orderKey:
+            difference = self.consistency.find_fault(request, group, pull.client)
+            if difference is not None:
+                self._throw_error(pull.call, Code.ILLEGAL_MESSAGE, difference.text, difference.option)
                 return
         pull.group = group
         if subscription is not None:
@@ -280,9 +286,9 @@ class Pulls:
             return ""
         return f"topic {topic} does not exist (yet)"
 
-    def _throw_error(self, call: Call, code: int, text: str) -> None:
+    def _throw_error(self, call: Call, code: int, text: str, option: str | None = None) -> None:
         self._refused.value += 1
-        answers.throw_pull_error(call, code, text)
+        answers.throw_pull_error(call, code, text, option)
 
 
 def _find_fault(request: Any) -> str | None:

@@ -18,6 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CLIENT = ROOT / "ddmq_client"
 MODULES = (
+    "admin/client",
+    "admin/pool",
     "broadcast",
     "checks",
     "consumer",

@@ -10,9 +10,9 @@ import logging
 import random
 from collections.abc import Sequence
 
-from ddmq_client.aio.connection import AsyncFramedConnection, resolve
+from ddmq_client.aio.connection import AsyncFramedConnection, resolve_addresses
 from ddmq_client.aio.coordinator import AsyncCoordinator
-from ddmq_client.aio.sync import AsyncActivity, Handle, clock, off_loop
+from ddmq_client.aio.sync import AsyncActivity, Handle, get_clock, off_loop
 from ddmq_client.aio.worker_pool import AsyncWorkerPool
 from ddmq_client.core.nodes import Pace, ProxyAddress
 from ddmq_client.core.prefetch_buffer import Source
@@ -39,7 +39,7 @@ class AsyncBroadcastPuller:
         self._proxies = proxies
         self._settings = settings
         self._file = file
-        self._clock = clock()
+        self._clock = get_clock()
         self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
         self._turn = 0
         self._source = Source(coordinator.get_proxy("broadcast"), None)
@@ -85,7 +85,7 @@ class AsyncBroadcastPuller:
             self._drop_connection()
 
     async def _fetch(self, batch: int, linger_ms: int) -> float:
-        """One fetch; seconds to pause after it."""
+        """Fetch once; return the seconds to pause after it."""
         started = self._clock()
         try:
             queues = await self._call(batch, linger_ms)
@@ -120,7 +120,7 @@ class AsyncBroadcastPuller:
 
     async def _get_connection(self) -> AsyncFramedConnection:
         if self._connection is None:
-            addresses = await resolve(self._proxies, self._known)
+            addresses = await resolve_addresses(self._proxies, self._known)
             if not addresses:
                 raise PullError("no proxy address is known: no name resolves")
             self._connection = AsyncFramedConnection(addresses[self._turn % len(addresses)])

@@ -15,7 +15,16 @@ from collections.abc import Sequence
 from ddmq_client.aio.connection import AsyncFramedConnection
 from ddmq_client.aio.router import AsyncProxyRouter
 from ddmq_client.aio.sender import UNRESOLVED
-from ddmq_client.aio.sync import AWAITS, AsyncActivity, Condition, Lock, answered, ends, finish, now
+from ddmq_client.aio.sync import (
+    AWAITS,
+    AsyncActivity,
+    Condition,
+    Lock,
+    await_result,
+    ends_worker,
+    now,
+    wait_ended,
+)
 from ddmq_client.aio.transactions import AsyncTransactionCalls
 from ddmq_client.callables import ASYNC_PRODUCER, check_function, check_result
 from ddmq_client.core import verdicts
@@ -61,16 +70,16 @@ class AsyncChecks:
 
     @property
     def has_check(self) -> bool:
-        """Whether a check is registered."""
+        """Return whether a check is registered."""
         return self._check is not None
 
     def counts(self) -> CheckCounts:
-        """A copy of the counters."""
+        """Return a copy of the counters."""
         with self._lock:
             return self._counts.copy()
 
     def register(self, check: Check) -> None:
-        """This function decides from now on; OptionError for what is none, or another one than before."""
+        """Decide by this function from now on. Raises OptionError for no function, or another one than before."""
         check_function("check", check, awaits=AWAITS, instead=ASYNC_PRODUCER)
         if self._settings.producer_group is None:
             raise OptionError(
@@ -85,7 +94,7 @@ class AsyncChecks:
             self._check = check
 
     def begin(self) -> None:
-        """Ask from now on, where there is a check."""
+        """Poll for undecided transactions from now on, if there is a check."""
         if self._polling is not None or self._check is None:
             return
         with self._lock:
@@ -102,7 +111,7 @@ class AsyncChecks:
         if connection is not None:
             connection.close()
         if polling is not None:
-            await finish([polling], deadline)
+            await wait_ended([polling], deadline)
 
     async def _poll(self) -> None:
         pace = Pace(POLL_MS / 1000, random.random)
@@ -166,7 +175,7 @@ class AsyncChecks:
         return poll_frame(group, self._settings.client_id, CHECKS_MAX, POLL_MS, sequence_id)
 
     def _record_failure(self, text: str) -> None:
-        """A poll brought no answer; the first one after others that did is logged."""
+        """Count a failed poll; log the first one after a success."""
         if self._closed:
             return
         with self._lock:
@@ -178,7 +187,7 @@ class AsyncChecks:
         self._failing = True
 
     async def _settle_transaction(self, transaction: UndecidedTransaction) -> None:
-        """Ask the application, tell the proxies."""
+        """Ask the check of the application about a transaction, and tell the proxies its decision."""
         if self._closed:
             return  # some other member is asked
         decision = await self._decide_transaction(transaction)
@@ -195,10 +204,10 @@ class AsyncChecks:
     async def _decide_transaction(self, transaction: UndecidedTransaction) -> Decision:
         assert self._check is not None
         try:
-            decision = await answered(self._check(transaction))
+            decision = await await_result(self._check(transaction))
             check_result("check", decision, awaits=AWAITS, instead=ASYNC_PRODUCER)
         except BaseException as error:
-            if ends(error):
+            if ends_worker(error):
                 raise
             _log.exception("the check of transaction %s raised: not known yet", transaction.id)
             decision = None

@@ -41,7 +41,7 @@ class _Frames(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            payload = self._buffer.feed(data)
+            payload = self._buffer.feed_bytes(data)
         except FrameError as error:
             self._end(error)
             return
@@ -61,12 +61,12 @@ class _Frames(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._drained.set()
 
-    def expect(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[bytes]:
-        """The future of the next answer."""
+    def expect_answer(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[bytes]:
+        """Return the future of the next answer."""
         self._answer = loop.create_future()
         return self._answer
 
-    async def drained(self) -> None:
+    async def wait_written(self) -> None:
         """Wait until everything written has left; raise the error that ended the connection."""
         await self._drained.wait()
         if self.ended is not None:
@@ -93,15 +93,15 @@ class AsyncFramedConnection:
 
     @property
     def closed(self) -> bool:
-        """No socket is open."""
+        """Return whether no socket is open."""
         return self._frames is None or self._frames.ended is not None
 
     async def call(self, make_frame: MakeFrame, deadline: float) -> tuple[bytes, int]:
         """Send a request, wait for its answer: (payload, sequence id). CallFailed, and closed, otherwise."""
         loop = asyncio.get_running_loop()
         try:
-            connected = await self._connected(deadline)
-            answer = connected.expect(loop)
+            connected = await self._get_frames(deadline)
+            answer = connected.expect_answer(loop)
             sequence_id = self._write(connected, make_frame, loop.time())
             return await self._answer(answer, deadline), sequence_id
         except BaseException:
@@ -112,10 +112,10 @@ class AsyncFramedConnection:
         """Send a request that has no answer."""
         loop = asyncio.get_running_loop()
         try:
-            connected = await self._connected(deadline)
+            connected = await self._get_frames(deadline)
             self._write(connected, make_frame, loop.time())
             async with asyncio.timeout_at(deadline):
-                await connected.drained()
+                await connected.wait_written()
         except OSError as error:  # a time-out is one, too
             self.close()
             raise verdicts.not_written(self.name, error) from error
@@ -144,9 +144,9 @@ class AsyncFramedConnection:
         except TimeoutError as error:
             raise verdicts.timed_out(self.name, loop.time() - started) from error
         except (OSError, FrameError) as error:
-            raise verdicts.lost(self.name, error) from error
+            raise verdicts.answer_lost(self.name, error) from error
 
-    async def _connected(self, deadline: float) -> _Frames:
+    async def _get_frames(self, deadline: float) -> _Frames:
         if self._frames is not None and self._frames.ended is None:
             return self._frames
         loop = asyncio.get_running_loop()
@@ -164,10 +164,10 @@ class AsyncFramedConnection:
         return frames
 
 
-async def resolve(
+async def resolve_addresses(
     addresses: Iterable[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]]
 ) -> list[ProxyAddress]:
-    """Every address behind these; a name that does not resolve now keeps what it had in `known` (updated)."""
+    """Return all addresses of these names; a name that fails now keeps those in `known` (updated)."""
     loop = asyncio.get_running_loop()
     resolved: dict[ProxyAddress, None] = {}
     for address in addresses:
@@ -183,5 +183,5 @@ async def resolve_in_time(
     """Call `resolve`, but return None if a name server has not answered within `timeout_s`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            return await resolve(addresses, known)
+            return await resolve_addresses(addresses, known)
     return None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ddmq_client.aio.due_results import IDLE_WAKE_S, AsyncDueResults
 from ddmq_client.aio.replying import AsyncReplyCalls
-from ddmq_client.aio.sync import INLINE, Condition, Lock, clock, me
+from ddmq_client.aio.sync import INLINE, Condition, Lock, current_worker, get_clock
 from ddmq_client.core.acks import AckBatch, UnappliedResult, late_results
 from ddmq_client.core.held import HeldMessages, keep_at
 from ddmq_client.core.places import Offsets, Places
@@ -40,7 +40,7 @@ class AsyncCoordinator:
     def __init__(self, settings: ConsumerSettings, handlers: bool, teller: Teller | None = None) -> None:
         self.settings = settings
         self.teller = teller or Teller()
-        self._clock = clock()
+        self._clock = get_clock()
         self._buffer = PrefetchBuffer(
             settings.prefetch,
             math.inf if settings.broadcasting else settings.lease_ms / 1000,
@@ -72,19 +72,19 @@ class AsyncCoordinator:
         self.last_error: str | None = None
 
     def get_proxy(self, name: str) -> ProxyConnection:
-        """The state of this proxy."""
+        """Return the state of this proxy."""
         with self._lock:
             proxy = self._buffer.get_proxy(name)
             self._due.add(proxy)
             return proxy
 
     def counts(self) -> ConsumerCounts:
-        """A copy of the counters."""
+        """Return a copy of the counters."""
         with self._lock:
             return self._buffer.counts.copy()
 
     def set_paused(self, paused: bool) -> None:
-        """Pull nothing more, and return what waits here; or go on."""
+        """Stop pulling and give back the waiting messages, or resume."""
         with self._lock:
             self._buffer.paused = paused
             if paused:
@@ -94,7 +94,7 @@ class AsyncCoordinator:
     # Pullers.
 
     async def wait_room(self, source: Source) -> tuple[int, int, AckBatch | None] | None:
-        """(batch, linger in ms, results to carry) of the next pull; None when the source shall end."""
+        """Wait for room; return (batch, linger in ms, results to carry) of the next pull, None at the end."""
         with self._lock:
             while not (self.pulling_stopped or source.ended):
                 if self._buffer.count_pullable(source, self.settings.max_batch):
@@ -108,7 +108,7 @@ class AsyncCoordinator:
             return None
 
     def add_pulled(self, source: Source, answer: Pulled) -> None:
-        """A pull was answered."""
+        """Add the messages of an answered pull."""
         with self._lock:
             self._count_answer()
             self._buffer.add_pulled(source, answer.origin, answer.messages, self, answer.lease_ms)
@@ -120,7 +120,7 @@ class AsyncCoordinator:
                     self._keeping.notify()
 
     def add_fetched(self, source: Source, group: str, queues: Sequence[FetchedQueue]) -> int:
-        """A broadcast fetch was answered; how many messages came."""
+        """Add the messages of an answered broadcast fetch; return their number."""
         with self._lock:
             self._count_answer()
             count = self._buffer.add_fetched(source, group, queues, self)
@@ -139,7 +139,7 @@ class AsyncCoordinator:
             return {} if self.places is None else self.places.next_offsets()
 
     def pull_failed(self, source: Source, acks: AckBatch | None, error: BaseException) -> None:
-        """A pull brought no answer."""
+        """Make the results of a failed pull pending again."""
         with self._lock:
             self._parked -= 1
             self._buffer.pull_failed(source, acks)
@@ -158,13 +158,13 @@ class AsyncCoordinator:
     # Workers and callers of pull.
 
     async def next_messages(self, count: int) -> list[Message]:
-        """Messages for a worker; empty when it shall end. Report `handled` afterwards."""
+        """Return the next messages for a worker; empty when it must end. Report `handled` afterwards."""
         with self._lock:
             while True:
                 messages = [] if self._handing_stopped else self._take_messages(count)
                 if messages or self._handing_stopped:
                     self._busy += len(messages)
-                    self._held.add(messages, self._clock(), me())
+                    self._held.add(messages, self._clock(), current_worker())
                     if messages and keep_at(messages[0]) < self._keep_at:
                         self._keeping.notify()
                     return messages
@@ -177,7 +177,7 @@ class AsyncCoordinator:
                     self._buffer.idle -= count
 
     def finish_messages(self, messages: Sequence[Message], errors: int = 0) -> None:
-        """A worker has finished with messages."""
+        """Release the messages that a worker has finished with."""
         with self._lock:
             self._busy -= len(messages)
             self._held.remove(messages)
@@ -207,7 +207,7 @@ class AsyncCoordinator:
             self._keeping.notify_all()
 
     async def request_messages(self, count: int, deadline: float, one: bool = False) -> list[Message]:
-        """Messages for a caller that waits until the deadline (monotonic seconds).
+        """Return messages for a caller that waits until the deadline (monotonic seconds).
 
         `one`: it takes one at a time; what else comes waits here, for a while.
         """
@@ -223,7 +223,7 @@ class AsyncCoordinator:
                 self._buffer.remove_demand(count)
 
     def leave_loop(self) -> None:
-        """A caller that took messages one by one takes no more: what waits is for others."""
+        """Give back what waits for a caller that takes no more messages one by one."""
         with self._lock:
             if not self._buffer.askers:
                 self._return_waiting()
@@ -240,7 +240,7 @@ class AsyncCoordinator:
             return not self._buffer.is_over(message)
 
     def hand_back(self, message: Message) -> bool:
-        """A message is for others."""
+        """Give a message back to its proxy, for other consumers."""
         with self._lock:
             if not self._buffer.hand_back(message):
                 return False
@@ -249,14 +249,14 @@ class AsyncCoordinator:
             return not self._buffer.is_over(message)
 
     def extend(self, message: Message) -> bool:
-        """A message needs more time."""
+        """Extend the lease of a message; return False if it has none."""
         with self._lock:
             return self._extend(message)
 
     # Flushers.
 
     async def wait_due(self, proxy: ProxyConnection) -> AckBatch | None:
-        """Results that must go by themselves now; None when flushing has stopped, or the proxy is gone."""
+        """Wait for results that must be submitted now; None when flushing stops or the proxy is gone."""
         with self._lock:
             return await self._due.wait(proxy)
 
@@ -266,7 +266,7 @@ class AsyncCoordinator:
             return self._buffer.take_results(proxy)
 
     def on_submitted(self, proxy: ProxyConnection, acks: AckBatch, error: BaseException | None) -> None:
-        """A submit was answered, or failed: then its results are pending again."""
+        """Record the outcome of a submit; after a failure its results are pending again."""
         with self._lock:
             self._buffer.counts.submits += 1
             if error is not None:
@@ -281,7 +281,7 @@ class AsyncCoordinator:
             await self._due.pause_flusher(proxy, seconds)
 
     def fail_over(self, gone: ProxyConnection, failover: ProxyConnection) -> None:
-        """A proxy is gone for good: another one takes and forwards its results. Its flusher ends."""
+        """Pass the results of a proxy that is gone for good to another proxy, and end its flusher."""
         with self._lock:
             self._buffer.fail_over(gone, failover)
             self._due.remove(gone)
@@ -290,7 +290,7 @@ class AsyncCoordinator:
     # Stopping, in this order.
 
     def stop_pulling(self) -> None:
-        """Pullers end after the pull that is under way."""
+        """End the pullers after their pulls under way."""
         with self._lock:
             self.pulling_stopped = True
             self._room.notify_all()
@@ -298,7 +298,7 @@ class AsyncCoordinator:
             self._due.wake_all()
 
     def end(self, source: Source) -> None:
-        """This source's puller ends after the pull that is under way."""
+        """End this source's puller after its pull under way."""
         with self._lock:
             source.ended = True
             self._room.notify_all()
@@ -309,7 +309,7 @@ class AsyncCoordinator:
         A worker does not wait for what it holds itself; `alone`: it is the only one, nobody handles the rest.
         """
         with self._lock:
-            mine = self._held.held_by(me())
+            mine = self._held.held_by(current_worker())
             while self._buffer.demand is None and (
                 (len(self._buffer) and not alone) or self._busy > len(mine)
             ):
@@ -318,13 +318,13 @@ class AsyncCoordinator:
             return not (alone and len(self._buffer)) and all(message.outcome for message in mine)
 
     def stop_handing(self) -> None:
-        """Workers end after what they hold; callers of `pull` get ClosedError."""
+        """End the workers after the messages that they hold; callers of `pull` get ClosedError."""
         with self._lock:
             self._handing_stopped = True
             self._arrived.notify_all()
 
     def stop_flushing(self) -> None:
-        """Flushers submit the rest and end."""
+        """Let the flushers submit the rest and end."""
         with self._lock:
             self._due.stop()
 
@@ -369,7 +369,7 @@ class AsyncCoordinator:
             self._room.notify_all()
 
     def report_unapplied(self, acks: AckBatch | None, unapplied: Sequence[UnappliedResult]) -> None:
-        """A proxy tells which results of a call changed nothing."""
+        """Report the results of a call that changed nothing, as the proxy states them."""
         if not unapplied or acks is None:
             return
         with self._lock:
@@ -384,7 +384,7 @@ class AsyncCoordinator:
         return True
 
     async def _let_results_ride(self, source: Source) -> None:
-        """Handlers that finish within moments spare a call of their own for their results."""
+        """Wait a moment for further results, so that they go with the same call."""
         until = self._clock() + RIDE_S
         while source.open and not source.waiting and not self.pulling_stopped:
             if not await self._room.wait(until - self._clock()):

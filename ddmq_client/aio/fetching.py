@@ -3,7 +3,7 @@
     async with AsyncFetchConsumer("mq-1:9713", "loader") as consumer:
         while running():
             for queue in await consumer.fetch(100):
-                store(queue.topic, queue.queue, queue.messages)
+                store(queue.topic, queue.queue_id, queue.messages)
             await consumer.ack()
 
 The proxies share the group's queues out among its consumers. Nothing is leased, filtered by tag, retried or
@@ -90,16 +90,21 @@ class AsyncFetchConsumer:
 
     @property
     def consumer_id(self) -> str:
-        """The id of this consumer in its group."""
+        """Return the id of this consumer in its group."""
         return self._settings.consumer_id
 
     @property
     def assignments(self) -> list[Queue]:
-        """(topic, queue) of what the proxies gave to this consumer, as of the last fetch."""
+        """Return (topic, name of the queue on the wire) of the queues that this consumer owned at the last
+        fetch.
+        """
         return self._assignments.list_queues()
 
-    def seek(self, topic: str, queue: str, offset: int) -> None:
-        """Fetch this queue from `offset` next; what is out of range moves to the nearest there is."""
+    def seek(self, topic: str, queue: int | str, offset: int) -> None:
+        """Fetch this queue from `offset` next; what is out of range moves to the nearest there is.
+
+        `queue`: the `queue_id` of an assigned queue (OptionError for another one), or its name on the wire.
+        """
         self._assignments.seek(topic, queue, offset)
         with self._lock:
             waiting = self._since.keys() - {answer.proxy for answer in self._ended}
@@ -130,8 +135,10 @@ class AsyncFetchConsumer:
             for answer in self._take_answers():
                 fetch.take_answer(answer, time)
 
-    async def ack(self, offsets: Mapping[str, Mapping[str, int]] | None = None) -> bool:
+    async def ack(self, offsets: Mapping[str, Mapping[int, int] | Mapping[str, int]] | None = None) -> bool:
         """Store where the group is: topic → queue → next offset; without, after all that was fetched.
+
+        Queues are named as in `seek`.
 
         True once it is durable. False when a proxy could not store it in three tries: the messages may come
         again. Queues that are not assigned to this consumer any more are passed over.
@@ -246,7 +253,7 @@ class AsyncFetchConsumer:
                 await self._changed.wait(min(remaining_s, threading.TIMEOUT_MAX))
 
     def _take_answers(self) -> list[FetchAnswer]:
-        """The answers that have come, in their order."""
+        """Return the answers that have come, in their order."""
         with self._lock:
             answers, self._ended = self._ended, []
             for answer in answers:
@@ -288,7 +295,9 @@ class AsyncFetchConsumer:
             return False
 
     async def _leave(self, name: str) -> None:
-        """Say so to one proxy; where it does not hear it, the queues go to others after 30 s."""
+        """Tell one proxy that this consumer fetches no more; if that fails, the others get its queues after
+        30 s.
+        """
         address = self._addresses.get(name)
         if address is None:
             return

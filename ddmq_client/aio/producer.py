@@ -22,8 +22,9 @@ from ddmq_client.observer import ClientObserver, SendCall, check_observer, obser
 from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.process import Home, new_client_id
+from ddmq_client.serializers import Serializer
 from ddmq_client.transactions import Check, CheckCounts
-from ddmq_client.wire.producing import heartbeat
+from ddmq_client.wire.producing import encode_heartbeat
 
 CLOSE_S = 1.0  # for the upkeep to end
 
@@ -44,7 +45,9 @@ class AsyncProducerBase(AsyncSends):
         self._single = SendCall(settings.client_id)
         self._outbox = Outbox(settings)
         parsed = parse_addresses(proxies, PRODUCER_PORT)
-        self._router = AsyncProxyRouter(parsed, settings.connections_max, heartbeat(settings.client_id))
+        self._router = AsyncProxyRouter(
+            parsed, settings.connections_max, encode_heartbeat(settings.client_id)
+        )
         self._sender = AsyncJobSender(self._router)
         self._home = Home("producer")
         self._calls = AsyncTransactionCalls(self._outbox, self._sender, self._home)
@@ -55,16 +58,21 @@ class AsyncProducerBase(AsyncSends):
 
     @property
     def client_id(self) -> str:
-        """The name this producer gives itself."""
+        """Return the name this producer gives itself."""
         return self._settings.client_id
 
     @property
+    def has_serializer(self) -> bool:
+        """Return whether a serializer turns the bodies of sends into bytes."""
+        return self._settings.serializer is not None
+
+    @property
     def last_error(self) -> SendError | None:
-        """The error of the latest attempt, also while its message is tried again; None after a success."""
+        """Return the error of the latest attempt, also while a resend is due; None after a success."""
         return self._sender.last_error
 
     def proxies(self) -> list[tuple[str, bool]]:
-        """("host:port", in rotation) of every proxy known so far."""
+        """Return ("host:port", whether it is in rotation) of every known proxy."""
         return self._router.nodes()
 
     async def cancel(self, delay: str | SendResult, *, timeout_ms: int | None = None) -> CancelOutcome:
@@ -73,7 +81,7 @@ class AsyncProducerBase(AsyncSends):
         Raises InvalidMessageError for what is no delay id; NotStoredError when the cancel did not get
         through; UnknownOutcomeError when nobody answered: then cancel again.
         """
-        return await self._change(DelayAction.CANCEL, delay, None, timeout_ms)
+        return await self._change_delay(DelayAction.CANCEL, delay, None, timeout_ms)
 
     async def reschedule(
         self,
@@ -87,11 +95,11 @@ class AsyncProducerBase(AsyncSends):
         when = when_of(delay, deliver_at)
         if when is None:
             raise OptionError("neither delay nor deliver_at is set; allowed: one of them")
-        return await self._change(DelayAction.RESCHEDULE, delay_id, when, timeout_ms)
+        return await self._change_delay(DelayAction.RESCHEDULE, delay_id, when, timeout_ms)
 
     async def fire_now(self, delay: str | SendResult, *, timeout_ms: int | None = None) -> CancelOutcome:
         """Deliver a delayed message now, not when it is due (of a repeated one: its next delivery)."""
-        return await self._change(DelayAction.FIRE, delay, None, timeout_ms)
+        return await self._change_delay(DelayAction.FIRE, delay, None, timeout_ms)
 
     async def send_batch(
         self, messages: Iterable[OutgoingMessage], *, timeout_ms: int | None = None
@@ -113,10 +121,10 @@ class AsyncProducerBase(AsyncSends):
     async def _send_many(
         self, messages: Iterable[OutgoingMessage], timeout_ms: int | None
     ) -> list[SendResult]:
-        plan = self._outbox.plan(messages)
+        plan = self._outbox.plan_batch(messages)
         for request in plan.requests:
-            job = self._outbox.part(plan, request, self._deadline(timeout_ms))
-            plan.fill(request, await self._sender.run(job))
+            job = self._outbox.job_of_request(plan, request, self._deadline_after(timeout_ms))
+            plan.fill_results(request, await self._sender.run(job))
         return plan.results
 
     async def send_oneway(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> None:
@@ -134,7 +142,7 @@ class AsyncProducerBase(AsyncSends):
     async def _write(self, message: OutgoingMessage, timeout_ms: int | None) -> None:
         encoded = self._encode(message)
         await self._sender.oneway(
-            lambda at, number: oneway_frame(encoded, number), self._deadline(timeout_ms)
+            lambda at, number: oneway_frame(encoded, number), self._deadline_after(timeout_ms)
         )
 
     def transaction(
@@ -196,18 +204,18 @@ class AsyncProducerBase(AsyncSends):
 
     async def _send(self, message: OutgoingMessage, when: When | None, timeout_ms: int | None) -> SendResult:
         self._check_open()
-        deadline = self._deadline(timeout_ms)
+        deadline = self._deadline_after(timeout_ms)
         if when is None:
-            job = self._outbox.single(message, deadline)
+            job = self._outbox.job_of_message(message, deadline)
         else:
-            job = self._outbox.delayed(message, when, deadline)
+            job = self._outbox.job_of_delay(message, when, deadline)
         return (await self._sender.run(job))[0].raise_for_error()
 
-    async def _change(
+    async def _change_delay(
         self, action: DelayAction, delay: str | SendResult, when: When | None, timeout_ms: int | None
     ) -> CancelOutcome:
         self._check_open()
-        job = self._outbox.change(action, delay, self._deadline(timeout_ms), when)
+        job = self._outbox.job_of_change(action, delay, self._deadline_after(timeout_ms), when)
         return outcome_of((await self._sender.run(job))[0].raise_for_error())
 
     def _check_open(self) -> None:
@@ -220,7 +228,7 @@ class AsyncProducerBase(AsyncSends):
         self._check_open()
         return self._outbox.encode(message)
 
-    def _deadline(self, timeout_ms: int | None) -> float:
+    def _deadline_after(self, timeout_ms: int | None) -> float:
         return now() + self._outbox.timeout_s(timeout_ms)
 
 
@@ -247,6 +255,7 @@ class AsyncProducer(AsyncProducerBase):
         producer_group: str | None = None,
         check: Check | None = None,
         client_id: str | None = None,
+        serializer: Serializer | None = None,
         observer: ClientObserver | None = None,
     ) -> None:
         """Checks its arguments (OptionError); connects with the first send."""
@@ -261,5 +270,6 @@ class AsyncProducer(AsyncProducerBase):
             selector=selector,
             producer_group=producer_group,
             client_id=client_id or new_client_id(),
+            serializer=serializer,
         )
         super().__init__(proxies, settings, check, observer)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from typing import Literal
 
 from ddmq_client.aio.router import AsyncProxyRouter
 from ddmq_client.aio.sync import now
@@ -34,7 +35,7 @@ class AsyncJobSender:
         self.last_error: SendError | None = None  # of the latest attempt, also of one that is tried again
 
     async def run(self, job: SendJob, read: Read = read_results) -> list[SendResult]:
-        """All results, within the job's deadline. `read` finds them in an answer."""
+        """Return all results, within the job's deadline. `read` finds them in an answer."""
         router = self._router
         try:
             while True:
@@ -42,7 +43,7 @@ class AsyncJobSender:
                 if node is None:
                     job.gave_up(NotStoredError(UNRESOLVED))
                     return job.results
-                job.begin(node, router.recognises())
+                job.begin(node, router.recognises_resends())
                 elsewhere = await self._attempt_send(job, node, read)
                 self.last_error = job.error
                 wait = job.next_wait(now(), elsewhere)
@@ -76,7 +77,7 @@ class AsyncJobSender:
         raise failure
 
     async def _attempt_send(self, job: SendJob, node: Node, read: Read) -> bool:
-        """One attempt; True where a node in rotation is still untried."""
+        """Make one attempt; return whether a node in rotation is still untried."""
         try:
             results = await self._exchange_frames(job, node, read)
         except CallFailed as failure:
@@ -87,21 +88,21 @@ class AsyncJobSender:
             return self._record_failure(job, node, verdicts.of_fault(fault.kind), str(fault))
         stored = all(result.code == 0 for result in results)
         elsewhere = not stored and self._router.has_fresh(job.tried)
-        verdict = job.answered(node, results, elsewhere)
+        verdict = job.take_results(node, results, elsewhere)
         if verdict is CallVerdict.STORED and node.is_healthy:
             return False
         return self._router.record_outcome(node, verdict, job.tried)
 
     def _record_failure(self, job: SendJob, node: Node, verdict: CallVerdict, text: str) -> bool:
         elsewhere = self._router.record_outcome(node, verdict, job.tried)
-        job.failed(node, verdict, text, elsewhere)
+        job.take_failure(node, verdict, text, elsewhere)
         return elsewhere
 
     async def _exchange_frames(self, job: SendJob, node: Node, read: Read) -> list[SendResult]:
         connection = await self._router.lease(node, job.deadline)
         try:
             deadline = job.attempt_deadline(now())
-            payload, sequence_id = await connection.call(job.frame, deadline)
+            payload, sequence_id = await connection.call(job.encode_request, deadline)
             return read(payload, sequence_id, job.method)
         except FrameError:
             connection.close()  # what comes next on it cannot be trusted
@@ -126,7 +127,7 @@ class AsyncSends(ABC):
     async def send(
         self,
         topic: str,
-        body: bytes | str,
+        body: object,
         *,
         key: str | None = None,
         tags: str | None = None,
@@ -140,7 +141,7 @@ class AsyncSends(ABC):
         zone: str | None = None,
         every: timedelta | None = None,
         times: int | None = None,
-        catch_up: str | None = None,
+        catch_up: Literal["fire_once", "all", "skip"] | None = None,
         idempotency_key: str | None = None,
         timeout_ms: int | None = None,
     ) -> SendResult:

@@ -28,42 +28,42 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def clock() -> Callable[[], float]:
-    """The clock of deadlines: seconds, those of the running event loop."""
+def get_clock() -> Callable[[], float]:
+    """Return the clock of deadlines: seconds, those of the running event loop."""
     return asyncio.get_running_loop().time
 
 
-def me() -> object:
-    """The task that runs."""
+def current_worker() -> object:
+    """Return the running task."""
     return asyncio.current_task()
 
 
 def set_apart(work: Callable[[], object], amid: bool, locks: Iterable[Lock]) -> bool:
-    """False: a task is not interrupted by what it would have to wait for."""
+    """Return False: a task is never interrupted by code that waits for the same task."""
     return False
 
 
 async def sleep(seconds: float) -> None:
-    """Let so much time pass."""
+    """Wait for this many seconds."""
     await asyncio.sleep(seconds)
 
 
-async def answered(answer: object) -> object:
-    """Wait for what a function of the application has begun, if it has; what it returned."""
+async def await_result(answer: object) -> object:
+    """Wait for the result of an application's function if it is awaitable; return the result."""
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def fails(error: BaseException) -> bool:
-    """Whether what a handler raised is a failure: not where this very task is cancelled, or more ends."""
+def is_failure(error: BaseException) -> bool:
+    """Return whether an error of a handler is a failure: not if this task itself is cancelled."""
     if not isinstance(error, asyncio.CancelledError):
         return isinstance(error, Exception)
     task = asyncio.current_task()
     return task is not None and not task.cancelling()
 
 
-def ends(error: BaseException) -> bool:
-    """Whether it ends the worker, too."""
-    return not fails(error)
+def ends_worker(error: BaseException) -> bool:
+    """Return whether an error of a handler also ends the worker."""
+    return not is_failure(error)
 
 
 class Condition:
@@ -81,7 +81,7 @@ class Condition:
         self._thread_id = threading.get_ident()
         future: asyncio.Future[bool] = loop.create_future()
         self._waiting.append(future)
-        timer = None if timeout is None else loop.call_later(timeout, _resolve, (future,), False)
+        timer = None if timeout is None else loop.call_later(timeout, _set_results, (future,), False)
         notified = False
         self._lock.release()
         try:
@@ -95,28 +95,28 @@ class Condition:
         return notified
 
     def notify(self, count: int = 1) -> None:
-        """Wake so many of the tasks that wait; the caller has the lock."""
+        """Wake this many of the waiting tasks; the caller has the lock."""
         woken = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
         if not woken or self._loop is None:
             return
         if threading.get_ident() == self._thread_id:
-            _resolve(woken, True)
+            _set_results(woken, True)
         elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(_resolve, woken, True)
+            self._loop.call_soon_threadsafe(_set_results, woken, True)
 
     def notify_all(self) -> None:
-        """Wake all of them."""
+        """Wake all waiting tasks; the caller has the lock."""
         self.notify(len(self._waiting))
 
     def _leave(self, future: asyncio.Future[bool]) -> None:
-        """A wait ended without being notified; if it was, all the same, somebody else hears of it."""
+        """End a wait that was not notified; a notification that came all the same goes to another task."""
         try:
             self._waiting.remove(future)
         except ValueError:
             self.notify()
 
 
-def _resolve(futures: list[asyncio.Future[bool]] | tuple[asyncio.Future[bool]], notified: bool) -> None:
+def _set_results(futures: list[asyncio.Future[bool]] | tuple[asyncio.Future[bool]], notified: bool) -> None:
     for future in futures:
         if not future.done():
             future.set_result(notified)
@@ -132,13 +132,13 @@ class AsyncActivity:
         self._task: asyncio.Task[object] | None = None
 
     @property
-    def alive(self) -> bool:
-        """Whether the activity has been started and has not ended."""
+    def is_alive(self) -> bool:
+        """Return whether the activity has been started and has not ended."""
         return self._task is not None and not self._task.done()
 
     @property
-    def current(self) -> bool:
-        """Whether the caller runs in this activity."""
+    def is_current(self) -> bool:
+        """Return whether the caller runs in this activity."""
         return self._task is not None and self._task is asyncio.current_task(self._task.get_loop())
 
     def start(self) -> None:
@@ -147,20 +147,20 @@ class AsyncActivity:
 
     def cancel(self) -> None:
         """End at the next wait; does nothing to the one that asks."""
-        if self._task is not None and not self.current:
+        if self._task is not None and not self.is_current:
             self._task.cancel()
 
     def ended(self) -> asyncio.Future[object] | None:
         """Return the future that ends with the task; None if it is not running, or is the caller's own."""
-        return self._task if self.alive and not self.current else None
+        return self._task if self.is_alive and not self.is_current else None
 
 
-async def finish(activities: Iterable[AsyncActivity], deadline: float) -> bool:
+async def wait_ended(activities: Iterable[AsyncActivity], deadline: float) -> bool:
     """Wait until the deadline for all but the one that asks, then cancel; whether all ended by themselves."""
     waiting = [task for activity in activities if (task := activity.ended()) is not None]
     if not waiting:
         return True
-    _, late = await asyncio.wait(waiting, timeout=max(0.0, deadline - clock()()))
+    _, late = await asyncio.wait(waiting, timeout=max(0.0, deadline - get_clock()()))
     for task in late:
         task.cancel()
     if late:

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from ddmq_client.aio.connection import AsyncFramedConnection, resolve
+from ddmq_client.aio.connection import AsyncFramedConnection, resolve_addresses
 from ddmq_client.aio.coordinator import AsyncCoordinator
-from ddmq_client.aio.sync import AsyncActivity, Condition, Handle, Lock, clock, finish
+from ddmq_client.aio.sync import AsyncActivity, Condition, Handle, Lock, get_clock, wait_ended
 from ddmq_client.core.acks import AckBatch
 from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, Pace, ProxyAddress, is_literal
 from ddmq_client.core.prefetch_buffer import ProxyConnection, Source
@@ -91,7 +91,7 @@ class AsyncWorkerPool:
                 worker.start()
 
     async def stop(self, deadline: float, flush_deadline: float) -> bool:
-        """Finish in order: pulls, handlers, results. False where something was broken off at its deadline."""
+        """End in order: pulls, handlers, results. False if something was aborted at its deadline."""
         coordinator = self._coordinator
         with self._lock:
             self._stopping = True
@@ -103,21 +103,21 @@ class AsyncWorkerPool:
         try:
             self._upkeep.cancel()
             coordinator.stop_pulling()
-            clean = await finish(pulling, deadline)
+            clean = await wait_ended(pulling, deadline)
             for puller in pullers:
                 puller.abort()
             alone = self.is_worker() and len(self._workers) == 1
             clean = await coordinator.wait_handled(deadline, alone) and clean
             coordinator.stop_handing()
-            clean = await finish(self._workers, deadline) and clean
+            clean = await wait_ended(self._workers, deadline) and clean
             coordinator.stop_keeping()
             for flusher in flushers:
                 flusher.closing_deadline = flush_deadline
             coordinator.stop_flushing()
-            clean = await finish(flushing, flush_deadline) and clean
+            clean = await wait_ended(flushing, flush_deadline) and clean
             for flusher in flushers:
                 flusher.abort()
-            await finish([*flushing, self._leases], flush_deadline + ABORT_S)
+            await wait_ended([*flushing, self._leases], flush_deadline + ABORT_S)
             return not coordinator.abandon_results() and clean
         finally:
             coordinator.replies.close()
@@ -125,8 +125,8 @@ class AsyncWorkerPool:
                 activity.cancel()
 
     def is_worker(self) -> bool:
-        """Called by a handler."""
-        return any(worker.current for worker in self._workers)
+        """Return whether the caller is one of the workers, that is, a handler."""
+        return any(worker.is_current for worker in self._workers)
 
     async def _keep_leases(self) -> None:
         while await self._coordinator.keep_leases():
@@ -143,7 +143,7 @@ class AsyncWorkerPool:
                     return
 
     async def _refresh_proxies(self) -> None:
-        addresses = await resolve(self._proxies, self._known)
+        addresses = await resolve_addresses(self._proxies, self._known)
         if not addresses:
             self._coordinator.last_error = "no proxy address is known: no name resolves"
             _log.warning("none of %s resolves", ", ".join(map(str, self._proxies)))
@@ -177,7 +177,7 @@ class AsyncWorkerPool:
         flusher = self._flushers.pop(address)
         self._coordinator.fail_over(flusher.proxy, failover.proxy)
         self._leaving.append(flusher.activity)
-        self._leaving = [activity for activity in self._leaving if activity.alive]
+        self._leaving = [activity for activity in self._leaving if activity.is_alive]
 
     async def _run_worker(self, batch: int, handle: Handle) -> None:
         while messages := await self._coordinator.next_messages(batch):
@@ -197,7 +197,7 @@ class AsyncPuller:
         self._coordinator = coordinator
         self._source = source
         self._pulls = pulls
-        self._clock = clock()
+        self._clock = get_clock()
         self._connection = AsyncFramedConnection(address)
         self._pace = Pace(pulls.linger_ms / 1000, random.random)
         self.activity = AsyncActivity(self._run, f"ddmq-pull-{address}")
@@ -221,7 +221,7 @@ class AsyncPuller:
             self._connection.close()
 
     async def _pull(self, batch: int, linger_ms: int, acks: AckBatch | None) -> float:
-        """One pull; seconds to pause after it."""
+        """Pull once; return the seconds to pause after it."""
         started = self._clock()
         try:
             answer = await self._call(batch, linger_ms, acks)
@@ -276,7 +276,7 @@ class AsyncFlusher:
         self._coordinator = coordinator
         self._pulls = pulls
         self.proxy = proxy
-        self._clock = clock()
+        self._clock = get_clock()
         self._connection = AsyncFramedConnection(address)
         self._pace = Pace(0.0, random.random)
         self.closing_deadline = 0.0  # monotonic seconds; set before flushing is stopped
@@ -290,7 +290,7 @@ class AsyncFlusher:
         coordinator, proxy = self._coordinator, self.proxy
         try:
             while (acks := await coordinator.wait_due(proxy)) is not None:
-                error = await self._deliver(acks, self._clock() + coordinator.settings.timeout_ms / 1000)
+                error = await self._deliver_acks(acks, self._clock() + coordinator.settings.timeout_ms / 1000)
                 if error is None:
                     self._pace.pause_after_answer(1, 0.0)
                 else:
@@ -307,24 +307,24 @@ class AsyncFlusher:
             acks = self._coordinator.take_rest(self.proxy)
             if acks is None:
                 return
-            error = await self._deliver(acks, self.closing_deadline)
+            error = await self._deliver_acks(acks, self.closing_deadline)
             if error is not None:
                 failures += 1
                 _log.warning("results not submitted to %s: %s", self.proxy.name, error)
 
-    async def _deliver(self, acks: AckBatch, deadline: float) -> Exception | None:
+    async def _deliver_acks(self, acks: AckBatch, deadline: float) -> Exception | None:
         """Submit, and tell the coordinator what came of it."""
         try:
-            error = await self._submit(acks, deadline)
+            error = await self._submit_acks(acks, deadline)
         except BaseException as end:
             self._coordinator.on_submitted(self.proxy, acks, end)
             raise
         self._coordinator.on_submitted(self.proxy, acks, error)
         return error
 
-    async def _submit(self, acks: AckBatch, deadline: float) -> Exception | None:
+    async def _submit_acks(self, acks: AckBatch, deadline: float) -> Exception | None:
         try:
-            if self.proxy.settles and await self._settle(acks, deadline):
+            if self.proxy.settles and await self._settle_acks(acks, deadline):
                 return None
             payload, sequence_id = await self._connection.call(
                 lambda now, number: submit_frame(acks, number), deadline
@@ -336,7 +336,7 @@ class AsyncFlusher:
             return error
         return None
 
-    async def _settle(self, acks: AckBatch, deadline: float) -> bool:
+    async def _settle_acks(self, acks: AckBatch, deadline: float) -> bool:
         """Submit and hear what came too late; False where the proxy has only `submit`."""
         leave = self._coordinator.pulling_stopped
         try:

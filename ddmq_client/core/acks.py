@@ -48,7 +48,7 @@ class OriginResults:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether it holds results that lose value with time: extensions, and messages that go back."""
+        """Return whether there are results that lose value with time: extensions and returned messages."""
         return bool(self.extends or self.returns)
 
     def prepend_earlier(self, earlier: OriginResults) -> None:

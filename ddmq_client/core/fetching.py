@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ddmq_client.core.places import Offsets
-from ddmq_client.errors import PullError
-from ddmq_client.received import FetchedQueue, fetched_here
+from ddmq_client.errors import OptionError, PullError
+from ddmq_client.received import FetchedQueue, fetched_here, queue_number
 
 Queue = tuple[str, str]  # topic, queue
 SETTLE_S = 0.02  # a proxy that has messages answers within this time
@@ -53,7 +53,7 @@ class Round:
         self._found: list[FetchAnswer] = []
 
     def to_ask(self, under_way: Iterable[str]) -> set[str]:
-        """Proxies to be asked now."""
+        """Return the proxies to ask now."""
         return self._open - set(under_way)
 
     def linger_ms(self, now: float) -> int:
@@ -130,7 +130,7 @@ class Assignments:
         return by_topic(offsets)
 
     def has_messages(self, queues: Sequence[FetchedQueue], requested: Offsets) -> bool:
-        """Whether there are messages to hand out in this answer."""
+        """Return whether there are messages to hand out in this answer."""
         return any(each.messages and not self._has_newer_seek(each, requested) for each in queues)
 
     def apply_answer(self, answer: FetchAnswer, now: float) -> list[FetchedQueue]:
@@ -162,17 +162,21 @@ class Assignments:
         """Forget the queues of a proxy that does not answer: they go elsewhere."""
         self._forget_queues(self._held.pop(proxy, {}).keys())
 
-    def seek(self, topic: str, queue: str, offset: int) -> None:
+    def seek(self, topic: str, queue: int | str, offset: int) -> None:
         """Fetch from `offset` next."""
-        self._seeks[topic, queue] = offset
+        self._seeks[topic, self._name_of(topic, queue)] = offset
 
-    def acks_by_proxy(self, offsets: Mapping[str, Mapping[str, int]] | None) -> dict[str, Offsets]:
+    def acks_by_proxy(
+        self, offsets: Mapping[str, Mapping[int, int] | Mapping[str, int]] | None
+    ) -> dict[str, Offsets]:
         """Return the offsets to acknowledge, by proxy; without `offsets`, all that were handed out."""
         if offsets is None:
             next_offsets = dict(self._handed)
         else:
             next_offsets = {
-                (topic, queue): n for topic, by_queue in offsets.items() for queue, n in by_queue.items()
+                (topic, self._name_of(topic, queue)): n
+                for topic, by_queue in offsets.items()
+                for queue, n in by_queue.items()
             }
         acks: dict[str, Offsets] = {}
         for proxy, owned in self._held.items():
@@ -187,6 +191,20 @@ class Assignments:
             for queue, offset in queues.items():
                 if self._handed.get((topic, queue)) == offset:
                     del self._handed[topic, queue]
+
+    def _name_of(self, topic: str, queue: int | str) -> str:
+        """Return the name of a queue on the wire. Raises OptionError for the number of a queue that is not
+        assigned to this client."""
+        if isinstance(queue, str):
+            return queue
+        names = (name for of_topic, name in self.list_queues() if of_topic == topic)
+        for name in names:
+            if queue_number(name) == queue:
+                return name
+        raise OptionError(
+            f"queue {queue!r} of topic {topic!r} is not assigned to this consumer; allowed: the queues of"
+            " `assignments`, as of the last fetch"
+        )
 
     def _has_newer_seek(self, each: FetchedQueue, requested: Offsets) -> bool:
         """Return whether a `seek` came after that fetch had started."""

@@ -87,25 +87,25 @@ def call_head(method: bytes, sequence_id: int, kind: int = CALL) -> bytes:
 
 
 def one_message_args(message: bytes, timeout_ms: int | None) -> tuple[bytes, ...]:
-    """Argument struct (1 message, 2 timeout); without a timeout where that is None."""
+    """Return the argument struct (1 message, 2 timeout); without a timeout if that is None."""
     if timeout_ms is None:
         return _STRUCT_FIELD, message, _STOP
     return _STRUCT_FIELD, message, _I64_FIELD, encode_zigzag(timeout_ms), _STOP
 
 
 def many_messages_args(messages: Sequence[bytes], timeout_ms: int | None) -> tuple[bytes, ...]:
-    """Argument struct (1 list of messages, 2 timeout)."""
+    """Return the argument struct (1 list of messages, 2 timeout)."""
     tail = (_STOP,) if timeout_ms is None else (_I64_FIELD, encode_zigzag(timeout_ms), _STOP)
     return _LIST_FIELD, _list_head(len(messages)), *messages, *tail
 
 
 def prepare_args(request: bytes, messages: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
-    """Argument struct of a PrepareRequest, which was encoded without messages and timeout."""
+    """Return the argument struct of a PrepareRequest that was encoded without messages and timeout."""
     return _messages_between(_MESSAGES_FIELD, request, messages, timeout_ms)
 
 
 def reply_args(request: bytes, messages: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
-    """Argument struct of a ReplyRequest, which was encoded without messages and timeout."""
+    """Return the argument struct of a ReplyRequest that was encoded without messages and timeout."""
     return _messages_between(_REPLIES_FIELD, request, messages, timeout_ms)
 
 
@@ -118,12 +118,12 @@ def _messages_between(
 
 
 def end_args(request: bytes, timeout_ms: int) -> tuple[bytes, ...]:
-    """Argument struct of an EndTransactionRequest, which was encoded without its timeout."""
+    """Return the argument struct of an EndTransactionRequest that was encoded without its timeout."""
     return _STRUCT_FIELD, request[:-1], _TIMEOUT_FIELD, encode_zigzag(timeout_ms), _STOP, _STOP
 
 
 def request_args(request: bytes) -> tuple[bytes, ...]:
-    """Argument struct of a whole request."""
+    """Return the argument struct of a whole request."""
     return _STRUCT_FIELD, request, _STOP
 
 
@@ -133,12 +133,12 @@ def _list_head(count: int) -> bytes:
 
 
 def producer_field(producer_id: bytes) -> bytes:
-    """Field 103 of a Message, and what begins the one behind it."""
+    """Return field 103 of a Message, and what begins the one behind it."""
     return b"%b%b%b%b" % (_PRODUCER_ID_FIELD, encode_varint(len(producer_id)), producer_id, _I64_FIELD)
 
 
 def answered_below(sequence: int) -> bytes:
-    """Field 105 behind 104, and the end of the Message."""
+    """Return field 105 behind 104, and the end of the Message."""
     return _I64_FIELD + encode_varint(sequence << 1) + _STOP
 
 
@@ -196,8 +196,8 @@ class FrameBuffer:
     def __len__(self) -> int:
         return len(self._buffer)
 
-    def feed(self, data: bytes) -> bytes | None:
-        """Take bytes from the socket; the payload once it is whole. Call again with b"" for a next one."""
+    def feed_bytes(self, data: bytes) -> bytes | None:
+        """Take bytes from the socket; return a payload if one is complete. Call with b"" for the next one."""
         buffer = self._buffer
         buffer += data
         if len(buffer) < 4:

@@ -32,13 +32,13 @@ class HeldMessages:
 
     def due_messages(self, now: float) -> list[Message]:
         """Return the messages whose lease needs an extension now."""
-        return [message for message in self._extendable(now) if keep_at(message) <= now]
+        return [message for message in self._list_extendable(now) if keep_at(message) <= now]
 
     def next_due(self, now: float) -> float:
         """Return the time of the next extension."""
-        return min(map(keep_at, self._extendable(now)), default=inf)
+        return min(map(keep_at, self._list_extendable(now)), default=inf)
 
-    def _extendable(self, now: float) -> list[Message]:
+    def _list_extendable(self, now: float) -> list[Message]:
         if not self._extend_for_s:
             return []
         since = now - self._extend_for_s

@@ -38,15 +38,17 @@ class ProxyAddress(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_addresses(proxies: str | Sequence[str], default_port: int) -> tuple[ProxyAddress, ...]:
-    """All addresses named, in order, each once; OptionError for none or a malformed one."""
+def parse_addresses(
+    proxies: str | Sequence[str], default_port: int, name: str = "proxies"
+) -> tuple[ProxyAddress, ...]:
+    """Return all named addresses, in order, each once. Raises OptionError for none or a malformed one."""
     texts = proxies.split(",") if isinstance(proxies, str) else proxies
     texts = list(texts) if isinstance(texts, Iterable) else []
     if not texts or not all(isinstance(text, str) for text in texts):
-        raise OptionError(f"proxies={proxies!r}; allowed: 'host:port', several with commas, or a list")
+        raise OptionError(f"{name}={proxies!r}; allowed: 'host:port', several with commas, or a list")
     addresses = dict.fromkeys(_parse_one(text.strip(), default_port) for text in texts if text.strip())
     if not 1 <= len(addresses) <= PROXIES_MAX:
-        raise OptionError(f"proxies={proxies!r} names {len(addresses)} proxies; allowed: 1 to {PROXIES_MAX}")
+        raise OptionError(f"{name}={proxies!r} names {len(addresses)} addresses; allowed: 1 to {PROXIES_MAX}")
     return tuple(addresses)
 
 
@@ -65,7 +67,7 @@ def _parse_one(text: str, default_port: int) -> ProxyAddress:
 
 
 def from_info(info: Iterable[tuple[object, ...]]) -> list[ProxyAddress]:
-    """Addresses in a getaddrinfo answer, each once."""
+    """Return the addresses of a getaddrinfo answer, each once."""
     pairs = [entry[4] for entry in info]
     return list(
         dict.fromkeys(ProxyAddress(str(pair[0]), int(pair[1])) for pair in pairs if isinstance(pair, tuple))
@@ -73,7 +75,7 @@ def from_info(info: Iterable[tuple[object, ...]]) -> list[ProxyAddress]:
 
 
 def is_literal(address: ProxyAddress) -> bool:
-    """An IP address, not a name: it never resolves to anything else."""
+    """Return whether the address is an IP address, which never resolves to another one."""
     try:
         ipaddress.ip_address(address.host)
     except ValueError:
@@ -103,16 +105,16 @@ class Node:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether it is in rotation without a counted failure: another success changes nothing."""
+        """Return whether it is in rotation without a counted failure: another success changes nothing."""
         return self.retry_at is None and not self.time_outs and not self.failures
 
     @property
-    def up(self) -> bool:
-        """Whether it is in rotation."""
+    def is_up(self) -> bool:
+        """Return whether the node is in rotation."""
         return self.retry_at is None
 
     def __repr__(self) -> str:
-        return f"Node({self.name}, {'up' if self.up else f'out, {self.failures} failures'})"
+        return f"Node({self.name}, {'up' if self.is_up else f'out, {self.failures} failures'})"
 
 
 class Rotation:
@@ -126,7 +128,7 @@ class Rotation:
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """All nodes, in and out of rotation."""
+        """Return all nodes, in and out of rotation."""
         return self._nodes
 
     def update(self, addresses: Iterable[ProxyAddress]) -> list[Node]:
@@ -140,7 +142,7 @@ class Rotation:
         return removed
 
     def pick_node(self, avoid: Collection[Node]) -> Node | None:
-        """The next node, if possible not one of `avoid`; None only while no address is known."""
+        """Return the next node, if possible not one of `avoid`; None only while no address is known."""
         nodes = self._nodes
         if len(nodes) == 1:
             return nodes[0]
@@ -153,12 +155,13 @@ class Rotation:
         return min(nodes, key=lambda node: node.retry_at or 0.0, default=None)
 
     def has_fresh(self, avoid: Collection[Node]) -> bool:
-        """Is a node in rotation that is not one of `avoid`?"""
+        """Return whether a node in rotation is not one of `avoid`."""
         return any(node.retry_at is None and node not in avoid for node in self._nodes)
 
-    def recognises(self) -> bool | None:
-        """Whether nodes know what they have stored when it is sent again: True, one was seen to and none was
-        seen not to; None, none was seen."""
+    def recognises_resends(self) -> bool | None:
+        """Return True if a node is known to recognise resends and none is known not to, False if one is
+        known not to, None if nothing is known.
+        """
         recognised = None
         for node in self._nodes:
             if node.recognises is not None:
@@ -179,7 +182,7 @@ class Rotation:
             self._put_back(node)
 
     def due_probes(self, now: float) -> list[Node]:
-        """Nodes whose back-off is over and that nobody probes yet; they count as being probed."""
+        """Return the nodes to be probed now: their back-off has ended; they count as being probed."""
         due = [n for n in self._nodes if n.retry_at is not None and n.retry_at <= now and not n.probing]
         for node in due:
             node.probing = True
@@ -217,7 +220,7 @@ class Pace:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last call failed."""
+        """Return whether the last call failed."""
         return self._failures > 0
 
     def pause_after_answer(self, messages: int, took_s: float, asked_s: float | None = None) -> float:

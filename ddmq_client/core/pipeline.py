@@ -22,8 +22,8 @@ BATCH_BYTES_MAX = 4 * 1024 * 1024
 BATCH_MESSAGES_MAX = 500
 
 
-def split(sizes: Sequence[int], bytes_max: int, messages_max: int) -> Iterator[range]:
-    """Ranges of indexes [start, end), one per batch, that cover all of `sizes` in order."""
+def split_batches(sizes: Sequence[int], bytes_max: int, messages_max: int) -> Iterator[range]:
+    """Yield the ranges of indexes [start, end), one for each batch, that cover `sizes` in order."""
     start = total = 0
     for at, size in enumerate(sizes):
         if at > start and (total + size > bytes_max or at - start >= messages_max):
@@ -51,12 +51,12 @@ class QueuedSend(NamedTuple, Generic[T]):
 
 
 def has_level(message: OutgoingMessage) -> bool:
-    """Whether it asks for a delay level."""
+    """Return whether the message asks for a delay level."""
     return DELAY_PROPERTY in (message.properties or ())
 
 
 def goes_alone(message: OutgoingMessage) -> bool:
-    """Whether a batch must not hold it: it asks for a delay, or does where the topic knows its words."""
+    """Return whether the message cannot be in a batch, because it may ask for a delay."""
     names = message.properties
     if not names:
         return False
@@ -77,8 +77,8 @@ class Pipeline(Generic[T]):
         return len(self._waiting)
 
     @property
-    def full(self) -> bool:
-        """No further send is taken now."""
+    def is_full(self) -> bool:
+        """Return whether no further send can be taken now."""
         return self.in_flight >= self._in_flight_max
 
     def put(self, waiting: QueuedSend[T]) -> None:
@@ -86,8 +86,8 @@ class Pipeline(Generic[T]):
         self._waiting.append(waiting)
         self.in_flight += 1
 
-    def take(self, now: float) -> list[QueuedSend[T]]:
-        """The next batch, in order; at least one while any waits. Tell `done` afterwards."""
+    def take_batch(self, now: float) -> list[QueuedSend[T]]:
+        """Return the next batch, in order; at least one send while any waits. Report `complete_sends`."""
         if not self._waiting:
             return []
         first = self._waiting.popleft()
@@ -102,6 +102,6 @@ class Pipeline(Generic[T]):
             batch.append(self._waiting.popleft())
         return batch
 
-    def done(self, count: int) -> None:
-        """A batch has its results."""
+    def complete_sends(self, count: int) -> None:
+        """Free the places of sends that have their results."""
         self.in_flight -= count

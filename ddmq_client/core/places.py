@@ -37,7 +37,7 @@ class Places:
         return len(self._places)
 
     def start(self, offsets: Mapping[str, Mapping[str, int]]) -> None:
-        """Go on from stored offsets."""
+        """Continue at stored offsets."""
         for topic, queues in offsets.items():
             for queue, offset in queues.items():
                 self._places[topic, queue] = _Place(offset)

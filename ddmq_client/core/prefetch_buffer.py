@@ -115,7 +115,7 @@ class PrefetchBuffer:
         return len(self._waiting)
 
     def get_proxy(self, name: str) -> ProxyConnection:
-        """The connection of the proxy with this name, made when new."""
+        """Return the connection of the proxy with this name, made when new."""
         connection = self.proxies.get(name)
         if connection is None:
             connection = self.proxies[name] = ProxyConnection(name, self._results_max)
@@ -179,7 +179,7 @@ class PrefetchBuffer:
         settling: Settling,
         lease_ms: int | None = None,
     ) -> None:
-        """The pull was answered; `lease_ms` as the proxy tells it."""
+        """Add the messages of an answered pull; `lease_ms` as the proxy states it."""
         source.parked = False
         if not messages:
             return
@@ -207,7 +207,7 @@ class PrefetchBuffer:
         return count
 
     def pull_failed(self, source: Source, acks: AckBatch | None) -> None:
-        """The pull brought no answer: its results are pending again."""
+        """Make the results of a failed pull pending again."""
         source.parked = False
         self.counts.pull_errors += 1
         if acks is not None:
@@ -251,7 +251,7 @@ class PrefetchBuffer:
         return list(proxies)
 
     def begin_reply(self, message: Message) -> bool:
-        """Its acknowledgement goes by itself, with messages; False where it is settled, or cannot."""
+        """Begin an acknowledgement that carries messages; False if the message is settled or has no lease."""
         if message.outcome is not None or message.replying or message.lease_id is None:
             return False
         message.replying = True
@@ -319,7 +319,7 @@ class PrefetchBuffer:
         return True
 
     def is_over(self, message: Message) -> bool:
-        """Whether the message's lease is over, as far as is known here."""
+        """Return whether the message's lease is over, as far as is known here."""
         return message.lost or (message.delivery.lease_stated and message.expires_at < self._clock())
 
     def extend(self, message: Message) -> bool:
@@ -345,12 +345,12 @@ class PrefetchBuffer:
         return max(0.0, pending.since + self._flush_s - self._clock())
 
     def take_results(self, proxy: ProxyConnection) -> AckBatch | None:
-        """Results for one call; give them back if it fails."""
+        """Return the results for one call; call `give_back` if it fails."""
         proxy.prompt = False
         return proxy.pending.take_batch()
 
     def give_back(self, proxy: ProxyConnection, acks: AckBatch) -> None:
-        """The call that carried them failed; they go with the next one."""
+        """Make the results of a failed call pending again, for the next one."""
         proxy = proxy.resolve_failover()
         dropped = proxy.pending.dropped
         proxy.pending.give_back(acks, self._clock())

@@ -79,14 +79,14 @@ class ReplyJob:
         """Return the deadline of the attempt that starts now: some time remains for another."""
         return now + (self.deadline - now) / 2
 
-    def frame(self, now: float, sequence_id: int) -> bytes:
+    def encode_request(self, now: float, sequence_id: int) -> bytes:
         """Encode the request. The proxy gets a little less time than the job has."""
         left_ms = max(0.0, self.attempt_deadline(now) - now) * 1000
         timeout_ms = max(1, int(left_ms - min(50.0, left_ms / 10)))
         args = frames.reply_args(self._request, self._messages, timeout_ms)
         return frames.build_frame((frames.call_head(REPLY, sequence_id), *args))
 
-    def answered(self, answer: ReplyAnswer, proxy: str) -> None:
+    def take_answer(self, answer: ReplyAnswer, proxy: str) -> None:
         """Take the answer of a proxy."""
         self._tries += 1
         code, text, outcome = answer.code, in_arguments(answer.text or ""), answer.outcome
@@ -107,7 +107,7 @@ class ReplyJob:
             else:
                 self._end(rule.error(text, code, proxy))
 
-    def failed(self, verdict: CallVerdict, text: str, proxy: str) -> None:
+    def take_failure(self, verdict: CallVerdict, text: str, proxy: str) -> None:
         """Take the failure of an attempt without an answer."""
         self._tries += 1
         self._try_again(verdicts.RULES[verdict].error(text, None, proxy))
@@ -117,7 +117,7 @@ class ReplyJob:
         self._end(ClientError(text))
 
     def next_wait(self, now: float, elsewhere: bool) -> float | None:
-        """Seconds until the next try; None when it is over. `elsewhere`: a proxy has not been tried."""
+        """Return the seconds until the next try, or None. `elsewhere`: a proxy has not been tried."""
         if self._over:
             return None
         wait = 0.0 if elsewhere else min(PAUSE_FIRST_S * 2.0 ** min(self._tries, 10), PAUSE_MAX_S)

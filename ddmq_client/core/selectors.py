@@ -35,7 +35,7 @@ _Place = Callable[[OutgoingMessage], Placement]
 
 
 def hash_of(shard_key: ShardKey) -> int:
-    """A stable number for a shard key: whole numbers as they are, text and bytes by CRC-32."""
+    """Return a stable number for a shard key: whole numbers as they are, text and bytes by CRC-32."""
     if isinstance(shard_key, int):
         if -_I64 <= shard_key < _I64:
             return shard_key
@@ -46,12 +46,12 @@ def hash_of(shard_key: ShardKey) -> int:
     return zlib.crc32(data)
 
 
-def placer(selector: Selector) -> _Place:
-    """The function that places messages for this selector; OptionError for an unknown one."""
+def make_placer(selector: Selector) -> _Place:
+    """Return the function that places messages for this selector; OptionError for an unknown one."""
     if callable(selector):
         check_function("selector", selector)
-        return _own(selector)
-    placers: dict[str, _Place] = {"hash": _by_shard_key, "key": _by_key, "random": _any}
+        return _make_own_placer(selector)
+    placers: dict[str, _Place] = {"hash": _by_shard_key, "key": _by_key, "random": _place_anywhere}
     if not isinstance(selector, str) or selector not in placers:
         raise OptionError(f"selector={selector!r}; allowed: {', '.join(placers)}, or a callable")
     return placers[selector]
@@ -59,7 +59,7 @@ def placer(selector: Selector) -> _Place:
 
 def _by_shard_key(message: OutgoingMessage) -> Placement:
     if message.queue is not None:
-        return _queue(message.queue)
+        return _place_in_queue(message.queue)
     return ANY if message.shard_key is None else Placement(-1, hash_of(message.shard_key))
 
 
@@ -69,26 +69,26 @@ def _by_key(message: OutgoingMessage) -> Placement:
     return Placement(-1, hash_of(message.key))
 
 
-def _any(message: OutgoingMessage) -> Placement:
-    return ANY if message.queue is None else _queue(message.queue)
+def _place_anywhere(message: OutgoingMessage) -> Placement:
+    return ANY if message.queue is None else _place_in_queue(message.queue)
 
 
-def _own(selector: Callable[[OutgoingMessage], int | None]) -> _Place:
+def _make_own_placer(selector: Callable[[OutgoingMessage], int | None]) -> _Place:
     def place(message: OutgoingMessage) -> Placement:
         if message.queue is not None:
-            return _queue(message.queue)
+            return _place_in_queue(message.queue)
         try:
             number = selector(message)
             check_result("the selector", number)
         except Exception as error:  # one message's fault, not that of those beside it
             what = f"the selector failed for a message to {message.topic!r}: {error!r}"
             raise OptionError(f"{what}; allowed: a whole number, or None for any queue") from error
-        return ANY if number is None else _queue(number)
+        return ANY if number is None else _place_in_queue(number)
 
     return place
 
 
-def _queue(number: int) -> Placement:
+def _place_in_queue(number: int) -> Placement:
     if not isinstance(number, int) or not 0 <= number <= _QUEUE_MAX:
         raise OptionError(f"queue {number!r} is not a whole number from 0 to {_QUEUE_MAX}")
     return Placement(number, 0)

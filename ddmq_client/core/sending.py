@@ -103,7 +103,7 @@ class SendJob:
 
     @property
     def error(self) -> SendError | None:
-        """The latest error of a message that is not stored yet; None where there is none."""
+        """Return the latest error of a message that is not stored yet; None where there is none."""
         return self.results[self._pending[0]].error if self._pending else None
 
     def begin(self, node: Node, recognised: bool | None = None) -> None:
@@ -122,7 +122,7 @@ class SendJob:
         """Return the deadline of the attempt that starts now."""
         return now + (self.deadline - now) / 2 if self._divides else self.deadline
 
-    def frame(self, now: float, sequence_id: int) -> bytes:
+    def encode_request(self, now: float, sequence_id: int) -> bytes:
         """Encode the request for all pending messages. The proxy gets a little less time than the job has."""
         if self._first_at is None:
             self._first_at = now
@@ -130,16 +130,16 @@ class SendJob:
         timeout_ms = max(1, int(left_ms - min(50.0, left_ms / 10)))
         pending = self._numbered_messages() if self._numbers else [self._messages[at] for at in self._pending]
         head = frames.call_head(self.method, sequence_id)
-        return frames.build_frame((head, *self._args(pending, timeout_ms)))
+        return frames.build_frame((head, *self._encode_args(pending, timeout_ms)))
 
-    def answered(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
+    def take_results(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
         """Take the proxy's results for what was pending; returns the worst verdict for the node's health.
 
         `elsewhere`: there is a proxy in rotation that this job has not tried.
         """
         if len(results) != len(self._pending):
             text = f"proxy answered {len(results)} results for {len(self._pending)} messages"
-            return self.failed(node, CallVerdict.LOST, text, elsewhere)
+            return self.take_failure(node, CallVerdict.LOST, text, elsewhere)
         worst, refused, recognises = CallVerdict.STORED, [], None
         for at, result in zip(self._pending, results, strict=True):
             verdict = verdicts.of_code(result.code)
@@ -163,8 +163,8 @@ class SendJob:
         ]
         return worst
 
-    def failed(self, node: Node, verdict: CallVerdict, text: str, elsewhere: bool) -> CallVerdict:
-        """The attempt ended without results: the verdict holds for everything pending."""
+    def take_failure(self, node: Node, verdict: CallVerdict, text: str, elsewhere: bool) -> CallVerdict:
+        """Record an attempt that ended without results: the verdict holds for all pending messages."""
         self._pending = [
             at for at in self._pending if self._record_refusal(at, verdict, text, None, node.name, elsewhere)
         ]
@@ -178,7 +178,7 @@ class SendJob:
         self._pending = ()
 
     def next_wait(self, now: float, elsewhere: bool) -> float | None:
-        """Seconds until the next attempt; None when the job is done."""
+        """Return seconds until the next attempt; None when the job is done."""
         if not self._pending:
             return None
         wait = 0.0 if elsewhere else self._next_backoff()
@@ -193,7 +193,7 @@ class SendJob:
             self._sequences.give_back(self._numbers)
             self._numbers = None
 
-    def _args(self, pending: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
+    def _encode_args(self, pending: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
         if self._batch:
             return frames.many_messages_args(pending, timeout_ms)
         return frames.one_message_args(pending[0], timeout_ms)
@@ -259,7 +259,7 @@ class SendJob:
 
 
 def result_of(error: SendError) -> SendResult:
-    """A result that carries an error."""
+    """Return a result that carries an error."""
     result = SendResult()
     result.code = -1 if error.code is None else error.code
     result.text, result.proxy, result.error = error.text, error.proxy, error

@@ -33,7 +33,7 @@ class Sequences:
         self.lowest = 0
 
     def take_numbers(self, count: int) -> range | None:
-        """The next `count` numbers; None where proxies would not remember them."""
+        """Return the next `count` numbers; None where proxies would not remember them."""
         with self._lock:
             start = self._next
             if start + count - self.lowest > OPEN_MAX:

@@ -10,11 +10,13 @@ from ddmq_client.core.pipeline import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
 from ddmq_client.core.selectors import Selector
 from ddmq_client.core.sending import ResendPolicy
 from ddmq_client.errors import OptionError
+from ddmq_client.serializers import Serializer, check_serializer
 
 TIMEOUT_MS_MAX = 600_000
 EXTEND_MS_MAX = 7 * 24 * 3600 * 1000
 TEXT_MAX = 255
 BROADCASTING = "broadcasting"
+ORDER_KEYS = ("KEY", "QID")  # beside JSONPaths
 MODELS = ("clustering", BROADCASTING)
 
 
@@ -32,6 +34,15 @@ def check_text(name: str, value: str) -> None:
         raise OptionError(f"{name}={value!r}; allowed: text of 1 to {TEXT_MAX} characters")
 
 
+def check_order_key(order_key: str) -> None:
+    """Raise OptionError unless this can be an order key; the proxy checks whether a JSONPath is valid."""
+    word = order_key.upper() if is_text(order_key) else ""
+    if not word or (word in ORDER_KEYS and word != order_key):
+        raise OptionError(
+            f"order_key={order_key!r}; allowed: 'KEY', 'QID', a JSONPath such as '$.order.id', or None"
+        )
+
+
 def check_handlers(awaits: bool, handler: object, batch_handler: object) -> None:
     """Raise OptionError unless there is one kind of handler at most, which this consumer can run."""
     if handler is not None and batch_handler is not None:
@@ -41,7 +52,7 @@ def check_handlers(awaits: bool, handler: object, batch_handler: object) -> None
 
 
 def topic_names(topics: str | Sequence[str]) -> tuple[str, ...]:
-    """One name, or several; OptionError for what is neither."""
+    """Return one name, or several, as a tuple. Raises OptionError for anything else."""
     if isinstance(topics, str):
         return (topics,)
     if not isinstance(topics, Iterable):
@@ -50,7 +61,7 @@ def topic_names(topics: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def is_text(value: object) -> bool:
-    """Text that the wire can carry."""
+    """Return whether the value is text that the wire can carry."""
     if not isinstance(value, str):
         return False
     try:
@@ -76,11 +87,13 @@ class ProducerSettings:
     producer_group: str | None = None
     client_id: str = "client"
     idempotent: bool = True
+    serializer: Serializer | None = None
 
     def __post_init__(self) -> None:
         check("timeout_ms", self.timeout_ms, 1, TIMEOUT_MS_MAX)
         if not isinstance(self.idempotent, bool):
             raise OptionError(f"idempotent={self.idempotent!r}; allowed: True, False")
+        check_serializer(self.serializer)
         check("attempts_max", self.attempts_max, 1, 1_000)
         check("connections_max", self.connections_max, 1, 10_000)
         check("in_flight_max", self.in_flight_max, 1, 1_000_000)
@@ -91,8 +104,8 @@ class ProducerSettings:
         if self.producer_group is not None:
             check_text("producer_group", self.producer_group)
 
-    def policy(self) -> ResendPolicy:
-        """The rules of resending."""
+    def resend_policy(self) -> ResendPolicy:
+        """Return the rules of resending."""
         return ResendPolicy(self.retry_unknown, self.attempts_max)
 
 
@@ -116,9 +129,12 @@ class ConsumerSettings:
     extend_for_ms: int = 600_000
     model: str = "clustering"
     start: str | None = None
+    order_key: str | None = None
     client_id: str = "client"
+    serializer: Serializer | None = None
 
     def __post_init__(self) -> None:
+        check_serializer(self.serializer)
         check_text("group", self.group)
         check("extend_for_ms", self.extend_for_ms, 0, EXTEND_MS_MAX)
         if self.model not in MODELS:
@@ -130,6 +146,10 @@ class ConsumerSettings:
         if self.start is not None and (self.broadcasting or not self.topics):
             why = "with model='broadcasting'" if self.broadcasting else "without topics"
             raise OptionError(f"start is set {why}; allowed: beside topics, whose subscriptions a pull makes")
+        if self.order_key is not None:
+            check_order_key(self.order_key)
+            if self.broadcasting:
+                raise OptionError("order_key is set with model='broadcasting', which keeps no order per key")
         check("number of topics", len(self.topics), 0, 64)
         for topic in self.topics:
             check_text("topic", topic)
@@ -150,10 +170,10 @@ class ConsumerSettings:
 
     @property
     def keeps_leases(self) -> bool:
-        """Leases are extended while a handler runs."""
+        """Return whether leases are extended while a handler runs."""
         return self.extend_for_ms > 0 and not self.broadcasting
 
     @property
     def broadcasting(self) -> bool:
-        """Every instance gets everything."""
+        """Return whether every instance gets all messages."""
         return self.model == BROADCASTING

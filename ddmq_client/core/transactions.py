@@ -79,16 +79,16 @@ class PrepareJob(SendJob):
         """Begin an attempt. Proxies recognise prepared messages, whatever plain sends have shown."""
         super().begin(node, True)
 
-    def answered(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
+    def take_results(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
         """Take the results, without counting them for what plain sends expect of the node."""
         if len(results) == 1:  # a refusal, which holds for all
             results = [*results] * len(self._pending)
         before = node.recognises
-        verdict = super().answered(node, results, elsewhere)
+        verdict = super().take_results(node, results, elsewhere)
         node.recognises = before
         return verdict
 
-    def _args(self, pending: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
+    def _encode_args(self, pending: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
         return frames.prepare_args(self._request, pending, timeout_ms)
 
 
@@ -101,7 +101,7 @@ class EndJob(SendJob):
         """`request`: the encoded EndTransactionRequest without its timeout."""
         super().__init__([request], False, deadline, policy._replace(retry_unknown=True), END)
 
-    def answered(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
+    def take_results(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
         """Take the answer. A final outcome counts, whatever was requested and whatever came before."""
         (result,) = results
         if isinstance(result, EndResult) and (result.code == 0 or result.outcome in _SETTLED):
@@ -109,9 +109,9 @@ class EndJob(SendJob):
             self.results[0] = result
             self._pending = ()
             return CallVerdict.STORED
-        return super().answered(node, results, elsewhere)
+        return super().take_results(node, results, elsewhere)
 
-    def _args(self, pending: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
+    def _encode_args(self, pending: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
         return frames.end_args(pending[0], timeout_ms)
 
 
@@ -215,17 +215,17 @@ class TransactionState:
 
     @property
     def message_count(self) -> int:
-        """The number of messages; those sent twice under one key count once."""
+        """Return the number of messages; those sent twice under one key count once."""
         return len(self._prepared)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the application has ended it."""
+        """Return whether the application has ended it."""
         return self._ended is not None
 
     @property
     def must_roll_back(self) -> bool:
-        """Whether it can only be rolled back."""
+        """Return whether it can only be rolled back."""
         return self._failure is not None
 
     def rolled_back(self) -> NotCommittedError:

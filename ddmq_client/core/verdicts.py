@@ -95,12 +95,12 @@ _FAULTS: dict[int, CallVerdict] = {1: CallVerdict.UNAVAILABLE, 7: CallVerdict.UN
 
 
 def of_code(code: int) -> CallVerdict:
-    """The verdict of a result code; codes that nobody defined are UNKNOWN."""
+    """Return the verdict of a result code; codes that nobody defined are UNKNOWN."""
     return _CODES.get(code, CallVerdict.UNKNOWN)
 
 
 def of_fault(kind: int) -> CallVerdict:
-    """The verdict of a Thrift application exception in place of an answer."""
+    """Return the verdict of a Thrift application exception in place of an answer."""
     return _FAULTS.get(kind, CallVerdict.UNKNOWN)
 
 
@@ -114,20 +114,20 @@ class CallFailed(Exception):
 
 
 def not_connected(name: str, error: object) -> CallFailed:
-    """No connection was made."""
+    """Return the failure of a call for which no connection could be made."""
     return CallFailed(CallVerdict.NOT_SENT, f"cannot connect to {name}: {error}")
 
 
 def not_written(name: str, error: object) -> CallFailed:
-    """The request did not leave whole."""
+    """Return the failure of a call whose request was not written completely."""
     return CallFailed(CallVerdict.NOT_SENT, f"request not written to {name}: {error}")
 
 
-def lost(name: str, error: object) -> CallFailed:
-    """The connection ended, or what came was no answer, after the request had left."""
+def answer_lost(name: str, error: object) -> CallFailed:
+    """Return the failure of a call whose request was written and which got no valid answer."""
     return CallFailed(CallVerdict.LOST, f"no answer from {name}: {error}")
 
 
 def timed_out(name: str, waited_s: float) -> CallFailed:
-    """No answer in time."""
+    """Return the failure of a call that got no answer in time."""
     return CallFailed(CallVerdict.TIMED_OUT, f"no answer from {name} within {waited_s * 1000:.0f} ms")

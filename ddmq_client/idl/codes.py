@@ -106,6 +106,7 @@ FAILED_PREFIX: Final = "FAILED:"
 
 PRODUCER_PORT: Final = 9613
 CONSUMER_PORT: Final = 9713
+ADMIN_PORT: Final = 9813
 FRAME_BYTES_MAX: Final = 5_000_000
 
 # Properties with a meaning to clients or servers; senders may set them.

@@ -68,6 +68,9 @@ struct PullRequest {
     102: optional string filter
     /* first, last, or epoch ms: where the subscription starts if this pull makes it */
     103: optional string start
+    /* QID, KEY or a JSONPath: the order key of a subscription that this pull makes; refused when one that
+       exists has another */
+    104: optional string orderKey
 }
 
 /* Results that changed nothing because their lease was over. */
@@ -210,6 +213,8 @@ struct ConsumeStats {
 exception PullException {
     1: i32 code
     2: string message
+    /* filter or orderKey: what the pull states cannot be used, or is not what the subscription has */
+    100: optional string option
 }
 
 service ConsumerService {

@@ -42,7 +42,7 @@ class Background:
     def put(self, waiting: QueuedSend[SendFuture]) -> None:
         """Take a send; waits for room until its deadline, then BusyError."""
         with self._lock:
-            while self._pipeline.full and not self._closed:
+            while self._pipeline.is_full and not self._closed:
                 if not self._freed.wait(waiting.deadline - time.monotonic()):
                     raise BusyError(f"{self._settings.in_flight_max} sends are in flight (in_flight_max)")
             if self._closed:
@@ -65,12 +65,12 @@ class Background:
         self.flush(deadline)
         with self._lock:
             self._closed = True
-            left = self._drain()
+            unsent = self._drain()
             self._arrived.notify_all()
             self._freed.notify_all()
         error = NotStoredError("not sent: the producer was closed first")
-        left = [waiting for waiting in left if self._starts(waiting)]
-        self._complete(left, [result_of(error) for _ in left])
+        unsent = [waiting for waiting in unsent if self._start_send(waiting)]
+        self._complete_batch(unsent, [result_of(error) for _ in unsent])
 
     def join(self, deadline: float) -> None:
         """Wait for the workers' end."""
@@ -80,48 +80,48 @@ class Background:
 
     def _start_one(self) -> None:
         name = f"ddmq-producer-{len(self._threads)}"
-        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        thread = threading.Thread(target=self._run_worker, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def _drain(self) -> list[QueuedSend[SendFuture]]:
-        left: list[QueuedSend[SendFuture]] = []
-        while batch := self._pipeline.take(0.0):
-            left += batch
-        return left
+        unsent: list[QueuedSend[SendFuture]] = []
+        while batch := self._pipeline.take_batch(0.0):
+            unsent += batch
+        return unsent
 
-    def _work(self) -> None:
+    def _run_worker(self) -> None:
         while True:
             with self._lock:
                 while not len(self._pipeline):
                     if self._closed:
                         return
                     self._arrived.wait()
-                batch = self._pipeline.take(time.monotonic())
+                batch = self._pipeline.take_batch(time.monotonic())
             self._send(batch)
 
     def _send(self, batch: list[QueuedSend[SendFuture]]) -> None:
-        batch = [waiting for waiting in batch if self._starts(waiting)]
+        batch = [waiting for waiting in batch if self._start_send(waiting)]
         if not batch:
             return
         messages = [waiting.encoded for waiting in batch]
         deadline = min(waiting.deadline for waiting in batch)
         keyed = frozenset(at for at, waiting in enumerate(batch) if waiting.keyed)
         try:
-            results = self._sender.run(self._outbox.job(messages, deadline, keyed))
+            results = self._sender.run(self._outbox.build_job(messages, deadline, keyed))
         except Exception as error:
             _log.exception("a background send of %d messages broke", len(batch))
             results = [result_of(UnknownOutcomeError(f"the send broke: {error!r}")) for _ in batch]
-        self._complete(batch, results)
+        self._complete_batch(batch, results)
 
-    def _starts(self, waiting: QueuedSend[SendFuture]) -> bool:
-        """False where the application has cancelled it: it is not sent."""
+    def _start_send(self, waiting: QueuedSend[SendFuture]) -> bool:
+        """Return False if the application has cancelled the send, which then is not made."""
         if waiting.future.set_running_or_notify_cancel():
             return True
-        self._done(1)
+        self._release_slots(1)
         return False
 
-    def _complete(self, batch: list[QueuedSend[SendFuture]], results: list[SendResult]) -> None:
+    def _complete_batch(self, batch: list[QueuedSend[SendFuture]], results: list[SendResult]) -> None:
         for waiting, result in zip(batch, results, strict=True):
             if result.error is None:
                 _call_back(waiting.future.set_result, result)
@@ -129,16 +129,16 @@ class Background:
                 _call_back(waiting.future.set_exception, result.error)
             if waiting.on_done is not None:
                 _call_back(waiting.on_done, result)
-        self._done(len(batch))
+        self._release_slots(len(batch))
 
-    def _done(self, count: int) -> None:
+    def _release_slots(self, count: int) -> None:
         with self._lock:
-            self._pipeline.done(count)
+            self._pipeline.complete_sends(count)
             self._freed.notify_all()
 
 
 def _call_back(call: Callable[[T], object], value: T) -> None:
-    """A future calls the application's functions, too."""
+    """Call a function of the application, or a future that does, and log its errors."""
     try:
         check_result("the callback", call(value), ends=False)
     except BaseException:  # also SystemExit: the worker goes on

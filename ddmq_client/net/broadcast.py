@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from ddmq_client.core.nodes import Pace, ProxyAddress
 from ddmq_client.core.prefetch_buffer import Source
 from ddmq_client.errors import PullError
-from ddmq_client.net.connection import FramedConnection, resolve
+from ddmq_client.net.connection import FramedConnection, resolve_addresses
 from ddmq_client.net.coordinator import Coordinator
-from ddmq_client.net.sync import Activity, Handle, clock, off_loop
+from ddmq_client.net.sync import Activity, Handle, get_clock, off_loop
 from ddmq_client.net.worker_pool import WorkerPool
 from ddmq_client.offsets_file import OffsetsFile
 from ddmq_client.received import FetchedQueue
@@ -40,7 +40,7 @@ class BroadcastPuller:
         self._proxies = proxies
         self._settings = settings
         self._file = file
-        self._clock = clock()
+        self._clock = get_clock()
         self._known: dict[ProxyAddress, list[ProxyAddress]] = {}
         self._turn = 0
         self._source = Source(coordinator.get_proxy("broadcast"), None)
@@ -86,7 +86,7 @@ class BroadcastPuller:
             self._drop_connection()
 
     def _fetch(self, batch: int, linger_ms: int) -> float:
-        """One fetch; seconds to pause after it."""
+        """Fetch once; return the seconds to pause after it."""
         started = self._clock()
         try:
             queues = self._call(batch, linger_ms)
@@ -121,7 +121,7 @@ class BroadcastPuller:
 
     def _get_connection(self) -> FramedConnection:
         if self._connection is None:
-            addresses = resolve(self._proxies, self._known)
+            addresses = resolve_addresses(self._proxies, self._known)
             if not addresses:
                 raise PullError("no proxy address is known: no name resolves")
             self._connection = FramedConnection(addresses[self._turn % len(addresses)])

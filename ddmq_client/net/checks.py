@@ -24,7 +24,16 @@ from ddmq_client.idl.codes import Code, TransactionAction
 from ddmq_client.net.connection import FramedConnection
 from ddmq_client.net.router import ProxyRouter
 from ddmq_client.net.sender import UNRESOLVED
-from ddmq_client.net.sync import AWAITS, Activity, Condition, Lock, answered, ends, finish, now
+from ddmq_client.net.sync import (
+    AWAITS,
+    Activity,
+    Condition,
+    Lock,
+    await_result,
+    ends_worker,
+    now,
+    wait_ended,
+)
 from ddmq_client.net.transactions import TransactionCalls
 from ddmq_client.transactions import Check, CheckCounts, Decision, UndecidedTransaction
 from ddmq_client.wire.producing import ProxyFault
@@ -60,16 +69,16 @@ class Checks:
 
     @property
     def has_check(self) -> bool:
-        """Whether a check is registered."""
+        """Return whether a check is registered."""
         return self._check is not None
 
     def counts(self) -> CheckCounts:
-        """A copy of the counters."""
+        """Return a copy of the counters."""
         with self._lock:
             return self._counts.copy()
 
     def register(self, check: Check) -> None:
-        """This function decides from now on; OptionError for what is none, or another one than before."""
+        """Decide by this function from now on. Raises OptionError for no function, or another one than before."""
         check_function("check", check, awaits=AWAITS, instead=ASYNC_PRODUCER)
         if self._settings.producer_group is None:
             raise OptionError(
@@ -84,7 +93,7 @@ class Checks:
             self._check = check
 
     def begin(self) -> None:
-        """Ask from now on, where there is a check."""
+        """Poll for undecided transactions from now on, if there is a check."""
         if self._polling is not None or self._check is None:
             return
         with self._lock:
@@ -101,7 +110,7 @@ class Checks:
         if connection is not None:
             connection.close()
         if polling is not None:
-            finish([polling], deadline)
+            wait_ended([polling], deadline)
 
     def _poll(self) -> None:
         pace = Pace(POLL_MS / 1000, random.random)
@@ -165,7 +174,7 @@ class Checks:
         return poll_frame(group, self._settings.client_id, CHECKS_MAX, POLL_MS, sequence_id)
 
     def _record_failure(self, text: str) -> None:
-        """A poll brought no answer; the first one after others that did is logged."""
+        """Count a failed poll; log the first one after a success."""
         if self._closed:
             return
         with self._lock:
@@ -177,7 +186,7 @@ class Checks:
         self._failing = True
 
     def _settle_transaction(self, transaction: UndecidedTransaction) -> None:
-        """Ask the application, tell the proxies."""
+        """Ask the check of the application about a transaction, and tell the proxies its decision."""
         if self._closed:
             return  # some other member is asked
         decision = self._decide_transaction(transaction)
@@ -194,10 +203,10 @@ class Checks:
     def _decide_transaction(self, transaction: UndecidedTransaction) -> Decision:
         assert self._check is not None
         try:
-            decision = answered(self._check(transaction))
+            decision = await_result(self._check(transaction))
             check_result("check", decision, awaits=AWAITS, instead=ASYNC_PRODUCER)
         except BaseException as error:
-            if ends(error):
+            if ends_worker(error):
                 raise
             _log.exception("the check of transaction %s raised: not known yet", transaction.id)
             decision = None

@@ -36,11 +36,11 @@ class FramedConnection:
 
     @property
     def closed(self) -> bool:
-        """No socket is open."""
+        """Return whether no socket is open."""
         return self._socket is None
 
     def next_sequence_id(self) -> int:
-        """The number of the next request; it goes on over a new socket."""
+        """Return the number of the next request; it goes on over a new socket."""
         self._sequence_id = self._sequence_id % 0x7FFFFFFF + 1
         return self._sequence_id
 
@@ -71,7 +71,7 @@ class FramedConnection:
         """Close the socket; a call waiting on it fails."""
         open_socket, self._socket = self._socket, None
         if open_socket is not None:
-            _shut(open_socket)
+            _close_socket(open_socket)
 
     def _send(self, make_frame: Callable[[float, int], bytes], deadline: float) -> int:
         now = time.monotonic()
@@ -84,7 +84,7 @@ class FramedConnection:
         sequence_id = self.next_sequence_id()
         frame = make_frame(now, sequence_id)
         try:
-            self._live(deadline).sendall(frame)
+            self._get_socket(deadline).sendall(frame)
         except OSError as error:
             raise verdicts.not_written(self.name, error) from error
         return sequence_id
@@ -93,34 +93,34 @@ class FramedConnection:
         started = time.monotonic()
         try:
             while True:
-                data = self._live(deadline).recv(READ_BYTES)
+                data = self._get_socket(deadline).recv(READ_BYTES)
                 if not data:
-                    raise verdicts.lost(self.name, "connection closed")
-                payload = self._buffer.feed(data)
+                    raise verdicts.answer_lost(self.name, "connection closed")
+                payload = self._buffer.feed_bytes(data)
                 if payload is not None:
                     return payload
         except TimeoutError as error:
             raise verdicts.timed_out(self.name, time.monotonic() - started) from error
         except (OSError, FrameError) as error:
-            raise verdicts.lost(self.name, error) from error
+            raise verdicts.answer_lost(self.name, error) from error
 
-    def _live(self, deadline: float) -> socket.socket:
-        """The socket, its time-out set to what is left."""
+    def _get_socket(self, deadline: float) -> socket.socket:
+        """Return the socket, with the remaining time as its time-out."""
         open_socket = self._socket
         if open_socket is None:
             raise ConnectionAbortedError("closed here")
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
             raise TimeoutError("the time is up")
-        open_socket.settimeout(left)
+        open_socket.settimeout(remaining_s)
         return open_socket
 
     def _connect(self, deadline: float) -> None:
-        left = min(deadline - time.monotonic(), CONNECT_MAX_S)
-        if left <= 0:
+        remaining_s = min(deadline - time.monotonic(), CONNECT_MAX_S)
+        if remaining_s <= 0:
             raise verdicts.not_connected(self.name, "the time is up")
         try:
-            fresh = socket.create_connection(self._address, timeout=left)
+            fresh = socket.create_connection(self._address, timeout=remaining_s)
         except OSError as error:
             raise verdicts.not_connected(self.name, error) from error
         fresh.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -130,7 +130,7 @@ class FramedConnection:
 
 
 def _is_stale(open_socket: socket.socket) -> bool:
-    """The proxy has closed while nothing was under way (or sent what nobody asked for)."""
+    """Return whether the proxy has closed the idle connection, or sent bytes that were not requested."""
     try:
         open_socket.settimeout(0.0)
         open_socket.recv(1, socket.MSG_PEEK)
@@ -141,7 +141,7 @@ def _is_stale(open_socket: socket.socket) -> bool:
     return True
 
 
-def _shut(open_socket: socket.socket) -> None:
+def _close_socket(open_socket: socket.socket) -> None:
     try:
         open_socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in recv
     except OSError:
@@ -149,10 +149,10 @@ def _shut(open_socket: socket.socket) -> None:
     open_socket.close()
 
 
-def resolve(
+def resolve_addresses(
     addresses: Iterable[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]]
 ) -> list[ProxyAddress]:
-    """Every address behind these; a name that does not resolve now keeps what it had in `known` (updated)."""
+    """Return all addresses of these names; a name that fails now keeps those in `known` (updated)."""
     resolved: dict[ProxyAddress, None] = {}
     for address in addresses:
         try:
@@ -171,10 +171,12 @@ def resolve_in_time(
     Nothing ends a getaddrinfo that waits: it is left behind, on a thread of its own.
     """
     if all(map(is_literal, addresses)):
-        return resolve(addresses, known)
+        return resolve_addresses(addresses, known)
     connection: list[list[ProxyAddress]] = []
     thread = threading.Thread(
-        target=lambda: connection.append(resolve(addresses, known)), name="ddmq-resolve", daemon=True
+        target=lambda: connection.append(resolve_addresses(addresses, known)),
+        name="ddmq-resolve",
+        daemon=True,
     )
     thread.start()
     thread.join(max(0.0, timeout_s))

@@ -42,10 +42,10 @@ from ddmq_client.net.sync import (
     WORKERS,
     Condition,
     Lock,
-    answered,
-    ends,
-    fails,
-    me,
+    await_result,
+    current_worker,
+    ends_worker,
+    is_failure,
     now,
     set_apart,
     sleep,
@@ -62,6 +62,8 @@ from ddmq_client.observer import (
 from ddmq_client.offsets_file import broadcast_place
 from ddmq_client.process import RUN_LOOK_S, Home, Signals, new_client_id
 from ddmq_client.received import Message
+from ddmq_client.serializers import Serializer
+from ddmq_client.serializers.values import deserialize_messages
 from ddmq_client.teller import OnError, OnLate, Teller
 from ddmq_client.wire.consuming import pull_settings
 
@@ -98,6 +100,11 @@ class Consumer:
                    "last" (only what is sent from then on), or a datetime with a time zone (what was stored
                    since). None: as the server is set, normally "last". An existing group keeps its place;
                    a server of the first release ignores it
+    order_key      messages with the same order key are handled one after another: "KEY" (the message's key),
+                   "QID" (its queue), or a JSONPath into the body such as "$.order.id". A group that this
+                   consumer's first pull makes gets it; if a group that exists has another one, the pull is
+                   rejected (SubscriptionError). None: as the group is set. A server of the first release
+                   ignores it
     model          "clustering" (consumers share the messages) or "broadcasting": this instance gets
                    all of them, at least once, from the newest on; no order, and a failed one is not repeated
     instance       broadcasting: a name of this instance that lasts; client_id when absent
@@ -106,9 +113,15 @@ class Consumer:
     on_late        called with a LateResult for each ack or fail that came when the lease was over and did
                    not count; such are logged and counted (`counts().late`), too
     on_error       called with the error when pulls begin to fail: refused (PullError), or not answered
+    serializer     turns each body into `message.value`: see ddmq_client.serializers. A message whose body it
+                   rejects with a ValueError goes to the dead letters, with the reason, and no handler sees it
     observer       is called for what is handed out and handled: see ddmq_client.observer, and
                    ddmq_client.opentelemetry for spans
     """
+
+    _coordinator: Coordinator | None = None  # this and the next from the start on
+    _pool: WorkerPool | None = None
+    _state, _ended, _paused = "new", False, False
 
     def __init__(
         self,
@@ -130,10 +143,12 @@ class Consumer:
         sql: str | None = None,
         extend_for_ms: int = 600_000,
         start: Literal["first", "last"] | datetime | None = None,
-        model: str = "clustering",
+        order_key: Literal["KEY", "QID"] | str | None = None,
+        model: Literal["clustering", "broadcasting"] = "clustering",
         instance: str | None = None,
         offsets_file: str | Path | None = None,
         client_id: str | None = None,
+        serializer: Serializer | None = None,
         on_late: OnLate | None = None,
         on_error: OnError | None = None,
         observer: ClientObserver | None = None,
@@ -156,29 +171,27 @@ class Consumer:
             sql=sql,
             extend_for_ms=extend_for_ms,
             start=start_text(start),
+            order_key=order_key,
             model=model,
             client_id=client_id or new_client_id(),
+            serializer=serializer,
         )
         self._proxies = parse_addresses(proxies, CONSUMER_PORT)
         self._teller = Teller(on_late, on_error)
         self._place = broadcast_place(self._settings, instance, offsets_file)
         self._handler, self._batch_handler, self._observer = handler, batch_handler, observer
-        self._coordinator: Coordinator | None = None
-        self._pool: WorkerPool | None = None
-        self._home, self._paused = Home("consumer"), False
-        self._lock = Lock()  # of the two below
-        self._state, self._ended = "new", False
+        self._home, self._lock = Home("consumer"), Lock()  # the lock: of _state and _ended
         self._amid: set[object] = set()  # who starts, or stops
         self._over = Condition(self._lock)
 
     @property
     def client_id(self) -> str:
-        """The name this consumer gives itself."""
+        """Return the name this consumer gives itself."""
         return self._settings.client_id
 
     @property
     def last_error(self) -> str | None:
-        """Text of the last failed call; None when all went well."""
+        """Return the text of the last failed call; None if it succeeded."""
         return self._coordinator.last_error if self._coordinator else None
 
     def counts(self) -> ConsumerCounts:
@@ -187,10 +200,10 @@ class Consumer:
 
     def start(self) -> None:
         """Start pulling, and the workers. Returns at once; unreachable proxies are tried again and again."""
-        if not self._begun():
+        if not self._begin_once():
             raise ClientError(f"the consumer is {self._state}; it can be started once")
 
-    def _begun(self) -> bool:
+    def _begin_once(self) -> bool:
         """Start, unless that, or a stop, has been asked for before; whether it was started here."""
         handling = bool(self._handler or self._batch_handler)
         with self._lock:
@@ -206,16 +219,19 @@ class Consumer:
                 self._pool = BroadcastPool(self._coordinator, self._proxies, pulls, *self._place)
             self._state = "started"
         batch = self._settings.max_batch if self._batch_handler else 1
-        self._amid.add(me())
+        self._amid.add(current_worker())
         try:
             self._pool.start(self._settings.workers, batch, self._handle if handling else None)
         finally:
-            self._amid.discard(me())
+            self._amid.discard(current_worker())
         return True
 
     def pause(self) -> None:
-        """Pull nothing more until `resume`. What no handler has seen goes back at once, uncounted, for others
-        (what an older proxy, or a broadcast, has brought is still handled); what handlers have they end."""
+        """Stop pulling until `resume`. Messages that no handler has seen go back at once, uncounted, for
+        others.
+
+        Handlers finish what they have. What an older proxy or a broadcast has brought is still handled.
+        """
         self._set_paused(True)
 
     def resume(self) -> None:
@@ -241,7 +257,7 @@ class Consumer:
         if self._home.is_forked:
             return False
         locks = [self._lock, self._coordinator.lock] if self._coordinator else [self._lock]
-        if set_apart(partial(self._stop, timeout_ms), me() in self._amid, locks):
+        if set_apart(partial(self._stop, timeout_ms), current_worker() in self._amid, locks):
             return False
         return self._stop(timeout_ms)
 
@@ -252,7 +268,7 @@ class Consumer:
             if self._pool is None:
                 return True
             if started != "stopped":
-                self._amid.add(me())  # in the lock: a signal handler finds the one or the other
+                self._amid.add(current_worker())  # in the lock: a signal handler finds the one or the other
         if started == "stopped":
             return self._is_over(time if self._pool.is_worker() else time + total_s)
         try:
@@ -261,10 +277,10 @@ class Consumer:
             with self._lock:
                 self._ended = True
                 self._over.notify_all()
-            self._amid.discard(me())
+            self._amid.discard(current_worker())
 
     def _is_over(self, until: float) -> bool:
-        """The first `stop` is; waits for it until then."""
+        """Wait for the end of the first `stop`, until this time; return whether it has ended."""
         with self._lock:
             while not self._ended and self._over.wait(until - now()):
                 pass
@@ -282,7 +298,7 @@ class Consumer:
             raise ClientError("run needs a handler or a batch_handler")
         try:
             with Signals() as signals:
-                self._begun()
+                self._begin_once()
                 while not signals.came and self._state == "started":
                     assert self._coordinator is not None
                     self._coordinator.first.check_refusal()
@@ -293,7 +309,7 @@ class Consumer:
         return self.stop(stop_timeout_ms)
 
     def pull(self, max_messages: int | None = None, timeout_ms: int = 1_000) -> list[Message]:
-        """Up to `max_messages` (max_batch), as soon as there are any; empty when the time was up first.
+        """Return up to `max_messages` (max_batch) as soon as there are any; none when the time is up.
 
         Starts the consumer if need be. Settle each message; nothing is pulled that was not asked for. Raises
         PullError when the proxies refuse, or as long as none has answered and one could not be reached;
@@ -308,21 +324,32 @@ class Consumer:
         if self._handler or self._batch_handler:
             raise ClientError("this consumer has a handler: it gets the messages, pull would take them away")
         if self._state == "new":
-            self._begun()
+            self._begin_once()
         if self._state == "stopped":
             raise ClosedError("the consumer has been stopped")
         self._home.check_process()
         assert self._coordinator is not None
-        if self._observer is None:
-            return self._coordinator.request_messages(count, now() + timeout_ms / 1000, one)
-        asked_ns = time.time_ns()
-        messages = self._coordinator.request_messages(count, now() + timeout_ms / 1000, one)
-        if messages:
+        deadline, asked_ns = now() + timeout_ms / 1000, time.time_ns()
+        messages = self._request_messages(count, deadline, one)
+        if messages and self._observer is not None:
             notify_handed_out(self._observer, messages, self.client_id, asked_ns)
         return messages
 
+    def _request_messages(self, count: int, deadline: float, one: bool) -> list[Message]:
+        """Take messages from the coordinator until there are some whose bodies can be deserialized."""
+        assert self._coordinator is not None
+        while True:
+            messages = self._coordinator.request_messages(count, deadline, one)
+            usable = self._deserialize(messages)
+            if usable or not messages:
+                return usable
+
+    def _deserialize(self, messages: list[Message]) -> list[Message]:
+        serializer = self._settings.serializer
+        return messages if serializer is None else deserialize_messages(serializer, messages)
+
     def __iter__(self) -> Iterator[Message]:
-        """Messages one by one, for ever: until `stop`. Settle each one.
+        """Return messages one by one, for ever: until `stop`. Settle each one.
 
         What was pulled and not yet looked at goes back for others, uncounted: at once when the loop is
         left, or when one message takes longer than a second (or a third of the lease).
@@ -340,7 +367,7 @@ class Consumer:
                 raise
 
     def __enter__(self) -> Consumer:
-        self._begun()
+        self._begin_once()
         return self
 
     def __exit__(
@@ -350,6 +377,9 @@ class Consumer:
 
     def _handle(self, messages: list[Message]) -> int:
         """Run the handler; the number of times it raised."""
+        messages = self._deserialize(messages)
+        if not messages:
+            return 0
         if self._observer is None:
             return self._call_handler(messages, None)
         notify_handed_out(self._observer, messages, self.client_id, None)
@@ -366,11 +396,11 @@ class Consumer:
         except BaseException as error:
             if handling is not None:
                 handling.raised(error)
-            if fails(error):
+            if is_failure(error):
                 _log.exception("the handler raised on %s", ", ".join(map(repr, messages[:3])))
                 for message in messages:
                     message.fail(reason=error)
-            if ends(error):
+            if ends_worker(error):
                 raise
             return 1
         if self._settings.auto_ack:
@@ -386,6 +416,6 @@ class Consumer:
             assert self._handler is not None
             name, answer = "handler", self._handler(messages[0])
         if answer is not None:
-            result = answered(answer)
+            result = await_result(answer)
             ends = self._settings.auto_ack
             check_result(name, result, awaits=AWAITS, instead=ASYNC_CONSUMER, ends=ends)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ddmq_client.core.acks import AckBatch
 from ddmq_client.core.prefetch_buffer import PrefetchBuffer, ProxyConnection
-from ddmq_client.net.sync import Condition, Lock, clock
+from ddmq_client.net.sync import Condition, Lock, get_clock
 
 IDLE_WAKE_S = 60.0
 LEAVE_AGAIN_S = 0.2  # a pull that was on its way may have come to the proxy after the first time
@@ -24,20 +24,20 @@ class DueResults:
         self._lock = lock
         self._buffer = buffer
         self._leaving = leaving
-        self._clock = clock()
+        self._clock = get_clock()
         self._due: dict[ProxyConnection, Condition] = {}
         self._stopped = False
 
     def add(self, proxy: ProxyConnection) -> None:
-        """A flusher will wait for this proxy's results."""
+        """Register a proxy whose results a flusher will wait for."""
         self._due.setdefault(proxy, Condition(self._lock))
 
     def remove(self, gone: ProxyConnection) -> None:
-        """The flusher of this proxy ends."""
+        """Remove a proxy whose flusher ends."""
         self._due.pop(gone).notify_all()
 
     def wake_flusher(self, proxy: ProxyConnection) -> None:
-        """More is pending for this proxy than before: its flusher looks, where that cannot wait."""
+        """Wake the flusher of this proxy if the results that were added cannot wait."""
         if proxy.idle or proxy.prompt or proxy.pending.urgent:
             proxy.idle = False
             self._due[proxy].notify()
@@ -48,12 +48,12 @@ class DueResults:
             due.notify_all()
 
     def stop(self) -> None:
-        """Flushers wait no more."""
+        """End the waits of all flushers."""
         self._stopped = True
         self.wake_all()
 
     def wait(self, proxy: ProxyConnection) -> AckBatch | None:
-        """Results that must go now; None when that has been stopped, or the proxy is gone."""
+        """Wait for results that must be submitted now; None after `stop`, or if the proxy is gone."""
         due = self._due.get(proxy)
         while due is not None and not self._has_ended(proxy):
             if self._should_leave(proxy):
@@ -77,7 +77,7 @@ class DueResults:
         return self._stopped or proxy.failover is not None
 
     def _should_leave(self, proxy: ProxyConnection) -> bool:
-        """Time to ask this proxy for the answers of pulls that wait there (again)."""
+        """Return whether to ask this proxy (again) for the answers of pulls that wait there."""
         now = self._clock()
         if not (self._leaving() and proxy.settles and proxy.leave_at <= now):
             return False

@@ -4,7 +4,7 @@
     with FetchConsumer("mq-1:9713", "loader") as consumer:
         while running():
             for queue in consumer.fetch(100):
-                store(queue.topic, queue.queue, queue.messages)
+                store(queue.topic, queue.queue_id, queue.messages)
             consumer.ack()
 
 The proxies share the group's queues out among its consumers. Nothing is leased, filtered by tag, retried or
@@ -91,16 +91,21 @@ class FetchConsumer:
 
     @property
     def consumer_id(self) -> str:
-        """The id of this consumer in its group."""
+        """Return the id of this consumer in its group."""
         return self._settings.consumer_id
 
     @property
     def assignments(self) -> list[Queue]:
-        """(topic, queue) of what the proxies gave to this consumer, as of the last fetch."""
+        """Return (topic, name of the queue on the wire) of the queues that this consumer owned at the last
+        fetch.
+        """
         return self._assignments.list_queues()
 
-    def seek(self, topic: str, queue: str, offset: int) -> None:
-        """Fetch this queue from `offset` next; what is out of range moves to the nearest there is."""
+    def seek(self, topic: str, queue: int | str, offset: int) -> None:
+        """Fetch this queue from `offset` next; what is out of range moves to the nearest there is.
+
+        `queue`: the `queue_id` of an assigned queue (OptionError for another one), or its name on the wire.
+        """
         self._assignments.seek(topic, queue, offset)
         with self._lock:
             waiting = self._since.keys() - {answer.proxy for answer in self._ended}
@@ -131,8 +136,10 @@ class FetchConsumer:
             for answer in self._take_answers():
                 fetch.take_answer(answer, time)
 
-    def ack(self, offsets: Mapping[str, Mapping[str, int]] | None = None) -> bool:
+    def ack(self, offsets: Mapping[str, Mapping[int, int] | Mapping[str, int]] | None = None) -> bool:
         """Store where the group is: topic → queue → next offset; without, after all that was fetched.
+
+        Queues are named as in `seek`.
 
         True once it is durable. False when a proxy could not store it in three tries: the messages may come
         again. Queues that are not assigned to this consumer any more are passed over.
@@ -239,7 +246,7 @@ class FetchConsumer:
                 self._changed.wait(min(remaining_s, threading.TIMEOUT_MAX))
 
     def _take_answers(self) -> list[FetchAnswer]:
-        """The answers that have come, in their order."""
+        """Return the answers that have come, in their order."""
         with self._lock:
             answers, self._ended = self._ended, []
             for answer in answers:
@@ -281,7 +288,9 @@ class FetchConsumer:
             return False
 
     def _leave(self, name: str) -> None:
-        """Say so to one proxy; where it does not hear it, the queues go to others after 30 s."""
+        """Tell one proxy that this consumer fetches no more; if that fails, the others get its queues after
+        30 s.
+        """
         address = self._addresses.get(name)
         if address is None:
             return

@@ -23,7 +23,7 @@ from ddmq_client.outbox import Outbox, oneway_frame
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.process import Home
 from ddmq_client.transactions import Check, CheckCounts
-from ddmq_client.wire.producing import heartbeat
+from ddmq_client.wire.producing import encode_heartbeat
 
 CLOSE_S = 1.0  # for the upkeep to end
 
@@ -44,7 +44,7 @@ class ProducerBase(Sends):
         self._single = SendCall(settings.client_id)
         self._outbox = Outbox(settings)
         parsed = parse_addresses(proxies, PRODUCER_PORT)
-        self._router = ProxyRouter(parsed, settings.connections_max, heartbeat(settings.client_id))
+        self._router = ProxyRouter(parsed, settings.connections_max, encode_heartbeat(settings.client_id))
         self._sender = JobSender(self._router)
         self._home = Home("producer")
         self._calls = TransactionCalls(self._outbox, self._sender, self._home)
@@ -55,16 +55,21 @@ class ProducerBase(Sends):
 
     @property
     def client_id(self) -> str:
-        """The name this producer gives itself."""
+        """Return the name this producer gives itself."""
         return self._settings.client_id
 
     @property
+    def has_serializer(self) -> bool:
+        """Return whether a serializer turns the bodies of sends into bytes."""
+        return self._settings.serializer is not None
+
+    @property
     def last_error(self) -> SendError | None:
-        """The error of the latest attempt, also while its message is tried again; None after a success."""
+        """Return the error of the latest attempt, also while a resend is due; None after a success."""
         return self._sender.last_error
 
     def proxies(self) -> list[tuple[str, bool]]:
-        """("host:port", in rotation) of every proxy known so far."""
+        """Return ("host:port", whether it is in rotation) of every known proxy."""
         return self._router.nodes()
 
     def cancel(self, delay: str | SendResult, *, timeout_ms: int | None = None) -> CancelOutcome:
@@ -73,7 +78,7 @@ class ProducerBase(Sends):
         Raises InvalidMessageError for what is no delay id; NotStoredError when the cancel did not get
         through; UnknownOutcomeError when nobody answered: then cancel again.
         """
-        return self._change(DelayAction.CANCEL, delay, None, timeout_ms)
+        return self._change_delay(DelayAction.CANCEL, delay, None, timeout_ms)
 
     def reschedule(
         self,
@@ -87,11 +92,11 @@ class ProducerBase(Sends):
         when = when_of(delay, deliver_at)
         if when is None:
             raise OptionError("neither delay nor deliver_at is set; allowed: one of them")
-        return self._change(DelayAction.RESCHEDULE, delay_id, when, timeout_ms)
+        return self._change_delay(DelayAction.RESCHEDULE, delay_id, when, timeout_ms)
 
     def fire_now(self, delay: str | SendResult, *, timeout_ms: int | None = None) -> CancelOutcome:
         """Deliver a delayed message now, not when it is due (of a repeated one: its next delivery)."""
-        return self._change(DelayAction.FIRE, delay, None, timeout_ms)
+        return self._change_delay(DelayAction.FIRE, delay, None, timeout_ms)
 
     def send_batch(
         self, messages: Iterable[OutgoingMessage], *, timeout_ms: int | None = None
@@ -111,10 +116,10 @@ class ProducerBase(Sends):
             return results
 
     def _send_many(self, messages: Iterable[OutgoingMessage], timeout_ms: int | None) -> list[SendResult]:
-        plan = self._outbox.plan(messages)
+        plan = self._outbox.plan_batch(messages)
         for request in plan.requests:
-            job = self._outbox.part(plan, request, self._deadline(timeout_ms))
-            plan.fill(request, self._sender.run(job))
+            job = self._outbox.job_of_request(plan, request, self._deadline_after(timeout_ms))
+            plan.fill_results(request, self._sender.run(job))
         return plan.results
 
     def send_oneway(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> None:
@@ -131,7 +136,9 @@ class ProducerBase(Sends):
 
     def _write(self, message: OutgoingMessage, timeout_ms: int | None) -> None:
         encoded = self._encode(message)
-        self._sender.oneway(lambda at, number: oneway_frame(encoded, number), self._deadline(timeout_ms))
+        self._sender.oneway(
+            lambda at, number: oneway_frame(encoded, number), self._deadline_after(timeout_ms)
+        )
 
     def transaction(
         self,
@@ -192,18 +199,18 @@ class ProducerBase(Sends):
 
     def _send(self, message: OutgoingMessage, when: When | None, timeout_ms: int | None) -> SendResult:
         self._check_open()
-        deadline = self._deadline(timeout_ms)
+        deadline = self._deadline_after(timeout_ms)
         if when is None:
-            job = self._outbox.single(message, deadline)
+            job = self._outbox.job_of_message(message, deadline)
         else:
-            job = self._outbox.delayed(message, when, deadline)
+            job = self._outbox.job_of_delay(message, when, deadline)
         return (self._sender.run(job))[0].raise_for_error()
 
-    def _change(
+    def _change_delay(
         self, action: DelayAction, delay: str | SendResult, when: When | None, timeout_ms: int | None
     ) -> CancelOutcome:
         self._check_open()
-        job = self._outbox.change(action, delay, self._deadline(timeout_ms), when)
+        job = self._outbox.job_of_change(action, delay, self._deadline_after(timeout_ms), when)
         return outcome_of((self._sender.run(job))[0].raise_for_error())
 
     def _check_open(self) -> None:
@@ -216,5 +223,5 @@ class ProducerBase(Sends):
         self._check_open()
         return self._outbox.encode(message)
 
-    def _deadline(self, timeout_ms: int | None) -> float:
+    def _deadline_after(self, timeout_ms: int | None) -> float:
         return now() + self._outbox.timeout_s(timeout_ms)

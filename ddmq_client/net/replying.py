@@ -55,7 +55,7 @@ class ReplyCalls:
     def acknowledge(
         self, message: Message, messages: Sequence[bytes], timeout_ms: int | None
     ) -> Sequence[SendResult]:
-        """A message is done together with others, which are sent: their results."""
+        """Acknowledge a message and send others, in one commit; return their results."""
         with self._shared:
             if not self._buffer.begin_reply(message):
                 raise ClientError(f"{message!r} is settled, or has no lease; nothing is sent with it")
@@ -99,18 +99,18 @@ class ReplyCalls:
         connection = self._take_connection(address)
         name = str(address)
         try:
-            payload, sequence_id = connection.call(job.frame, job.attempt_deadline(now()))
-            job.answered(read_reply(payload, sequence_id), name)
+            payload, sequence_id = connection.call(job.encode_request, job.attempt_deadline(now()))
+            job.take_answer(read_reply(payload, sequence_id), name)
         except CallFailed as failure:
-            job.failed(failure.verdict, failure.text, name)
+            job.take_failure(failure.verdict, failure.text, name)
         except FrameError as error:
             connection.close()
-            job.failed(CallVerdict.LOST, f"{error} (from {name})", name)
+            job.take_failure(CallVerdict.LOST, f"{error} (from {name})", name)
         except ProxyFault as fault:
             if fault.kind == UNKNOWN_METHOD:
                 job.on_unsupported(f"the proxy at {name} is too old for acknowledgements that carry messages")
             else:
-                job.failed(of_fault(fault.kind), str(fault), name)
+                job.take_failure(of_fault(fault.kind), str(fault), name)
         finally:
             self._give_back(address, connection)
 

@@ -17,8 +17,8 @@ from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, Node, Pr
 from ddmq_client.core.sending import SEND_ONE
 from ddmq_client.core.verdicts import CallFailed, CallVerdict
 from ddmq_client.errors import BusyError, ClosedError
-from ddmq_client.net.connection import FramedConnection, resolve
-from ddmq_client.net.sync import Activity, Condition, Lock, finish, now
+from ddmq_client.net.connection import FramedConnection, resolve_addresses
+from ddmq_client.net.sync import Activity, Condition, Lock, now, wait_ended
 from ddmq_client.wire.producing import ProxyFault, heartbeat_verdict
 
 IDLE_MAX_S = 60.0
@@ -47,7 +47,7 @@ class ProxyRouter:
         self._closed = False
 
     def pick_node(self, avoid: Collection[Node], deadline: float) -> Node | None:
-        """The node for the next attempt; None while no name resolves. The first one waits for names."""
+        """Return the node for the next attempt; None while no name resolves. The first call waits."""
         with self._lock:
             if not self._resolved:
                 self._wait_resolved(deadline)
@@ -58,27 +58,27 @@ class ProxyRouter:
     def record_outcome(self, node: Node, verdict: CallVerdict, tried: Collection[Node]) -> bool:
         """Count an outcome towards the node's health; True where a node in rotation is still untried."""
         with self._lock:
-            was_up = node.up
+            was_up = node.is_up
             self._rotation.record_outcome(node, verdict, now())
-            if was_up and not node.up:
+            if was_up and not node.is_up:
                 self._drop_idle(node)
                 self._upkeep_due.notify()
             return self._rotation.has_fresh(tried)
 
     def has_fresh(self, tried: Collection[Node]) -> bool:
-        """Is a node in rotation still untried?"""
+        """Return whether a node in rotation is still untried."""
         with self._lock:
             return self._rotation.has_fresh(tried)
 
-    def recognises(self) -> bool | None:
-        """Whether the proxies know what they have stored when it is sent again; None: not seen yet."""
+    def recognises_resends(self) -> bool | None:
+        """Return whether proxies recognise what is sent again; None: not known yet."""
         with self._lock:
-            return self._rotation.recognises()
+            return self._rotation.recognises_resends()
 
     def nodes(self) -> list[tuple[str, bool]]:
-        """("host:port", in rotation) of every known proxy."""
+        """Return ("host:port", whether it is in rotation) of every known proxy."""
         with self._lock:
-            return [(node.name, node.up) for node in self._rotation.nodes]
+            return [(node.name, node.is_up) for node in self._rotation.nodes]
 
     def pause(self, seconds: float) -> None:
         """Wait before a next attempt; ends early when this is closed."""
@@ -99,7 +99,7 @@ class ProxyRouter:
         for connection in connections:
             connection.close()
         self._upkeep.cancel()
-        finish([self._upkeep], min(deadline, now() + PROBE_TIMEOUT_S))
+        wait_ended([self._upkeep], min(deadline, now() + PROBE_TIMEOUT_S))
 
     def _wait_resolved(self, deadline: float) -> None:
         if not (self._upkeep_started or self._closed):
@@ -110,13 +110,13 @@ class ProxyRouter:
                 return
 
     def _resolve_addresses(self) -> None:
-        addresses = resolve(self._addresses, self._known)
+        addresses = resolve_addresses(self._addresses, self._known)
         with self._lock:
             for node in self._rotation.update(addresses):
                 self._drop_idle(node)
 
     def lease(self, node: Node, deadline: float) -> FramedConnection:
-        """A connection to the node, for one caller; waits while all are in use. Give it back."""
+        """Return a connection to the node, for one caller; waits while all are in use. Give it back."""
         with self._lock:
             while not self._closed:
                 connection = self._connection_to(node)
@@ -128,7 +128,7 @@ class ProxyRouter:
             raise ClosedError("the producer has been closed")
 
     def give_back(self, node: Node, connection: FramedConnection) -> None:
-        """After use; a connection whose call failed comes back closed."""
+        """Take a connection back after its use; it is closed if its call failed."""
         with self._lock:
             self._in_use.discard(connection)
             keep = not (connection.closed or node.gone or self._closed)
@@ -150,7 +150,7 @@ class ProxyRouter:
         return FramedConnection(node.address)
 
     def _make_room(self) -> None:
-        """An idle connection to another node makes way, so that open ones stay within the bound."""
+        """Close an idle connection to another node, so that open ones stay within the bound."""
         idle = [entries for entries in self._idle.values() if entries]
         if idle and len(self._in_use) + sum(map(len, idle)) >= self._connections_max:
             idle[0].pop(0)[1].close()

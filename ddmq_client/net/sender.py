@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from typing import Literal
 
 from ddmq_client.core import verdicts
 from ddmq_client.core.frames import FrameError
@@ -35,7 +36,7 @@ class JobSender:
         self.last_error: SendError | None = None  # of the latest attempt, also of one that is tried again
 
     def run(self, job: SendJob, read: Read = read_results) -> list[SendResult]:
-        """All results, within the job's deadline. `read` finds them in an answer."""
+        """Return all results, within the job's deadline. `read` finds them in an answer."""
         router = self._router
         try:
             while True:
@@ -43,7 +44,7 @@ class JobSender:
                 if node is None:
                     job.gave_up(NotStoredError(UNRESOLVED))
                     return job.results
-                job.begin(node, router.recognises())
+                job.begin(node, router.recognises_resends())
                 elsewhere = self._attempt_send(job, node, read)
                 self.last_error = job.error
                 wait = job.next_wait(now(), elsewhere)
@@ -77,7 +78,7 @@ class JobSender:
         raise failure
 
     def _attempt_send(self, job: SendJob, node: Node, read: Read) -> bool:
-        """One attempt; True where a node in rotation is still untried."""
+        """Make one attempt; return whether a node in rotation is still untried."""
         try:
             results = self._exchange_frames(job, node, read)
         except CallFailed as failure:
@@ -88,21 +89,21 @@ class JobSender:
             return self._record_failure(job, node, verdicts.of_fault(fault.kind), str(fault))
         stored = all(result.code == 0 for result in results)
         elsewhere = not stored and self._router.has_fresh(job.tried)
-        verdict = job.answered(node, results, elsewhere)
+        verdict = job.take_results(node, results, elsewhere)
         if verdict is CallVerdict.STORED and node.is_healthy:
             return False
         return self._router.record_outcome(node, verdict, job.tried)
 
     def _record_failure(self, job: SendJob, node: Node, verdict: CallVerdict, text: str) -> bool:
         elsewhere = self._router.record_outcome(node, verdict, job.tried)
-        job.failed(node, verdict, text, elsewhere)
+        job.take_failure(node, verdict, text, elsewhere)
         return elsewhere
 
     def _exchange_frames(self, job: SendJob, node: Node, read: Read) -> list[SendResult]:
         connection = self._router.lease(node, job.deadline)
         try:
             deadline = job.attempt_deadline(now())
-            payload, sequence_id = connection.call(job.frame, deadline)
+            payload, sequence_id = connection.call(job.encode_request, deadline)
             return read(payload, sequence_id, job.method)
         except FrameError:
             connection.close()  # what comes next on it cannot be trusted
@@ -127,7 +128,7 @@ class Sends(ABC):
     def send(
         self,
         topic: str,
-        body: bytes | str,
+        body: object,
         *,
         key: str | None = None,
         tags: str | None = None,
@@ -141,7 +142,7 @@ class Sends(ABC):
         zone: str | None = None,
         every: timedelta | None = None,
         times: int | None = None,
-        catch_up: str | None = None,
+        catch_up: Literal["fire_once", "all", "skip"] | None = None,
         idempotency_key: str | None = None,
         timeout_ms: int | None = None,
     ) -> SendResult:

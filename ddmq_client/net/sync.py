@@ -19,22 +19,22 @@ now = time.monotonic
 Handle = Callable[[list[Message]], int]  # returns how often the application's handler raised
 
 
-def clock() -> Callable[[], float]:
-    """The clock of deadlines: monotonic seconds."""
+def get_clock() -> Callable[[], float]:
+    """Return the clock of deadlines: monotonic seconds."""
     return time.monotonic
 
 
-def me() -> object:
-    """The thread that runs."""
+def current_worker() -> object:
+    """Return the identity of the running thread."""
     return threading.get_ident()
 
 
 def set_apart(work: Callable[[], object], amid: bool, locks: Iterable[Lock]) -> bool:
-    """A signal handler asks for work that needs what this very thread has (one of the locks, or it is `amid`
-    other work), or that would wait on gevent's hub: then a thread of its own does it. False where nothing is
-    in the way.
+    """Run `work` in a thread of its own if a signal handler cannot run it here; return whether it was.
 
-    Not by `Thread.start`, which may be what the signal has interrupted, with a lock of its own.
+    The signal may have interrupted this thread while it had one of the locks, or other work (`amid`), or
+    gevent's hub. The thread is not started by `Thread.start`, which may be what was interrupted, with a lock
+    of its own.
     """
     if not amid and not any(lock._is_owned() for lock in locks) and not _on_hub():  # type: ignore[attr-defined]
         return False
@@ -43,29 +43,30 @@ def set_apart(work: Callable[[], object], amid: bool, locks: Iterable[Lock]) -> 
 
 
 def _on_hub() -> bool:
-    """Whether gevent's hub runs this, as it does a signal handler while all greenlets wait."""
+    """Return whether gevent's hub runs this, as it does a signal handler while all greenlets wait."""
     gevent = sys.modules.get("gevent")
     return gevent is not None and isinstance(gevent.getcurrent(), gevent.hub.Hub)
 
 
 def sleep(seconds: float) -> None:
-    """Let so much time pass."""
+    """Wait for this many seconds."""
     time.sleep(seconds)
 
 
-def answered(answer: object) -> object:
+def await_result(answer: object) -> object:
     """Return the result of an application's function unchanged: it is never awaitable here."""
     return answer
 
 
-def fails(error: BaseException) -> bool:
-    """Whether what a handler raised is a failure: also SystemExit and the like, for a worker that they ended
-    would leave its messages to nobody."""
+def is_failure(error: BaseException) -> bool:
+    """Return True: every error of a handler is a failure, also SystemExit and the like. If they ended the
+    worker, its messages would have no handler.
+    """
     return True
 
 
-def ends(error: BaseException) -> bool:
-    """Whether it ends the worker, too: the application ends its greenlet."""
+def ends_worker(error: BaseException) -> bool:
+    """Return whether an error of a handler also ends the worker: the application ends its greenlet."""
     return type(error).__name__ == "GreenletExit"
 
 
@@ -77,13 +78,13 @@ class Activity:
         self._thread = threading.Thread(target=work, name=name, daemon=True)
 
     @property
-    def alive(self) -> bool:
-        """Whether the activity has been started and has not ended."""
+    def is_alive(self) -> bool:
+        """Return whether the activity has been started and has not ended."""
         return self._thread.is_alive()
 
     @property
-    def current(self) -> bool:
-        """Whether the caller runs in this activity."""
+    def is_current(self) -> bool:
+        """Return whether the caller runs in this activity."""
         return self._thread is threading.current_thread()
 
     def start(self) -> None:
@@ -95,16 +96,16 @@ class Activity:
 
     def join(self, deadline: float) -> None:
         """Wait for its end until then, unless it is the one that asks, or was not started."""
-        if self.alive and not self.current:
+        if self.is_alive and not self.is_current:
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def finish(activities: Iterable[Activity], deadline: float) -> bool:
+def wait_ended(activities: Iterable[Activity], deadline: float) -> bool:
     """Wait until the deadline for all but the one that asks; whether they have ended."""
     waiting = list(activities)
     for activity in waiting:
         activity.join(deadline)
-    return not any(activity.alive for activity in waiting if not activity.current)
+    return not any(activity.is_alive for activity in waiting if not activity.is_current)
 
 
 def off_loop(work: Callable[..., object], *args: object) -> None:

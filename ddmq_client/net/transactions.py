@@ -66,7 +66,7 @@ class TransactionCalls:
     ) -> list[SendResult]:
         """Make messages durable as a part of it, all or none."""
         self._home.check_process()
-        job = self.outbox.prepared(transaction_id, messages, deadline, check_after_ms, when)
+        job = self.outbox.job_of_prepare(transaction_id, messages, deadline, check_after_ms, when)
         return self._sender.run(job, read_prepared)
 
     def end(
@@ -78,8 +78,11 @@ class TransactionCalls:
         check: int | None = None,
         messages: int | None = None,
     ) -> Sequence[SendResult]:
-        """Say how it ended, until somebody knows; where its messages landed, if this call has committed it.
-        TransactionError where it did not end so, or nobody has confirmed it."""
+        """End the transaction at the proxies, with retries; return where its messages are, if this call has
+        committed it.
+
+        Raises TransactionError if it ended otherwise, or no proxy has confirmed the end.
+        """
         self._home.check_process()
         job = self.outbox.end(transaction_id, action, through_offset, deadline, check, messages)
         (result,) = self._sender.run(job, read_ended)
@@ -123,7 +126,7 @@ class Transaction(Sends):
 
     @property
     def id(self) -> str:
-        """The id of the transaction, 32 hexadecimal digits."""
+        """Return the id of the transaction, 32 hexadecimal digits."""
         return self._state.id
 
     def send_batch(
@@ -143,7 +146,7 @@ class Transaction(Sends):
             return results
 
     def commit(self) -> None:
-        """All of its messages are seen from now on, or an error says why not. Leaving the block does it.
+        """Make all messages visible; raises the reason if they are not. Leaving the block does this.
 
         Raises NotCommittedError: none is seen; UnknownEndError: it is not known, its check will settle it.
         """
@@ -156,14 +159,17 @@ class Transaction(Sends):
             self.results = self._end(action)
 
     def rollback(self) -> None:
-        """None of its messages is ever seen. An exception that leaves the block does it."""
+        """Discard all messages. An exception that leaves the block does this."""
         with self._lock:
             action = self._state.roll_back()
         self._roll_back(action)
 
     def undecided(self) -> None:
-        """The application itself does not know: the commit of its database brought no answer, say. It is left
-        to the check, which is asked a minute after the first message."""
+        """Leave the outcome to the check: the application does not know it, for instance because the commit
+        of its database brought no answer.
+
+        The check is asked a minute after the first message.
+        """
         with self._lock:
             self._state.leave()
 
@@ -186,7 +192,7 @@ class Transaction(Sends):
                 _log.warning("%s (its block raised %r)", failure, error)
 
     def _is_doubt(self, error: BaseException) -> bool:
-        """Whether it says that the local commit may have been, as DecisionTable does."""
+        """Return whether the error says that the local commit may have happened, as DecisionTable does."""
         return isinstance(error, UnknownEndError) and error.transaction_id == self.id
 
     def _argument_error(self, error: OptionError) -> OptionError:
@@ -204,13 +210,13 @@ class Transaction(Sends):
             self._state.begin_send()
         try:
             messages = [with_reference(message, self.reference) for message in messages]
-            deadline = self._deadline(timeout_ms)
+            deadline = self._deadline_after(timeout_ms)
             results = self._calls.prepare(self.id, messages, when, deadline, self._check_after_ms)
             for result in results:
                 result.raise_for_error()
         except BaseException as error:
             with self._lock:
-                self._state.send_failed(error, unsure=_unsure(error))
+                self._state.send_failed(error, unsure=may_be_stored(error))
             raise
         with self._lock:
             self._state.record_sent(results)
@@ -221,14 +227,14 @@ class Transaction(Sends):
             self._end(ROLLBACK)
 
     def _end(self, action: TransactionAction) -> Sequence[SendResult]:
-        state, deadline = self._state, self._deadline(None)
+        state, deadline = self._state, self._deadline_after(None)
         messages = None if action is ROLLBACK else state.message_count
         return self._calls.end(self.id, action, state.through_offset, deadline, messages=messages)
 
-    def _deadline(self, timeout_ms: int | None) -> float:
+    def _deadline_after(self, timeout_ms: int | None) -> float:
         return now() + self._calls.outbox.timeout_s(self._timeout_ms if timeout_ms is None else timeout_ms)
 
 
-def _unsure(error: BaseException) -> bool:
-    """Whether a send that raised this may have made its message durable."""
+def may_be_stored(error: BaseException) -> bool:
+    """Return whether a send that raised this may have made its message durable."""
     return not isinstance(error, InvalidMessageError | NotStoredError)

@@ -21,9 +21,9 @@ from ddmq_client.core.acks import AckBatch
 from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, Pace, ProxyAddress, is_literal
 from ddmq_client.core.prefetch_buffer import ProxyConnection, Source
 from ddmq_client.errors import PullError
-from ddmq_client.net.connection import FramedConnection, resolve
+from ddmq_client.net.connection import FramedConnection, resolve_addresses
 from ddmq_client.net.coordinator import Coordinator
-from ddmq_client.net.sync import Activity, Condition, Handle, Lock, clock, finish
+from ddmq_client.net.sync import Activity, Condition, Handle, Lock, get_clock, wait_ended
 from ddmq_client.teller import UNKNOWN_METHOD
 from ddmq_client.wire.consuming import (
     FAILURES,
@@ -92,7 +92,7 @@ class WorkerPool:
                 worker.start()
 
     def stop(self, deadline: float, flush_deadline: float) -> bool:
-        """Finish in order: pulls, handlers, results. False where something was broken off at its deadline."""
+        """End in order: pulls, handlers, results. False if something was aborted at its deadline."""
         coordinator = self._coordinator
         with self._lock:
             self._stopping = True
@@ -104,21 +104,21 @@ class WorkerPool:
         try:
             self._upkeep.cancel()
             coordinator.stop_pulling()
-            clean = finish(pulling, deadline)
+            clean = wait_ended(pulling, deadline)
             for puller in pullers:
                 puller.abort()
             alone = self.is_worker() and len(self._workers) == 1
             clean = coordinator.wait_handled(deadline, alone) and clean
             coordinator.stop_handing()
-            clean = finish(self._workers, deadline) and clean
+            clean = wait_ended(self._workers, deadline) and clean
             coordinator.stop_keeping()
             for flusher in flushers:
                 flusher.closing_deadline = flush_deadline
             coordinator.stop_flushing()
-            clean = finish(flushing, flush_deadline) and clean
+            clean = wait_ended(flushing, flush_deadline) and clean
             for flusher in flushers:
                 flusher.abort()
-            finish([*flushing, self._leases], flush_deadline + ABORT_S)
+            wait_ended([*flushing, self._leases], flush_deadline + ABORT_S)
             return not coordinator.abandon_results() and clean
         finally:
             coordinator.replies.close()
@@ -126,8 +126,8 @@ class WorkerPool:
                 activity.cancel()
 
     def is_worker(self) -> bool:
-        """Called by a handler."""
-        return any(worker.current for worker in self._workers)
+        """Return whether the caller is one of the workers, that is, a handler."""
+        return any(worker.is_current for worker in self._workers)
 
     def _keep_leases(self) -> None:
         while self._coordinator.keep_leases():
@@ -144,7 +144,7 @@ class WorkerPool:
                     return
 
     def _refresh_proxies(self) -> None:
-        addresses = resolve(self._proxies, self._known)
+        addresses = resolve_addresses(self._proxies, self._known)
         if not addresses:
             self._coordinator.last_error = "no proxy address is known: no name resolves"
             _log.warning("none of %s resolves", ", ".join(map(str, self._proxies)))
@@ -178,7 +178,7 @@ class WorkerPool:
         flusher = self._flushers.pop(address)
         self._coordinator.fail_over(flusher.proxy, failover.proxy)
         self._leaving.append(flusher.activity)
-        self._leaving = [activity for activity in self._leaving if activity.alive]
+        self._leaving = [activity for activity in self._leaving if activity.is_alive]
 
     def _run_worker(self, batch: int, handle: Handle) -> None:
         while messages := self._coordinator.next_messages(batch):
@@ -198,7 +198,7 @@ class Puller:
         self._coordinator = coordinator
         self._source = source
         self._pulls = pulls
-        self._clock = clock()
+        self._clock = get_clock()
         self._connection = FramedConnection(address)
         self._pace = Pace(pulls.linger_ms / 1000, random.random)
         self.activity = Activity(self._run, f"ddmq-pull-{address}")
@@ -222,7 +222,7 @@ class Puller:
             self._connection.close()
 
     def _pull(self, batch: int, linger_ms: int, acks: AckBatch | None) -> float:
-        """One pull; seconds to pause after it."""
+        """Pull once; return the seconds to pause after it."""
         started = self._clock()
         try:
             answer = self._call(batch, linger_ms, acks)
@@ -277,7 +277,7 @@ class Flusher:
         self._coordinator = coordinator
         self._pulls = pulls
         self.proxy = proxy
-        self._clock = clock()
+        self._clock = get_clock()
         self._connection = FramedConnection(address)
         self._pace = Pace(0.0, random.random)
         self.closing_deadline = 0.0  # monotonic seconds; set before flushing is stopped
@@ -291,7 +291,7 @@ class Flusher:
         coordinator, proxy = self._coordinator, self.proxy
         try:
             while (acks := coordinator.wait_due(proxy)) is not None:
-                error = self._deliver(acks, self._clock() + coordinator.settings.timeout_ms / 1000)
+                error = self._deliver_acks(acks, self._clock() + coordinator.settings.timeout_ms / 1000)
                 if error is None:
                     self._pace.pause_after_answer(1, 0.0)
                 else:
@@ -308,24 +308,24 @@ class Flusher:
             acks = self._coordinator.take_rest(self.proxy)
             if acks is None:
                 return
-            error = self._deliver(acks, self.closing_deadline)
+            error = self._deliver_acks(acks, self.closing_deadline)
             if error is not None:
                 failures += 1
                 _log.warning("results not submitted to %s: %s", self.proxy.name, error)
 
-    def _deliver(self, acks: AckBatch, deadline: float) -> Exception | None:
+    def _deliver_acks(self, acks: AckBatch, deadline: float) -> Exception | None:
         """Submit, and tell the coordinator what came of it."""
         try:
-            error = self._submit(acks, deadline)
+            error = self._submit_acks(acks, deadline)
         except BaseException as end:
             self._coordinator.on_submitted(self.proxy, acks, end)
             raise
         self._coordinator.on_submitted(self.proxy, acks, error)
         return error
 
-    def _submit(self, acks: AckBatch, deadline: float) -> Exception | None:
+    def _submit_acks(self, acks: AckBatch, deadline: float) -> Exception | None:
         try:
-            if self.proxy.settles and self._settle(acks, deadline):
+            if self.proxy.settles and self._settle_acks(acks, deadline):
                 return None
             payload, sequence_id = self._connection.call(
                 lambda now, number: submit_frame(acks, number), deadline
@@ -337,7 +337,7 @@ class Flusher:
             return error
         return None
 
-    def _settle(self, acks: AckBatch, deadline: float) -> bool:
+    def _settle_acks(self, acks: AckBatch, deadline: float) -> bool:
         """Submit and hear what came too late; False where the proxy has only `submit`."""
         leave = self._coordinator.pulling_stopped
         try:

@@ -70,7 +70,7 @@ def message_attributes(message: Message, now_ns: int) -> Attributes:
 
 
 def _partition(queue: str) -> str:
-    """The number of a topic's queue, as producers hear it; the whole name of what is no queue of a topic."""
+    """Return the number of a queue; the whole name of a queue that belongs to no topic."""
     number = queue.rpartition("_")[2]
     return number if number.isdigit() and "%RETRY%" not in queue else queue
 

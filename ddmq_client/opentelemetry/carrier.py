@@ -53,7 +53,7 @@ class ContextCarrier:
         self.not_carried = 0
 
     def own_context(self, properties: Mapping[str, str] | None) -> SpanContext | None:
-        """The context that the application itself has put there; None where there is no readable one."""
+        """Return the context that the application has put into the properties; None if it is unreadable."""
         if not properties or self._fields.isdisjoint(properties):
             return None
         return self._read(properties, Context())[1]
@@ -76,9 +76,12 @@ class ContextCarrier:
     def with_context(
         self, message: OutgoingMessage, context: Context | None, given: SpanContext | None, fit: bool = True
     ) -> tuple[OutgoingMessage, bool]:
-        """The message with `context` in its properties (None: with what was `given` there), and traceId and
-        spanId where it has neither; False where that would make it too large, so that it goes as it is.
-        `fit`: what goes with it in one request leaves room."""
+        """Return the message with `context` in its properties, and with traceId and spanId if it has
+        neither; None for the context restores what was `given` there.
+
+        Returns False if the message would become too large; it is then sent as it is. `fit`: there is room
+        for the context in the request.
+        """
         added: dict[str, str] = {}
         span = given
         if context is not None:
@@ -105,7 +108,7 @@ class ContextCarrier:
 
     @staticmethod
     def fit_together(messages: Sequence[OutgoingMessage]) -> bool:
-        """Whether they do with their contexts, in one request."""
+        """Return whether the messages, with their contexts, fit into one request."""
         return sum(map(_message_size, messages)) + CONTEXT_BYTES_MAX * len(messages) <= MESSAGE_BYTES_MAX
 
     def _read(

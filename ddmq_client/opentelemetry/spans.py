@@ -64,7 +64,7 @@ class OpenTelemetryObserver:
 
     @property
     def not_carried(self) -> int:
-        """The number of messages sent without their context, which would have made them too large."""
+        """Return the number of messages sent without their context, which would have made them too large."""
         return self._carrier.not_carried
 
     def sending(self, messages: Sequence[OutgoingMessage], call: SendCall) -> ObservedSend:
@@ -213,8 +213,9 @@ def _in_span(around: Context) -> bool:
 
 
 def _was_held(message: Message) -> bool:
-    """A delay, a transaction, the retry path: it came into its topic, or comes again and again, when the
-    trace that it was sent in may be long over."""
+    """Return whether the message may come long after the trace in which it was sent: it was delayed, in a
+    transaction, or on the retry path.
+    """
     if message.stored_ms is not None and message.stored_ms - (message.born_ms or message.stored_ms) > HELD_MS:
         return True
     return FROM_CHRONOS in message.properties

@@ -20,7 +20,15 @@ from datetime import timedelta
 from typing import Any
 
 from ddmq_client.errors import NotCommittedError, UnknownEndError
-from ddmq_client.sql.statements import check_connect, create, execute, forget, now_ms, opened, table_name
+from ddmq_client.sql.statements import (
+    check_connect,
+    create,
+    execute,
+    forget,
+    now_ms,
+    open_transaction,
+    table_name,
+)
 from ddmq_client.transactions import Decision, UndecidedTransaction
 
 _CREATE = (
@@ -61,11 +69,11 @@ class DecisionTable:
         return self._recorded_decision(database, transaction_id)
 
     def check(self, connect: Callable[[], Any]) -> Callable[[UndecidedTransaction], Decision]:
-        """The check of a producer: each time on a connection that `connect` makes, closed then."""
+        """Return a check for a producer; it uses a new connection of `connect` for each question."""
         check_connect(connect)
 
         def check(transaction: UndecidedTransaction) -> Decision:
-            with opened(connect) as database:
+            with open_transaction(connect) as database:
                 return self.decide(database, transaction.id)
 
         return check

@@ -67,5 +67,7 @@ class InboxTable:
 
 
 def identity_of(message: Message) -> str:
-    """Its id, which it keeps through retries and dead letters; from proxies that tell none, where it is."""
+    """Return the id of a message, which it keeps through retries and dead letters; its position, from
+    proxies that state no id.
+    """
     return message.message_id or f"{message.topic}/{message.queue}/{message.offset}"

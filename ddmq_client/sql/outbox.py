@@ -94,15 +94,17 @@ class OutboxTable:
             name=name,
             topic=topic,
             body=body.encode() if isinstance(body, str) else body,
-            fields=_json(fields),
+            fields=_encode_fields(fields),
             chain=f"{topic} {where}",
             written=now_ms(),
         )
         return name
 
     def waiting(self, database: Any, count_max: int, bytes_max: int, after: int = 0) -> list[OutboxRow]:
-        """The oldest that are to be sent, of those behind row `after` that have none of their chain up to it
-        before them; the one that goes past the bytes is the last."""
+        """Return the oldest rows to send: up to `count_max`, until their bodies reach `bytes_max`.
+
+        Only rows behind row `after` count, and of those only rows of chains that have no row up to `after`.
+        """
         waits = "refused IS NULL AND id > :after"
         if after:
             waits += (
@@ -126,17 +128,17 @@ class OutboxTable:
             execute(database, f"DELETE FROM {self._table} WHERE id = :id", id=row)
 
     def refuse(self, database: Any, row: int, reason: str) -> None:
-        """Mark a row whose message will never be accepted: it stays, and is not sent."""
+        """Mark a row whose message will never be accepted; it stays, and is not sent."""
         statement = f"UPDATE {self._table} SET refused = :reason WHERE id = :id"
         execute(database, statement, reason=reason[:REFUSAL_CHARS_MAX] or "refused", id=row)
 
     def refused(self, database: Any) -> Sequence[tuple[str, str, str]]:
-        """(name, topic, reason) of what proxies have refused for good."""
+        """Return (name, topic, reason) of the messages that proxies have rejected for good."""
         statement = f"SELECT name, topic, refused FROM {self._table} WHERE refused IS NOT NULL ORDER BY id"
         return [(name, topic, reason) for name, topic, reason in execute(database, statement).rows]
 
     def send_again(self, database: Any, name: str) -> bool:
-        """Try one that was refused once more, the topic is there now, say; False where there is none."""
+        """Try a rejected message once more; return False if there is none of this name."""
         statement = f"UPDATE {self._table} SET refused = NULL WHERE name = :name AND refused IS NOT NULL"
         return execute(database, statement, name=name).changed == 1
 
@@ -146,7 +148,7 @@ class OutboxTable:
         return execute(database, statement, name=name).changed == 1
 
 
-def _json(fields: Mapping[str, object]) -> str:
+def _encode_fields(fields: Mapping[str, object]) -> str:
     try:
         return json.dumps(fields)
     except TypeError as error:

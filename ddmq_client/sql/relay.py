@@ -25,7 +25,7 @@ from ddmq_client.idl.codes import Code
 from ddmq_client.outgoing import SendResult
 from ddmq_client.producer import Producer
 from ddmq_client.sql.outbox import OutboxRow, OutboxTable
-from ddmq_client.sql.statements import check_connect, opened
+from ddmq_client.sql.statements import check_connect, open_transaction
 
 _log = logging.getLogger("ddmq_client.sql")
 READ_MAX, READ_BYTES_MAX = 1_000, 16 * 1024 * 1024  # rows, and their bodies, at a time
@@ -74,6 +74,8 @@ class OutboxRelay:
         """Checks its arguments (OptionError)."""
         check_connect(connect)
         check("poll_ms", poll_ms, 1, 600_000)
+        if producer.has_serializer:
+            raise OptionError("the relay's producer has a serializer; allowed: None, as the rows have bodies")
         self._connect = connect
         self._outbox = outbox
         self._producer = producer
@@ -87,7 +89,7 @@ class OutboxRelay:
         self._thread: threading.Thread | None = None
 
     def counts(self) -> RelayCounts:
-        """A copy of the counters."""
+        """Return a copy of the counters."""
         return self._counts.copy()
 
     def start(self) -> None:
@@ -97,7 +99,7 @@ class OutboxRelay:
         self._thread.start()
 
     def wake(self) -> None:
-        """Something was committed: look at once."""
+        """Look for new messages at once, after a commit."""
         self._due.set()
 
     def stop(self, timeout_s: float = CLOSE_S) -> bool:
@@ -116,11 +118,11 @@ class OutboxRelay:
         total = after = reads = 0
         put_off: set[str] = set()
         while not self._stopped and reads < READS_MAX:
-            with opened(self._connect) as database:
+            with open_transaction(self._connect) as database:
                 rows = self._outbox.waiting(database, READ_MAX, READ_BYTES_MAX, after)
                 for row in rows:
                     if row.fault:
-                        self._refuse(database, row, row.fault)
+                        self._refuse_row(database, row, row.fault)
             outcome = self._send([row for row in rows if not row.fault and row.chain not in put_off])
             total += outcome.stored
             put_off |= outcome.put_off
@@ -170,9 +172,9 @@ class OutboxRelay:
         put_off: set[str] = set()
         while chains and not self._stopped:
             heads = [chain[0] for chain in chains.values()]
-            results = self._producer.send_batch([self._message(head) for head in heads])
-            with opened(self._connect) as database:
-                stored += self._note(database, heads, results)
+            results = self._producer.send_batch([self._message_of(head) for head in heads])
+            with open_transaction(self._connect) as database:
+                stored += self._record_results(database, heads, results)
             for head, result in zip(heads, results, strict=True):
                 chain = chains[head.chain]
                 chain.popleft()
@@ -184,10 +186,10 @@ class OutboxRelay:
                     del chains[head.chain]
         return _Pass(stored, put_off, whole and not chains)
 
-    def _message(self, row: OutboxRow) -> Any:
+    def _message_of(self, row: OutboxRow) -> Any:
         return row.message if self._once else replace(row.message, idempotency_key=None)
 
-    def _note(self, database: Any, rows: Sequence[OutboxRow], results: Sequence[SendResult]) -> int:
+    def _record_results(self, database: Any, rows: Sequence[OutboxRow], results: Sequence[SendResult]) -> int:
         counts = self._counts
         sent = [row for row, result in zip(rows, results, strict=True) if result.stored]
         self._outbox.sent(database, [row.row for row in sent])
@@ -197,14 +199,14 @@ class OutboxRelay:
                 raise OptionError(f"once=True, and the proxies say: {result.text}; allowed there: once=False")
             counts.known += result.duplicate
             if _for_good(result):
-                self._refuse(database, row, str(result.error))
+                self._refuse_row(database, row, str(result.error))
             elif not result.stored:
                 counts.failed += 1
                 if not self._failures:
                     _log.warning("outbox message %s is not sent yet: %s", row.name, result.error)
         return len(sent)
 
-    def _refuse(self, database: Any, row: OutboxRow, why: str) -> None:
+    def _refuse_row(self, database: Any, row: OutboxRow, why: str) -> None:
         self._counts.refused += 1
         _log.error("outbox message %s to %s is refused: %s", row.name, row.message.topic, why)
         self._outbox.refuse(database, row.row, why)
@@ -223,8 +225,11 @@ _PUT_OFF = (Code.BUSY, Code.TOPIC_REFUSED, Code.NO_SUCH_QUEUE)
 
 
 def _for_good(result: SendResult) -> bool:
-    """Whether it will never be taken as it is. A topic that was closed or changed just now may be told by the
-    engine, as 11 or 14, before the proxy has heard of it."""
+    """Return whether proxies will never accept this message.
+
+    A topic that was closed or changed just now is not such a case: the engine may reject with 11 or 14
+    before the proxy knows the change.
+    """
     if CLOSED in result.text or result.code == Code.NO_SUCH_QUEUE:
         return False
     return isinstance(result.error, NoSuchTopicError | InvalidMessageError)

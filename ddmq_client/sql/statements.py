@@ -37,7 +37,7 @@ class Done(NamedTuple):
 
 
 def table_name(name: str) -> str:
-    """The name as it is; OptionError for one that would have to be quoted."""
+    """Return the name; raise OptionError if it would have to be quoted."""
     if not isinstance(name, str) or not _NAME.match(name):
         raise OptionError(f"table={name!r}; allowed: letters, digits and _, with a schema if need be")
     return name
@@ -49,10 +49,10 @@ def execute(database: Any, statement: str, **values: object) -> Done:
         result = database.execute(import_module("sqlalchemy").text(statement), values)
         _check_ran(database, result)
         return Done(result.rowcount, result.fetchall() if result.returns_rows else ())
-    mark = _MARKS.get(_paramstyle(database), "")
+    mark = _MARKS.get(_paramstyle_of(database), "")
     if not mark:
         raise OptionError(
-            f"{type(database)!r} has parameters of style {_paramstyle(database)!r}; allowed: a DB-API"
+            f"{type(database)!r} has parameters of style {_paramstyle_of(database)!r}; allowed: a DB-API"
             f" connection with one of {', '.join(_MARKS)}, or SQLAlchemy's Connection or Session"
         )
     names = _PARAMETER.findall(statement)
@@ -74,12 +74,12 @@ def create(database: Any, statements: Sequence[str]) -> None:
 
 
 def kind_of(database: Any) -> str:
-    """`sqlite` or `postgresql`; OptionError for another."""
+    """Return `sqlite` or `postgresql`; raise OptionError for another database."""
     if _is_sqlalchemy(database):
         bound = database.get_bind() if hasattr(database, "get_bind") else database
         name = str(bound.dialect.name)
     else:
-        module = _module(database)
+        module = _module_of(database)
         name = next((kind for start, kind in _MODULES.items() if module.startswith(start)), module)
     if name not in TYPES:
         raise OptionError(f"a database of {name}; allowed: {', '.join(TYPES)}")
@@ -94,9 +94,12 @@ def check_connect(connect: object) -> None:
 
 
 @contextmanager
-def opened(connect: Callable[[], Any]) -> Iterator[Any]:
-    """A connection of one's own and a SQL transaction on it: committed at the end of the block, rolled back
-    by an exception. `connect` makes a DB-API connection, or SQLAlchemy's Connection or Session."""
+def open_transaction(connect: Callable[[], Any]) -> Iterator[Any]:
+    """Open a connection and a SQL transaction on it: committed at the end of the block, rolled back by an
+    exception.
+
+    `connect` makes a DB-API connection, or SQLAlchemy's Connection or Session.
+    """
     database = connect()
     check_result("connect", database)
     try:
@@ -134,12 +137,12 @@ def _check_ran(database: Any, result: object) -> None:
 
 
 def _is_sqlalchemy(database: Any) -> bool:
-    """Whether it, or what it was derived from, is SQLAlchemy's."""
+    """Return whether the database is SQLAlchemy's, or derived from a class of it."""
     return any(kind.__module__.partition(".")[0] == "sqlalchemy" for kind in type(database).__mro__)
 
 
-def _module(database: Any) -> str:
-    """Name of the DB-API module that made it; a class derived from a connection counts as that one."""
+def _module_of(database: Any) -> str:
+    """Return name of the DB-API module that made it; a class derived from a connection counts as that one."""
     for kind in type(database).__mro__:
         name = kind.__module__.partition(".")[0]
         if hasattr(sys.modules.get(name), "paramstyle"):
@@ -147,5 +150,5 @@ def _module(database: Any) -> str:
     return type(database).__module__
 
 
-def _paramstyle(database: Any) -> str:
-    return str(getattr(sys.modules.get(_module(database)), "paramstyle", ""))
+def _paramstyle_of(database: Any) -> str:
+    return str(getattr(sys.modules.get(_module_of(database)), "paramstyle", ""))

@@ -51,13 +51,13 @@ class _Source:
 
 
 def encode(value: Any, args: StructArgs) -> bytes:
-    """The struct's bytes, stop byte included; TypeError or ValueError for a value that does not fit."""
+    """Return the bytes of the struct, stop byte included. Raises TypeError or ValueError."""
     encoded: bytes = fastbinary.encode_compact(value, args)
     return encoded
 
 
 def decode(payload: bytes, at: int, args: StructArgs) -> Any:
-    """The struct that starts at `at`; FrameError when the bytes do not hold one."""
+    """Return the struct that starts at `at`. Raises FrameError."""
     buffer = BytesIO(payload)
     buffer.seek(at)
     try:
@@ -78,10 +78,10 @@ class Specs:
     def __init__(self) -> None:
         self._known: dict[type, StructArgs] = {}
 
-    def register(
+    def register_struct(
         self, struct: type, ours: type | None = None, names: Mapping[str, str | None] | None = None
     ) -> StructArgs:
-        """The type arguments for a thriftpy2 struct, read into and written from `ours`.
+        """Return the type arguments for a thriftpy2 struct, read into and written from `ours`.
 
         Register inner structs before the ones that hold them, where they have a class or names of ours.
         """
@@ -106,7 +106,7 @@ class Specs:
         if kind == _STRING:
             return _STRING, "UTF8"
         if kind == _STRUCT:
-            return _STRUCT, self.register(inner)
+            return _STRUCT, self.register_struct(inner)
         if kind in (_LIST, _SET):
             return kind, (*self._element(inner), False)
         if kind == _MAP:
@@ -118,5 +118,5 @@ class Specs:
 
 
 def _plain_class(name: str, attributes: Any) -> type:
-    """A class whose attributes default to None."""
+    """Create a class whose attributes default to None."""
     return type(name, (), {"__doc__": f"Wire struct {name}.", **dict.fromkeys(attributes)})

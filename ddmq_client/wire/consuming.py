@@ -11,14 +11,14 @@ from ddmq_client.core.acks import NO_DELAY, AckBatch, OriginResults, UnappliedRe
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.core.verdicts import CallFailed
-from ddmq_client.errors import PullError
+from ddmq_client.errors import PullError, SubscriptionError
 from ddmq_client.idl import consumer as idl
 from ddmq_client.received import FetchedQueue, Message, Origin
 from ddmq_client.wire.codec import Specs, decode, encode
 from ddmq_client.wire.producing import ProxyFault, answer_at
 
 SPECS = Specs()
-SPECS.register(
+SPECS.register_struct(
     idl.Message,
     Message,
     {
@@ -31,13 +31,13 @@ SPECS.register(
         "nextOffset": "next_offset",
     },
 )
-_CONTEXT: Any = SPECS.register(idl.Context)[0]
-_RESULT: Any = SPECS.register(idl.ConsumeResult)[0]
-_REQUEST: Any = SPECS.register(idl.PullRequest)[0]
-_SETTLE_REQUEST: Any = SPECS.register(idl.SettleRequest)[0]
-_STATS_REQUEST: Any = SPECS.register(idl.ConsumeStatsRequest)[0]
-_FETCH_REQUEST: Any = SPECS.register(idl.FetchRequest)[0]
-_OFFSETS: Any = SPECS.register(idl.AckResult)[0]
+_CONTEXT: Any = SPECS.register_struct(idl.Context)[0]
+_RESULT: Any = SPECS.register_struct(idl.ConsumeResult)[0]
+_REQUEST: Any = SPECS.register_struct(idl.PullRequest)[0]
+_SETTLE_REQUEST: Any = SPECS.register_struct(idl.SettleRequest)[0]
+_STATS_REQUEST: Any = SPECS.register_struct(idl.ConsumeStatsRequest)[0]
+_FETCH_REQUEST: Any = SPECS.register_struct(idl.FetchRequest)[0]
+_OFFSETS: Any = SPECS.register_struct(idl.AckResult)[0]
 
 
 class _Method:
@@ -46,8 +46,8 @@ class _Method:
     def __init__(self, name: str, argument: str) -> None:
         self._name = name.encode()
         self._argument = argument
-        self._args = SPECS.register(getattr(idl.ConsumerService, f"{name}_args"))
-        self._result = SPECS.register(getattr(idl.ConsumerService, f"{name}_result"))
+        self._args = SPECS.register_struct(getattr(idl.ConsumerService, f"{name}_args"))
+        self._result = SPECS.register_struct(getattr(idl.ConsumerService, f"{name}_result"))
 
     def frame(self, argument: Any, sequence_id: int) -> bytes:
         args = self._args[0]()
@@ -59,7 +59,8 @@ class _Method:
         value = decode(payload, answer_at(payload, self._name, sequence_id), self._result)
         error = getattr(value, "error", None)
         if error is not None:
-            raise PullError(error.message or "pull refused", error.code)
+            kind = PullError if getattr(error, "option", None) is None else SubscriptionError
+            raise kind(error.message or "pull refused", error.code)
         if value.success is None:
             raise FrameError("answer without a result")
         return value.success
@@ -79,16 +80,19 @@ class PullSettings(NamedTuple):
     filter_type: str | None = None
     filter_text: str | None = None
     start: str | None = None
+    order_key: str | None = None
 
 
 def pull_settings(settings: ConsumerSettings) -> PullSettings:
-    """The part of a consumer's settings that its pulls carry."""
+    """Return the part of a consumer's settings that its pulls carry."""
     kind, text = None, None
     if settings.tags is not None:
         kind, text = "TAG", settings.tags
     elif settings.sql is not None:
         kind, text = "SQL92", settings.sql
-    return PullSettings(settings.group, settings.client_id, settings.linger_ms, kind, text, settings.start)
+    return PullSettings(
+        settings.group, settings.client_id, settings.linger_ms, kind, text, settings.start, settings.order_key
+    )
 
 
 class Pulled(NamedTuple):
@@ -107,7 +111,7 @@ class Pulled(NamedTuple):
 def pull_frame(
     settings: PullSettings, topic: str | None, batch: int, acks: AckBatch | None, sequence_id: int
 ) -> bytes:
-    """A pull request with the results that ride on it."""
+    """Encode a pull request with the results that it carries."""
     request = _REQUEST()
     request.groupId = settings.group
     request.topic = topic
@@ -115,18 +119,18 @@ def pull_frame(
     request.maxLingerTime = settings.linger_ms
     request.clientId = settings.client_id
     request.filterType, request.filter = settings.filter_type, settings.filter_text
-    request.start = settings.start
-    request.result = _linked(acks) if acks else None
+    request.start, request.orderKey = settings.start, settings.order_key
+    request.result = _link_results(acks) if acks else None
     return _PULL.frame(request, sequence_id)
 
 
 def submit_frame(acks: AckBatch, sequence_id: int) -> bytes:
     """Encode the request of a submit."""
-    return _SUBMIT.frame(_linked(acks), sequence_id)
+    return _SUBMIT.frame(_link_results(acks), sequence_id)
 
 
 def stats_frame(group: str, sequence_id: int) -> bytes:
-    """A request for a group's offsets: it makes nothing, and only a consumer proxy answers it."""
+    """Encode a request for a group's offsets: it makes nothing, and only a consumer proxy answers it."""
     request = _STATS_REQUEST()
     request.group = group
     return _STATS.frame(request, sequence_id)
@@ -138,16 +142,16 @@ def read_stats(payload: bytes, sequence_id: int) -> None:
 
 
 def read_pulled(payload: bytes, sequence_id: int) -> Pulled:
-    """The messages of an answer, perhaps none; PullError, ProxyFault or FrameError."""
+    """Return the messages of an answer, perhaps none. Raises PullError, ProxyFault or FrameError."""
     value = _PULL.answer(payload, sequence_id)
     unapplied, notice = _unapplied_results(value.late), value.notice or ""
     return Pulled(_origin_of(value.context), value.messages or (), value.leaseMs, unapplied, notice)
 
 
 def settle_frame(settings: PullSettings, acks: AckBatch | None, leave: bool, sequence_id: int) -> bytes:
-    """A settle request; `leave`: the client stops, its waiting pulls are to be answered."""
+    """Encode a settle request; `leave`: the client stops, its waiting pulls must be answered."""
     request = _SETTLE_REQUEST()
-    request.result = _linked(acks) if acks else None
+    request.result = _link_results(acks) if acks else None
     request.groupId, request.clientId = settings.group, settings.client_id
     request.leave = True if leave else None
     return _SETTLE.frame(request, sequence_id)
@@ -173,21 +177,21 @@ def _origin_of(context: Any) -> Origin:
 
 
 def read_submitted(payload: bytes, sequence_id: int) -> bool:
-    """Whether the proxy took the results; PullError, ProxyFault or FrameError."""
+    """Return whether the proxy took the results. Raises PullError, ProxyFault or FrameError."""
     return bool(_SUBMIT.answer(payload, sequence_id))
 
 
-def _linked(acks: AckBatch) -> Any:
-    """The linked list of the wire, one element per origin."""
+def _link_results(acks: AckBatch) -> Any:
+    """Return the wire's linked list of results, one element for each origin."""
     head = None
     for results in reversed(acks):
-        element = _element(results)
+        element = _result_element(results)
         element.nextResult = head
         head = element
     return head
 
 
-def _element(results: OriginResults) -> Any:
+def _result_element(results: OriginResults) -> Any:
     element = _RESULT()
     element.context = context = _CONTEXT()
     context.groupId, context.topic, context.qid = results.origin
@@ -231,7 +235,7 @@ class FetchSettings(NamedTuple):
 def fetch_frame(
     settings: FetchSettings, offsets: Offsets, batch: int, linger_ms: int, sequence_id: int
 ) -> bytes:
-    """A fetch request; `batch` messages of each queue at most."""
+    """Encode a fetch request for at most `batch` messages of each queue."""
     request = _FETCH_REQUEST()
     request.consumerId, request.groupId, request.cluster = settings.consumer_id, settings.group, CLUSTER
     request.fetchOffset = {topic: dict(queues) for topic, queues in offsets.items()} or None
@@ -243,7 +247,7 @@ def fetch_frame(
 
 
 def leave_frame(settings: FetchSettings, sequence_id: int) -> bytes:
-    """A fetch request that brings nothing: this consumer id fetches no more."""
+    """Encode a fetch request that brings nothing: this consumer id fetches no more."""
     request = _FETCH_REQUEST()
     request.consumerId, request.groupId, request.cluster = settings.consumer_id, settings.group, CLUSTER
     request.clientId, request.leave = settings.client_id, True
@@ -251,7 +255,7 @@ def leave_frame(settings: FetchSettings, sequence_id: int) -> bytes:
 
 
 def ack_frame(settings: FetchSettings, offsets: Offsets, sequence_id: int) -> bytes:
-    """An ack request: the next offset to consume of each queue."""
+    """Encode an ack request: the next offset to consume of each queue."""
     result = _OFFSETS()
     result.consumerId, result.groupId, result.cluster = settings.consumer_id, settings.group, CLUSTER
     result.offsets = {topic: dict(queues) for topic, queues in offsets.items()}
@@ -259,7 +263,7 @@ def ack_frame(settings: FetchSettings, offsets: Offsets, sequence_id: int) -> by
 
 
 def read_fetched(payload: bytes, sequence_id: int) -> list[FetchedQueue]:
-    """One entry for each queue that is assigned; PullError, ProxyFault or FrameError."""
+    """Return an entry for each assigned queue. Raises PullError, ProxyFault or FrameError."""
     answer = _FETCH.answer(payload, sequence_id)
     if answer.error is not None:
         raise PullError(answer.error, answer.code)
@@ -277,5 +281,5 @@ def read_fetched(payload: bytes, sequence_id: int) -> list[FetchedQueue]:
 
 
 def read_acked(payload: bytes, sequence_id: int) -> bool:
-    """Whether the offsets are stored; ProxyFault or FrameError."""
+    """Return whether the offsets are stored. Raises ProxyFault or FrameError."""
     return bool(_ACK.answer(payload, sequence_id))

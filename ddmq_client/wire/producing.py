@@ -53,13 +53,13 @@ RESULT_NAMES = {
 }  # fmt: skip
 _DELAY_NAMES = {"msg": "text", "uniqDelayMsgId": "delay_id", "firedAtMs": "fired_at_ms", "dueMs": "due_ms"}
 _specs = Specs()
-_MESSAGE = _specs.register(idl.Message)
-_RESULT = _specs.register(idl.Result, SendResult, RESULT_NAMES)
-_ONE = _specs.register(idl.ProducerService.sendSync_result, _One)
-_MANY = _specs.register(idl.ProducerService.sendBatch_result, _Many)
-_DELAY_MESSAGE = _specs.register(idl.DelayMessage)
-_specs.register(idl.DelayResult, DelayResult, _DELAY_NAMES)
-_DELAYED = _specs.register(idl.ProducerService.sendDelaySync_result, _Delayed)
+_MESSAGE = _specs.register_struct(idl.Message)
+_RESULT = _specs.register_struct(idl.Result, SendResult, RESULT_NAMES)
+_ONE = _specs.register_struct(idl.ProducerService.sendSync_result, _One)
+_MANY = _specs.register_struct(idl.ProducerService.sendBatch_result, _Many)
+_DELAY_MESSAGE = _specs.register_struct(idl.DelayMessage)
+_specs.register_struct(idl.DelayResult, DelayResult, _DELAY_NAMES)
+_DELAYED = _specs.register_struct(idl.ProducerService.sendDelaySync_result, _Delayed)
 _ANSWERS = {SEND_ONE: _ONE, SEND_MANY: _MANY, SEND_DELAYED: _DELAYED}
 _FAULT = [_Fault, (None, (1, 11, "message", "UTF8", None), (2, 8, "type", None, None))]
 _WireMessage: Any = _MESSAGE[0]
@@ -69,8 +69,9 @@ _WireDelay: Any = _DELAY_MESSAGE[0]
 def encode_message(
     message: OutgoingMessage, placement: Placement, client_id: str, producer_group: str | None
 ) -> bytes:
-    """The wire struct's bytes, without a sequence (frames.with_number); InvalidMessageError for what no proxy
-    would take or the wire cannot carry."""
+    """Encode a message without a sequence number (see frames.with_number). Raises InvalidMessageError for
+    one that no proxy would take or the wire cannot carry.
+    """
     wire = _WireMessage()
     wire.producerGroup = producer_group
     wire.idempotencyKey = message.idempotency_key
@@ -100,7 +101,7 @@ def encode_delayed(
 
 
 def encoded_message(wire: Any, args: StructArgs, message: OutgoingMessage, placement: Placement) -> bytes:
-    """The bytes of a wire struct that carries a message, which is filled in here."""
+    """Return the bytes of a wire struct that carries a message, which is filled in here."""
     wire.topic = message.topic
     wire.key = message.key or None
     wire.tags = message.tags or None
@@ -115,15 +116,15 @@ def encoded_message(wire: Any, args: StructArgs, message: OutgoingMessage, place
         wire.properties = dict(message.properties) if message.properties else None
         encoded = encode(wire, args)
     except (TypeError, ValueError, AttributeError) as error:
-        raise _explained(message, error) from error
+        raise _explain_error(message, error) from error
     if not body or len(encoded) > FRAME_BYTES_MAX - frames.HEAD_BYTES_MAX:
         frame = f", at most {FRAME_BYTES_MAX} with all fields" if body else ""
-        raise _invalid(f"the body has {len(body)} bytes; {BODY_ALLOWED}{frame}")
+        raise _invalid_message(f"the body has {len(body)} bytes; {BODY_ALLOWED}{frame}")
     return encoded
 
 
 def encode_change(action: DelayAction, delay_id: str, client_id: str, when: When | None = None) -> bytes:
-    """A cancel, a reschedule or a fire now of what `delay_id` names."""
+    """Encode a cancel, a reschedule or a fire now of the delayed message `delay_id`."""
     wire = _WireDelay()
     wire.action, wire.uniqDelayMsgId, wire.clientId = int(action), delay_id, client_id
     if when is not None:
@@ -131,12 +132,13 @@ def encode_change(action: DelayAction, delay_id: str, client_id: str, when: When
     try:
         return encode(wire, _DELAY_MESSAGE)
     except (TypeError, ValueError) as error:
-        raise _invalid(f"delay id {delay_id!r} is not text that UTF-8 can carry") from error
+        raise _invalid_message(f"delay id {delay_id!r} is not text that UTF-8 can carry") from error
 
 
 def read_results(payload: bytes, sequence_id: int, method: bytes) -> list[SendResult]:
-    """Results of sendSync, sendBatch or sendDelaySync; ProxyFault, or FrameError for what is no answer to
-    this request."""
+    """Return the results of sendSync, sendBatch or sendDelaySync. Raises ProxyFault, or FrameError if this
+    is no answer to the request.
+    """
     at = answer_at(payload, method, sequence_id)
     success = decode(payload, at, _ANSWERS[method]).success
     if success is None:
@@ -168,21 +170,21 @@ def answer_at(payload: bytes, method: bytes, sequence_id: int) -> int:
     return head.body_at
 
 
-def heartbeat(client_id: str) -> bytes:
-    """The encoded message that every proxy answers 0 at once."""
+def encode_heartbeat(client_id: str) -> bytes:
+    """Encode the message that every proxy answers with 0 at once."""
     return encode_message(OutgoingMessage(HEARTBEAT_TOPIC, b"1"), Placement(-2, 0), client_id, None)
 
 
-def _explained(message: OutgoingMessage, error: Exception) -> InvalidMessageError:
+def _explain_error(message: OutgoingMessage, error: Exception) -> InvalidMessageError:
     """Name the field that the codec would not take."""
     for name in ("topic", "key", "tags"):
         value = getattr(message, name)
         if value is not None and not (isinstance(value, str) and _is_utf8(value)):
-            return _invalid(f"{name}={value!r} is not text that UTF-8 can carry")
+            return _invalid_message(f"{name}={value!r} is not text that UTF-8 can carry")
     body: object = message.body
     if not isinstance(body, bytes | str):
-        return _invalid(f"body is {type(body).__name__}; allowed: bytes or str")
-    return _invalid(f"message cannot be encoded: {error}; properties={message.properties!r}")
+        return _invalid_message(f"body is {type(body).__name__}; allowed: bytes or str")
+    return _invalid_message(f"message cannot be encoded: {error}; properties={message.properties!r}")
 
 
 def _is_utf8(text: str) -> bool:
@@ -193,5 +195,5 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _invalid(text: str) -> InvalidMessageError:
+def _invalid_message(text: str) -> InvalidMessageError:
     return InvalidMessageError(text, Code.ILLEGAL_MESSAGE)

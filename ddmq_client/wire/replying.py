@@ -23,23 +23,23 @@ class _Response:
 
 
 _specs = Specs()
-_MESSAGE = _specs.register(idl.ReplyMessage)
-_CONTEXT = _specs.register(idl.Context)
-_REQUEST = _specs.register(idl.ReplyRequest)
-_specs.register(idl.ReplyResult, SendResult, RESULT_NAMES)
-_specs.register(idl.ReplyResponse, ReplyAnswer, {"msg": "text"})
-_RESPONSE = _specs.register(idl.ConsumerService.reply_result, _Response)
+_MESSAGE = _specs.register_struct(idl.ReplyMessage)
+_CONTEXT = _specs.register_struct(idl.Context)
+_REQUEST = _specs.register_struct(idl.ReplyRequest)
+_specs.register_struct(idl.ReplyResult, SendResult, RESULT_NAMES)
+_specs.register_struct(idl.ReplyResponse, ReplyAnswer, {"msg": "text"})
+_RESPONSE = _specs.register_struct(idl.ConsumerService.reply_result, _Response)
 
 
 def encode_reply(message: OutgoingMessage, placement: Placement, when: When | None) -> bytes:
-    """A ReplyMessage's bytes; InvalidMessageError for what no proxy would take or the wire cannot carry."""
+    """Encode a ReplyMessage. Raises InvalidMessageError for one that no proxy would take."""
     wire: Any = _MESSAGE[0]()
     wire.dueTimes = True if when is not None else None
     return encoded_message(wire, _MESSAGE, with_due_time(message, when), placement)
 
 
 def reply_request(to: ReplyTo, client_id: str) -> bytes:
-    """A ReplyRequest without messages and timeout (frames.reply_args)."""
+    """Encode a ReplyRequest without messages and timeout (frames.reply_args)."""
     wire: Any = _REQUEST[0]()
     wire.context = context = _CONTEXT[0]()
     context.groupId, context.topic, context.qid = to.group, to.topic, to.queue

@@ -36,18 +36,18 @@ class _PollAnswer:
 
 
 _specs = Specs()
-_MESSAGE = _specs.register(idl.Message)
-_specs.register(idl.Result, PreparedResult, RESULT_NAMES)
-_PREPARE = _specs.register(idl.PrepareRequest)
-_specs.register(idl.PrepareResponse, _Prepared, {"msg": "text", "throughOffset": "through_offset"})
-_PREPARED = _specs.register(idl.ProducerService.sendPrepared_result, _PreparedAnswer)
-_POLL = _specs.register(idl.PollChecksRequest)
-_POLLED = _specs.register(idl.ProducerService.pollTransactionChecks_result, _PollAnswer)
+_MESSAGE = _specs.register_struct(idl.Message)
+_specs.register_struct(idl.Result, PreparedResult, RESULT_NAMES)
+_PREPARE = _specs.register_struct(idl.PrepareRequest)
+_specs.register_struct(idl.PrepareResponse, _Prepared, {"msg": "text", "throughOffset": "through_offset"})
+_PREPARED = _specs.register_struct(idl.ProducerService.sendPrepared_result, _PreparedAnswer)
+_POLL = _specs.register_struct(idl.PollChecksRequest)
+_POLLED = _specs.register_struct(idl.ProducerService.pollTransactionChecks_result, _PollAnswer)
 _landed = Specs()
-_landed.register(idl.Result, SendResult, RESULT_NAMES)
-_END = _landed.register(idl.EndTransactionRequest)
-_landed.register(idl.EndTransactionResponse, EndResult, {"msg": "text", "results": "landed"})
-_ENDED = _landed.register(idl.ProducerService.endTransaction_result, _EndAnswer)
+_landed.register_struct(idl.Result, SendResult, RESULT_NAMES)
+_END = _landed.register_struct(idl.EndTransactionRequest)
+_landed.register_struct(idl.EndTransactionResponse, EndResult, {"msg": "text", "results": "landed"})
+_ENDED = _landed.register_struct(idl.ProducerService.endTransaction_result, _EndAnswer)
 
 
 def prepare_request(
@@ -57,7 +57,7 @@ def prepare_request(
     check_after_ms: int | None = None,
     due_times: bool = False,
 ) -> bytes:
-    """A PrepareRequest without messages and timeout (frames.prepare_args)."""
+    """Encode a PrepareRequest without messages and timeout (frames.prepare_args)."""
     wire: Any = _PREPARE[0]()
     wire.transactionId, wire.producerGroup, wire.clientId = transaction_id, group, client_id
     wire.checkAfterMs, wire.dueTimes = check_after_ms, due_times or None
@@ -73,7 +73,7 @@ def end_request(
     check: int | None = None,
     messages: int | None = None,
 ) -> bytes:
-    """An EndTransactionRequest without its timeout (frames.end_args)."""
+    """Encode an EndTransactionRequest without its timeout (frames.end_args)."""
     wire: Any = _END[0]()
     wire.transactionId, wire.producerGroup, wire.clientId = transaction_id, group, client_id
     wire.action, wire.throughOffset, wire.check = int(action), through_offset, check
@@ -82,7 +82,7 @@ def end_request(
 
 
 def poll_frame(group: str, client_id: str, count_max: int, timeout_ms: int, sequence_id: int) -> bytes:
-    """The request for checks."""
+    """Encode the request for undecided transactions."""
     wire: Any = _POLL[0]()
     wire.producerGroup, wire.clientId, wire.countMax, wire.timeout = group, client_id, count_max, timeout_ms
     return frames.build_frame(
@@ -91,7 +91,7 @@ def poll_frame(group: str, client_id: str, count_max: int, timeout_ms: int, sequ
 
 
 def read_prepared(payload: bytes, sequence_id: int, method: bytes) -> list[SendResult]:
-    """One result for each message, for all are prepared; or why none is."""
+    """Return one result for each message, for all are prepared; or why none is."""
     answer = decode(payload, answer_at(payload, method, sequence_id), _PREPARED).success
     if answer is None:
         raise FrameError("answer without a result")
@@ -105,7 +105,7 @@ def read_prepared(payload: bytes, sequence_id: int, method: bytes) -> list[SendR
         return results
     refused = [result for result in results if result.code != Code.OK]
     code, text = (refused[0].code, refused[0].text) if refused else (answer.code, answer.text)
-    return [_refused(code, text)]
+    return [_refused_error(code, text)]
 
 
 def read_ended(payload: bytes, sequence_id: int, method: bytes) -> list[SendResult]:
@@ -127,7 +127,7 @@ def read_checks(payload: bytes, sequence_id: int) -> tuple[int, str, list[Undeci
 
 
 def _open(wire: Any) -> UndecidedTransaction:
-    messages = [_outgoing(message) for message in wire.messages or ()]
+    messages = [_outgoing_message(message) for message in wire.messages or ()]
     return UndecidedTransaction(
         wire.transactionId or "",
         messages,
@@ -138,7 +138,7 @@ def _open(wire: Any) -> UndecidedTransaction:
     )
 
 
-def _outgoing(wire: Any) -> OutgoingMessage:
+def _outgoing_message(wire: Any) -> OutgoingMessage:
     body = wire.body if wire.body is not None else (wire.value or "").encode()
     return OutgoingMessage(
         wire.topic or "", body, wire.key or None, wire.tags or None, wire.properties or {},
@@ -146,7 +146,7 @@ def _outgoing(wire: Any) -> OutgoingMessage:
     )  # fmt: skip
 
 
-def _refused(code: int, text: str) -> SendResult:
+def _refused_error(code: int, text: str) -> SendResult:
     result = PreparedResult()
     result.code, result.text = code, text or OK_TEXT
     return result

@@ -1,7 +1,8 @@
 """The clients of a group, and whether they subscribe to the same: what extended clients state is compared.
 
-A filter that differs from the subscription's would lose messages of those who rely on the other one: such
-a pull is refused, with a text that names both. Clients of one group that read different topics lose
+A filter that differs from the subscription's would lose messages of those who rely on the other one, and with
+another order key messages would not come in the order that the client relies on: such a pull is refused, with
+a text that names both. Clients of one group that read different topics lose
 nothing (queues belong to proxies, not to clients), but mostly somebody forgot something: they are reported.
 Both are counted, logged once, and listed for people. Filters are compared by meaning: tags as sets, SQL as
 parsed. A client that states no filter agrees with any.
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddmq_common.metrics.catalogue import INCONSISTENT
 from proxy_consumer.config import SubscriptionDefaults
@@ -25,7 +26,8 @@ from proxy_consumer.subscription.subscription import Group
 
 CLIENTS_MAX = 10_000  # remembered at one proxy; further ones are checked and not listed
 TOPICS_MAX = 64  # remembered of one client
-FILTER_BYTES_MAX = 4_096  # of the text that a pull states
+FILTER_BYTES_MAX = 4_096  # of a filter or order key that a pull states
+FILTER, ORDER_KEY = "filter", "orderKey"  # the options of a pull, as a PullException names them
 CLIENT_ID_BYTES_MAX = 255
 COMPARED_MAX = 1_024  # stated filters whose comparison is kept; all of them short and usable
 AWAY_S = 120.0  # a client that did not pull for so long is forgotten
@@ -80,6 +82,21 @@ class Client(Recipient):
         self.topics: set[bytes] = set()  # b"" = all of the group
         self.notice = ""  # what its next answer says to people
         self.differences: dict[bytes, Difference] = {}  # by topic; b"" = in its topics
+
+
+class StatedDifference(NamedTuple):
+    """An option of a pull that is not what the subscription has. `option`: filter or orderKey."""
+
+    option: str
+    text: str
+
+
+class StatedOptionError(ValueError):
+    """An option that a pull states cannot be used; `option`: filter or orderKey."""
+
+    def __init__(self, option: str, text: str) -> None:
+        super().__init__(text)
+        self.option = option
 
 
 class Consistency:
@@ -139,15 +156,15 @@ class Consistency:
                 self._by_connection.pop(peer, None)
         client.connections.clear()
 
-    def find_fault(self, request: Any, group: Group, client: Client | None) -> str | None:
-        """Return why this pull, which states a filter, would lose messages, or None."""
+    def find_fault(self, request: Any, group: Group, client: Client | None) -> StatedDifference | None:
+        """Return how the options that this pull states differ from those of its subscriptions, or None."""
         who: bytes = request.clientId or b""
         for each in _subscriptions_named(group, request.topic or b""):
-            config = each.config
-            what = _find_difference(request.filterType or b"TAG", request.filter, config.tags, config.sql)
-            if what is not None:
-                self._note_difference(group.name, client if who else None, who, each.topic, what)
-                return f"topic {each.topic}: {what}; state the same, or change the subscription"
+            difference = _find_stated_difference(request, each.config)
+            if difference is not None:
+                self._note_difference(group.name, client if who else None, who, each.topic, difference.text)
+                text = f"topic {each.topic}: {difference.text}; state the same, or change the subscription"
+                return difference._replace(text=text)
             if client is not None and client.differences:
                 client.differences.pop(each.topic.encode(), None)
         return None
@@ -236,27 +253,48 @@ class Consistency:
 
 
 def stated_settings(request: Any, defaults: SubscriptionDefaults) -> SubscriptionDefaults:
-    """The settings of a subscription that this pull makes: with the start and the filter it states.
+    """The settings of a subscription that this pull makes: with the start, order key and filter it states.
 
-    Raises ValueError that says what is wrong with the filter.
+    Raises StatedOptionError, whose text says what is wrong with the order key or the filter.
     """
     if request.start:
         defaults = replace(defaults, start=request.start.decode())
+    if request.orderKey:
+        try:
+            defaults = replace(defaults, order_key=_order_key_of(request))
+        except ValueError as error:
+            raise StatedOptionError(ORDER_KEY, str(error)) from error
     if not request.filter:
         return defaults
-    tags, sql = _split_filter(request.filterType or b"TAG", request.filter)
-    fault = expression_fault(tags, sql)
-    if fault is not None:
-        raise ValueError(fault)
-    return replace(defaults, tags=tags, sql=sql)
+    try:
+        tags, sql = _split_filter(request.filterType or b"TAG", request.filter)
+        return replace(defaults, tags=tags, sql=sql)
+    except ValueError as error:
+        raise StatedOptionError(FILTER, f"the filter cannot be used: {error}") from error
 
 
 def length_fault(request: Any) -> str | None:
     """Which text of a pull is longer than what is kept of one; asked before anything is."""
     if len(request.filter or b"") > FILTER_BYTES_MAX:
         return f"filter has {len(request.filter)} bytes; allowed: at most {FILTER_BYTES_MAX}"
+    if len(request.orderKey or b"") > FILTER_BYTES_MAX:
+        return f"orderKey has {len(request.orderKey)} bytes; allowed: at most {FILTER_BYTES_MAX}"
     if len(request.clientId or b"") > CLIENT_ID_BYTES_MAX:
         return f"clientId has {len(request.clientId)} bytes; allowed: at most {CLIENT_ID_BYTES_MAX}"
+    return None
+
+
+def _find_stated_difference(request: Any, config: SubscriptionDefaults) -> StatedDifference | None:
+    if request.filter:
+        kind = request.filterType or b"TAG"
+        what = _find_difference(kind, request.filter, config.tags, config.sql)
+        if what is not None:
+            return StatedDifference(FILTER, what)
+    if request.orderKey and (order_key := _order_key_of(request)) != config.order_key:
+        existing = f"order key {config.order_key}" if config.order_key else "no order key"
+        return StatedDifference(
+            ORDER_KEY, f"the pull states order key {order_key}, the subscription has {existing}"
+        )
     return None
 
 
@@ -309,6 +347,11 @@ def _subscriptions_named(group: Group, topic: bytes) -> Iterable[Any]:
         return group.subscriptions.values()
     subscription = group.subscriptions.get(topic)
     return () if subscription is None else (subscription,)
+
+
+def _order_key_of(request: Any) -> str:
+    order_key: bytes = request.orderKey
+    return order_key.decode("utf-8", "replace")
 
 
 def _as_text(name: bytes) -> str:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ddmq_client import Decision, Producer, SendError, TransactionError, UndecidedTransaction
 from ddmq_client.sql import DecisionTable
-from ddmq_client.sql.statements import opened
+from ddmq_client.sql.statements import open_transaction
 
 TOPICS = ("tx-a", "tx-b", "tx-c")
 GROUP = "crash"
@@ -61,7 +61,7 @@ class CrashLedger:
 
     def create(self) -> None:
         """Make its tables."""
-        with opened(self.connect) as database:
+        with open_transaction(self.connect) as database:
             database.execute("PRAGMA journal_mode = WAL")
             self.decisions.create(database)
             for statement in SCHEMA:
@@ -69,7 +69,7 @@ class CrashLedger:
 
     def check(self, transaction: UndecidedTransaction) -> Decision:
         """What the ledger says; that it was asked is written down."""
-        with opened(self.connect) as database:
+        with open_transaction(self.connect) as database:
             database.execute("INSERT INTO asked VALUES (?, ?)", (transaction.id, transaction.check))
             return self.decisions.decide(database, transaction.id)
 
@@ -98,7 +98,7 @@ class TransactionLoad:
             if fate < 0.15:
                 tx.undecided()
                 return
-            with opened(self._ledger.connect) as database:
+            with open_transaction(self._ledger.connect) as database:
                 database.execute("INSERT INTO begun VALUES (?)", (tx.id,))
                 self._ledger.decisions.commit(database, tx.id)
             if fate < 0.25:

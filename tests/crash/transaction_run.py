@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ddmq_client import Producer
-from ddmq_client.sql.statements import opened
+from ddmq_client.sql.statements import open_transaction
 from tests.crash.kit.boundaries import boundary_servers
 from tests.crash.kit.boundary_process import CHECK, END, PREPARE
 from tests.crash.kit.command import Say, command_line, in_folder, with_boundaries, with_kafka
@@ -128,7 +128,7 @@ class TransactionRun(ProcessRounds):
         return sum(server.metric("ddmq_transactions_open") for server in producers)
 
     def _rows(self, query: str) -> list[tuple[str, int]]:
-        with opened(self._database.connect) as database:
+        with open_transaction(self._database.connect) as database:
             return list(database.execute(query))
 
     def _decisions(self) -> dict[str, str]:

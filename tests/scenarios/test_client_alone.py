@@ -16,8 +16,9 @@ from tests.support.wheels import client_wheel, install, packages_folder
 BYTES_MAX = 5_000_000
 WORK = """
 import importlib.util, sys
-from ddmq_client import Consumer, Producer
-from ddmq_client.aio import AsyncConsumer, AsyncProducer
+import ddmq_client
+from ddmq_client import Admin, Consumer, JsonSerializer, Producer
+from ddmq_client.aio import AsyncAdmin, AsyncConsumer, AsyncProducer
 from ddmq_client.sql import InboxTable, OutboxRelay
 servers = ["ddmq_common", "ddmq_rpc", "backend", "gevent", "rocksdict", "msgspec"]
 assert [name for name in servers if importlib.util.find_spec(name)] == []
@@ -27,6 +28,10 @@ with Consumer(sys.argv[2], "loners", "alone") as consumer:
     (message,) = consumer.pull(1, 20_000)
     assert (message.key, message.text()) == ("k", "one espresso")
     assert message.ack()
+with Admin(sys.argv[3]) as admin:
+    assert admin.get_topic("alone").messages == 1
+assert JsonSerializer().deserialize(b"[1]") == [1]
+assert ddmq_client.__version__[0].isdecimal()
 """
 
 
@@ -54,5 +59,5 @@ def test_the_client_is_a_distribution_of_its_own(tmp_path: Path) -> None:
     with running(tmp_path / "server") as server:
         server.admin("POST", "topics", "alone", body={"create": True})
         server.admin("POST", "groups", "loners", body={"topics": ["alone"], "start": "first"})
-        places = [f"127.0.0.1:{server.ports[part]}" for part in ("producer", "consumer")]
+        places = [f"127.0.0.1:{server.ports[part]}" for part in ("producer", "consumer", "admin")]
         subprocess.run([str(python), "-P", "-c", WORK, *places], check=True, cwd=tmp_path, timeout=60)

@@ -30,7 +30,7 @@ from ddmq_client import (
 )
 from ddmq_client.aio import AsyncProducer
 from ddmq_client.sql import DecisionTable, InboxTable, OutboxRelay, OutboxTable
-from ddmq_client.sql.statements import opened
+from ddmq_client.sql.statements import open_transaction
 from tests.scenarios.real_server import RealServer, running, write_config
 from tests.support.delays import wait_for_delays
 from tests.support.installations import Installation, installed
@@ -206,7 +206,7 @@ import os, signal, sqlite3, sys
 from datetime import timedelta
 from ddmq_client import Producer
 from ddmq_client.sql import DecisionTable
-from ddmq_client.sql.statements import opened
+from ddmq_client.sql.statements import open_transaction
 
 place, topic, path, where = sys.argv[1:]
 with Producer(place, producer_group=topic, timeout_ms=60_000) as producer:
@@ -214,7 +214,7 @@ with Producer(place, producer_group=topic, timeout_ms=60_000) as producer:
         tx.send(topic, where)
         if where == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        with opened(lambda: sqlite3.connect(path, timeout=30)) as database:
+        with open_transaction(lambda: sqlite3.connect(path, timeout=30)) as database:
             DecisionTable().commit(database, tx.id)
         os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -229,7 +229,7 @@ def test_a_process_that_dies_is_answered_for_by_the_next_one(
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(path, timeout=30)
 
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         decisions.create(database)
     for where in ("before", "behind"):
         command = [sys.executable, "-c", DYING, server.address("producer"), topic, str(path), where]
@@ -249,7 +249,7 @@ def test_work_that_was_given_up_cannot_be_committed(server: RealServer, topic: s
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(tmp_path / "db", timeout=30)
 
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         decisions.create(database)
     check = decisions.check(connect)
     with Producer(
@@ -258,7 +258,10 @@ def test_work_that_was_given_up_cannot_be_committed(server: RealServer, topic: s
         tx = producer.transaction(check_after=SOON)
         tx.send(topic, b"slow")
         until(lambda: producer.check_counts().rolled_back)
-        with pytest.raises(NotCommittedError, match="given up by its check"), opened(connect) as database:
+        with (
+            pytest.raises(NotCommittedError, match="given up by its check"),
+            open_transaction(connect) as database,
+        ):
             decisions.commit(database, tx.id)
         with pytest.raises(NotCommittedError, match="was rolled back"):
             tx.commit()
@@ -322,7 +325,7 @@ def test_an_outbox_and_an_inbox_make_it_once(
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(tmp_path / "db", timeout=30)
 
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         outbox.create(database)
         inbox.create(database)
         database.execute("CREATE TABLE work (number INTEGER)")
@@ -330,7 +333,7 @@ def test_an_outbox_and_an_inbox_make_it_once(
             outbox.put(database, topic, str(number), key=f"key-{number % 3}")
 
     def handle(message: Message) -> None:
-        with opened(connect) as database:
+        with open_transaction(connect) as database:
             if inbox.first(database, message, key=message.properties["outbox-id"]):
                 database.execute("INSERT INTO work VALUES (?)", [int(message.body)])
         if message.attempt == 1 and int(message.body) % 2:
@@ -345,7 +348,7 @@ def test_an_outbox_and_an_inbox_make_it_once(
     ):
         until(lambda: consumer.counts().acked == 60)
     assert relay.lost > 5
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         numbers = [number for (number,) in database.execute("SELECT number FROM work ORDER BY number")]
     assert numbers == list(range(60))
     stored = in_order(server, topic)
@@ -377,14 +380,14 @@ def test_a_relay_that_is_killed_sends_in_order_and_once(
         return sqlite3.connect(tmp_path / "db", timeout=60)
 
     def left() -> int:
-        with opened(connect) as database:
+        with open_transaction(connect) as database:
             return int(database.execute("SELECT COUNT(*) FROM ddmq_outbox").fetchone()[0])
 
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         outbox.create(database)
     command = [sys.executable, "-c", RELAYING, server.address("producer"), str(tmp_path / "db")]
     for life in range(6):
-        with opened(connect) as database:
+        with open_transaction(connect) as database:
             for number in range(life * 50, life * 50 + 50):
                 outbox.put(database, topic, str(number), key=f"key-{number % 5}")
         waiting = left()

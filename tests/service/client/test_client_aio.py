@@ -307,7 +307,7 @@ def test_names_are_resolved_again(proxy: Standin, other: Standin, monkeypatch: p
         return [ProxyAddress("127.0.0.1", standin.port) for standin in found]
 
     for module in ("router", "worker_pool"):
-        monkeypatch.setattr(f"ddmq_client.aio.{module}.resolve", resolve)
+        monkeypatch.setattr(f"ddmq_client.aio.{module}.resolve_addresses", resolve)
         monkeypatch.setattr(f"ddmq_client.aio.{module}.RESOLVE_EVERY_S", 0.05)
     proxy.put("t", *bodies(2))
     kept: list[Message] = []

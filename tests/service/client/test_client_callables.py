@@ -25,7 +25,7 @@ from either import bank
 from standin import Standin
 from standin_transactions import NOT_KNOWN_YET
 
-from ddmq_client import Consumer, OptionError, OutgoingMessage, Producer, UndecidedTransaction
+from ddmq_client import Consumer, JsonSerializer, OptionError, OutgoingMessage, Producer, UndecidedTransaction
 from ddmq_client.aio import AsyncConsumer, AsyncProducer
 from ddmq_client.net.transactions import Transaction
 from ddmq_client.sql import DecisionTable, InboxTable, OutboxRelay, OutboxTable
@@ -163,6 +163,33 @@ def relay(connect: Function) -> None:
         OutboxRelay(connect, OutboxTable(), producer)
 
 
+class Codec:
+    """A serializer; `methods` replace its own."""
+
+    def __init__(self, **methods: Any) -> None:
+        vars(self).update(methods)
+
+    def serialize(self, value: Any) -> bytes:
+        return b"x"
+
+    def deserialize(self, body: bytes) -> Any:
+        return body
+
+
+def serialized_by(make: Function) -> Function:
+    def each_method(function: Function) -> None:
+        for name in ("serialize", "deserialize"):
+            with pytest.raises(OptionError, match="serializer"):
+                make(
+                    NOWHERE,
+                    *(("g", "t") if "Consumer" in make.__name__ else ()),
+                    serializer=Codec(**{name: function}),
+                )
+        raise OptionError("serializer: both")
+
+    return each_method
+
+
 def observed_by(make: Function) -> Function:
     def each_method(function: Function) -> None:
         for name in ("sending", "handed_out", "handling"):
@@ -197,6 +224,11 @@ REJECTS: dict[tuple[str, str], Function] = {
     ("AsyncProducer", "check"): lambda f: AsyncProducer(NOWHERE, producer_group="g", check=f),
     ("AsyncProducer", "observer"): observed_by(AsyncProducer),
     ("AsyncProducer.transaction", "check"): aio_table_of,
+    ("Consumer", "serializer"): serialized_by(Consumer),
+    ("Producer", "serializer"): serialized_by(Producer),
+    ("AsyncConsumer", "serializer"): serialized_by(AsyncConsumer),
+    ("AsyncProducer", "serializer"): serialized_by(AsyncProducer),
+    ("JsonSerializer", "into"): lambda f: JsonSerializer(into=f),
     ("DecisionTable.check", "connect"): lambda f: DecisionTable().check(f),
     ("OutboxRelay", "connect"): relay,
 }
@@ -213,6 +245,7 @@ MADE_BY_THE_LIBRARY = {  # and by nobody else
     ("AsyncTransaction", "observer"),
     ("Replies", "message"),
     ("Replies", "settling"),
+    ("Replies", "serializer"),
 }
 
 
@@ -256,8 +289,9 @@ def parameters() -> Iterator[tuple[tuple[str, str], Any]]:
 def test_every_parameter_that_takes_a_function_has_a_row() -> None:
     found = {where for where, hint in parameters() if where[1] != "return" and takes_function(hint)}
     assert found == REJECTS.keys() | MADE_BY_THE_LIBRARY
-    databases = {where for where, hint in parameters() if hint is Any}
-    assert {name for _, name in databases} == {"database"}  # no function: see the last tests here
+    databases = {where for where, hint in parameters() if where[1] != "return" and hint is Any}
+    # no functions: see the last tests here, and test_serializers.py for bodies
+    assert {name for _, name in databases} == {"database", "body"}
 
 
 CASES = [

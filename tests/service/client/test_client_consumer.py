@@ -225,7 +225,7 @@ def test_a_vanished_proxy_leaves_its_results_to_another(
 ) -> None:
     found = [proxy]
     monkeypatch.setattr(
-        "ddmq_client.net.worker_pool.resolve",
+        "ddmq_client.net.worker_pool.resolve_addresses",
         lambda addresses, known: [ProxyAddress("127.0.0.1", standin.port) for standin in found],
     )
     monkeypatch.setattr("ddmq_client.net.worker_pool.RESOLVE_EVERY_S", 0.05)

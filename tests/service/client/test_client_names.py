@@ -102,7 +102,7 @@ def test_a_send_that_is_cancelled_while_names_are_resolved_harms_no_other(
                 await asyncio.sleep(0.001)
             return [ProxyAddress("127.0.0.1", proxy.port)]
 
-        monkeypatch.setattr("ddmq_client.aio.router.resolve", resolve)
+        monkeypatch.setattr("ddmq_client.aio.router.resolve_addresses", resolve)
         async with AsyncProducer("proxies.example:1") as producer:
             first, second = [asyncio.create_task(producer.send("t", b"x")) for _ in range(2)]
             await asyncio.sleep(0)

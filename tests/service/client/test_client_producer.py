@@ -274,7 +274,7 @@ def test_oneway(proxy: Standin, other: Standin) -> None:
 def test_a_name_is_resolved_again(proxy: Standin, other: Standin, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [proxy]
     monkeypatch.setattr(
-        "ddmq_client.net.router.resolve",
+        "ddmq_client.net.router.resolve_addresses",
         lambda addresses, known: [ProxyAddress("127.0.0.1", standin.port) for standin in found],
     )
     monkeypatch.setattr("ddmq_client.net.router.RESOLVE_EVERY_S", 0.05)

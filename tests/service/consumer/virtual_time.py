@@ -96,7 +96,7 @@ class VirtualConnection:
 def run(rig: ConsumerRig, work: Coroutine[Any, Any, None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Run `work` in moved time."""
     monkeypatch.setattr(worker_pool, "AsyncFramedConnection", VirtualConnection)
-    monkeypatch.setattr(worker_pool, "resolve", _resolve)
+    monkeypatch.setattr(worker_pool, "resolve_addresses", _resolve)
     loop = VirtualLoop(rig)
     try:
         loop.run_until_complete(work)

@@ -12,7 +12,7 @@ from standin import AFTER, HOLD, Standin, refuse
 from ddmq_client import InvalidMessageError, NoSuchTopicError, Producer, SendError, SendResult
 from ddmq_client.core.sending import result_of
 from ddmq_client.sql import OutboxRelay, OutboxTable
-from ddmq_client.sql.statements import execute, opened
+from ddmq_client.sql.statements import execute, open_transaction
 from tests.support.waits import until
 
 Connect = Callable[[], Any]
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("library_log")
 @pytest.fixture
 def outbox(connect: Connect) -> OutboxTable:
     table = OutboxTable()
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         table.create(database)
         table.create(database)
     return table
@@ -41,12 +41,12 @@ def relay(connect: Connect, outbox: OutboxTable, producer: Producer) -> OutboxRe
 
 
 def put(connect: Connect, outbox: OutboxTable, *bodies: str, **fields: Any) -> list[str]:
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         return [outbox.put(database, "orders", body, **fields) for body in bodies]
 
 
 def rows(connect: Connect) -> int:
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         return int(execute(database, "SELECT COUNT(*) FROM ddmq_outbox").rows[0][0])
 
 
@@ -57,7 +57,7 @@ def bodies(proxy: Standin) -> list[str]:
 def test_what_is_committed_is_sent(
     connect: Connect, outbox: OutboxTable, relay: OutboxRelay, proxy: Standin
 ) -> None:
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         name = outbox.put(
             database, "orders", b"\x00\xff", key="k", tags="t", properties={"p": "ü"}, queue=3, level=2
         )
@@ -74,7 +74,7 @@ def test_what_is_committed_is_sent(
 def test_what_is_rolled_back_never_was(
     connect: Connect, outbox: OutboxTable, relay: OutboxRelay, proxy: Standin
 ) -> None:
-    with pytest.raises(ZeroDivisionError), opened(connect) as database:
+    with pytest.raises(ZeroDivisionError), open_transaction(connect) as database:
         broken(outbox.put(database, "orders", "x"))
     assert relay.send_waiting() == 0
     assert proxy.stored == []
@@ -143,7 +143,7 @@ def test_what_is_refused_for_good_stays_with_its_reason(
     assert bodies(proxy) == ["two"], "what comes behind it is not held up"
     assert (relay.counts().sent, relay.counts().refused) == (1, 1)
     assert f"outbox message {names[0]} to orders is refused" in caplog.text
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         ((name, topic, reason),) = outbox.refused(database)
         assert (name, topic) == (names[0], "orders")
         assert "code 13" in reason
@@ -155,7 +155,7 @@ def test_what_is_refused_for_good_stays_with_its_reason(
     (name,) = put(connect, outbox, "three")
     proxy.faults["sendSync"].append(refuse(11))
     relay.send_waiting()
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         assert outbox.drop(database, name)
         assert outbox.refused(database) == []
 
@@ -165,13 +165,13 @@ def test_a_row_that_somebody_else_wrote_holds_up_no_other(
     connect: Connect, outbox: OutboxTable, relay: OutboxRelay, proxy: Standin, fields: str
 ) -> None:
     _, name, _ = put(connect, outbox, "one", "two", "three", key="k")
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         execute(
             database, "UPDATE ddmq_outbox SET fields = :fields WHERE name = :name", fields=fields, name=name
         )
     assert relay.send_waiting() == 2
     assert bodies(proxy) == ["one", "three"]
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         ((refused, _, reason),) = outbox.refused(database)
         assert refused == name
         assert fields[:200] in reason
@@ -198,7 +198,7 @@ def test_a_closed_topic_waits_and_holds_up_no_other(
     monkeypatch.setattr("ddmq_client.sql.relay.READ_MAX", 3)
     proxy.closed.add("orders")
     put(connect, outbox, *map(str, range(7)), key="k")
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         outbox.put(database, "other", "a", key="k")
         outbox.put(database, "other", "b", key="k")
     assert relay.send_waiting() == 2
@@ -220,7 +220,7 @@ def test_a_closed_topic_with_ever_so_many_keys_holds_up_no_other(
     proxy.closed.add("orders")
     for number in range(20):
         put(connect, outbox, str(number), key=str(number))
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         outbox.put(database, "other", "a", key="k")
     assert sum(relay.send_waiting() for _ in range(8)) == 1
     assert bodies(proxy) == ["a"]
@@ -235,7 +235,7 @@ def test_nothing_is_read_past_what_is_before_it_in_its_chain(connect: Connect, o
     put(connect, outbox, "2", key="l")
     put(connect, outbox, "3", key="k")
     put(connect, outbox, "4", key="m")
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         first = outbox.waiting(database, 10, 1_000)
         assert [row.message.body for row in first] == [b"0", b"1", b"2", b"3", b"4"]
         behind = outbox.waiting(database, 10, 1_000, first[1].row)
@@ -331,7 +331,7 @@ def test_stopping_ends_between_two_messages(
 
 def test_bodies_are_read_up_to_a_bound(connect: Connect, outbox: OutboxTable) -> None:
     put(connect, outbox, *["x" * 100] * 10)
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         assert len(outbox.waiting(database, 4, 1_000)) == 4
         assert len(outbox.waiting(database, 10, 250)) == 3
         assert len(outbox.waiting(database, 10, 1)) == 1

@@ -24,7 +24,7 @@ from ddmq_client import (
 )
 from ddmq_client.received import DeliveryContext, NothingToSettle, Origin
 from ddmq_client.sql import DecisionTable, InboxTable, OutboxTable
-from ddmq_client.sql.statements import execute, opened
+from ddmq_client.sql.statements import execute, open_transaction
 
 Connect = Callable[[], Any]
 NAME = "0" * 32
@@ -44,7 +44,7 @@ def asked(name: str = NAME) -> UndecidedTransaction:
 @pytest.fixture
 def inbox(connect: Connect) -> InboxTable:
     table = InboxTable("billing")
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         table.create(database)
         table.create(database)
     return table
@@ -53,7 +53,7 @@ def inbox(connect: Connect) -> InboxTable:
 @pytest.fixture
 def decisions(connect: Connect) -> DecisionTable:
     table = DecisionTable()
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         table.create(database)
         table.create(database)
     return table
@@ -61,18 +61,18 @@ def decisions(connect: Connect) -> DecisionTable:
 
 def test_a_message_is_handled_once(connect: Connect, inbox: InboxTable) -> None:
     for wanted in (True, False, False):
-        with opened(connect) as database:
+        with open_transaction(connect) as database:
             assert inbox.first(database, message()) is wanted
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         assert inbox.first(database, message("b" * 32))
         assert InboxTable("another").first(database, message())
         assert not inbox.first(database, message("b" * 32)), "also within one SQL transaction"
 
 
 def test_what_was_not_committed_was_not_handled(connect: Connect, inbox: InboxTable) -> None:
-    with pytest.raises(ZeroDivisionError), opened(connect) as database:
+    with pytest.raises(ZeroDivisionError), open_transaction(connect) as database:
         raise_behind(inbox.first(database, message()))
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         assert inbox.first(database, message())
 
 
@@ -82,7 +82,7 @@ def raise_behind(first: bool) -> None:
 
 
 def test_what_tells_messages_apart(connect: Connect, inbox: InboxTable) -> None:
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         assert inbox.first(database, message(None, 3))
         assert not inbox.first(database, message(None, 3))
         assert inbox.first(database, message(None, 4))
@@ -91,7 +91,7 @@ def test_what_tells_messages_apart(connect: Connect, inbox: InboxTable) -> None:
 
 
 def test_what_was_handled_long_ago_is_forgotten(connect: Connect, inbox: InboxTable) -> None:
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         assert inbox.first(database, message())
         execute(database, "UPDATE ddmq_inbox SET handled_ms = handled_ms - 100000")
         assert inbox.first(database, message("b" * 32))
@@ -109,10 +109,10 @@ def test_of_two_at_a_time_one_is_first(connect: Connect, inbox: InboxTable) -> N
 
     def second() -> None:
         began.set()
-        with opened(connect) as database:
+        with open_transaction(connect) as database:
             answers.append(inbox.first(database, message()))
 
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         assert inbox.first(database, message())
         thread = threading.Thread(target=second)
         thread.start()
@@ -124,7 +124,7 @@ def test_of_two_at_a_time_one_is_first(connect: Connect, inbox: InboxTable) -> N
 
 def test_a_decision_is_a_row_beside_the_work(connect: Connect, decisions: DecisionTable) -> None:
     check = decisions.check(connect)
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         decisions.commit(database, NAME)
     assert check(asked()) is Decision.COMMITTED
     assert check(asked("1" * 32)) is Decision.ROLLED_BACK
@@ -134,7 +134,10 @@ def test_a_decision_is_a_row_beside_the_work(connect: Connect, decisions: Decisi
 
 def test_what_a_check_gave_up_cannot_be_committed(connect: Connect, decisions: DecisionTable) -> None:
     assert decisions.check(connect)(asked()) is Decision.ROLLED_BACK
-    with pytest.raises(NotCommittedError, match="was given up by its check"), opened(connect) as database:
+    with (
+        pytest.raises(NotCommittedError, match="was given up by its check"),
+        open_transaction(connect) as database,
+    ):
         decisions.commit(database, NAME)
     assert decisions.check(connect)(asked()) is Decision.ROLLED_BACK
 
@@ -143,7 +146,7 @@ def test_a_check_waits_for_work_that_is_about_to_be_committed(
     connect: Connect, decisions: DecisionTable
 ) -> None:
     answers: list[Decision] = []
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         decisions.commit(database, NAME)
         thread = threading.Thread(target=lambda: answers.append(decisions.check(connect)(asked())))
         thread.start()
@@ -156,16 +159,19 @@ def test_work_that_was_committed_is_not_said_to_be_given_up(
     connect: Connect, decisions: DecisionTable
 ) -> None:
     """Who tries again what brought no answer must not roll back the messages of work that is done."""
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         decisions.commit(database, NAME)
-    with pytest.raises(UnknownEndError, match="committed already") as raised, opened(connect) as database:
+    with (
+        pytest.raises(UnknownEndError, match="committed already") as raised,
+        open_transaction(connect) as database,
+    ):
         decisions.commit(database, NAME)
     assert raised.value.transaction_id == NAME
     assert decisions.check(connect)(asked()) is Decision.COMMITTED
 
 
 def test_old_decisions_are_forgotten(connect: Connect, decisions: DecisionTable) -> None:
-    with opened(connect) as database:
+    with open_transaction(connect) as database:
         decisions.commit(database, NAME)
         assert decisions.forget(database, timedelta(days=1)) == 0
         execute(database, "UPDATE ddmq_decisions SET decided_ms = decided_ms - 100000000")

@@ -59,7 +59,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=4
 def test_a_send_is_read_as_it_was_meant(body: str | bytes, key: str, properties: dict[str, str]) -> None:
     message = OutgoingMessage("tópic", body, key, "tag", properties)
     job = SendJob([encoded(message, Placement(-1, -7))], False, 3.0, ResendPolicy())
-    method, kind, sequence_id, args = request(job.frame(0.0, 300), producer_idl.ProducerService)
+    method, kind, sequence_id, args = request(job.encode_request(0.0, 300), producer_idl.ProducerService)
     assert (method, kind, sequence_id, args.timeout) == ("sendSync", TMessageType.CALL, 300, 2950)
     sent = args.message
     assert sent.body == (body.encode() if isinstance(body, str) else body)
@@ -71,7 +71,7 @@ def test_a_send_is_read_as_it_was_meant(body: str | bytes, key: str, properties:
 @pytest.mark.parametrize("count", [2, 14, 15, 200])
 def test_a_batch_is_read_as_it_was_meant(count: int) -> None:
     messages = [encoded(OutgoingMessage("t", b"%d" % at)) for at in range(count)]
-    frame = SendJob(messages, True, 3.0, ResendPolicy()).frame(0.0, 1)
+    frame = SendJob(messages, True, 3.0, ResendPolicy()).encode_request(0.0, 1)
     method, _, _, args = request(frame, producer_idl.ProducerService)
     assert (method, args.timeout) == ("sendBatch", 2950)
     assert [message.body for message in args.messages] == [b"%d" % at for at in range(count)]

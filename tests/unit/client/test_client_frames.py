@@ -13,8 +13,8 @@ from ddmq_client import OptionError, OutgoingMessage
 from ddmq_client.core import frames
 from ddmq_client.core.frames import FrameBuffer, FrameError
 from ddmq_client.core.nodes import ProxyAddress, parse_addresses
-from ddmq_client.core.pipeline import split
-from ddmq_client.core.selectors import ANY, Placement, hash_of, placer
+from ddmq_client.core.pipeline import split_batches
+from ddmq_client.core.selectors import ANY, Placement, hash_of, make_placer
 
 FIXED = settings(deadline=None, derandomize=True)
 
@@ -39,11 +39,11 @@ def test_frames_come_out_whole_however_the_bytes_are_cut(payloads: list[bytes], 
     buffer, found, at = FrameBuffer(1000), [], 0
     while at < len(stream):
         step = data.draw(st.integers(1, 100))
-        payload = buffer.feed(stream[at : at + step])
+        payload = buffer.feed_bytes(stream[at : at + step])
         at += step
         while payload is not None:
             found.append(payload)
-            payload = buffer.feed(b"")
+            payload = buffer.feed_bytes(b"")
     assert found == payloads
     assert len(buffer) == 0
 
@@ -51,7 +51,7 @@ def test_frames_come_out_whole_however_the_bytes_are_cut(payloads: list[bytes], 
 @pytest.mark.parametrize("length", [b"\x00\x00\x03\xe9", b"\xff\xff\xff\xff", b"\x80\x00\x00\x00"])
 def test_a_long_or_negative_frame_is_refused_from_its_length_alone(length: bytes) -> None:
     with pytest.raises(FrameError, match="at most 1000"):
-        FrameBuffer(1000).feed(length)
+        FrameBuffer(1000).feed_bytes(length)
 
 
 def test_reply_heads() -> None:
@@ -95,15 +95,15 @@ def test_placement() -> None:
     message = OutgoingMessage("t", b"b", key="k")
     keyed = OutgoingMessage("t", b"b", key="k", shard_key="user-7")
     fixed = OutgoingMessage("t", b"b", shard_key=5, queue=3)
-    assert placer("hash")(message) == ANY
-    assert placer("hash")(keyed) == Placement(-1, hash_of("user-7")) == placer("key")(keyed)
-    assert placer("key")(message) == Placement(-1, hash_of("k"))
-    assert placer("random")(keyed) == ANY
-    assert placer(lambda m: len(m.topic))(keyed) == Placement(1, 0)
-    assert placer(lambda m: None)(keyed) == ANY
+    assert make_placer("hash")(message) == ANY
+    assert make_placer("hash")(keyed) == Placement(-1, hash_of("user-7")) == make_placer("key")(keyed)
+    assert make_placer("key")(message) == Placement(-1, hash_of("k"))
+    assert make_placer("random")(keyed) == ANY
+    assert make_placer(lambda m: len(m.topic))(keyed) == Placement(1, 0)
+    assert make_placer(lambda m: None)(keyed) == ANY
     for selector in ("hash", "key", "random"):
-        assert placer(selector)(fixed) == Placement(3, 0)  # type: ignore[arg-type]
-    assert placer(lambda m: 9)(fixed) == Placement(3, 0)
+        assert make_placer(selector)(fixed) == Placement(3, 0)  # type: ignore[arg-type]
+    assert make_placer(lambda m: 9)(fixed) == Placement(3, 0)
 
 
 def test_hashes_are_stable_and_whole_numbers_stay() -> None:
@@ -112,15 +112,15 @@ def test_hashes_are_stable_and_whole_numbers_stay() -> None:
     with pytest.raises(OptionError, match="64-bit"):
         hash_of(2**63)
     with pytest.raises(OptionError, match="queue -1"):
-        placer(lambda m: -1)(OutgoingMessage("t", b"b"))
+        make_placer(lambda m: -1)(OutgoingMessage("t", b"b"))
     with pytest.raises(OptionError, match="hash, key, random"):
-        placer("nearest")  # type: ignore[arg-type]
+        make_placer("nearest")  # type: ignore[arg-type]
 
 
 @FIXED
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 100), st.integers(1, 7))
 def test_batches_cover_all_in_order_within_the_bounds(sizes: list[int], bytes_max: int, most: int) -> None:
-    parts = list(split(sizes, bytes_max, most))
+    parts = list(split_batches(sizes, bytes_max, most))
     assert [at for part in parts for at in part] == list(range(len(sizes)))
     for part in parts:
         assert 1 <= len(part) <= most

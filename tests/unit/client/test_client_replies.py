@@ -70,7 +70,7 @@ class Taker:
 
 def sent(messages: Sequence[bytes]) -> Any:
     """The request as a server reads it."""
-    frame = ReplyJob(reply_request(TO, "c"), messages, 10.0).frame(0.0, 1)
+    frame = ReplyJob(reply_request(TO, "c"), messages, 10.0).encode_request(0.0, 1)
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
     reader = TCompactProtocol(TMemoryBuffer(frame[4:]))
     method, _, _ = reader.read_message_begin()
@@ -227,7 +227,7 @@ def job() -> ReplyJob:
 @pytest.mark.parametrize(("outcome", "count"), [(1, 2), (2, 2), (2, 0)])
 def test_stored_by_this_call_or_before(outcome: int, count: int) -> None:
     one, results = job(), [SendResult() for _ in range(count)]
-    one.answered(answer(0, outcome, results), "p:1")
+    one.take_answer(answer(0, outcome, results), "p:1")
     assert (one.error, one.results, one.next_wait(0.0, True)) == (None, results, None)
     assert {result.proxy for result in results} <= {"p:1"}
 
@@ -244,8 +244,8 @@ def test_stored_by_this_call_or_before(outcome: int, count: int) -> None:
 )
 def test_what_is_over(code: int, outcome: int | None, error: type[Exception]) -> None:
     one = job()
-    one.failed(CallVerdict.TIMED_OUT, "silence", "p:1")
-    one.answered(answer(code, outcome), "p:1")
+    one.take_failure(CallVerdict.TIMED_OUT, "silence", "p:1")
+    one.take_answer(answer(code, outcome), "p:1")
     assert type(one.error) is error
     assert one.next_wait(0.0, True) is None
 
@@ -265,23 +265,23 @@ def test_what_is_over(code: int, outcome: int | None, error: type[Exception]) ->
 def test_what_is_asked_again(code: int, error: type[Exception]) -> None:
     one = job()
     assert isinstance(one.error, NotStoredError)
-    one.answered(answer(code), "p:1")
+    one.take_answer(answer(code), "p:1")
     assert type(one.error) is error
     assert one.next_wait(0.0, True) == 0.0, "elsewhere at once"
     assert 0.0 < (one.next_wait(0.0, False) or 0.0) <= 0.5
     assert one.next_wait(10.0, True) is None, "the time is up"
-    one.answered(answer(0, 2), "p:2")
+    one.take_answer(answer(0, 2), "p:2")
     assert one.error is None
 
 
 def test_what_was_unknown_once_stays_so_until_somebody_knows() -> None:
     one = job()
-    one.failed(CallVerdict.LOST, "it broke", "p:1")
-    one.answered(answer(15), "p:1")
+    one.take_failure(CallVerdict.LOST, "it broke", "p:1")
+    one.take_answer(answer(15), "p:1")
     assert type(one.error) is UnknownOutcomeError
-    one.failed(CallVerdict.NOT_SENT, "no connection", "p:1")
+    one.take_failure(CallVerdict.NOT_SENT, "no connection", "p:1")
     assert type(one.error) is UnknownOutcomeError
-    one.answered(answer(11, 3), "p:1")
+    one.take_answer(answer(11, 3), "p:1")
     assert type(one.error) is LeaseOverError
 
 
@@ -290,7 +290,7 @@ def test_pauses_grow_and_end_in_time() -> None:
     while (wait := one.next_wait(now, False)) is not None:
         waits.append(wait)
         now += wait
-        one.answered(answer(15), "p:1")
+        one.take_answer(answer(15), "p:1")
     assert waits == sorted(waits)
     assert (waits[0], waits[-1]) == (0.02, 0.5)
     assert 9.0 < now < 10.0

@@ -56,7 +56,7 @@ def result(code: int) -> SendResult:
 def run(job: SendJob, *codes: int, elsewhere: bool = False) -> float | None:
     """One attempt answered with these codes; the wait that follows."""
     job.begin(NODES[0])
-    job.answered(NODES[0], [result(code) for code in codes], elsewhere)
+    job.take_results(NODES[0], [result(code) for code in codes], elsewhere)
     return job.next_wait(0.0, elsewhere)
 
 
@@ -126,9 +126,9 @@ def test_a_job_against_a_model(
         sent += 1
         job.begin(NODES[0])
         if isinstance(step, CallVerdict):
-            job.failed(NODES[0], step, "no answer", elsewhere)
+            job.take_failure(NODES[0], step, "no answer", elsewhere)
         else:
-            job.answered(NODES[0], [result(step)], elsewhere)
+            job.take_results(NODES[0], [result(step)], elsewhere)
         unsure = step in (10, 12, CallVerdict.LOST, CallVerdict.TIMED_OUT)
         unknown |= unsure
         over = job.next_wait(0.0, elsewhere) is None
@@ -149,7 +149,7 @@ def test_of_a_batch_only_what_is_surely_not_stored_goes_again() -> None:
     assert run(job, 0, 15, 12, 11, 20) is not None
     first = [outcome.error and type(outcome.error) for outcome in job.results]
     assert first == [None, ThrottledError, UnknownOutcomeError, InvalidMessageError, NotStoredError]
-    frame = job.frame(0.0, 1)
+    frame = job.encode_request(0.0, 1)
     assert b"m1" in frame
     assert b"m4" in frame
     assert not any(member in frame for member in (b"m0", b"m2", b"m3"))
@@ -160,7 +160,7 @@ def test_of_a_batch_only_what_is_surely_not_stored_goes_again() -> None:
 def test_a_batch_answer_of_the_wrong_length_is_an_unknown_outcome() -> None:
     job = job_of(2)
     job.begin(NODES[0])
-    assert job.answered(NODES[0], [result(0)], False) is CallVerdict.LOST
+    assert job.take_results(NODES[0], [result(0)], False) is CallVerdict.LOST
     assert job.next_wait(0.0, False) is None
     assert all("1 results for 2" in str(outcome.error) for outcome in job.results)
     assert all(isinstance(outcome.error, UnknownOutcomeError) for outcome in job.results)
@@ -169,7 +169,7 @@ def test_a_batch_answer_of_the_wrong_length_is_an_unknown_outcome() -> None:
 def test_time_runs_out_between_attempts() -> None:
     job = job_of(1)
     job.begin(NODES[0])
-    job.failed(NODES[0], CallVerdict.NOT_SENT, "cannot connect to a:1", False)
+    job.take_failure(NODES[0], CallVerdict.NOT_SENT, "cannot connect to a:1", False)
     assert job.next_wait(9.999, False) is None
     assert isinstance(job.results[0].error, NotStoredError)
 
@@ -184,12 +184,12 @@ def test_the_proxy_gets_less_time_than_the_caller_has() -> None:
     from ddmq_client.wire.codec import decode
     from ddmq_client.wire.producing import _specs, idl
 
-    args = _specs.register(idl.ProducerService.sendSync_args)
+    args = _specs.register_struct(idl.ProducerService.sendSync_args)
     job = SendJob([b"\x00"], False, 1.0, ResendPolicy())
-    frame = job.frame(0.0, 1)
+    frame = job.encode_request(0.0, 1)
     assert decode(frame, 4 + 12, args).timeout == 950
-    assert decode(job.frame(0.999, 1), 4 + 12, args).timeout == 1
-    assert decode(job.frame(2.0, 1), 4 + 12, args).timeout == 1
+    assert decode(job.encode_request(0.999, 1), 4 + 12, args).timeout == 1
+    assert decode(job.encode_request(2.0, 1), 4 + 12, args).timeout == 1
 
 
 def test_retrying_what_is_unknown_leaves_time_for_it() -> None:
@@ -208,7 +208,7 @@ def test_what_is_not_stored_is_sent_again_until_the_timeout(timeout_s: float) ->
     while wait is not None:
         now += wait
         job.begin(NODES[0])
-        job.failed(NODES[0], CallVerdict.NOT_SENT, "connection refused", False)
+        job.take_failure(NODES[0], CallVerdict.NOT_SENT, "connection refused", False)
         wait = job.next_wait(now, False)
     assert now > timeout_s - 1.0
 
@@ -274,10 +274,10 @@ def test_only_time_outs_in_a_row_take_a_node_out(rotation: Rotation) -> None:
         CallVerdict.TIMED_OUT,
     ):
         rotation.record_outcome(a, verdict, 0.0)
-        assert a.up
+        assert a.is_up
     rotation.record_outcome(a, CallVerdict.TIMED_OUT, 0.0)
     rotation.record_outcome(a, CallVerdict.TIMED_OUT, 0.0)
-    assert not a.up
+    assert not a.is_up
 
 
 def test_with_every_node_out_the_one_due_first_is_used(rotation: Rotation) -> None:
@@ -294,7 +294,7 @@ def test_a_new_resolution_keeps_health_and_tells_who_is_gone(rotation: Rotation)
     assert b.gone
     assert [node.address.host for node in rotation.nodes] == ["d", "a"]
     assert rotation.nodes[1] is a
-    assert not a.up
+    assert not a.is_up
     assert Rotation(lambda: 0.0).pick_node(()) is None
 
 
@@ -305,13 +305,13 @@ def waiting(size: int, deadline: float = 10.0, alone: bool = False) -> QueuedSen
 def test_the_pipeline_gathers_what_waits() -> None:
     pipeline: Pipeline[None] = Pipeline(in_flight_max=6, batch_bytes=100, batch_messages=3)
     for size in (10, 10, 10, 10, 90, 200):
-        assert not pipeline.full
+        assert not pipeline.is_full
         pipeline.put(waiting(size))
-    assert pipeline.full
-    taken = [[len(w.encoded) for w in pipeline.take(0.0)] for _ in range(4)]
+    assert pipeline.is_full
+    taken = [[len(w.encoded) for w in pipeline.take_batch(0.0)] for _ in range(4)]
     assert taken == [[10, 10, 10], [10, 90], [200], []]
-    assert pipeline.full, "in flight until done"
-    pipeline.done(6)
+    assert pipeline.is_full, "in flight until done"
+    pipeline.complete_sends(6)
     assert pipeline.in_flight == 0
 
 
@@ -320,7 +320,7 @@ def test_delays_and_stragglers_go_alone() -> None:
     late = [waiting(3, deadline=1.0), waiting(4), waiting(5), waiting(6, deadline=1.0)]
     for entry in (waiting(1), waiting(2, alone=True), *late):
         pipeline.put(entry)
-    taken = [[len(w.encoded) for w in pipeline.take(0.9)] for _ in range(5)]
+    taken = [[len(w.encoded) for w in pipeline.take_batch(0.9)] for _ in range(5)]
     assert taken == [[1], [2], [3], [4, 5], [6]]
     assert goes_alone(OutgoingMessage("t", b"b", properties={"DELAY": "3"}))
     assert goes_alone(OutgoingMessage("t", b"b", properties={"a": "b", "x-delay": "5000"}))
@@ -332,14 +332,14 @@ def test_what_a_topic_may_take_for_a_delay_goes_alone_and_in_its_place() -> None
     outbox = Outbox(ProducerSettings(client_id="me"))
     plain, level, rabbit = None, {"DELAY": "3"}, {"x-delay": "5000"}
     asked = [plain, plain, level, rabbit, plain, rabbit, rabbit, plain]
-    plan = outbox.plan([OutgoingMessage("t", b"b", properties=one) for one in asked])
+    plan = outbox.plan_batch([OutgoingMessage("t", b"b", properties=one) for one in asked])
     assert [[at for at, _ in request] for request in plan.requests] == [[0, 1], [3], [4], [5], [6], [7], [2]]
 
 
 def test_a_selector_that_fails_costs_its_own_message_alone() -> None:
     queues = {b"a": 1, b"c": 2}
     outbox = Outbox(ProducerSettings(client_id="me", selector=lambda message: queues[message.body]))  # type: ignore[index]
-    plan = outbox.plan([OutgoingMessage("t", body) for body in (b"a", b"b", b"c")])
+    plan = outbox.plan_batch([OutgoingMessage("t", body) for body in (b"a", b"b", b"c")])
     assert [[at for at, _ in request] for request in plan.requests] == [[0, 2]]
     failed = plan.results[1]
     assert isinstance(failed.error, InvalidMessageError)
@@ -356,11 +356,11 @@ def test_what_is_sent_again_says_so() -> None:
     job = SendJob([b"fresh"], False, 10.0, ResendPolicy(retry_unknown=True), b"method", again)
     for wanted, other, times in ((b"fresh", b"again", 0), (b"again", b"fresh", 1), (b"again", b"fresh", 1)):
         job.begin(NODES[0])
-        frame = job.frame(0.0, 1)
+        frame = job.encode_request(0.0, 1)
         assert wanted in frame
         assert other not in frame
         assert len(made) == times
-        job.failed(NODES[0], CallVerdict.LOST, "lost", False)
+        job.take_failure(NODES[0], CallVerdict.LOST, "lost", False)
 
 
 def test_a_delayed_send_is_encoded_once_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,14 +374,14 @@ def test_a_delayed_send_is_encoded_once_an_attempt(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(producing, "encode", counted)
     properties = {"a": "b"}
     message = OutgoingMessage("t", b"body", properties=properties)
-    job = Outbox(ProducerSettings(client_id="me")).delayed(message, When(delay_ms=5), 10.0)
+    job = Outbox(ProducerSettings(client_id="me")).job_of_delay(message, When(delay_ms=5), 10.0)
     job.begin(NODES[0])
-    first = job.frame(0.0, 1)
+    first = job.encode_request(0.0, 1)
     assert encoded == [True]
     properties["a"] = "c"
-    job.failed(NODES[0], CallVerdict.LOST, "lost", False)
+    job.take_failure(NODES[0], CallVerdict.LOST, "lost", False)
     job.begin(NODES[0])
-    second = job.frame(0.0, 1)
+    second = job.encode_request(0.0, 1)
     assert encoded == [True, None]
     assert b"\x01a\x01b" in first
     assert b"\x01a\x01b" in second

@@ -151,7 +151,7 @@ def test_a_number_is_read_as_it_was_meant(group: str | None, first: int) -> None
         first = 0
     job = SendJob([encoded], False, 3.0, ResendPolicy(), sequences=sequences)
     job.begin(NODE)
-    message = arguments(job.frame(0.0, 1)).message
+    message = arguments(job.encode_request(0.0, 1)).message
     assert (message.topic, message.key, message.tags, message.body) == ("t", "key", "tag", b"x")
     assert (message.clientId, message.producerGroup, message.properties) == ("me", group, {"a": "b"})
     assert identity(message) == (None, b"p" * 16, first, sequences.lowest)
@@ -176,14 +176,16 @@ def test_a_batch_has_its_numbers_and_keys(count: int) -> None:
     held = sequences.take_numbers(5)
     job = SendJob(encoded(count, {1}), True, 3.0, ResendPolicy(), sequences=sequences, keyed={1})
     job.begin(NODE)
-    messages = arguments(job.frame(0.0, 1)).messages
+    messages = arguments(job.encode_request(0.0, 1)).messages
     assert [message.body for message in messages] == [b"%d" % at for at in range(count)]
     wanted = [(None, b"p" * 16, 5 + at, 0) for at in range(count)]
     wanted[1] = ("k1", None, None, None)
     assert [identity(message) for message in messages] == wanted
     assert held is not None
     sequences.give_back(held)
-    assert arguments(job.frame(0.0, 2)).messages[0].answeredBelow == 5, "as it is when the request is made"
+    assert arguments(job.encode_request(0.0, 2)).messages[0].answeredBelow == 5, (
+        "as it is when the request is made"
+    )
     job.end()
     job.end()
     assert sequences.lowest == 5 + count
@@ -226,9 +228,9 @@ def test_a_job_against_a_model(
         job.begin(NODE, recognised)
         assert job.attempt_deadline(0.0) == (5.0 if known and sent < most else 10.0)
         if isinstance(step, CallVerdict):
-            job.failed(NODE, step, "no answer", elsewhere)
+            job.take_failure(NODE, step, "no answer", elsewhere)
         else:
-            job.answered(NODE, [result(step)], elsewhere)
+            job.take_results(NODE, [result(step)], elsewhere)
         unsure |= step in UNSURE
         over = job.next_wait(0.0, elsewhere) is None
         if step in UNSURE:
@@ -250,10 +252,10 @@ def test_what_may_be_stored_is_sent_no_more_once_it_is_not_recognised(then: Call
     """Even where the last attempt certainly stored nothing: the one before may have."""
     job = SendJob(encoded(1), False, 10.0, ResendPolicy(), sequences=new_sequences())
     job.begin(NODE, True)
-    job.failed(NODE, CallVerdict.LOST, "lost", False)
+    job.take_failure(NODE, CallVerdict.LOST, "lost", False)
     assert job.next_wait(0.0, False) is not None
     job.begin(NODE, False)
-    job.failed(NODE, then, "told", False)
+    job.take_failure(NODE, then, "told", False)
     assert job.next_wait(0.0, False) is None
     assert isinstance(job.results[0].error, UnknownOutcomeError)
 
@@ -278,12 +280,12 @@ def test_what_results_show_of_a_proxy(results: list[SendResult], seen: bool | No
     count = len(results)
     job = SendJob(encoded(count), count > 1, 10.0, ResendPolicy(), sequences=new_sequences())
     job.begin(node)
-    job.answered(node, results, False)
+    job.take_results(node, results, False)
     assert node.recognises is seen
     unseen = Node(ProxyAddress("b", 1))
     unmarked = SendJob(encoded(count), count > 1, 10.0, ResendPolicy())
     unmarked.begin(unseen)
-    unmarked.answered(unseen, [result(0)] * count, False)
+    unmarked.take_results(unseen, [result(0)] * count, False)
     assert unseen.recognises is None, "what had neither number nor key shows nothing"
 
 
@@ -292,7 +294,7 @@ def test_what_an_old_proxy_answers_shows_that_it_recognises_nothing() -> None:
     old.message_id = None
     job = SendJob(encoded(1), False, 10.0, ResendPolicy(), sequences=new_sequences())
     job.begin(node)
-    job.answered(node, [old], False)
+    job.take_results(node, [old], False)
     assert node.recognises is False
 
 
@@ -300,24 +302,24 @@ def test_what_the_nodes_of_a_cluster_show_together() -> None:
     rotation = Rotation(lambda: 0.5)
     rotation.update([ProxyAddress(host, 1) for host in "abc"])
     a, b, _ = rotation.nodes
-    assert rotation.recognises() is None
+    assert rotation.recognises_resends() is None
     a.recognises = True
-    assert rotation.recognises() is True, "one that was not seen yet is as the others"
+    assert rotation.recognises_resends() is True, "one that was not seen yet is as the others"
     b.recognises = False
-    assert rotation.recognises() is False
+    assert rotation.recognises_resends() is False
     rotation.update([ProxyAddress(host, 1) for host in "ac"])
-    assert rotation.recognises() is True, "who is gone does not count"
+    assert rotation.recognises_resends() is True, "who is gone does not count"
 
 
 def test_what_may_be_stored_says_for_how_long_it_is_under_way() -> None:
     """Until its time is up, so that it is not less when somebody looks."""
     job = SendJob(encoded(4, {3}), True, 10.0, ResendPolicy(), sequences=new_sequences(), keyed={3})
     job.begin(NODE, True)
-    first = arguments(job.frame(2.5, 1)).messages
+    first = arguments(job.encode_request(2.5, 1)).messages
     assert [message.underWayMs for message in first] == [None] * 4
-    job.answered(NODE, [result(12), result(15), result(0, 0), result(12)], False)
+    job.take_results(NODE, [result(12), result(15), result(0, 0), result(12)], False)
     job.begin(NODE, True)
-    again = arguments(job.frame(4.0, 2)).messages
+    again = arguments(job.encode_request(4.0, 2)).messages
     assert [(message.sequence, message.underWayMs) for message in again] == [
         (0, 7_500),
         (1, None),
@@ -329,9 +331,9 @@ def test_what_may_be_stored_says_for_how_long_it_is_under_way() -> None:
 def test_what_is_not_known_any_more_is_told_and_not_sent_again() -> None:
     job = SendJob(encoded(1), False, 10.0, ResendPolicy(), sequences=new_sequences())
     job.begin(NODE, True)
-    job.failed(NODE, CallVerdict.LOST, "lost", True)
+    job.take_failure(NODE, CallVerdict.LOST, "lost", True)
     job.begin(NODE, True)
-    job.answered(NODE, [result(11)], True)
+    job.take_results(NODE, [result(11)], True)
     assert job.next_wait(0.0, True) is None
     assert isinstance(job.results[0].error, UnknownOutcomeError)
     assert job.results[0].code == 11
@@ -342,8 +344,8 @@ def test_past_the_bound_a_message_goes_without_a_number() -> None:
     assert sequences.take_numbers(OPEN_MAX) is not None
     job = SendJob(encoded(1), False, 10.0, ResendPolicy(), sequences=sequences)
     job.begin(NODE, True)
-    assert identity(arguments(job.frame(0.0, 1)).message) == (None,) * 4
-    job.failed(NODE, CallVerdict.LOST, "lost", False)
+    assert identity(arguments(job.encode_request(0.0, 1)).message) == (None,) * 4
+    job.take_failure(NODE, CallVerdict.LOST, "lost", False)
     assert job.next_wait(0.0, False) is None, "and what may be stored is not sent again"
     job.end()
 
@@ -363,7 +365,7 @@ class ScriptedRouter:
             raise step
         return NODE
 
-    def recognises(self) -> bool | None:
+    def recognises_resends(self) -> bool | None:
         return None
 
     def lease(self, node: Node, deadline: float) -> Any:
@@ -464,17 +466,17 @@ def test_what_waits_when_a_producer_is_closed_has_taken_none() -> None:
         with pytest.raises(NotStoredError):
             future.result(60)
     background.join(now() + 60)
-    job = outbox.job(encoded(1), now() + 60)
+    job = outbox.build_job(encoded(1), now() + 60)
     job.begin(NODE)
-    message = arguments(job.frame(now(), 1)).message
+    message = arguments(job.encode_request(now(), 1)).message
     assert (message.sequence, message.answeredBelow) == (0, 0)
 
 
 def test_a_message_that_cannot_be_encoded_takes_none() -> None:
     outbox = Outbox(ProducerSettings(client_id="me"))
     with pytest.raises(InvalidMessageError):
-        outbox.single(OutgoingMessage("t", b""), 10.0)
-    plan = outbox.plan([OutgoingMessage("t", b""), OutgoingMessage("t", b"x")])
-    job = outbox.part(plan, plan.requests[0], 10.0)
+        outbox.job_of_message(OutgoingMessage("t", b""), 10.0)
+    plan = outbox.plan_batch([OutgoingMessage("t", b""), OutgoingMessage("t", b"x")])
+    job = outbox.job_of_request(plan, plan.requests[0], 10.0)
     job.begin(NODE)
-    assert arguments(job.frame(0.0, 1)).message.sequence == 0
+    assert arguments(job.encode_request(0.0, 1)).message.sequence == 0

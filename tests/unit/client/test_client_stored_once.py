@@ -129,25 +129,25 @@ class RunningProducer:
         """True when the job has all of its results."""
         node = self._rotation.pick_node(job.tried)
         assert node is not None
-        job.begin(node, self._rotation.recognises())
-        self._exchange(job, node, job.frame(0.0, 1))
+        job.begin(node, self._rotation.recognises_resends())
+        self._exchange(job, node, job.encode_request(0.0, 1))
         return job.next_wait(0.0, self._rotation.has_fresh(job.tried)) is None
 
     def _exchange(self, job: SendJob, node: Node, frame: bytes) -> None:
         elsewhere = self._rotation.has_fresh(job.tried)
         fate = self._random.random()
         if fate < 0.1:
-            job.failed(node, CallVerdict.NOT_SENT, "not sent", elsewhere)
+            job.take_failure(node, CallVerdict.NOT_SENT, "not sent", elsewhere)
         elif fate < 0.2:
-            job.failed(node, CallVerdict.LOST, "the request is lost", elsewhere)
+            job.take_failure(node, CallVerdict.LOST, "the request is lost", elsewhere)
         elif fate < 0.4:
             self._cluster.take(frame, [0] * 5)
-            job.failed(node, CallVerdict.LOST, "the answer is lost", elsewhere)
+            job.take_failure(node, CallVerdict.LOST, "the answer is lost", elsewhere)
         elif fate < 0.55:
             self._late.append(frame)
-            job.failed(node, CallVerdict.TIMED_OUT, "it takes too long", elsewhere)
+            job.take_failure(node, CallVerdict.TIMED_OUT, "it takes too long", elsewhere)
         else:
-            job.answered(node, self._cluster.take(frame, self._codes()), elsewhere)
+            job.take_results(node, self._cluster.take(frame, self._codes()), elsewhere)
 
     def _codes(self) -> list[int]:
         return [self._random.choice((0, 0, 0, 0, 0, 10, 12, 15, 20, 21)) for _ in range(5)]

@@ -148,7 +148,7 @@ def test_a_prepare_is_what_the_server_reads(check_after_ms: int | None, count: i
     request = prepare_request(NAME, "bank", "me", check_after_ms)
     job = PrepareJob(request, encoded, 100.0, ResendPolicy(), None)
     job.begin(NODE)
-    found = read(job.frame(90.0, 7))
+    found = read(job.encode_request(90.0, 7))
     assert (found.transactionId, found.producerGroup, found.clientId) == (NAME, "bank", "me")
     assert found.checkAfterMs == check_after_ms
     assert found.timeout == 9_950
@@ -164,7 +164,7 @@ def test_an_end_is_what_the_server_reads(
 ) -> None:
     job = EndJob(end_request(NAME, "bank", "me", action, through, check, messages), 100.0, ResendPolicy())
     job.begin(NODE)
-    found = read(job.frame(90.0, 7))
+    found = read(job.encode_request(90.0, 7))
     assert (found.transactionId, found.producerGroup, found.clientId) == (NAME, "bank", "me")
     assert (found.action, found.throughOffset, found.check) == (action, through, check)
     assert found.messages == messages
@@ -189,10 +189,10 @@ def answer(code: int, outcome: int | None) -> EndResult:
 def test_a_late_answer_goes_before_an_earlier_failure() -> None:
     job = EndJob(end_request(NAME, "g", "me", COMMIT, None), 100.0, ResendPolicy())
     job.begin(NODE)
-    job.failed(NODE, CallVerdict.LOST, "lost", False)
+    job.take_failure(NODE, CallVerdict.LOST, "lost", False)
     assert job.next_wait(0.0, False) is not None
     job.begin(NODE)
-    assert job.answered(NODE, [answer(11, TransactionOutcome.ROLLED_BACK)], False) is CallVerdict.STORED
+    assert job.take_results(NODE, [answer(11, TransactionOutcome.ROLLED_BACK)], False) is CallVerdict.STORED
     assert job.next_wait(0.0, False) is None
     assert isinstance(end_error(COMMIT, NAME, job.results[0]), NotCommittedError)
 
@@ -200,7 +200,7 @@ def test_a_late_answer_goes_before_an_earlier_failure() -> None:
 def test_what_is_refused_for_what_it_is_is_not_asked_again() -> None:
     job = EndJob(end_request(NAME, "g", "me", COMMIT, None), 100.0, ResendPolicy())
     job.begin(NODE)
-    assert job.answered(NODE, [answer(11, TransactionOutcome.OPEN)], True) is CallVerdict.INVALID
+    assert job.take_results(NODE, [answer(11, TransactionOutcome.OPEN)], True) is CallVerdict.INVALID
     assert job.next_wait(0.0, True) is None
     assert isinstance(end_error(COMMIT, NAME, job.results[0]), UnknownEndError)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddmq_client import DelayStatus, OptionError, SendResult
-from ddmq_client.delays import DelayResult, When, epoch_ms, moment, outcome_of, when_of
+from ddmq_client.delays import DelayResult, When, epoch_ms, outcome_of, to_datetime, when_of
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -82,7 +82,7 @@ def test_what_does_not_fit_together(arguments, said):
 )
 def test_never_early(naive, minutes):
     value = naive.replace(tzinfo=timezone(timedelta(minutes=minutes)))
-    assert timedelta(0) <= moment(epoch_ms("deliver_at", value)) - value < timedelta(milliseconds=1)
+    assert timedelta(0) <= to_datetime(epoch_ms("deliver_at", value)) - value < timedelta(milliseconds=1)
 
 
 def answer(outcome: int | None, **fields: int) -> DelayResult:

@@ -1,0 +1,483 @@
+"""AsyncAdmin: topics, groups, offsets, order keys, dead letters and delayed messages, over the admin API.
+
+    async with AsyncAdmin("mq-1:9813") as admin:
+        await admin.create_topic("orders", queues=8, exist_ok=True)
+        await admin.create_group("billing", ["orders"], order_key="KEY", start="first")
+
+What the methods return is in `ddmq_client.admin`, what they raise in `ddmq_client.errors`: NotFoundError,
+RejectedError, AccessError, UnavailableError (certainly nothing was changed), UnknownChangeError (perhaps),
+each with the server's sentence. The blocking client is safe for many threads; the asyncio one lives in one
+event loop.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from io import TextIOWrapper
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar, Unpack
+
+from ddmq_client.admin import records
+from ddmq_client.admin.http import HttpRequest, HttpResponse, build_target
+from ddmq_client.admin.records import (
+    DeadLetterChoice,
+    GroupSettings,
+    TopicSettings,
+    read_row,
+    read_rows,
+    settings_body,
+)
+from ddmq_client.aio.admin.pool import AsyncAdminConnections
+from ddmq_client.aio.producer import AsyncProducerBase
+from ddmq_client.aio.sync import off_loop
+from ddmq_client.core.nodes import parse_addresses
+from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check, topic_names
+from ddmq_client.delays import CancelOutcome, epoch_ms
+from ddmq_client.errors import (
+    AccessError,
+    AdminError,
+    NotFoundError,
+    OptionError,
+    RejectedError,
+    UnavailableError,
+    UnknownChangeError,
+)
+from ddmq_client.idl.codes import ADMIN_PORT, PRODUCER_PORT
+from ddmq_client.process import Home, new_client_id
+
+R = TypeVar("R")
+PAGE = 100  # rows that one request asks for
+LIMIT_MAX = 1_000_000  # rows that one call returns
+_ERRORS: Mapping[int, type[AdminError]] = {
+    400: RejectedError, 401: AccessError, 403: AccessError, 404: NotFoundError, 405: RejectedError,
+    408: RejectedError, 411: RejectedError, 413: RejectedError, 415: RejectedError, 503: UnavailableError,
+}  # fmt: skip
+
+
+class AsyncAdmin:
+    """Asks and changes one installation through any of several admin ports. Close it, or use it as a context
+    manager.
+
+    servers          "host:port", several with commas, or a list; the port may be left out (9813). The first
+                     that accepts a connection is asked. Only the proxy that delivers to a group knows its
+                     blocked keys and what is in flight
+    producers        producer proxies, which change delayed messages; by default the servers' hosts, port 9613
+    timeout_ms       for one request, connecting included
+    connections_max  open connections; a call beyond them waits
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        producers: str | Sequence[str] | None = None,
+        timeout_ms: int = 15_000,
+        connections_max: int = 4,
+    ) -> None:
+        """Checks its arguments (OptionError); connects with the first call."""
+        check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
+        check("connections_max", connections_max, 1, 48)  # the server takes no more from one address
+        addresses = parse_addresses(servers, ADMIN_PORT, "servers")
+        if producers is None:
+            producers = [str(each._replace(port=PRODUCER_PORT)) for each in addresses]
+        parse_addresses(producers, PRODUCER_PORT, "producers")
+        self._producers = producers
+        self._timeout_ms = timeout_ms
+        self._pool = AsyncAdminConnections(addresses, connections_max)
+        self._producer: AsyncProducerBase | None = None  # made by the first change of a delayed message
+        self._home = Home("admin client")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close all connections. May be called twice."""
+        if self._home.is_forked:
+            return
+        await self._pool.close()
+        if self._producer is not None:
+            await self._producer.close()
+
+    # --- topics
+
+    async def list_topics(self, *, internal: bool = False) -> list[records.TopicDescription]:
+        """Return every topic by name; with `internal` also those of the system."""
+        return list(read_rows(records.TopicDescription, await self._get("topics", internal=int(internal))))
+
+    async def get_topic(self, name: str) -> records.TopicDescription:
+        """Return one topic with each queue's range of offsets. Raises NotFoundError."""
+        return read_row(records.TopicDescription, await self._get("topics", name))
+
+    async def create_topic(
+        self, name: str, *, exist_ok: bool = False, **settings: Unpack[TopicSettings]
+    ) -> records.TopicDescription:
+        """Create a topic. Raises RejectedError if it exists; with `exist_ok` it is returned as it is."""
+        try:
+            return read_row(
+                records.TopicDescription, await self._post_body("topics", name, body=settings_body(settings))
+            )
+        except RejectedError:
+            if not exist_ok:
+                raise
+            try:
+                return await self.get_topic(name)
+            except NotFoundError:
+                pass
+            raise
+
+    async def update_topic(self, name: str, **settings: Unpack[TopicSettings]) -> records.TopicDescription:
+        """Change the stated settings of a topic; queues can be added, not removed."""
+        body = {**settings_body(settings), "create": False}
+        return read_row(records.TopicDescription, await self._post_body("topics", name, body=body))
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic with its messages. Raises NotFoundError."""
+        await self._send_request("DELETE", ("topics", name), {}, None)
+
+    # --- groups
+
+    async def list_groups(self) -> list[records.SubscriptionDescription]:
+        """Return every subscription, by group."""
+        return list(read_rows(records.SubscriptionDescription, await self._get("groups")))
+
+    async def list_lag(
+        self, group: str | None = None, *, limit: int = PAGE
+    ) -> list[records.SubscriptionDescription]:
+        """Return up to `limit` subscriptions, of one group or of all, with lag age and rates; the furthest
+        behind comes first."""
+        rows = await self._get("lag", group=group, count=_checked_limit(limit))
+        return list(read_rows(records.SubscriptionDescription, rows))
+
+    async def get_group(self, group: str) -> records.GroupDescription:
+        """Return one group with its subscriptions, clients and blocked keys. Raises NotFoundError."""
+        return read_row(records.GroupDescription, await self._get("groups", group))
+
+    async def create_group(
+        self, group: str, topics: str | Sequence[str], **settings: Unpack[GroupSettings]
+    ) -> records.GroupDescription:
+        """Subscribe a group to topics, with these settings. Subscriptions that exist stay as they are;
+        `subscribed` of the result names the new ones."""
+        body = {**settings_body(settings), "topics": list(topic_names(topics))}
+        return read_row(records.GroupDescription, await self._post_body("groups", group, body=body))
+
+    async def update_subscription(
+        self, group: str, topic: str, *, unset: Sequence[str] = (), **settings: Unpack[GroupSettings]
+    ) -> records.SettingsChange:
+        """Change the stated settings of a subscription, or create it; `unset` ones return to the defaults.
+        Offsets do not move."""
+        body = {**settings_body(settings), "unset": list(unset)}
+        answer = await self._post_body("groups", group, "topics", topic, body=body)
+        return read_row(records.SettingsChange, answer)
+
+    async def delete_group(self, group: str, *, topic: str | None = None) -> None:
+        """Delete a group, or its subscription to one topic, with its progress. Raises NotFoundError."""
+        await self._send_request("DELETE", ("groups", group), {"topic": topic}, None)
+
+    # --- offsets
+
+    async def list_offsets(self, group: str, *, topic: str | None = None) -> list[records.QueueOffset]:
+        """Return the group's offset on every queue of its topics, or of one topic."""
+        return list(read_rows(records.QueueOffset, await self._get("groups", group, "offsets", topic=topic)))
+
+    async def reset_offsets(
+        self,
+        group: str,
+        topic: str,
+        to: Literal["first", "last"] | int | datetime,
+        *,
+        queue_id: int | None = None,
+        dry_run: bool = False,
+    ) -> records.OffsetReset:
+        """Move the offsets of a group on a topic, or on one queue of it.
+
+        `to`: the first message, behind the last one, an offset, or the first message stored at a time.
+        Connected clients go on from there.
+        """
+        target = epoch_ms("to", to) if isinstance(to, datetime) else to
+        body: dict[str, Any] = {"topic": topic, "to": target, "dry_run": dry_run}
+        if queue_id is not None:
+            body["queue"] = queue_id
+        return read_row(records.OffsetReset, await self._post_body("groups", group, "offsets", body=body))
+
+    # --- order keys
+
+    async def list_keys(self, group: str, *, limit: int = 20) -> list[records.KeyDescription]:
+        """Return up to `limit` (at most 1,000) blocked and parked keys, the longest blocked first."""
+        return list(read_rows(records.KeyDescription, await self._get("groups", group, "keys", limit=limit)))
+
+    async def park_key(self, group: str, key: str) -> records.KeyChange:
+        """Deliver nothing of this key until it is replayed; other keys go on."""
+        return await self._change_key(group, {"action": "park", "key": key})
+
+    async def skip_key(self, group: str, key: str) -> records.KeyChange:
+        """Move the first message of this key to the dead letters; those behind it go on."""
+        return await self._change_key(group, {"action": "skip", "key": key})
+
+    async def replay_key(self, group: str, key: str, *, take_away: bool = False) -> records.KeyChange:
+        """Deliver the first message of this key again, now. `take_away` ends the lease of a client that has
+        it."""
+        return await self._change_key(group, {"action": "replay", "key": key, "take_away": take_away})
+
+    async def _change_key(self, group: str, body: Mapping[str, Any]) -> records.KeyChange:
+        return read_row(records.KeyChange, await self._post_body("groups", group, "keys", body=body))
+
+    # --- dead letters
+
+    async def count_dead_letters(self) -> list[records.DeadLetterCount]:
+        """Return how many dead letters each group has, those with most first."""
+        return list(read_rows(records.DeadLetterCount, await self._get("dlq")))
+
+    async def list_dead_letters(
+        self, group: str, *, limit: int = PAGE, **choice: Unpack[DeadLetterChoice]
+    ) -> list[records.DeadLetterDescription]:
+        """Return up to `limit` open dead letters, oldest first: all, or those that `choice` states."""
+        return list(read_rows(records.DeadLetterDescription, await self._list_letters(group, limit, choice)))
+
+    async def resend_dead_letters(
+        self,
+        group: str,
+        *,
+        offsets: Sequence[int] = (),
+        to_topic: bool = False,
+        dry_run: bool = False,
+        **choice: Unpack[DeadLetterChoice],
+    ) -> records.DeadLettersResent:
+        """Send dead letters to their group again: those with these offsets or that `choice` states, or all.
+        `to_topic`: to every group of their topics. Repeats the request until none is left."""
+        body: dict[str, Any] = {**_choice_query(choice), "to_topic": to_topic, "dry_run": dry_run}
+        if offsets:
+            body["offsets"] = list(offsets)
+        elif not choice:
+            body["all"] = True
+        resent: dict[str, int] = {}
+        not_sent: dict[str, int] = {}
+        while True:
+            answer = await self._post_body("dlq", group, "resend", body=body)
+            part = read_row(records.DeadLettersResent, answer)
+            _add_counts(resent, part.resent)
+            _add_counts(not_sent, part.not_sent)
+            if not answer.get("cursor"):
+                return records.DeadLettersResent(
+                    group=part.group,
+                    dry_run=part.dry_run,
+                    to_topic=part.to_topic,
+                    resent=resent,
+                    not_sent=not_sent,
+                )
+            body["cursor"] = answer["cursor"]
+
+    async def purge_dead_letters(self, group: str, *, before: datetime | None = None) -> int:
+        """Discard dead letters without sending them: all, or those stored before a time. Return their
+        number."""
+        body = {"all": True} if before is None else {"before_ms": epoch_ms("before", before)}
+        return int((await self._post_body("dlq", group, "purge", body=body))["purged"])
+
+    async def export_dead_letters(
+        self, group: str, file: str | Path, *, limit: int = LIMIT_MAX, **choice: Unpack[DeadLetterChoice]
+    ) -> int:
+        """Write open dead letters with their whole bodies to a new file, one JSON object a line; return their
+        number. Nothing is changed. Raises FileExistsError, and other errors of the file."""
+        letters = await self._list_letters(group, limit, choice)
+        lines = Path(file).open("x", encoding="utf-8")  # noqa: SIM115  # closed below
+        try:
+            for start in range(0, len(letters), PAGE):
+                page = letters[start : start + PAGE]
+                bodies = await self._read_bodies(group, page)
+                await off_loop(_write_letters, lines, page, bodies)
+        finally:
+            lines.close()
+        return len(letters)
+
+    async def _list_letters(
+        self, group: str, limit: int, choice: DeadLetterChoice
+    ) -> list[Mapping[str, Any]]:
+        _checked_limit(limit)
+        letters: dict[tuple[int, int], Mapping[str, Any]] = {}
+        query: dict[str, Any] = {**_choice_query(choice), "count": min(limit, PAGE)}
+        while True:
+            answer = await self._get("dlq", group, **query)
+            for row in answer["shown"]:
+                letters[row["queue"], row["offset"]] = row
+            if answer.get("next") is None or len(letters) >= limit:
+                return list(letters.values())[:limit]
+            query["from"] = answer["next"]
+
+    async def _read_bodies(
+        self, group: str, letters: Sequence[Mapping[str, Any]]
+    ) -> dict[tuple[int, int], Mapping[str, Any]]:
+        """Return the body fields of dead letters; a letter that retention has deleted meanwhile has none."""
+        topic = await self._letters_topic(group)
+        bodies: dict[tuple[int, int], Mapping[str, Any]] = {}
+        for letter in letters:
+            queue, offset = place = (letter["queue"], letter["offset"])
+            if place in bodies:
+                continue
+            bodies[place] = {}
+            rows = await self._get("topics", topic, "messages", queue=queue, offset=offset, count=PAGE)
+            for row in rows:
+                fields = {name: row[name] for name in ("body", "body_base64") if name in row}
+                bodies[row["queue"], row["offset"]] = fields
+        return bodies
+
+    async def _letters_topic(self, group: str) -> str:
+        """Return the name of the topic that has the dead letters of a group."""
+        for count in await self.count_dead_letters():
+            if count.group == group:
+                return count.topic
+        raise NotFoundError(f"group {group!r} has no dead-letter topic")
+
+    # --- delayed messages
+
+    async def list_delays(
+        self,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        due_from: datetime | None = None,
+        due_before: datetime | None = None,
+        limit: int = PAGE,
+    ) -> list[records.DelayedMessage]:
+        """Return up to `limit` delayed messages that wait, by due time."""
+        _checked_limit(limit)
+        query = _delay_query(topic, key, due_from, due_before)
+        rows: list[records.DelayedMessage] = []
+        while True:
+            answer = await self._get("delay", "messages", **query, count=min(limit - len(rows), PAGE))
+            rows += read_rows(records.DelayedMessage, answer["messages"])
+            if answer.get("next") is None or len(rows) >= limit:
+                return rows[:limit]
+            query["after"] = answer["next"]
+
+    async def count_delays(
+        self,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        due_from: datetime | None = None,
+        due_before: datetime | None = None,
+    ) -> records.DelayCount:
+        """Return how many delayed messages wait: of a topic, with a key, due in a range of time."""
+        query = _delay_query(topic, key, due_from, due_before)
+        return read_row(records.DelayCount, await self._get("delay", "count", **query))
+
+    async def get_delay(self, delay_id: str) -> records.DelayState:
+        """Return the state of a delayed message, by its delay id or uuid; with its body while it waits."""
+        answer = await self._get("delay", "messages", delay_id)
+        message = None
+        if "due_ms" in answer:
+            message = read_row(records.DelayedMessage, {**answer, "body": _body_of(answer)})
+        return records.DelayState(
+            uuid=answer["uuid"],
+            state=answer["state"],
+            at=read_row(records.DelayState, answer).at,
+            message=message,
+        )
+
+    async def cancel_delay(self, delay_id: str) -> CancelOutcome:
+        """Take a delayed message back, and say what came of it; see `Producer.cancel`."""
+        return await self._get_producer().cancel(delay_id)
+
+    async def reschedule_delay(
+        self, delay_id: str, *, delay: timedelta | None = None, deliver_at: datetime | None = None
+    ) -> CancelOutcome:
+        """Give a delayed message another due time; see `Producer.reschedule`."""
+        return await self._get_producer().reschedule(delay_id, delay=delay, deliver_at=deliver_at)
+
+    async def fire_delay(self, delay_id: str) -> CancelOutcome:
+        """Deliver a delayed message now; see `Producer.fire_now`."""
+        return await self._get_producer().fire_now(delay_id)
+
+    def _get_producer(self) -> AsyncProducerBase:
+        self._home.check_process()
+        if self._producer is None:
+            settings = ProducerSettings(timeout_ms=self._timeout_ms, client_id=new_client_id())
+            self._producer = AsyncProducerBase(self._producers, settings)
+        return self._producer
+
+    # --- requests
+
+    async def _get(self, *path: str, **query: object) -> Any:
+        return await self._send_request("GET", path, query, None)
+
+    async def _post_body(self, *path: str, body: Mapping[str, Any]) -> Any:
+        return await self._send_request("POST", path, {}, body)
+
+    async def _send_request(
+        self, method: str, path: tuple[str, ...], query: Mapping[str, object], body: Mapping[str, Any] | None
+    ) -> Any:
+        self._home.check_process()
+        if not all(isinstance(part, str) and part for part in path):
+            raise OptionError(f"{path[1:]!r}: a name is empty or no text; allowed: 1 to 255 characters")
+        request = HttpRequest(method, build_target(path, query), body)
+        response, server = await self._pool.call(request, self._timeout_ms / 1000)
+        return _read_answer(request, response, server)
+
+
+def _read_answer(request: HttpRequest, response: HttpResponse, server: str) -> Any:
+    """Return the JSON of an answer. Raises the AdminError of its status, with the server's sentence."""
+    try:
+        answer = json.loads(response.body)
+    except ValueError:
+        answer = None
+    status = response.status
+    if status == 200 and answer is not None:
+        return answer
+    sentence = answer.get("error") if isinstance(answer, dict) else None
+    if not isinstance(sentence, str):
+        what = f"status {status}, {response.body[:40]!r}"
+        raise AdminError(f"{server} is not a ddmq admin port ({what})", status, server)
+    kind = _ERRORS.get(status, AdminError)
+    if status == 504 or (status >= 500 and request.is_change and kind is AdminError):
+        kind = UnknownChangeError if request.is_change else UnavailableError
+    raise kind(sentence, status, server)
+
+
+def _checked_limit(limit: int) -> int:
+    check("limit", limit, 1, LIMIT_MAX)
+    return limit
+
+
+def _choice_query(choice: DeadLetterChoice) -> dict[str, Any]:
+    query: dict[str, Any] = {name: value for name, value in choice.items() if name != "since"}
+    if "since" in choice:
+        query["since_ms"] = epoch_ms("since", choice["since"])
+    return query
+
+
+def _delay_query(
+    topic: str | None, key: str | None, due_from: datetime | None, due_before: datetime | None
+) -> dict[str, Any]:
+    from_ms = None if due_from is None else epoch_ms("due_from", due_from)
+    to_ms = None if due_before is None else epoch_ms("due_before", due_before)
+    return {"topic": topic, "key": key, "from_ms": from_ms, "to_ms": to_ms}
+
+
+def _add_counts(totals: dict[str, int], counts: Mapping[str, int]) -> None:
+    for name, count in counts.items():
+        totals[name] = totals.get(name, 0) + count
+
+
+def _body_of(row: Mapping[str, Any]) -> bytes:
+    if "body_base64" in row:
+        return base64.b64decode(row["body_base64"])
+    return str(row.get("body", "")).encode()
+
+
+def _write_letters(
+    lines: TextIOWrapper,
+    letters: Sequence[Mapping[str, Any]],
+    bodies: Mapping[tuple[int, int], Mapping[str, Any]],
+) -> None:
+    for letter in letters:
+        row = {name: value for name, value in letter.items() if name != "preview"}
+        row |= bodies[letter["queue"], letter["offset"]]
+        lines.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -1,0 +1,68 @@
+"""One HTTP connection over a blocking socket; `aio.http` has the same for asyncio."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+
+from ddmq_client.admin.http import HttpRequest, HttpResponse, ResponseReader
+from ddmq_client.core.nodes import ProxyAddress
+
+READ_BYTES = 64 * 1024
+
+
+class HttpConnection:
+    """A connection to one server, for one request at a time."""
+
+    def __init__(self, address: ProxyAddress) -> None:
+        self.address = address
+        self._socket: socket.socket | None = None
+
+    @property
+    def is_stale(self) -> bool:
+        """Return whether the server has closed the connection, or sent bytes that no request asked for."""
+        if self._socket is None:
+            return True
+        try:
+            self._socket.settimeout(0.0)
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def open(self, deadline: float) -> None:
+        """Connect to the server. Raises OSError."""
+        self._socket = socket.create_connection(self.address, timeout=_remaining_s(deadline))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def call(self, request: HttpRequest, reader: ResponseReader, deadline: float) -> HttpResponse:
+        """Send the request and wait for its answer. Raises OSError (TimeoutError) or HttpError."""
+        open_socket = self._socket
+        if open_socket is None:
+            raise ConnectionAbortedError("the connection is closed")
+        open_socket.settimeout(_remaining_s(deadline))
+        open_socket.sendall(request.encode(self.address))
+        while True:
+            open_socket.settimeout(_remaining_s(deadline))
+            response = reader.feed_bytes(open_socket.recv(READ_BYTES))
+            if response is not None:
+                return response
+
+    def close(self) -> None:
+        """Close the connection; a call that waits on it fails."""
+        open_socket, self._socket = self._socket, None
+        if open_socket is not None:
+            with suppress(OSError):
+                open_socket.shutdown(socket.SHUT_RDWR)
+            open_socket.close()
+
+
+def _remaining_s(deadline: float) -> float:
+    """Return the seconds until the deadline. Raises TimeoutError if there are none."""
+    remaining_s = deadline - time.monotonic()
+    if remaining_s <= 0:
+        raise TimeoutError("the time is up")
+    return remaining_s
