@@ -52,9 +52,9 @@ ROUTES = (
     Route("send", "send", 29, 14),
     Route("pull with acknowledgements", "pull_ack", 34, 20),
     Route("acknowledgement, until it is durable", "ack", 30, 16),
-    Route("retry, until it is delivered again", "retry", 19, 16, ("pull_ack", "ack")),
-    Route("delayed message, until it is in its topic", "delay", 59, 24),
-    Route("an operator parks a key", "park", 24, 6, ("look",)),
+    Route("retry, until it is delivered again", "retry", 18, 16, ("pull_ack", "ack")),
+    Route("delayed message, until it is in its topic", "delay", 58, 24),
+    Route("an operator parks a key", "park", 23, 6, ("look",)),
     Route("any answer of the admin API", "look", 9, 8),
 )
 

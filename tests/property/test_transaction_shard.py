@@ -178,7 +178,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
             assert one.due_ms <= self.now_ms
             assert one.checks < RULES.checks_max
             if stored:
-                self.durable.attempt(one.offsets[0], one.checks + 1)
+                self.durable.record_attempts(one.offsets[0], one.checks + 1)
                 assert self.shard.asked(one, self.now_ms)
             else:
                 self.shard.not_asked(one, self.now_ms)

@@ -129,7 +129,7 @@ def test_what_an_open_log_set_aside_is_used_before_it_says_full(tmp_path: Path) 
     while disk.send() == [AppendStatus.STORED]:
         taken += 1
     assert taken >= TOTAL // FREE_SHARE // 20_000, "an eighth of the disk lay ready"
-    place = disk.log._writer._committer.place
+    place = disk.log._writer._committer.log_end
     assert place._allocated - disk.log._writer.written < 2 * len(BODY)
     disk.goes_on()
     disk.log.close()
