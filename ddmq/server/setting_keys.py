@@ -99,11 +99,16 @@ def _is_meant_as_setting(name: str) -> bool:
 
 
 def _suggest_variable(name: str, variables: Mapping[str, SettingKey]) -> str:
-    by_words = {re.sub("_+", "_", variable): variable for variable in variables}
-    near = difflib.get_close_matches(re.sub("_+", "_", name), by_words, n=1, cutoff=0.6)
+    by_words = {_join_words(variable): variable for variable in variables}
+    near = difflib.get_close_matches(_join_words(name), by_words, n=1, cutoff=0.5)
     if near:
         return f"; did you mean {by_words[near[0]]}?"
-    return "; `ddmq config show --json` lists the variable of each key"
+    return "; DDMQ_ is for settings, whose names docs/configuration.md explains"
+
+
+def _join_words(variable: str) -> str:
+    """Return a variable's name without what all have in common, and with one `_` between two words."""
+    return re.sub("_+", "_", variable.removeprefix("DDMQ"))
 
 
 def put_over(tree: Any, key: SettingKey, text: str) -> None:
