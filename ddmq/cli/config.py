@@ -21,17 +21,19 @@ _addresses = options(
 )
 
 
-@click.group()
-def config() -> None:
+@click.group("config")
+def config_command() -> None:
     """Settings of a server: from the command line, the environment, files, or the defaults."""
 
 
-@config.command()
+@config_command.command("show")
 @server_options
 @_addresses
 @click.option("--changed", is_flag=True, help="Only the settings that are not the defaults.")
 @json_option
-def show(config_dir: Path | None, changed: bool, as_json: bool, with_parent: bool, **flags: Any) -> None:
+def show_settings(
+    config_dir: Path | None, changed: bool, as_json: bool, with_parent: bool, **flags: Any
+) -> None:
     """Print the value of every setting, and its source.
 
     Give the options of `ddmq serve`, in the environment of the server. The command line overrides the
@@ -59,7 +61,7 @@ def _print_columns(rows: list[tuple[str, str, str]]) -> None:
 
 
 def _to_row(setting: EffectiveSetting) -> tuple[str, str, str]:
-    return setting.key.name, setting.source, setting.text
+    return setting.key.name, setting.source, setting.format_value()
 
 
 def _to_json(setting: EffectiveSetting) -> dict[str, Any]:

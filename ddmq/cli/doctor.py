@@ -102,8 +102,8 @@ def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[CheckRes
         return
     yield CheckResult("configuration", OK, _describe_origin(config, config_dir))
     for key in config.retired:
-        found = f"{key.place}: {key.key} is no longer a setting; its value is {key.value}"
-        yield CheckResult("configuration", WARNING, found, "remove it")
+        problem, _, remedy = str(key).rpartition("; ")
+        yield CheckResult("configuration", WARNING, problem, remedy)
     yield from secrets(config)
     if config.backend.engine == "kafka":
         yield from kafka(config, data_dir or config.serve.data_dir)

@@ -28,9 +28,8 @@ class EffectiveSetting(NamedTuple):
     source: str
     is_changed: bool  # it is not the default
 
-    @property
-    def text(self) -> str:
-        """The value as a file would contain it."""
+    def format_value(self) -> str:
+        """Return the value as a file would contain it."""
         if isinstance(self.value, str) and self.value:
             return self.value
         if isinstance(self.value, int) and self.value and "bytes" in self.key.path[-1]:

@@ -103,11 +103,11 @@ def _secret_keys(value: Any, path: str) -> Iterator[tuple[str, str]]:
             inner = path if path == "groups" else f"{path}.{field.name}".removeprefix(".")
             if not field.metadata.get("secret"):
                 yield from _secret_keys(content, inner)
-            elif any(text and not text.startswith(PREFIX) for text in _texts(content)):
+            elif any(text and not text.startswith(PREFIX) for text in _list_texts(content)):
                 yield inner, field.name
 
 
-def _texts(content: str | Mapping[str, str]) -> Collection[str]:
+def _list_texts(content: str | Mapping[str, str]) -> Collection[str]:
     return (content,) if isinstance(content, str) else content.values()
 
 

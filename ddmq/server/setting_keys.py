@@ -37,32 +37,31 @@ _SERVICE_LINK = re.compile(
 
 
 class SettingKey(NamedTuple):
-    """A key. `part`: the name of its file in `ddmq.server.config.FILES`. `hint`: the type of its value."""
+    """A key: its full name FILE.KEY, and the name of its variable.
 
+    `part`: the name of its file in `ddmq.server.config.FILES`. `path`: the key in that file. `hint`: the type.
+    """
+
+    name: str
+    variable: str
     part: str
-    file: str
     path: tuple[str, ...]
     hint: Any
-
-    @property
-    def name(self) -> str:
-        """FILE.KEY."""
-        return ".".join((self.file.removesuffix(".yaml"), *self.path))
-
-    @property
-    def variable(self) -> str:
-        """The name of the environment variable."""
-        stem = self.file.removesuffix(".yaml").upper()
-        return SEPARATOR.join(("DDMQ" if stem == "DDMQ" else PREFIX + stem, *map(str.upper, self.path)))
 
 
 def list_keys(files: Mapping[str, tuple[str, type[Any]]]) -> list[SettingKey]:
     """Return all keys of the files, in order. A mapping whose names are not fixed is one key."""
     return [
-        SettingKey(part, file, path, hint)
+        _build_key(part, file.removesuffix(".yaml"), path, hint)
         for part, (file, kind) in files.items()
         for path, hint in _walk_fields(kind)
     ]
+
+
+def _build_key(part: str, stem: str, path: tuple[str, ...], hint: Any) -> SettingKey:
+    first = "DDMQ" if stem == "ddmq" else PREFIX + stem.upper()
+    variable = SEPARATOR.join((first, *map(str.upper, path)))
+    return SettingKey(".".join((stem, *path)), variable, part, path, hint)
 
 
 def _walk_fields(kind: type[Any]) -> Iterator[tuple[tuple[str, ...], Any]]:

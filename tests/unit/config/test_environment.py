@@ -45,7 +45,7 @@ def test_no_two_keys_have_one_variable_and_none_is_a_commands() -> None:
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
 def test_a_variable_with_the_default_changes_nothing_but_the_source(key: SettingKey) -> None:
     (default,) = [setting for setting in list_settings(load_folder(None, {})) if setting.key == key]
-    text = default.value if isinstance(default.value, str) else default.text
+    text = default.value if isinstance(default.value, str) else default.format_value()
     (setting,) = [
         setting for setting in list_settings(load_folder(None, {key.variable: text})) if setting.key == key
     ]
@@ -176,7 +176,7 @@ def test_a_secret_of_a_variable_is_not_shown_and_not_blamed_on_a_file(tmp_path: 
     }
     config = load_folder(tmp_path, variables)
     assert readable_secrets(config) == []
-    assert "hush" not in repr([(setting.value, setting.text) for setting in list_settings(config)])
+    assert "hush" not in repr([(setting.value, setting.format_value()) for setting in list_settings(config)])
 
 
 def test_an_engines_options_in_a_file_are_secrets(tmp_path: Path) -> None:
