@@ -39,7 +39,7 @@ _SERVICE_LINK = re.compile(
 class SettingKey(NamedTuple):
     """A key: its full name FILE.KEY, and the name of its variable.
 
-    `part`: the name of its file in `ddmq.server.config.FILES`. `path`: the key in that file. `hint`: the type.
+    `part`: the name of its file in `ddmq.server.config.FILES`. `path`: the key in the file. `hint`: its type.
     """
 
     name: str
