@@ -177,10 +177,3 @@ def test_a_secret_of_a_variable_is_not_shown_and_not_blamed_on_a_file(tmp_path: 
     config = load_folder(tmp_path, variables)
     assert readable_secrets(config) == []
     assert "hush" not in repr([(setting.value, setting.format_value()) for setting in list_settings(config)])
-
-
-def test_an_engines_options_in_a_file_are_secrets(tmp_path: Path) -> None:
-    from ddmq.server.readable_secrets import readable_secrets
-
-    (tmp_path / "backend.yaml").write_text("options: {token: hush}")
-    assert [secret.keys for secret in readable_secrets(load_folder(tmp_path, {}))] in ([("options",)], [])
