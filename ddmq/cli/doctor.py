@@ -100,7 +100,10 @@ def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[CheckRes
     if fault:
         yield CheckResult("configuration", FAILED, fault, "correct it; conf/ has commented examples")
         return
-    yield CheckResult("configuration", OK, str(config_dir) if config_dir else "defaults")
+    yield CheckResult("configuration", OK, _describe_origin(config, config_dir))
+    for key in config.retired:
+        problem, _, remedy = str(key).rpartition("; ")
+        yield CheckResult("configuration", WARNING, problem, remedy)
     yield from secrets(config)
     if config.backend.engine == "kafka":
         yield from kafka(config, data_dir or config.serve.data_dir)
@@ -113,6 +116,15 @@ def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[CheckRes
             )
         yield found
     yield admin
+
+
+def _describe_origin(config: Configuration, folder: Path | None) -> str:
+    """Describe where the configuration comes from."""
+    from ddmq.server.setting_keys import is_variable
+
+    variables = sum(map(is_variable, config.sources.values()))
+    counted = [f"{variables} variable{'s' if variables > 1 else ''} of the environment"] if variables else []
+    return " and ".join([str(folder), *counted] if folder else counted or ["defaults"])
 
 
 def secrets(config: Configuration) -> Iterator[CheckResult]:

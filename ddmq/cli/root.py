@@ -44,6 +44,7 @@ COMMANDS = {
     "dlq": ("ddmq.cli.operate.dlq", "dlq", "Dead letters: list, show, resend, purge."),
     "tx": ("ddmq.cli.operate.tx", "tx", "Transactions: list, show, commit, roll back."),
     "move": ("ddmq.cli.move", "move", "Copy an installation to another engine: file log, Kafka."),
+    "config": ("ddmq.cli.config", "config_command", "Settings of a server, and where each comes from."),
     "doctor": ("ddmq.cli.doctor", "doctor", "Check machine, directory, ports and configuration."),
     "bench": ("ddmq.cli.bench", "bench", "Run a benchmark with its floor."),
     "kafka": ("ddmq.cli.kafka", "kafka", "A Kafka cluster on this machine, for a trial: up, down, status."),

@@ -23,7 +23,7 @@ def check_engine(_: click.Context, __: click.Parameter, name: str | None) -> str
     return name
 
 
-_options = options(
+server_options = options(
     click.option("--data-dir", type=FOLDER, help="Where the log lives; made when missing (default: data)."),
     click.option(
         "--config",
@@ -61,7 +61,7 @@ _options = options(
 
 
 @click.command()
-@_options
+@server_options
 @click.option("--producer", type=ADDRESS, help=f"Where producers connect (default {PRODUCER}).")
 @click.option("--consumer", type=ADDRESS, help=f"Where consumers connect (default {CONSUMER}).")
 @click.option("--processes", is_flag=True, help="Each part as its own process over the same directory.")
@@ -85,7 +85,7 @@ def serve(config_dir: Path | None, processes: bool, **flags: Any) -> None:
 
 
 @click.command()
-@_options
+@server_options
 @click.option("--producer", type=ADDRESS, help=f"Where producers connect (default {PRODUCER}).")
 def producer(config_dir: Path | None, **flags: Any) -> None:
     """Run the producer proxy alone, over a directory it may share with other parts."""
@@ -93,7 +93,7 @@ def producer(config_dir: Path | None, **flags: Any) -> None:
 
 
 @click.command()
-@_options
+@server_options
 @click.option("--consumer", type=ADDRESS, help=f"Where consumers connect (default {CONSUMER}).")
 def consumer(config_dir: Path | None, **flags: Any) -> None:
     """Run the consumer proxy alone, over a directory it may share with other parts."""
@@ -101,7 +101,7 @@ def consumer(config_dir: Path | None, **flags: Any) -> None:
 
 
 @click.command("delay-service")
-@_options
+@server_options
 def delay_service(config_dir: Path | None, **flags: Any) -> None:
     """Run the delay service alone: delayed messages of every kind, and retries, come back when they are due.
 
@@ -116,12 +116,15 @@ def _run(config_dir: Path | None, flags: dict[str, Any], parts: tuple[str, ...])
     from ddmq.server.process.parts import ServerProcess
     from ddmq.server.process.processes import hold_hangup
     from ddmq.server.process.signals import install_signals, when_parent_ends
+    from ddmq.server.retired_keys import warn_of_retired
 
     os.umask(UMASK)
     hold_hangup()
     with_parent = flags.pop("with_parent")
     config = with_flags(load_folder(config_dir), **flags)
     logs.set_up(config.serve.log_level, config.serve.log_format)
+    if not with_parent:  # it reports them
+        warn_of_retired(config.retired)
     process = ServerProcess(config, parts)
     if with_parent:
         when_parent_ends(process.parent_ended, process.others.hear)

@@ -48,7 +48,7 @@ def place(text: str, folder: Path | None) -> MoveSide:
     engine, _, where = text.partition(":")
     if engine not in BUNDLED or not where:
         raise ConfigError(f"{text!r} names no engine; allowed: file_log:DIRECTORY and kafka:HOST:PORT,…")
-    config = load_folder(folder)
+    config = load_folder(folder, {})  # a variable could not say which of the two sides it is for
     flags = {"engine": engine, "bootstrap": where} if engine == "kafka" else {"engine": engine}
     return MoveSide(engine, where, over_backend(config, flags))
 

@@ -95,10 +95,9 @@ def _fired(server: RealServer) -> int:
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_message_comes_once_and_in_order(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
-    config = write_config(
-        tmp_path / "conf", delay_service={"levels": WAITS, "fire_count_max": 1}, ddmq={"log_level": "warning"}
-    )
+    config = write_config(tmp_path / "conf", delay_service={"levels": WAITS}, ddmq={"log_level": "warning"})
     server = RealServer(tmp_path, config, command="delay-service")
+    server.constants = {"delay_service.config:DelayConfig.fire_count_max": 1}
     directory = Directory(server.data_dir)
     directory.fill()
     directory.close()

@@ -30,6 +30,7 @@ from ddmq.address import HostPort, read_ready, ready_line
 from ddmq.server.admin.figures import component_line
 from ddmq.server.config import PROCESS_NAME_MAX, Configuration, ServeConfig, load_folder, with_flags
 from ddmq.server.process import logs
+from ddmq.server.retired_keys import warn_of_retired
 from ddmq_common.clock import NEVER
 from ddmq_common.private_files import UMASK
 
@@ -233,6 +234,7 @@ def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
     config = with_flags(load_folder(config_dir), **flags)
     config.serve.check_reach(("producer", "consumer", "admin"))
     logs.set_up(config.serve.log_level, config.serve.log_format)
+    warn_of_retired(config.retired)
     names = ("consumer", "producer", "delay-service")
     remote = config.backend.engine != FILE_LOG
     waits = NEVER if remote else READY_WITHIN_S  # a cluster may be away for long

@@ -22,7 +22,7 @@ import gevent
 from gevent.socket import wait_read
 
 from ddmq.server.admin import topics
-from ddmq.server.config import FILES, Configuration, load_folder, over_backend, shown
+from ddmq.server.config import Configuration, file_of_part, load_folder, over_backend, shown
 from ddmq.server.process.parts import ServerProcess
 from ddmq.server.process.processes import let_hangup
 from ddmq.server.readable_secrets import warn_of_secrets
@@ -55,8 +55,8 @@ def reload_configuration(process: ServerProcess) -> None:
         return
     try:
         fresh = over_backend(load_folder(folder), process.config.backend_flags)
-        path = folder / FILES["topics"][0]
-        names = topics.apply_file(process.backend, process.clock, fresh.topics.topics, path)
+        source = file_of_part(fresh, "topics")
+        names = topics.apply_file(process.backend, process.clock, fresh.topics.topics, source)
         changed, waiting = _apply(process, fresh)
         process.declare_groups(fresh)
         warn_of_secrets(fresh)

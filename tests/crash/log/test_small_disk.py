@@ -22,6 +22,7 @@ from backend.records import AppendStatus, CommitBatch, NewRecord, ProgressDelta,
 from ddmq_common.clock import ManualClock
 from ddmq_common.errors import DiskFullError
 from ddmq_common.metrics.registry import Registry
+from tests.support.constants import build_options
 from tests.support.waits import until
 
 MIB = 1 << 20
@@ -45,7 +46,7 @@ class Disk:
             "recover_retry_ms": 20,
             "retention": RETENTION,
         }
-        self.options = FileLogOptions(**{**chosen, **options})
+        self.options = build_options(FileLogOptions, **{**chosen, **options})
         self.sent = 0
         self.put(folder)
         self.open()

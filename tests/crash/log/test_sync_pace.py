@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from test_failed_sync import Failing
 
 from backend.file_log import FileLog
 from backend.records import AppendStatus, Durability, TopicInfo
+from tests.support.constants import replace_options
 from tests.support.waits import until
 
 APPENDS = 30
@@ -24,7 +24,7 @@ def _append(log: FileLog, number: int) -> AppendStatus:
 
 def _an_hour(writer: Any, period: str) -> None:
     """From its next start on, the timer that has rung after a moment until now rings after an hour."""
-    writer._options = replace(writer._options, **{period: HOUR_MS})
+    writer._options = replace_options(writer._options, **{period: HOUR_MS})
 
 
 def test_what_is_only_written_is_synced_once_a_period(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_files_are_read_again_and_stay_the_files(configured: tuple[RealServer, P
     server.admin("POST", "groups", "own", "topics", "t", body={"batch_max": 3})
     write_config(
         config,
-        proxy_consumer={"defaults": {"concurrency": 78}, "tick_ms": 6, "idle_ms": 50_000},
+        proxy_consumer={"defaults": {"concurrency": 78}, "answer_bytes_max": 60_000, "idle_ms": 50_000},
         proxy_producer={"topic_rate": {"messages_per_s": 1000.0}},
         groups={"groups": {"g": {"topics": {"t": {"rate_max": 5}}}}},
     )
@@ -184,7 +184,7 @@ def test_files_are_read_again_and_stay_the_files(configured: tuple[RealServer, P
         "consumer.idle_ms",
         "consumer.defaults",
         "producer.topic_rate",
-        "at_the_next_start=consumer.tick_ms",
+        "at_the_next_start=consumer.answer_bytes_max",
     ):
         assert part in line, line
     now = in_force(server, "g")

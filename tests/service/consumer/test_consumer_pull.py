@@ -10,6 +10,7 @@ from backend.records import ReadBatch
 from ddmq_rpc.api import Wire
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from tests.service.consumer.consumer_rig import IDL, ConsumerRig, result
+from tests.support.constants import build_options
 
 
 def test_delivers_from_one_queue_with_the_context_to_echo(rig: ConsumerRig) -> None:
@@ -155,7 +156,7 @@ def test_batch_is_the_smaller_of_request_and_limit() -> None:
 
 
 def test_answer_stops_growing_at_its_byte_bound_but_holds_one_message() -> None:
-    rig = ConsumerRig(ConsumerConfig(answer_bytes_max=4096, read_ahead_bytes=1 << 20)).ready()
+    rig = ConsumerRig(ConsumerConfig(answer_bytes_max=4096)).ready()
     rig.send(6, size=1500)
     rig.send(1, size=9000)
     assert [len(rig.pull().offsets) for _ in range(4)] == [2, 2, 2, 1]
@@ -203,7 +204,7 @@ def test_our_clients_get_our_fields(rig: ConsumerRig, wire: Wire) -> None:
 @pytest.mark.parametrize("count", [1, 14, 15, 63, 64, 65, 100])
 @pytest.mark.parametrize("skip", [0, 40, 63, 200])
 def test_hand_built_answers_parse_at_every_length_and_offset(count: int, skip: int) -> None:
-    rig = ConsumerRig(ConsumerConfig(read_ahead_count=1)).ready()
+    rig = ConsumerRig(build_options(ConsumerConfig, read_ahead_count=1)).ready()
     rig.send(skip + count)
     left = skip
     while left:

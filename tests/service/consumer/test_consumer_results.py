@@ -10,6 +10,7 @@ from backend.records import CommitBatch, ProgressDelta
 from ddmq_common.errors import RemoteError, StorageError
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from tests.service.consumer.consumer_rig import IDL, METHODS, ConsumerRig, result
+from tests.support.constants import build_options
 
 QUICK = SubscriptionDefaults(start="first", ack_timeout_ms=1000)
 
@@ -362,7 +363,7 @@ def test_impossible_offsets_are_ignored_also_while_a_commit_is_open(lists: dict[
 
 
 def test_a_huge_result_is_cut_at_its_bound() -> None:
-    rig = ConsumerRig(ConsumerConfig(offsets_per_call_max=100)).ready(3)
+    rig = ConsumerRig(build_options(ConsumerConfig, offsets_per_call_max=100)).ready(3)
     rig.pull()
     rig.submit(result(range(1000)))
     assert rig.progress().committed in (0, None)

@@ -24,6 +24,7 @@ FILES = {
         "backend.yaml",
         f"engine: kafka\nkafka: {{bootstrap: 'a:1', librdkafka: {{sasl.password: {SECRET}}}}}",
     ),
+    "options": ("backend.yaml", f"options: {{token: {SECRET}}}"),
     "librdkafka.ssl.key.password": (
         "backend.yaml",
         f"engine: kafka\nkafka: {{bootstrap: 'a:1', librdkafka: {{ssl.key.password: {SECRET}}}}}",

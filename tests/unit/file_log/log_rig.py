@@ -12,6 +12,7 @@ from backend.file_log.storage import File, Storage
 from backend.records import AppendResult, NewRecord, QueueRef, StoredRecord, TopicInfo
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.registry import Registry
+from tests.support.constants import build_options
 from tests.support.rig import Rig
 from tests.support.waits import done, until
 
@@ -64,7 +65,7 @@ class LogRig(Rig):
         super().__init__()
         chosen = {"segment_bytes": 64 << 10, "allocate_bytes": 16 << 10, "checkpoint_ms": 3_600_000}
         self.directory = directory
-        self.options = FileLogOptions(**{**chosen, **options})
+        self.options = build_options(FileLogOptions, **{**chosen, **options})
         self.clock = ManualClock()
         self.storage = HeldStorage()
         self.metrics = Registry()
