@@ -106,11 +106,13 @@ class SessionsRig(Rig):
         self.attach(member)
         return member
 
-    def served_member(self) -> MemberBackend:
+    def served_by(self) -> tuple[SessionServer, MemberBackend]:
         """A topic, a server, and a member of it."""
         self.make()
-        self.serve()
-        return self.member()
+        return self.serve(), self.member()
+
+    def served_member(self) -> MemberBackend:
+        return self.served_by()[1]
 
     def attach(self, member: MemberBackend) -> None:
         sock = connect(self.directory)

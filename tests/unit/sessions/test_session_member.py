@@ -41,8 +41,7 @@ def stuck_member(
     return member, server
 
 
-def test_small_appends_of_one_turn_travel_together(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_small_appends_of_one_turn_travel_together(home: SessionsRig) -> None:
     member = home.served_member()
     calls = [member.append([record(body=b"%d" % n)], soon()) for n in range(200)]
     assert [done(call)[0].offset for call in calls] == list(range(200))
@@ -57,8 +56,7 @@ def test_a_turn_of_many_bytes_travels_in_several(tmp_path: Path) -> None:
     assert 5 <= home.engine.appends <= 8
 
 
-def test_appends_and_commits_keep_their_order(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_appends_and_commits_keep_their_order(home: SessionsRig) -> None:
     member = home.served_member()
     calls = []
     for _ in range(20):
@@ -67,8 +65,7 @@ def test_appends_and_commits_keep_their_order(tmp_path: Path) -> None:
     assert [done(call)[0].offset for call in calls] == list(range(40))
 
 
-def test_durable_and_written_appends_do_not_share_a_frame(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_durable_and_written_appends_do_not_share_a_frame(home: SessionsRig) -> None:
     home.make()
     fast = TopicInfo("fast", 0, 1, durability=Durability.WRITTEN)
     done(home.engine.put_topic(fast, soon()))
@@ -80,8 +77,7 @@ def test_durable_and_written_appends_do_not_share_a_frame(tmp_path: Path) -> Non
     assert home.engine.appends == 3
 
 
-def test_bad_arguments_of_one_call_do_not_refuse_the_others(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_bad_arguments_of_one_call_do_not_refuse_the_others(home: SessionsRig) -> None:
     member = home.served_member()
     bad = record()
     bad.born_ms = 1 << 70
@@ -105,8 +101,7 @@ def test_an_append_larger_than_a_frame_is_refused_alone(tmp_path: Path) -> None:
     assert isinstance(done(calls[1])[0].error, BoundReachedError)
 
 
-def test_its_own_changes_are_seen_when_they_are_answered(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_its_own_changes_are_seen_when_they_are_answered(home: SessionsRig) -> None:
     home.serve()
     member = home.member()
     told: list[str] = []
@@ -123,8 +118,7 @@ def test_its_own_changes_are_seen_when_they_are_answered(tmp_path: Path) -> None
     assert told == ["topic/orders", "group/g", "group/g", "topic/orders"]
 
 
-def test_members_see_each_other_s_changes(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_members_see_each_other_s_changes(home: SessionsRig) -> None:
     home.serve()
     one, other = home.member(), home.member()
     done(one.put_topic(TopicInfo("orders", 0, 2), soon()))
@@ -135,11 +129,8 @@ def test_members_see_each_other_s_changes(tmp_path: Path) -> None:
 # --- when the writer goes
 
 
-def test_what_was_sent_and_not_answered_is_unknown(tmp_path: Path) -> None:
-    home = house(tmp_path)
-    home.make()
-    server = home.serve()
-    member = home.member()
+def test_what_was_sent_and_not_answered_is_unknown(home: SessionsRig) -> None:
+    server, member = home.served_by()
     home.engine.hold()
     sent = member.append([record(), record()], soon())
     mixed = member.commit(CommitBatch([record()], FINISH.progress), soon())
@@ -151,11 +142,8 @@ def test_what_was_sent_and_not_answered_is_unknown(tmp_path: Path) -> None:
     assert not member.health().ready
 
 
-def test_progress_reads_and_waits_go_to_the_next_writer(tmp_path: Path) -> None:
-    home = house(tmp_path)
-    home.make()
-    server = home.serve()
-    member = home.member()
+def test_progress_reads_and_waits_go_to_the_next_writer(home: SessionsRig) -> None:
+    server, member = home.served_by()
     home.engine.hold()
     finished = member.commit(FINISH, soon())
     wait = member.wait(queue(), 0, soon())
@@ -178,9 +166,7 @@ def test_progress_reads_and_waits_go_to_the_next_writer(tmp_path: Path) -> None:
 def without_writer(tmp_path: Path) -> tuple[SessionsRig, MemberBackend]:
     """A member whose session is lost: what it is asked for is held."""
     home = house(tmp_path)
-    home.make()
-    server = home.serve()
-    member = home.member()
+    server, member = home.served_by()
     server.close()
     until(lambda: not member.link.is_attached, "the session is lost")
     return home, member
@@ -214,8 +200,7 @@ def test_what_was_never_sent_is_not_stored(tmp_path: Path) -> None:
     assert len(member.link.outstanding) == 0
 
 
-def test_deadlines_pass_while_the_writer_keeps_silent(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_deadlines_pass_while_the_writer_keeps_silent(home: SessionsRig) -> None:
     member = home.served_member()
     home.engine.hold()
     now = CLOCK.monotonic()
@@ -228,11 +213,8 @@ def test_deadlines_pass_while_the_writer_keeps_silent(tmp_path: Path) -> None:
     assert home.engine.appends == 1
 
 
-def test_memberships_are_lost_and_assigned_anew_under_a_higher_epoch(tmp_path: Path) -> None:
-    home = house(tmp_path)
-    home.make()
-    server = home.serve()
-    member, heard = home.member(), Heard()
+def test_memberships_are_lost_and_assigned_anew_under_a_higher_epoch(home: SessionsRig) -> None:
+    (server, member), heard = home.served_by(), Heard()
     membership = member.join(Join("g", "orders"), heard)
     until(lambda: heard.epochs, "the first assignment")
     server.close()
@@ -248,11 +230,8 @@ def test_memberships_are_lost_and_assigned_anew_under_a_higher_epoch(tmp_path: P
     assert heard.names == ["assigned", "lost", "assigned"]
 
 
-def test_unanswered_progress_comes_before_the_new_epoch(tmp_path: Path) -> None:
-    home = house(tmp_path)
-    home.make()
-    server = home.serve()
-    member, heard = home.member(), Heard()
+def test_unanswered_progress_comes_before_the_new_epoch(home: SessionsRig) -> None:
+    (server, member), heard = home.served_by(), Heard()
     member.join(Join("g", "orders"), heard)
     until(lambda: heard.epochs, "the assignment")
     server.close()
@@ -267,8 +246,7 @@ def test_unanswered_progress_comes_before_the_new_epoch(tmp_path: Path) -> None:
     until(lambda: len(heard.epochs) == 2, "the second assignment")
 
 
-def test_releases_reach_the_writer(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_releases_reach_the_writer(home: SessionsRig) -> None:
     home.make()
     home.serve()
     first, second = Heard(), Heard()
@@ -301,11 +279,8 @@ def test_nonsense_from_the_writer_ends_the_session(tmp_path: Path) -> None:
     server.close()
 
 
-def test_a_writer_that_is_going_gets_nothing_new(tmp_path: Path) -> None:
-    home = house(tmp_path)
-    home.make()
-    server = home.serve()
-    member = home.member()
+def test_a_writer_that_is_going_gets_nothing_new(home: SessionsRig) -> None:
+    server, member = home.served_by()
     server.announce_stop()
     until(lambda: member.link.is_writer_leaving, "the member has heard it")
     held = member.append([record()], soon())
@@ -317,11 +292,8 @@ def test_a_writer_that_is_going_gets_nothing_new(tmp_path: Path) -> None:
     assert statuses(held) == [AppendStatus.STORED]
 
 
-def test_what_a_draining_writer_refuses_goes_to_the_next_in_order(tmp_path: Path) -> None:
-    home = house(tmp_path)
-    home.make()
-    server = home.serve()
-    member = home.member()
+def test_what_a_draining_writer_refuses_goes_to_the_next_in_order(home: SessionsRig) -> None:
+    server, member = home.served_by()
     first = member.append([record()], soon())
     done(home.engine.drain(soon()))  # unlike an election, it has told nobody
     commit = member.commit(CommitBatch([record()]), soon())
@@ -355,8 +327,7 @@ def test_a_malformed_answer_ends_the_session_and_leaves_nothing_open(tmp_path: P
     server.close()
 
 
-def test_a_callback_that_raises_does_not_keep_the_others_waiting(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_a_callback_that_raises_does_not_keep_the_others_waiting(home: SessionsRig) -> None:
     member = home.served_member()
 
     def fail(_: object) -> None:
@@ -402,8 +373,7 @@ def test_waits_given_up_make_room(tmp_path: Path) -> None:
     assert not wait.done
 
 
-def test_draining_answers_what_is_under_way(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_draining_answers_what_is_under_way(home: SessionsRig) -> None:
     member = home.served_member()
     home.engine.hold()
     pending, wait = member.append([record()], soon()), member.wait(queue(), 0, soon())
@@ -418,11 +388,8 @@ def test_draining_answers_what_is_under_way(tmp_path: Path) -> None:
     assert statuses(pending) == [AppendStatus.STORED]
 
 
-def test_closing_fails_what_is_pending(tmp_path: Path) -> None:
-    home = house(tmp_path)
-    home.make()
-    server = home.serve()
-    member = home.member()
+def test_closing_fails_what_is_pending(home: SessionsRig) -> None:
+    server, member = home.served_by()
     home.engine.hold()
     append, wait, asked = member.append([record()], soon()), member.wait(queue(), 0, soon()), None
     until(lambda: home.engine.appends, "it is at the engine")
