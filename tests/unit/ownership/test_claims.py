@@ -155,6 +155,12 @@ def grant(owner: Owner, epoch: int, *queues: QueueRef) -> None:
     owner.claims.assigned(Assignment(queues, epoch))
 
 
+def hold(owner: Owner, epoch: int, *queues: QueueRef) -> None:
+    """They are granted, and loaded at once."""
+    grant(owner, epoch, *queues)
+    owner.backend.answer()
+
+
 @pytest.fixture
 def owner() -> Owner:
     return member()
@@ -213,8 +219,7 @@ def test_loading_is_tried_again_after_a_pause(owner: Owner) -> None:
 
 def test_what_cannot_be_used_yet_is_loaded_again(owner: Owner) -> None:
     owner.ready = False
-    grant(owner, 3, A)
-    owner.backend.answer()
+    hold(owner, 3, A)
     assert (owner.has, dict(owner.claims.loading)) == ({}, {A: 3})
     owner.ready, owner.backend.recorded[A] = True, 5
     owner.claims.join(JOIN)
@@ -224,8 +229,7 @@ def test_what_cannot_be_used_yet_is_loaded_again(owner: Owner) -> None:
 
 def test_a_queue_that_is_gone_is_not_handed_over(owner: Owner) -> None:
     owner.backend.gone.add(A)
-    grant(owner, 3, A, B)
-    owner.backend.answer()
+    hold(owner, 3, A, B)
     assert owner.has == {B: 3}
     assert owner.claims.complete
 
@@ -234,16 +238,14 @@ def test_an_answer_from_before_a_loss_is_not_used_after_it(owner: Owner) -> None
     grant(owner, 3, A)
     owner.claims.lost((A,))
     owner.backend.recorded[A] = 8
-    grant(owner, 5, A)
-    owner.backend.answer()
+    hold(owner, 5, A)
     assert owner.has == {}
     owner.backend.answer()
     assert (owner.has, owner.offsets) == ({A: 5}, {A: 8})
 
 
 def test_what_was_lost_is_known_for_a_while_or_until_it_is_back(owner: Owner) -> None:
-    grant(owner, 3, A, B)
-    owner.backend.answer()
+    hold(owner, 3, A, B)
     owner.claims.lost((A, B))
     assert (owner.has, owner.claims.complete, owner.claims.lost_lately()) == ({}, False, [A, B])
     grant(owner, 4, A)
@@ -255,8 +257,7 @@ def test_what_was_lost_is_known_for_a_while_or_until_it_is_back(owner: Owner) ->
 
 
 def test_release_reaches_the_membership_that_revoked_and_no_later_one(owner: Owner) -> None:
-    grant(owner, 3, A, B)
-    owner.backend.answer()
+    hold(owner, 3, A, B)
     owner.claims.revoked((A, B), 110.0)
     assert (owner.has, dict(owner.claims.held)) == ({}, {})
     _, release, first = owner.to_release[0]
@@ -269,8 +270,7 @@ def test_release_reaches_the_membership_that_revoked_and_no_later_one(owner: Own
 
 
 def test_a_reset_queue_is_loaded_anew_under_its_epoch(owner: Owner) -> None:
-    grant(owner, 3, A)
-    owner.backend.answer()
+    hold(owner, 3, A)
     owner.has.clear()
     owner.backend.recorded[A] = 2
     owner.claims.reload(A)
@@ -282,8 +282,7 @@ def test_a_reset_queue_is_loaded_anew_under_its_epoch(owner: Owner) -> None:
 
 @pytest.mark.parametrize("why", ["epoch", "gone"])
 def test_reading_again_finds_what_is_held_no_more(owner: Owner, why: str) -> None:
-    grant(owner, 3, A, B)
-    owner.backend.answer()
+    hold(owner, 3, A, B)
     calls: list[int] = []
     owner.backend.recorded[B] = 6
     if why == "gone":
@@ -297,8 +296,7 @@ def test_reading_again_finds_what_is_held_no_more(owner: Owner, why: str) -> Non
 
 
 def test_reading_again_asks_once_more_of_what_was_raised_meanwhile(owner: Owner) -> None:
-    grant(owner, 3, A)
-    owner.backend.answer()
+    hold(owner, 3, A)
     owner.claims.reread([A, B])
     grant(owner, 4, A)
     owner.backend.epochs[A] = 4
@@ -310,8 +308,7 @@ def test_reading_again_asks_once_more_of_what_was_raised_meanwhile(owner: Owner)
 
 
 def test_what_follows_reading_again_follows_in_any_case(owner: Owner) -> None:
-    grant(owner, 3, A)
-    owner.backend.answer()
+    hold(owner, 3, A)
     calls: list[str] = []
     owner.claims.reread([A], lambda: calls.append("failed"))
     owner.backend.answer(error=StorageError("disk"))
@@ -322,8 +319,7 @@ def test_what_follows_reading_again_follows_in_any_case(owner: Owner) -> None:
 
 
 def test_nothing_is_settled_where_nothing_was_asked(owner: Owner) -> None:
-    grant(owner, 3, A)
-    owner.backend.answer()
+    hold(owner, 3, A)
     owner.claims.revoked((A,), 110.0)
     calls: list[str] = []
     owner.claims.reread([A], lambda: calls.append("then"))
@@ -331,8 +327,7 @@ def test_nothing_is_settled_where_nothing_was_asked(owner: Owner) -> None:
 
 
 def test_nothing_is_settled_by_an_answer_that_comes_too_late(owner: Owner) -> None:
-    grant(owner, 3, A)
-    owner.backend.answer()
+    hold(owner, 3, A)
     owner.claims.reread([A])
     owner.claims.lost((A,))
     owner.has.clear()
@@ -341,8 +336,7 @@ def test_nothing_is_settled_by_an_answer_that_comes_too_late(owner: Owner) -> No
 
 
 def test_a_late_release_leaves_out_what_was_granted_anew(owner: Owner) -> None:
-    grant(owner, 3, A, B)
-    owner.backend.answer()
+    hold(owner, 3, A, B)
     owner.claims.revoked((A, B), 110.0)
     _, release, place = owner.to_release[0]
     owner.claims.lost((A, B))
@@ -355,8 +349,7 @@ def test_a_late_release_leaves_out_what_was_granted_anew(owner: Owner) -> None:
 
 
 def test_reading_again_that_fails_after_leaving_delays_no_joining(owner: Owner) -> None:
-    grant(owner, 3, A)
-    owner.backend.answer()
+    hold(owner, 3, A)
     owner.claims.reread([A])
     owner.claims.leave()
     owner.backend.answer(error=StorageError("disk"))

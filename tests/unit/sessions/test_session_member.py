@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,35 +9,20 @@ import pytest
 from backend.completion import Completion
 from backend.file_log.sessions import codec
 from backend.file_log.sessions.member import MemberBackend
-from backend.file_log.sessions.pipe import FrameKind, SessionLimits, encode_frame
-from backend.file_log.sessions.server import connect
+from backend.file_log.sessions.pipe import FrameKind, encode_frame
 from backend.port import Join, Sharing
 from backend.records import AppendResult, AppendStatus, CommitBatch, Durability, ProgressDelta, TopicInfo
 from ddmq_common.errors import BoundReachedError, DrainingError, RemoteError, TryLaterError
-from ddmq_common.metrics.registry import Registry
 from tests.support.heard import Heard
 from tests.support.passed_over import PassedOver
 from tests.support.waits import done, soon, until
-from tests.unit.sessions.session_kit import CLOCK, Engine, RawServer, SessionsRig, house, queue, record
+from tests.unit.sessions.session_kit import CLOCK, Engine, SessionsRig, house, queue, record
 
 FINISH = CommitBatch(progress=[ProgressDelta("g", queue(), 0, 0, [(0, 1)])])
 
 
 def statuses(completion: Completion[list[AppendResult]]) -> list[AppendStatus]:
     return [result.status for result in done(completion)]
-
-
-def stuck_member(
-    directory: Path, on_lost: Callable[[], object] = lambda: None, **limits: object
-) -> tuple[MemberBackend, RawServer]:
-    """A member that is welcomed by nobody."""
-    server = RawServer(directory)
-    bounds = SessionLimits(**limits)  # type: ignore[arg-type]
-    member = MemberBackend(CLOCK, Registry(), bounds, on_lost=on_lost)
-    sock = connect(directory)
-    assert sock is not None
-    member.link.attach_socket(sock)
-    return member, server
 
 
 def test_small_appends_of_one_turn_travel_together(home: SessionsRig) -> None:
@@ -154,8 +138,7 @@ def test_progress_reads_and_waits_go_to_the_next_writer(home: SessionsRig) -> No
     held = member.append([record()], soon())
     home.engine.release_held()
     assert not any(pending.done for pending in (finished, wait, asked, held))
-    home.serve()
-    home.attach(member)
+    home.serve_again(member)
     assert done(finished) == []
     assert done(asked)[0] is not None
     assert statuses(held) == [AppendStatus.STORED]
@@ -178,8 +161,7 @@ def test_what_was_held_goes_to_the_next_writer_in_one_pass(tmp_path: Path) -> No
     waits = [member.wait(queue(), 0, soon()) for _ in range(50)]
     outstanding = member.link.outstanding
     held = outstanding.held = PassedOver(outstanding.held)
-    home.serve()
-    home.attach(member)
+    home.serve_again(member)
     assert statuses(member.append([record()], soon())) == [AppendStatus.STORED]
     assert all(done(wait) for wait in waits)
     assert not held
@@ -219,8 +201,7 @@ def test_memberships_are_lost_and_assigned_anew_under_a_higher_epoch(home: Sessi
     until(lambda: heard.epochs, "the first assignment")
     server.close()
     until(lambda: heard.names == ["assigned", "lost"], "it is lost")
-    home.serve()
-    home.attach(member)
+    home.serve_again(member)
     until(lambda: len(heard.epochs) == 2, "the second assignment")
     assert heard.epochs[1] > heard.epochs[0]
     membership.leave()
@@ -240,8 +221,7 @@ def test_unanswered_progress_comes_before_the_new_epoch(home: SessionsRig) -> No
     finished = member.commit(CommitBatch(progress=[delta]), soon())
     for request in list(member.link.outstanding.held):
         request.is_sent = True  # as if it had been sent to the writer that went
-    home.serve()
-    home.attach(member)
+    home.serve_again(member)
     assert done(finished) == []
     until(lambda: len(heard.epochs) == 2, "the second assignment")
 
@@ -261,22 +241,18 @@ def test_releases_reach_the_writer(home: SessionsRig) -> None:
     until(lambda: second.epochs, "the second holds")
 
 
-def test_a_silent_writer_is_given_up(tmp_path: Path) -> None:
+def test_a_silent_writer_is_given_up(home: SessionsRig) -> None:
     lost: list[int] = []
-    member, server = stuck_member(tmp_path, lambda: lost.append(1), silence_s=0.2)
+    member, _ = home.stuck_member(lambda: lost.append(1), silence_s=0.2)
     until(lambda: lost, "the member gives up")
     assert not member.link.is_attached
-    member.close()
-    server.close()
 
 
-def test_nonsense_from_the_writer_ends_the_session(tmp_path: Path) -> None:
-    member, server = stuck_member(tmp_path)
+def test_nonsense_from_the_writer_ends_the_session(home: SessionsRig) -> None:
+    member, server = home.stuck_member()
     peer = server.accept()
     peer.send(b"\xff" * 100)
     until(lambda: not member.link.is_attached, "the member gives up")
-    member.close()
-    server.close()
 
 
 def test_a_writer_that_is_going_gets_nothing_new(home: SessionsRig) -> None:
@@ -287,8 +263,7 @@ def test_a_writer_that_is_going_gets_nothing_new(home: SessionsRig) -> None:
     server.close()
     assert home.engine.appends == 0
     until(lambda: not member.link.is_attached, "the session is over")
-    home.serve()
-    home.attach(member)
+    home.serve_again(member)
     assert statuses(held) == [AppendStatus.STORED]
 
 
@@ -306,14 +281,13 @@ def test_what_a_draining_writer_refuses_goes_to_the_next_in_order(home: Sessions
     home.engine.end()
     home.engine = Engine()
     home.make()
-    home.serve()
-    home.attach(member)
+    home.serve_again(member)
     assert [done(call)[0].offset for call in (first, commit, second, held)] == [0, 1, 2, 3]
     assert not wait.done
 
 
-def test_a_malformed_answer_ends_the_session_and_leaves_nothing_open(tmp_path: Path) -> None:
-    member, server = stuck_member(tmp_path)
+def test_a_malformed_answer_ends_the_session_and_leaves_nothing_open(home: SessionsRig) -> None:
+    member, server = home.stuck_member()
     peer = server.accept()
     pong = codec.encode((0, True, ""))
     peer.send(encode_frame(FrameKind.READY, 0, pong))
@@ -323,8 +297,6 @@ def test_a_malformed_answer_ends_the_session_and_leaves_nothing_open(tmp_path: P
     peer.send(encode_frame(FrameKind.ANSWER, next(iter(member.link.outstanding.sent)), b"\x93\x01"))
     assert statuses(append) == [AppendStatus.UNKNOWN]
     assert not member.link.is_attached
-    member.close()
-    server.close()
 
 
 def test_a_callback_that_raises_does_not_keep_the_others_waiting(home: SessionsRig) -> None:
@@ -344,24 +316,20 @@ def test_a_callback_that_raises_does_not_keep_the_others_waiting(home: SessionsR
 # --- bounds and the end
 
 
-def test_bytes_outstanding_are_bounded(tmp_path: Path) -> None:
-    member, server = stuck_member(tmp_path, in_flight_bytes_max=10_000)
+def test_bytes_outstanding_are_bounded(home: SessionsRig) -> None:
+    member, _ = home.stuck_member(in_flight_bytes_max=10_000)
     held, over = (member.append([record(body=b"x" * 6000)], soon()) for _ in range(2))
     assert statuses(over) == [AppendStatus.REFUSED]
     assert isinstance(over.value[0].error, BoundReachedError)
     assert not held.done
-    member.close()
-    server.close()
 
 
-def test_requests_outstanding_are_bounded(tmp_path: Path) -> None:
-    member, server = stuck_member(tmp_path, requests_max=5)
+def test_requests_outstanding_are_bounded(home: SessionsRig) -> None:
+    member, _ = home.stuck_member(requests_max=5)
     waits = [member.wait(queue(), 0, soon()) for _ in range(6)]
     with pytest.raises(BoundReachedError, match="5 requests"):
         done(waits[5])
     assert not any(wait.done for wait in waits[:5])
-    member.close()
-    server.close()
 
 
 def test_waits_given_up_make_room(tmp_path: Path) -> None:
