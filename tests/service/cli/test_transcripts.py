@@ -34,7 +34,7 @@ HIDDEN = {
     r"/\S+/conf/": "CONF/",
     r"(?<!like )(?!2030)\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?(\.\d+)?(Z|[+-]\d\d:\d\d)?": "TIME",
     r"127\.0\.0\.1:\d{5}": "ADDRESS",
-    rf"{STATED}\b[\d,]+ (d|h|m)( \d+ (h|m|s))?\b|{STATED}\b\d[\d.,]* (s|ms|µs)\b": "DURATION",
+    rf"{STATED}\b\d[\d,]* (d|h|m)( \d+ (h|m|s))?\b|{STATED}\b\d[\d.,]* (s|ms|µs)\b": "DURATION",
     r"\b[\d,]+/s\b": "RATE",
 }
 
