@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 
+from ddmq.cli.messages import sending
 from ddmq.cli.root import run
 from tests.service.cli.conftest import Shell
-from tests.support.waits import until
+from tests.support.waits import PATIENCE_S, until
 
 FOLDER = Path(__file__).parent / "transcripts"
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
@@ -118,6 +119,7 @@ def test_a_session_prints_what_its_transcript_says(
     name: str,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "240")
+    monkeypatch.setattr(sending, "PATIENCE_S", PATIENCE_S)  # a busy machine is no reason to say more
     path = FOLDER / f"{name}.txt"
     text = path.read_text(encoding="utf-8")
     session, played = Session(capsys), []
