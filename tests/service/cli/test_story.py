@@ -212,22 +212,6 @@ def test_switched_off_it_traces_nothing(shell: Shell, topic: str) -> None:
     assert shell.json("message", topic, *place, "--story")["trace_events"] == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (("orders", "--story"), 2, "--story tells of one message"),
-        (("--story",), 2, "--story tells of one message"),
-        (("--key", "k", "--story"), 2, "TOPIC is missing"),
-        (("--id", "xyz", "--story"), 2, "is not a message id"),
-        (("owned", "--queue", "0", "--offset", "999999", "--story"), 1, "no such message"),
-        (("owned", "--time", "-1h", "--story"), 2, "--story tells of one message"),
-    ],
-)
-def test_what_is_asked_wrongly(shell: Shell, arguments: tuple[str, ...], code: int, said: str) -> None:
-    shell("message", *arguments, code=code)
-    assert said in shell.error.replace("\n", " ")
-
-
 @pytest.mark.parametrize("value", ["-1", "1000001", "x"])
 def test_how_many_are_traced_is_bounded(shell: Shell, topic: str, value: str) -> None:
     shell("topic", "create", topic, "--trace-one-in", value, code=2)

@@ -15,7 +15,6 @@ from backend.records import AppendStatus
 from ddmq_client import Producer, UnknownOutcomeError
 from ddmq_common.delivery import decode
 from ddmq_common.errors import StorageError
-from tests.interop import apache_client
 from tests.interop.apache_client import Message, Result
 from tests.service.proxy_server import PATIENCE_S
 from tests.support.lossy_relay import LossyRelay
@@ -104,7 +103,7 @@ class TestKeys:
 class AnyMessage(Message):
     """One whose key may be any bytes."""
 
-    fields = {**Message.fields, 102: ("idempotencyKey", *apache_client.BINARY)}
+    fields = Message.fields.replace("idempotencyKey text", "idempotencyKey binary")
 
 
 class TestIllegal:

@@ -12,10 +12,10 @@ from backend.records import TopicInfo
 from ddmq_common.delivery import decode
 from ddmq_common.names import TRANSACTION_DEAD_TOPIC
 from proxy_producer.config import TransactionLimits
-from tests.interop.apache_client import Message
-from tests.interop.apache_transactions import (
+from tests.interop.apache_client import (
     EndTransactionRequest,
     EndTransactionResponse,
+    Message,
     PollChecksRequest,
     PrepareRequest,
 )
