@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from contract_kit import Kit, Member
 
 from backend.completion import Completion
 from backend.records import AppendResult, AppendStatus, CommitBatch, TopicInfo
 from ddmq_common.errors import DrainingError, RemoteError, TryLaterError, UnknownTopicError
+from tests.contract.contract_kit import Kit, Member
 from tests.support.waits import done, until
 
 SETTLED = (AppendStatus.STORED, AppendStatus.NOT_STORED, AppendStatus.UNKNOWN, AppendStatus.REFUSED)
