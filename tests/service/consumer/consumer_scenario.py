@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from backend.port import Join
 from backend.records import NewRecord
 from ddmq.server.admin import keys, offsets
 from ddmq_common.delivery import decode, encode
 from ddmq_common.errors import CallerError, ConfigError, DdmqError, RemoteError, StorageError
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.core.jobs import unpack_attempts
-from tests.service.consumer.consumer_rig import METHODS, ConsumerRig, FakeCall, result
+from tests.service.consumer.consumer_rig import IDL, METHODS, ConsumerRig, FakeCall, result
+from tests.service.consumer.test_retry_path import RetryPathRig
 
 TITLE = "== "
 ERRORS: dict[str, DdmqError] = {"disk": StorageError("disk"), "remote": RemoteError("gone")}
@@ -52,11 +54,21 @@ def _to_value(text: str, default: Any) -> Any:
     return int(text) if isinstance(default, int) else text
 
 
+class _OtherMember:
+    """A member that is not ours."""
+
+    def assigned(self, assignment: object) -> None: ...
+    def revoked(self, queues: object, deadline: float) -> None: ...
+    def lost(self, queues: object) -> None: ...
+
+
 class ConsumerScenario:
     """One run. Each event is a method; the lines that it returns stand behind it after `>`."""
 
     def __init__(self) -> None:
         self.rig = ConsumerRig()
+        self._other: Any = None
+        self._drained: Any = None
         self._calls: dict[str, FakeCall] = {}
         self._waiting: dict[str, FakeCall] = {}
 
@@ -86,6 +98,13 @@ class ConsumerScenario:
 
     def on_topic(self, name: str, queues: str = "1") -> None:
         self.rig.topic(name, int(queues))
+
+    def on_grow(self, name: str, queues: str) -> None:
+        info = self.rig.backend.topic(name)
+        assert info is not None
+        self.rig.wait(
+            self.rig.backend.put_topic(dataclasses.replace(info, queues=int(queues)), self.rig.deadline())
+        )
 
     def on_subscribe(self, *topics: str, group: str = "G", **settings: str) -> None:
         """Make topics that are missing, and subscribe the group to all of them, from the first message on."""
@@ -153,6 +172,34 @@ class ConsumerScenario:
             self.rig.submit(self._element("fail", head.offsets, head, reason="no such customer"))
             self.rig.advance(0.2)
 
+    def on_levels(self) -> None:
+        """Start over with the delay levels beside the proxy, for the retry path."""
+        self.rig = RetryPathRig()
+
+    def on_groups(self) -> list[str]:
+        return [" ".join(sorted(group.name for group in self.rig.service.groups())) or "none"]
+
+    def on_other_member(self) -> None:
+        """Another proxy joins group G on topic T, and gets the queues that are taken from this one."""
+        self._other = self.rig.backend.join(Join("G", "T"), _OtherMember())
+
+    def on_depose(self) -> None:
+        """The queues are taken from this proxy at once, as after ten seconds of silence."""
+        self.rig.backend.depose("G", "T")
+
+    def on_revoke(self) -> None:
+        """This proxy is asked for its queues."""
+        self.rig.backend.revoke("G", "T", self.rig.clock.monotonic() + 5)
+
+    def on_other_leaves(self) -> None:
+        self._other.leave()
+
+    def on_drain(self, seconds: str) -> None:
+        self._drained = self.rig.service.drain(self.rig.clock.monotonic() + float(seconds))
+
+    def on_drained(self) -> list[str]:
+        return ["yes" if self._drained.done else "no"]
+
     # --- messages
 
     def on_send(self, count: str, **named: str) -> None:
@@ -213,6 +260,61 @@ class ConsumerScenario:
         """Extend the lease of a pull's messages."""
         lease = self._calls[name].result.messages[0].leaseId
         return self._submit(result(extendLeases=[lease]), "extend")
+
+    def on_settle(self, kind: str, name: str, *chosen: str, **named: str) -> list[str]:
+        """Report messages of a pull by the call of our own clients: success, fail, return or extend."""
+        call = self._calls[name]
+        numbers = [int(each) for each in chosen] or call.offsets
+        lease = call.result.messages[0].leaseId + int(named.pop("wrong_lease", 0))
+        element = IDL.ConsumeResult(context=call.result.context, successOffsets=(), failOffsets=())
+        setattr(element, f"{kind}Offsets", numbers)
+        setattr(element, f"{kind}Leases", [lease] * len(numbers))
+        if "delays" in named:
+            element.failDelaysMs = [int(named["delays"])] * len(numbers)
+        if "reason" in named:
+            element.failReasons = [named["reason"]] * len(numbers)
+        answer = self._send("settle", request=IDL.SettleRequest(result=element)).result
+        return [f"late: {' '.join(map(str, each.offsets))}" for each in answer.late]
+
+    def on_stops(self, client: str) -> None:
+        """A client of ours says that it stops."""
+        self._send("settle", request=IDL.SettleRequest(groupId=b"G", clientId=client.encode(), leave=True))
+
+    def on_pull_over(self, peer: str, client: str = "", group: str = "G") -> None:
+        """A pull over the connection of this peer; without a name, of an old client."""
+        named = client.encode() or None
+        request = IDL.PullRequest(groupId=group.encode(), topic=b"T", clientId=named)
+        call = FakeCall("pull", METHODS["pull"].args[0](request=request))
+        call.peer = peer
+        self.rig.handlers["pull"](call)
+
+    def on_close(self, peer: str) -> None:
+        on_closed = self.rig.service.service().on_closed
+        assert on_closed is not None
+        on_closed(peer)
+
+    def on_clients(self, group: str = "G") -> Iterator[str]:
+        """The clients that are listed, one a line."""
+        for each in self.rig.service.clients(group):
+            state = "connected" if each.connected else "gone"
+            yield f"{each.client_id} {state}, {each.in_flight} in flight"
+
+    def on_act(self, action: str, *take_away: str) -> Iterator[str]:
+        """An operator's command for key a, with the state of its heads."""
+        done = keys.act_on_key(
+            self.rig.service, "G", action, "a", **({"take_away": True} if take_away else {})
+        )
+        yield from (["was parked"] if done.get("parked") else [])
+        for head in done["heads"]:
+            who = f", {head['client']} at {head['address']}" if head["client"] else ""
+            left_s = (head["until_ms"] - self.rig.clock.wall_ms()) / 1_000
+            who += f" for {left_s:.0f} s" if head["until_ms"] else ""
+            yield f"{head['outcome']}: offset {head['offset']} was {head['state']}{who}"
+
+    def _send(self, method: str, **arguments: Any) -> FakeCall:
+        call = self.rig.call(method, METHODS[method].args[0](**arguments))
+        self.rig.settle(lambda: call.answered)
+        return call
 
     def on_acks(self, *topics: str) -> list[str]:
         """Pull and acknowledge, over these topics in turn, until nothing comes; what came."""
@@ -284,10 +386,12 @@ class ConsumerScenario:
         if outcome.success is True:
             return "stored"
         answer = outcome.success
+        late = "".join(f"; late: {' '.join(map(str, each.offsets))}" for each in answer.late or ())
         if not answer.messages:
-            return "nothing"
+            return f"nothing{late}"
         shown = " ".join(map(_show_message, answer.messages))
-        return f"{answer.context.topic.decode()}/{call.queue}: {shown}"
+        retry = "retry " if b"%RETRY%" in answer.context.qid else ""
+        return f"{answer.context.topic.decode()}/{retry}{call.queue}: {shown}{late}"
 
     # --- time, faults, operators
 
@@ -351,6 +455,10 @@ class ConsumerScenario:
             }
             shown = (f"{name}={properties[name]}" for name in sorted(properties) if name != "time")
             yield f"{letter.value.decode()}: {', '.join(shown)}"
+
+    def on_lease(self, name: str = "it") -> list[str]:
+        """How long the leases of a pull last, as its client was told."""
+        return [f"{self._calls[name].result.leaseMs} ms"]
 
     def on_settings(self, prefix: str) -> list[str]:
         """How many settings the backend has under a prefix."""

@@ -37,12 +37,6 @@ def bodies(call: Any) -> list[bytes]:
     return list(call.values)
 
 
-def one_key_over(rig: ConsumerRig, topics: str) -> None:
-    """Messages 0, 1, … of one key, one in each of these topics."""
-    for number, topic in enumerate(topics):
-        rig.put_keyed("a", str(number), topic=topic)
-
-
 def in_order(rig: ConsumerRig, topics: str) -> list[int]:
     """What comes, one after the other, to a client that pulls these topics in turn."""
     seen = []
