@@ -15,6 +15,7 @@ from ddmq_common.delivery import decode, encode
 from ddmq_common.errors import CallerError, ConfigError, DdmqError, RemoteError, StorageError
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.core.jobs import unpack_attempts
+from tests.service.consumer import fetch_calls
 from tests.service.consumer.consumer_rig import IDL, METHODS, ConsumerRig, FakeCall, result
 from tests.service.consumer.test_retry_path import RetryPathRig
 
@@ -329,6 +330,36 @@ class ConsumerScenario:
                 self.rig.submit(self._element("ack", call.offsets, call))
         return [" ".join(seen) or "nothing"]
 
+    def on_fetch(self, consumer: str, *places: str, **named: str) -> list[str]:
+        """A fetch that is waited for. A place is an offset in a queue: T/0:5."""
+        call = self._fetch(consumer, places, named)
+        return [self._show_fetch(fetch_calls.finish(self.rig, call))]
+
+    def on_ask_fetch(self, name: str, consumer: str, *places: str, **named: str) -> None:
+        """A fetch that may wait; its answer comes when it is there."""
+        self._waiting[name] = self._calls[name] = self._fetch(consumer, places, named)
+
+    def on_ack_fetched(self, consumer: str, *places: str, group: str = "G") -> list[str]:
+        return [] if fetch_calls.ack(self.rig, _to_places(places), consumer, group) else ["not acknowledged"]
+
+    def on_leave_fetches(self, consumer: str) -> None:
+        fetch_calls.ask(self.rig, consumer, leave=True)
+
+    def _fetch(self, consumer: str, places: tuple[str, ...], named: Named) -> FakeCall:
+        numbers = {name: int(text) for name, text in named.items() if name in ("count", "linger")}
+        ours = {"clientId": b"me"} if named.get("client") else {}
+        group = named.get("group", "G")
+        return fetch_calls.ask(self.rig, consumer, _to_places(places), group=group, **numbers, **ours)
+
+    def _show_fetch(self, call: FakeCall) -> str:
+        if call.outcome.success.error:
+            return f"error {call.outcome.success.code}: {call.outcome.success.error.decode()}"
+        shown = []
+        for (topic, queue), one in fetch_calls.shown(call).items():
+            messages = "".join(f" {_show_message(message)}" for message in one.messages)
+            shown.append(f"{topic}/{queue}{messages}, next {one.nextRequestOffset}")
+        return "; ".join(shown) or "nothing"
+
     def _request(self, named: Named) -> dict[str, Any]:
         request: dict[str, Any] = {}
         for name, text in named.items():
@@ -380,6 +411,8 @@ class ConsumerScenario:
         return [] if text == "stored" else [text]
 
     def _show(self, call: FakeCall) -> str:
+        if call.method == "fetch":
+            return self._show_fetch(call)
         outcome = call.outcome
         if getattr(outcome, "error", None) is not None:
             return f"error {outcome.error.code}"
@@ -463,6 +496,15 @@ class ConsumerScenario:
     def on_settings(self, prefix: str) -> list[str]:
         """How many settings the backend has under a prefix."""
         return [str(len(list(self.rig.backend.settings(prefix))))]
+
+
+def _to_places(places: tuple[str, ...]) -> dict[str, dict[int, int]] | None:
+    """Read `T/0:5` as offset 5 of queue 0 of topic T; no place at all is None."""
+    found: dict[str, dict[int, int]] = {}
+    for place in places:
+        topic, queue, offset = place.replace(":", "/").split("/")
+        found.setdefault(topic, {})[int(queue)] = int(offset)
+    return found or None
 
 
 def _show_message(message: Any) -> str:
