@@ -15,8 +15,6 @@ from proxy_consumer.config import ConsumerConfig
 from tests.service.consumer.consumer_rig import FIRST, ConsumerRig
 from tests.service.consumer.fetch_calls import ack, ask, fetch, finish, shown, values
 
-LAST = replace(FIRST, start="last")
-
 
 def ready(rig: ConsumerRig, queues: int = 1, count: int = 0, topic: str = "T") -> None:
     rig.topic(topic, queues)
