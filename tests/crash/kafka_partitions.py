@@ -117,7 +117,7 @@ def _between(some: list[str], others: list[str]) -> list[Link]:
 
 def run(folder: Path, seed: int, rounds: int, say: Say = print) -> list[str]:
     """Report what the run sees, and return the broken promises."""
-    say(same_again("kafka_partitions", seed=seed, rounds=rounds))
+    say("the same again: " + same_again("kafka_partitions", seed=seed, rounds=rounds))
     nodes = Namespaces([*BROKERS, *OURS])
     try:
         return judged(Partitions(folder, seed, nodes, say), rounds)

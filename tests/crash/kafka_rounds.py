@@ -103,7 +103,7 @@ class Rounds(KafkaRun):
 
 def run(folder: Path, seed: int, rounds: int, brokers: int, say: Say = print) -> list[str]:
     """Report what the run sees, and return the broken promises."""
-    say(same_again("kafka_rounds", seed=seed, rounds=rounds, brokers=brokers))
+    say("the same again: " + same_again("kafka_rounds", seed=seed, rounds=rounds, brokers=brokers))
     return judged(Rounds(folder, seed, brokers, say), rounds)
 
 

@@ -191,7 +191,7 @@ class Killing(ServerRounds):
 
 def run(folder: Path, seed: int, rounds: int, processes: bool = False, say: Say = print) -> int:
     """Report what the run sees, and return the number of broken promises."""
-    say(same_again("kill_nine", seed=seed, rounds=rounds, processes=processes))
+    say("the same again: " + same_again("kill_nine", seed=seed, rounds=rounds, processes=processes))
     kept = "0 lost, 0 out of order, 0 acknowledged again, 0 past unfinished"
     return judged(Killing(folder, seed, processes, say), rounds, kept)
 

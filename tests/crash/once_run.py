@@ -81,7 +81,7 @@ class OnceRun(ServerRounds):
 
 def run(folder: Path, seed: int, rounds: int, say: Say = print, *, boundaries: bool = False) -> int:
     """Report what the run sees, and return the number of broken promises."""
-    say(same_again("once_run", seed=seed, rounds=rounds, boundaries=boundaries))
+    say("the same again: " + same_again("once_run", seed=seed, rounds=rounds, boundaries=boundaries))
     kept = "0 lost, 0 stored twice, 0 answered for another place"
     return judged(OnceRun(folder, seed, say), rounds, kept, boundaries=boundaries)
 

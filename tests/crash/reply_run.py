@@ -246,7 +246,7 @@ def run(
 ) -> int:  # fmt: skip
     """Report what the run sees, and return the number of broken promises."""
     options = {"seed": seed, "jobs": jobs, "stops": stops, "kafka": kafka, "boundaries": boundaries}
-    say(same_again("reply_run", **options))
+    say("the same again: " + same_again("reply_run", **options))
     with installed("kafka" if kafka else "file_log") as made:
         one = ReplyRun(folder, seed, jobs, say, made, stops)
         return judged(one, jobs, "every job once and whole, through both steps", boundaries=boundaries)

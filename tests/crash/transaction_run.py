@@ -153,7 +153,7 @@ def run(
 ) -> int:  # fmt: skip
     """Report what the run sees, and return the number of broken promises."""
     options = {"seed": seed, "transactions": transactions, "kafka": kafka, "boundaries": boundaries}
-    say(same_again("transaction_run", **options))
+    say("the same again: " + same_again("transaction_run", **options))
     kept = "ledger and topics agree: 0 lost, 0 twice, 0 in part"
     with installed("kafka" if kafka else "file_log") as made:
         return judged(TransactionRun(folder, seed, say, made), transactions, kept, boundaries=boundaries)

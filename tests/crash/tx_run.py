@@ -101,7 +101,7 @@ class TxRun(ServerRounds):
 
 def run(folder: Path, seed: int, rounds: int, say: Say = print, *, boundaries: bool = False) -> int:
     """Report what the run sees, and return the number of broken promises."""
-    say(same_again("tx_run", seed=seed, rounds=rounds, boundaries=boundaries))
+    say("the same again: " + same_again("tx_run", seed=seed, rounds=rounds, boundaries=boundaries))
     return judged(TxRun(folder, seed, say), rounds, "each whole, once or never", boundaries=boundaries)
 
 
