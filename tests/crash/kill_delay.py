@@ -20,7 +20,7 @@ from select import select
 from uuid import UUID
 
 from backend.file_log import open_log
-from backend.records import AppendStatus, NewRecord, QueueRef, TopicInfo
+from backend.records import AppendStatus, NewRecord, TopicInfo
 from ddmq_common.clock import SystemClock
 from ddmq_common.delays.command import (
     ADD,
@@ -41,6 +41,7 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
 from tests.crash.delaying_process import OPTIONS, SHARDS
 from tests.crash.kit.command import Say, long_run, same_again
+from tests.crash.kit.reading import read_records
 
 WAIT_S = 60.0
 LIVES = 6  # to one load
@@ -242,19 +243,7 @@ class Story:
         return cancelled
 
     def _read(self, topic: str) -> list[tuple[bytes, int]]:
-        info = self.log.topic(topic)
-        if info is None:
-            return []
-        found: list[tuple[bytes, int]] = []
-        at = 0
-        while True:
-            batch = self.log.read(QueueRef(topic, info.incarnation, 0), at, 1_000, 1 << 24).wait(WAIT_S)
-            if not batch.offsets:
-                return found
-            for index in range(len(batch.offsets)):
-                record = batch.record(index)
-                found.append((decode(record.delivery).value, record.stored_ms))
-            at = batch.next_offset
+        return [(decode(each.delivery).value, each.stored_ms) for each in read_records(self.log, topic)]
 
 
 def _uuid(number: int) -> str:
