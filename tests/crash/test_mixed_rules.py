@@ -122,7 +122,7 @@ def rest(tale: Tale, bodies: Sequence[str]) -> list[str]:
     return tale.broken()
 
 
-class Case(NamedTuple):
+class HistoryCase(NamedTuple):
     """What happens to messages of a group, what is done normally after it, and the rules that it breaks."""
 
     plan: Plan
@@ -132,62 +132,64 @@ class Case(NamedTuple):
 
 
 HISTORIES = {
-    "one after the other": Case(ORDERED, lambda t: None, "abc"),
-    "one after the other, with leases": Case(ORDERED, lambda t: [t.done(body, 7) for body in "abc"]),
-    "an answer that was read late, asked for before the acknowledgement": Case(
+    "one after the other": HistoryCase(ORDERED, lambda t: None, "abc"),
+    "one after the other, with leases": HistoryCase(ORDERED, lambda t: [t.done(body, 7) for body in "abc"]),
+    "an answer that was read late, asked for before the acknowledgement": HistoryCase(
         ORDERED, lambda t: [asked := t.tick(), t.done(A), t.done(B), t.give(A, asked=asked)], "c"
     ),
-    "a dead letter lets the next go": Case(ORDERED, lambda t: [t.fails(A, 6), t.bury(A, 6)], "bc"),
-    "a retried one": Case(PLAIN, lambda t: [t.fails(A, 2), t.say(t.give(A, qid=RETRY))], "cb"),
-    "a later one while the first is at a client": Case(
+    "a dead letter lets the next go": HistoryCase(ORDERED, lambda t: [t.fails(A, 6), t.bury(A, 6)], "bc"),
+    "a retried one": HistoryCase(PLAIN, lambda t: [t.fails(A, 2), t.say(t.give(A, qid=RETRY))], "cb"),
+    "a later one while the first is at a client": HistoryCase(
         ORDERED, lambda t: [t.give(A), t.done(B), t.done(A)], "c", ["backwards", "order"]
     ),
-    "a later one before the first": Case(ORDERED, lambda t: None, "bac", ["backwards", "order"]),
-    "a later one on a stale acknowledgement, whose lease was replaced": Case(
+    "a later one before the first": HistoryCase(ORDERED, lambda t: None, "bac", ["backwards", "order"]),
+    "a later one on a stale acknowledgement, whose lease was replaced": HistoryCase(
         ORDERED,
         lambda t: [old := t.give(A, 1), t.give(A, 2), t.say(old, soon=False)],
         "bc",
         ["lost", "order"],
     ),
-    "a later one after the first, done once, had come again in the same term": Case(
+    "a later one after the first, done once, had come again in the same term": HistoryCase(
         ORDERED, lambda t: [t.say(t.give(A, 1)), t.give(A, 2)], "bc", ["again", "order"]
     ),
-    "a later one before the dead letter": Case(
+    "a later one before the dead letter": HistoryCase(
         ORDERED, lambda t: [t.fails(A, 6), t.give(B), t.bury(A, 6)], "bc", ["order"]
     ),
-    "back to an earlier one": Case(
+    "back to an earlier one": HistoryCase(
         ORDERED, lambda t: [t.say(t.give(A), answered=False), t.give(B), t.done(A)], "bc", ["backwards"]
     ),
-    "completions out of order in the log": Case(
+    "completions out of order in the log": HistoryCase(
         ORDERED, lambda t: t.finishes((1, 500), (0, 600), (2, 700)), "abc", ["completion"]
     ),
-    "acknowledged and given again": Case(PLAIN, lambda t: [t.say(t.give(A)), t.give(A)], "bc", ["again"]),
-    "acknowledged with its lease and given again": Case(
+    "acknowledged and given again": HistoryCase(
+        PLAIN, lambda t: [t.say(t.give(A)), t.give(A)], "bc", ["again"]
+    ),
+    "acknowledged with its lease and given again": HistoryCase(
         PLAIN, lambda t: [t.say(t.give(A, 4)), t.give(A)], "bc", ["again"]
     ),
-    "acknowledged and given again by another": Case(
+    "acknowledged and given again by another": HistoryCase(
         PLAIN, lambda t: [t.done(A), t.give(A, proxy="other")], "bc", ["again"]
     ),
-    "lost in the log": Case(PLAIN, lambda t: t.ending.rows.pop(), "ab", ["lost"]),
-    "never done": Case(PLAIN, lambda t: t.give(C), "ab", ["lost"]),
-    "unfinished at the end": Case(
+    "lost in the log": HistoryCase(PLAIN, lambda t: t.ending.rows.pop(), "ab", ["lost"]),
+    "never done": HistoryCase(PLAIN, lambda t: t.give(C), "ab", ["lost"]),
+    "unfinished at the end": HistoryCase(
         PLAIN, lambda t: t.ending.unfinished.append(("plain", ("T", 0, 2))), "abc", ["lost"]
     ),
-    "acknowledged and buried": Case(
+    "acknowledged and buried": HistoryCase(
         ORDERED, lambda t: [t.fails(A, 5), t.done(A), t.bury(A, 6)], "bc", ["lost"]
     ),
-    "ordered ones on the retry path": Case(ORDERED, lambda t: t.give(A, qid=RETRY), "abc", ["given"]),
-    "two dead letters": Case(
+    "ordered ones on the retry path": HistoryCase(ORDERED, lambda t: t.give(A, qid=RETRY), "abc", ["given"]),
+    "two dead letters": HistoryCase(
         ORDERED, lambda t: [t.fails(A, 6), t.bury(A, 6), t.bury(A, 6)], "bc", ["letters"]
     ),
-    "a failure that nobody sent": Case(
+    "a failure that nobody sent": HistoryCase(
         ORDERED, lambda t: [*(t.give(A) for _ in range(6)), t.bury(A, 6, error="")], "bc", ["letters"]
     ),
 }
 
 
 @pytest.mark.parametrize("case", HISTORIES.values(), ids=HISTORIES)
-def test_a_history_breaks_these_rules_and_no_other(case: Case) -> None:
+def test_a_history_breaks_these_rules_and_no_other(case: HistoryCase) -> None:
     tale = Tale(case.plan)
     case.happens(tale)
     assert rest(tale, case.rest) == list(case.broken)

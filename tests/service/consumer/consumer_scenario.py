@@ -26,7 +26,7 @@ FIELDS = {field.name: field.default for field in dataclasses.fields(Subscription
 Named = dict[str, str]
 
 
-class Scenario(NamedTuple):
+class WrittenScenario(NamedTuple):
     """One scenario of a file; its `title` is the promise."""
 
     file: Path
@@ -34,12 +34,12 @@ class Scenario(NamedTuple):
     text: str
 
 
-def read_scenarios(folder: Path) -> Iterator[Scenario]:
+def read_scenarios(folder: Path) -> Iterator[WrittenScenario]:
     """Every scenario of the folder's files."""
     for file in sorted(folder.glob("*.txt")):
         for part in file.read_text(encoding="utf-8").split(f"\n{TITLE}")[1:]:
             title, _, text = part.partition("\n")
-            yield Scenario(file, title, text.strip("\n"))
+            yield WrittenScenario(file, title, text.strip("\n"))
 
 
 def to_settings(named: Named) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.consumer.consumer_scenario import ConsumerScenario, Scenario, read_scenarios
+from tests.service.consumer.consumer_scenario import ConsumerScenario, WrittenScenario, read_scenarios
 from tests.support.text_scenarios import played
 
 SCENARIOS = list(read_scenarios(Path(__file__).parent / "scenarios"))
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=[f"{each.file.stem}: {each.title}" for each in SCENARIOS])
-def test_what_is_written_is_what_comes(scenario: Scenario, request: pytest.FixtureRequest) -> None:
+def test_what_is_written_is_what_comes(scenario: WrittenScenario, request: pytest.FixtureRequest) -> None:
     run = ConsumerScenario()
     try:
         found = played(scenario.text, run.play).strip("\n")
