@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from contract_engines import BROKERS, ENGINES, PERSISTENT
-from contract_kit import Kit
+
+from tests.contract.contract_engines import BROKERS, ENGINES, PERSISTENT
+from tests.contract.contract_kit import Kit
 
 
 def _params(names: list[str]) -> list[object]:

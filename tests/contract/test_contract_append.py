@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from contract_kit import Kit
 
 from backend.completion import Completion
 from backend.records import FLAG_PRESSURE, AppendResult, AppendStatus, Durability, ReadStatus, tag_hash
 from ddmq_common.errors import CallerError, UnknownTopicError
+from tests.contract.contract_kit import Kit
 from tests.support.waits import done
 
 

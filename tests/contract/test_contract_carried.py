@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from contract_kit import Kit
 
 from backend.records import tag_hash
+from tests.contract.contract_kit import Kit
 from tests.support.waits import done
 
 LONG = "ü" * 300

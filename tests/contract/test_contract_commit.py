@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from contract_kit import Kit
 
 from backend.completion import Completion
 from backend.records import AppendResult, AppendStatus, CommitBatch, ProgressDelta, ProgressView, QueueRef
 from ddmq_common.delivery import decode
 from ddmq_common.errors import FencedError, UnknownTopicError
+from tests.contract.contract_kit import Kit
 from tests.support.waits import done
 
 GROUP = "billing"

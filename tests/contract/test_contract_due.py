@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gevent
 import pytest
-from contract_kit import Kit
 
 from backend.records import CommitBatch
+from tests.contract.contract_kit import Kit
 from tests.support.waits import done
 
 

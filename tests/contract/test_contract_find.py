@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gevent
 import pytest
-from contract_kit import Kit
 
 from backend.records import QueueRef
 from ddmq_common.errors import UnknownTopicError
+from tests.contract.contract_kit import Kit
 from tests.support.waits import done
 
 

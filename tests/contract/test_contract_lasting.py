@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from contract_kit import Kit, Member
 
 from backend.records import (
     Bounds,
@@ -17,6 +16,7 @@ from backend.records import (
     SettingsLimit,
 )
 from ddmq_common.errors import BoundReachedError, FencedError
+from tests.contract.contract_kit import Kit, Member
 from tests.support.waits import done, until
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from contract_kit import Kit, Member
 
 from backend.completion import Completion
 from backend.records import AppendResult, AppendStatus, CommitBatch, TopicInfo
 from ddmq_common.errors import DrainingError, RemoteError, TryLaterError, UnknownTopicError
+from tests.contract.contract_kit import Kit, Member
 from tests.support.waits import done, until
 
 SETTLED = (AppendStatus.STORED, AppendStatus.NOT_STORED, AppendStatus.UNKNOWN, AppendStatus.REFUSED)
@@ -71,7 +73,7 @@ def test_a_callback_that_raises_costs_nobody_else_an_answer(kit: Kit) -> None:
     commits[1].then(broken)
     reads = [kit.backend.read(queue, 0, 1, 1) for _ in range(5)]
     reads[1].then(broken)
-    everyone = [*appends, *commits, *reads, *waits]
+    everyone: list[Completion[Any]] = [*appends, *commits, *reads, *waits]
     until(lambda: all(call.done for call in everyone), "everyone answered")
     assert [done(call)[0].offset for call in appends] == list(range(5))
     assert [done(call) for call in commits] == [[]] * 5

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from contract_kit import Kit, Member
 
 from backend.port import Sharing
 from backend.records import ProgressDelta, QueueRef
 from ddmq_common.errors import FencedError
+from tests.contract.contract_kit import Kit, Member
 from tests.support.waits import done, until
 
 

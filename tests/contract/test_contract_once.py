@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from contract_kit import Kit
 
 from backend.records import AppendStatus, FirstStored, NewRecord
 from ddmq_common.errors import CallerError
 from ddmq_common.send_identity import IDENTITY, key_identity, sequence_identity
+from tests.contract.contract_kit import Kit
 from tests.support.waits import done
 
 PRODUCER = b"\x07" * 16

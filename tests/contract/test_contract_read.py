@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from contract_kit import Kit
 
 from backend.completion import Completion
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus
+from tests.contract.contract_kit import Kit
 from tests.support.waits import done
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from contract_kit import Kit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backend.records import PASSED_MAX, QueueRef, ReadBatch, ReadStatus, tag_hash
+from tests.contract.contract_kit import Kit
 from tests.examples import examples
 from tests.support.waits import done
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from contract_kit import Kit
 
 from backend.completion import Completion
 from backend.records import AppendResult, CommitBatch, SettingsLimit
 from ddmq_common.errors import BoundReachedError, FencedError
+from tests.contract.contract_kit import Kit
 from tests.support.waits import done, until
 
 

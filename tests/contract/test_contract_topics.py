@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from contract_kit import Kit
 
 from backend.records import CLUSTER_SETTINGS, AppendStatus, Durability, ProgressDelta, ReadStatus, TopicInfo
 from ddmq_common.errors import BoundReachedError, CallerError, UnknownTopicError, UnsupportedError
+from tests.contract.contract_kit import Kit
 from tests.support.waits import done, until
 
 

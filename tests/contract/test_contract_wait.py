@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 
-from contract_kit import Kit
-
 from backend.completion import Completion
 from backend.port import Wait
 from ddmq_common.errors import UnknownTopicError
+from tests.contract.contract_kit import Kit
 from tests.support.waits import done
 
 

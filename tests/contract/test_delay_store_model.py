@@ -9,7 +9,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from delay_store_kit import MANY, SMALL, message, uuid_of
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -17,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from delay_service.store import due_ahead, writing
 from delay_service.store.opening import open_store
 from delay_service.store.port import DelayStore, DueKey, IdKind, IdState, Pending, Scan, StoreChanges
+from tests.contract.delay_store_kit import MANY, SMALL, message, uuid_of
 from tests.delay_store_in_memory import MemoryDelayStore
 from tests.examples import examples
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from standin import BEFORE, Standin, refuse
 
 from ddmq.address import HostPort
 from ddmq.cli.messages import sending
 from ddmq.cli.root import run
 from ddmq_client import Producer, ThrottledError
+from tests.service.client.standin import BEFORE, Standin, refuse
 from tests.support.ports import port_of, reserved
 
 

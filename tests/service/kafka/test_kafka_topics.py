@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cluster_kit import SPARE_S, KafkaServer, Tools, own_cluster
 
 from ddmq.trial.cluster import TrialCluster
 from tests.scenarios.real_server import RealServer, ddmq
+from tests.service.kafka.cluster_kit import SPARE_S, KafkaServer, Tools, own_cluster
 from tests.support.waits import until
 
 pytestmark = pytest.mark.slow

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from producer_client import Client
-from producer_server import ProducerServer
 
 from backend.records import TopicInfo
 from ddmq_common.delivery import decode
@@ -19,6 +17,8 @@ from tests.interop.apache_client import (
     PollChecksRequest,
     PrepareRequest,
 )
+from tests.service.producer.producer_client import Client
+from tests.service.producer.producer_server import ProducerServer
 from tests.support.transaction_calls import COMMIT, ROLLBACK, new_id
 from tests.support.waits import until
 
