@@ -13,7 +13,7 @@ DURATION_ALLOWED = "numbers with units ms, s, m, h, d, as in 90s, 1h30m or 2d"
 _DIGITS_MAX = 9  # of each number in a duration
 
 
-def moment(text: str, now_ms: int, *, local: bool = False) -> int:
+def read_moment(text: str, now_ms: int, *, local: bool = False) -> int:
     """Epoch milliseconds, 0 to WALL_MS_MAX. Raises ValueError with what is allowed.
 
     `local`: ISO text without a zone is in the zone of this machine; else the zone must be given.
@@ -21,25 +21,25 @@ def moment(text: str, now_ms: int, *, local: bool = False) -> int:
     if text.isascii() and text.isdecimal() and len(text) <= 15 and int(text) <= WALL_MS_MAX:
         return int(text)
     if is_relative(text):
-        away = duration(text[1:])
+        away = read_duration(text[1:])
         return min(max(0, now_ms + (away if text[0] == "+" else -away)), WALL_MS_MAX)
     try:
-        found = datetime.datetime.fromisoformat(text)
-        if found.tzinfo is None and not local:
+        parsed = datetime.datetime.fromisoformat(text)
+        if parsed.tzinfo is None and not local:
             raise ValueError(f"{text!r} has no time zone; write it like 2026-11-21T12:00+01:00 or …Z")
-        return min(max(0, int(found.timestamp() * 1000)), WALL_MS_MAX)
+        return min(max(0, int(parsed.timestamp() * 1000)), WALL_MS_MAX)
     except (ValueError, OverflowError, OSError) as error:
         if "time zone" in str(error):
             raise
         raise ValueError(f"{text!r} is no moment; allowed: {ALLOWED}") from error
 
 
-def duration(text: str) -> int:
+def read_duration(text: str) -> int:
     """Milliseconds of `90s`, `1h30m`, `2d`, `250ms`. Raises ValueError with what is allowed."""
-    found = parse_duration(text, _DIGITS_MAX)
-    if found is None:
+    milliseconds = parse_duration(text, _DIGITS_MAX)
+    if milliseconds is None:
         raise ValueError(f"{text!r} is no duration; allowed: {DURATION_ALLOWED}")
-    return found
+    return milliseconds
 
 
 def is_relative(text: str) -> bool:
@@ -47,13 +47,13 @@ def is_relative(text: str) -> bool:
     return text[:1] in ("-", "+") and parse_duration(text[1:], _DIGITS_MAX) is not None
 
 
-def shown(wall_ms: int) -> str:
+def format_moment(wall_ms: int) -> str:
     """Local time with milliseconds and zone."""
     zoned = datetime.datetime.fromtimestamp(wall_ms / 1000).astimezone()
     return zoned.isoformat(sep=" ", timespec="milliseconds")
 
 
-def age(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """A span as people read it: 340 ms, 12.0 s, 3 m 20 s, 4 h 5 m, 2 d 3 h."""
     if seconds < 1:
         return f"{max(0, int(seconds * 1000))} ms"

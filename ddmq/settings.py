@@ -101,12 +101,12 @@ class Setting(NamedTuple):
     @property
     def help(self) -> str:
         """Return what the setting is, what is allowed, the program's default."""
-        facts = [self.allowed, "" if self.kind == "object" else f"default: {shown(self.default)}"]
-        known = "; ".join(fact for fact in facts if fact)
-        return f"{self.what}  [{known}]" if known else self.what
+        facts = [self.allowed, "" if self.kind == "object" else f"default: {format_value(self.default)}"]
+        text = "; ".join(fact for fact in facts if fact)
+        return f"{self.what}  [{text}]" if text else self.what
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as it is written on the command line."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -117,17 +117,17 @@ def shown(value: Any) -> str:
     return "''" if value == "" else str(value)
 
 
-def differences(name: str, before: Any, after: Any) -> Iterator[tuple[str, str, str]]:
+def list_differences(name: str, before: Any, after: Any) -> Iterator[tuple[str, str, str]]:
     """Return what differs, one by one where a setting has parts: push.http.urls and not all of push."""
     if not isinstance(before, dict) or not isinstance(after, dict):
-        yield name, shown(before), shown(after)
+        yield name, format_value(before), format_value(after)
         return
     for part in [*before, *(part for part in after if part not in before)]:
         if before.get(part) != after.get(part):
-            yield from differences(f"{name}.{part}", before.get(part), after.get(part))
+            yield from list_differences(f"{name}.{part}", before.get(part), after.get(part))
 
 
-def _kind(hint: Any) -> str:
+def _kind_of(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
         return "numbers" if typing.get_args(hint)[0] is int else "words"
     if dataclasses.is_dataclass(hint):
@@ -135,7 +135,7 @@ def _kind(hint: Any) -> str:
     return {bool: "flag", int: "number"}.get(hint, "text")
 
 
-def _table() -> tuple[Setting, ...]:
+def _build_table() -> tuple[Setting, ...]:
     hints = typing.get_type_hints(SubscriptionDefaults)
     rows = []
     for field in dataclasses.fields(SubscriptionDefaults):
@@ -144,9 +144,9 @@ def _table() -> tuple[Setting, ...]:
         choices = tuple(rules.get("choices") or ())
         bounds = (rules.get("min"), rules.get("max"), choices)
         default = getattr(SubscriptionDefaults(), field.name)
-        rows.append(Setting(field.name, _kind(hints[field.name]), metavar, what, default, *bounds))
+        rows.append(Setting(field.name, _kind_of(hints[field.name]), metavar, what, default, *bounds))
     return tuple(rows)
 
 
-TABLE: tuple[Setting, ...] = _table()
+TABLE: tuple[Setting, ...] = _build_table()
 BY_NAME = {setting.name: setting for setting in TABLE}

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from ddmq.address import ADDRESS, ADMIN, HostPort
-from ddmq.cli.options import options
+from ddmq.cli.options import combine_options
 from ddmq.cli.output import json_option, reason
 
 TIMEOUT_S = 15.0
@@ -50,9 +50,9 @@ class AdminClient:
         self, method: str, path: tuple[str, ...], query: Mapping[str, Any], body: Mapping[str, Any] | None
     ) -> Any:
         target = "/" + "/".join(quote(part, safe="") for part in path)
-        wanted = {key: value for key, value in query.items() if value is not None}
-        if wanted:
-            target += "?" + urlencode(wanted)
+        parameters = {key: value for key, value in query.items() if value is not None}
+        if parameters:
+            target += "?" + urlencode(parameters)
         status, payload = self._send_request(method, target, body)
         answer = self._decode(payload, status)
         if status >= 400:
@@ -104,4 +104,4 @@ admin_option = click.option(
     "--admin", type=AdminType(), default=str(ADMIN), show_default=True, envvar="DDMQ_ADMIN",
     help="Admin address of the server (or DDMQ_ADMIN).",
 )  # fmt: skip
-admin_options = options(admin_option, json_option)
+admin_options = combine_options(admin_option, json_option)

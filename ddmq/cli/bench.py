@@ -17,15 +17,15 @@ TREE = Path(__file__).resolve().parents[2]  # where ddmq lies; a source tree has
 PEERS = "peers"  # of its own: it starts other systems, and is not among `all`
 
 
-def available() -> dict[str, Path]:
+def find_benchmarks() -> dict[str, Path]:
     """Name → file of every benchmark in bench/ (files named tNN_…, and the peers side by side)."""
     folder = TREE / "bench"
     if not folder.is_dir():
         raise click.ClickException(
             f"the benchmarks are not installed: they come with the source tree, and {folder} is not there"
         )
-    found = {path.stem.partition("_")[0]: path for path in sorted(folder.glob("t[0-9]*_*.py"))}
-    return found | {PEERS: folder / "peers" / "__main__.py"}
+    benchmarks = {path.stem.partition("_")[0]: path for path in sorted(folder.glob("t[0-9]*_*.py"))}
+    return benchmarks | {PEERS: folder / "peers" / "__main__.py"}
 
 
 @click.command()
@@ -39,15 +39,15 @@ def available() -> dict[str, Path]:
 )
 def bench(name: str | None, listing: bool, quick: bool, pending: int | None) -> None:
     """Run benchmark NAME (t01, t02, …) or `all`; raw results go to bench/results/."""
-    known = available()
+    benchmarks = find_benchmarks()
     if listing or name is None:
-        for short, path in known.items():
+        for short, path in benchmarks.items():
             text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
             say(f"{short:<11} {text.partition(chr(10))[0]}")
         return
-    if name != "all" and name not in known:
-        raise click.UsageError(f"no benchmark {name!r}; there are: all, {', '.join(known)}")
-    for short, path in known.items():
+    if name != "all" and name not in benchmarks:
+        raise click.UsageError(f"no benchmark {name!r}; there are: all, {', '.join(benchmarks)}")
+    for short, path in benchmarks.items():
         if name == short or (name == "all" and short != PEERS):
             _run(path, quick, pending)
     if name == "all" and not quick:
@@ -57,11 +57,11 @@ def bench(name: str | None, listing: bool, quick: bool, pending: int | None) -> 
 def _run(path: Path, quick: bool, pending: int | None) -> None:
     """Run one to its end; what it says goes to the terminal."""
     module = ".".join(path.relative_to(TREE).with_suffix("").parts)
-    given = {"PYTHONSAFEPATH": ""}  # so that -m finds bench/ in the folder it runs in
+    variables = {"PYTHONSAFEPATH": ""}  # so that -m finds bench/ in the folder it runs in
     if quick:
-        given["DDMQ_BENCH_QUICK"] = "1"
+        variables["DDMQ_BENCH_QUICK"] = "1"
     if pending is not None:
-        given["DDMQ_BENCH_PENDING"] = str(pending)
-    ran = subprocess.run([sys.executable, "-m", module], cwd=TREE, env=os.environ | given, check=False)
+        variables["DDMQ_BENCH_PENDING"] = str(pending)
+    ran = subprocess.run([sys.executable, "-m", module], cwd=TREE, env=os.environ | variables, check=False)
     if ran.returncode:
         raise click.ClickException(f"{module} ended with {ran.returncode}")

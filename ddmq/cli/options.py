@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def options(*these: Callable[[F], F]) -> Callable[[F], F]:
+def combine_options(*these: Callable[[F], F]) -> Callable[[F], F]:
     """Several decorators of click as one, whose help stands in this order."""
 
     def add(command: F) -> F:

@@ -60,10 +60,10 @@ def hint(text: str) -> None:
 
 def say_message(place: str, facts: Mapping[str, Any], properties: Mapping[str, str], body: str) -> None:
     """Print one message on one line: where it is, what is known of it (not empty), its body."""
-    known = "".join(f" {name}={value}" for name, value in facts.items() if value)
+    details = "".join(f" {name}={value}" for name, value in facts.items() if value)
     text = join_properties(properties)
-    known += f" properties={{{_cut_text(text)}}}" if text else ""
-    _print_line(click.style(plain(place), fg="cyan") + plain(f"{known}  {body}"))
+    details += f" properties={{{_cut_text(text)}}}" if text else ""
+    _print_line(click.style(plain(place), fg="cyan") + plain(f"{details}  {body}"))
 
 
 def join_properties(properties: Mapping[str, str]) -> str:
@@ -214,8 +214,8 @@ def _measure_cells(rows: Sequence[Sequence[Any]], index: int, *, prose: bool = F
 
 def _is_numeric(rows: Sequence[Sequence[Any]], index: int) -> bool:
     """Whether numbers stand there, also ones with a word such as 14+ or ≥ 3."""
-    known = [cell(row[index]) for row in rows if row[index] is not None]
-    return bool(known) and all(_NUMBER.match(text) for text in known)
+    texts = [cell(row[index]) for row in rows if row[index] is not None]
+    return bool(texts) and all(_NUMBER.match(text) for text in texts)
 
 
 def _console_width() -> int:
@@ -248,9 +248,9 @@ def show_body(body: bytes, size: int | None = None) -> str:
     except UnicodeDecodeError:
         more = " …" if len(body) > BYTES_SHOWN else ""
         return f"({size:,} bytes, binary: {body[:BYTES_SHOWN].hex(' ')}{more})"
-    shown = plain(text[:BODY_SHOWN])
+    line = plain(text[:BODY_SHOWN])
     whole = len(text) <= BODY_SHOWN and size == len(body)
-    return shown if whole else f"{shown}… ({size:,} bytes)"
+    return line if whole else f"{line}… ({size:,} bytes)"
 
 
 def show_row_body(row: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ import click
 
 from ddmq.cli.output import console, hint, json_option, print_json, say
 from ddmq.cli.values import FOLDER, Folder
-from ddmq.moments import DURATION_ALLOWED, duration
+from ddmq.moments import DURATION_ALLOWED, read_duration
 
 if TYPE_CHECKING:
     from metrics_job.report.core.facts import Report
@@ -58,23 +58,27 @@ def report(
     config_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """How messages flowed, where they waited, what was late, and what somebody should look at.
+    """Show how messages flowed, where they waited, what was late, and what needs attention.
 
     Runs the Spark job over the samples (the first second of it is a Java that starts; a laptop will do),
     writes one HTML file with charts and prints the short form. docs/report.md tells how to read it.
     """
     since_ms = None if since is None else _parse_since(since)
-    found = samples_folder(config_dir, data_dir) if samples is None else _local_path("--samples", samples)
-    kept: Path | str = tables_folder(found) if tables is None else tables
+    samples_dir = (
+        samples_folder(config_dir, data_dir) if samples is None else _local_path("--samples", samples)
+    )
+    tables_location: Path | str = tables_folder(samples_dir) if tables is None else tables
     if not no_job and tables is not None:
-        kept = _local_path("--tables", tables)
-    made = make_report(found, kept, out, since_ms, with_job=not no_job, config_dir=config_dir)
+        tables_location = _local_path("--tables", tables)
+    result = make_report(
+        samples_dir, tables_location, out, since_ms, with_job=not no_job, config_dir=config_dir
+    )
     if as_json:
         from metrics_job.report.core.facts import to_summary
 
-        print_json({**to_summary(made), "html": str(out)})
+        print_json({**to_summary(result), "html": str(out)})
         return
-    show(made)
+    print_summary(result)
     say(f"the whole report: {out.resolve()}")
 
 
@@ -100,9 +104,9 @@ def make_report(
     if with_job:
         make_tables(partial(_run_job, config_dir), samples, Path(tables), since_ms, now_ms)
     intended = Intended(kills_ms, dead_letters or {})
-    made = read_report(tables, since_ms, now_ms, up_to_date=with_job, intended=intended)
-    write_page(made, out, now_ms)
-    return made
+    result = read_report(tables, since_ms, now_ms, up_to_date=with_job, intended=intended)
+    write_page(result, out, now_ms)
+    return result
 
 
 def _run_job(config_dir: Path | None, samples: Path, tables: Path, from_ms: int, to_ms: int) -> None:
@@ -112,11 +116,11 @@ def _run_job(config_dir: Path | None, samples: Path, tables: Path, from_ms: int,
     run_batch(samples, tables, from_ms, to_ms, config_dir, again=False)
 
 
-def show(made: Report) -> None:
+def print_summary(result: Report) -> None:
     """The short form on standard output; wide when that is not a terminal."""
     from metrics_job.report.terminal import print_report
 
-    print_report(made, console(wide=True))
+    print_report(result, console(wide=True))
 
 
 def need_packages() -> None:
@@ -153,6 +157,6 @@ def _local_path(option: str, folder: str) -> Path:
 
 def _parse_since(since: str) -> int:
     try:
-        return time.time_ns() // 1_000_000 - duration(since)
+        return time.time_ns() // 1_000_000 - read_duration(since)
     except ValueError as error:
         raise click.UsageError(f"--since {since!r}: allowed: {DURATION_ALLOWED}") from error

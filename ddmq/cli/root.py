@@ -104,7 +104,7 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a terminal that has no such character gets its number
             stream.reconfigure(errors="backslashreplace")
     try:
-        ended = root.main(args=list(arguments), prog_name="ddmq", standalone_mode=False)
+        result = root.main(args=list(arguments), prog_name="ddmq", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
@@ -119,7 +119,7 @@ def run(arguments: Sequence[str]) -> int:
     except DdmqError as error:
         _say_error(str(error))
         return 1
-    return ended if isinstance(ended, int) else 0
+    return result if isinstance(result, int) else 0
 
 
 def _say_error(text: str) -> None:
@@ -130,18 +130,18 @@ def _say_error(text: str) -> None:
 
 def _one_line(error: click.UsageError) -> str:
     """Say what is wrong with the command line, and where its help is."""
-    said = " ".join(error.format_message().split()).removesuffix(".")
-    return said if error.ctx is None else f"{said}; see `{error.ctx.command_path} --help`"
+    text = " ".join(error.format_message().split()).removesuffix(".")
+    return text if error.ctx is None else f"{text}; see `{error.ctx.command_path} --help`"
 
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion script: eval "$(ddmq completion bash)"."""
-    made = get_completion_class(shell)
-    if made is None:
+    shell_class = get_completion_class(shell)
+    if shell_class is None:
         raise click.ClickException(f"no completion for {shell}")
     from ddmq.cli.output import say
 
-    for line in made(root, {}, "ddmq", "_DDMQ_COMPLETE").source().splitlines():
+    for line in shell_class(root, {}, "ddmq", "_DDMQ_COMPLETE").source().splitlines():
         say(line)

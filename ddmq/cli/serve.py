@@ -10,7 +10,7 @@ import click
 
 from backend.engines import ENGINES
 from ddmq.address import ADDRESS, ADMIN, CONSUMER, PRODUCER, ready_line
-from ddmq.cli.options import options
+from ddmq.cli.options import combine_options
 from ddmq.cli.output import reason, say
 from ddmq.cli.values import FOLDER
 from ddmq_common.private_files import UMASK
@@ -23,7 +23,7 @@ def check_engine(_: click.Context, __: click.Parameter, name: str | None) -> str
     return name
 
 
-_options = options(
+_options = combine_options(
     click.option("--data-dir", type=FOLDER, help="Where the log lives; made when missing (default: data)."),
     click.option(
         "--config",
@@ -124,7 +124,7 @@ def _run(config_dir: Path | None, flags: dict[str, Any], parts: tuple[str, ...])
     logs.set_up(config.serve.log_level, config.serve.log_format)
     process = ServerProcess(config, parts)
     if with_parent:
-        when_parent_ends(process.parent_ended, process.others.hear)
+        when_parent_ends(process.parent_ended, process.others.record_address)
     try:
         process.start()
     except OSError as error:

@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 
 from ddmq.address import HostPort
 from ddmq.cli.output import reason
-from ddmq.moments import ALLOWED, moment
+from ddmq.moments import ALLOWED, read_moment
 
 KEYS_MAX = 1_000  # of one group, looked at for completion
 
@@ -72,8 +72,8 @@ def _fetch_rows(ctx: click.Context, *path: str, **query: Any) -> list[dict[str, 
     """Fetch a listing from the server; empty if it does not answer within a second."""
     from ddmq.cli.admin_client import AdminClient, admin_address
 
-    given = ctx.params.get("admin")
-    client = AdminClient(given.address if given else admin_address(), timeout_s=1.0)
+    admin = ctx.params.get("admin")
+    client = AdminClient(admin.address if admin else admin_address(), timeout_s=1.0)
     try:
         rows: list[dict[str, Any]] = client.get(*path, **query)
     except click.ClickException:
@@ -97,10 +97,10 @@ class Number(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
-            known = not math.isnan(float(value))
+            is_number = not math.isnan(float(value))
         except ValueError:
-            known = False
-        if not known:
+            is_number = False
+        if not is_number:
             self.fail(f"{value!r} is not a number in the range {self._describe_range()}", param, ctx)
         return super().convert(value, param, ctx)
 
@@ -135,7 +135,7 @@ TOPIC, GROUP = KnownName("topic"), KnownName("group")
 def parse_moment(text: str, option: str, others: str = "") -> int:
     """Epoch milliseconds. `others` goes before what is allowed. Raises UsageError."""
     try:
-        return moment(text, int(time.time() * 1000), local=True)
+        return read_moment(text, int(time.time() * 1000), local=True)
     except ValueError as error:
         raise click.UsageError(f"{option} {text!r}: allowed: {others}{ALLOWED}") from error
 

@@ -28,25 +28,25 @@ class LibraryFile(NamedTuple):
     size: int
 
     def read(self) -> bytes:
-        return (root() / self.path).read_bytes()
+        return (library_root() / self.path).read_bytes()
 
 
-def root() -> Path:
+def library_root() -> Path:
     """Return the folder of the standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def files() -> tuple[list[LibraryFile], list[LibraryFile]]:
+def list_files() -> tuple[list[LibraryFile], list[LibraryFile]]:
     """(those that fit into a message, those that do not: empty ones, and ones over 2 MiB)."""
     fit: list[LibraryFile] = []
     rest: list[LibraryFile] = []
-    for found in _walk_library():
-        (fit if 0 < found.size <= BODY_BYTES_MAX else rest).append(found)
+    for file in _walk_library():
+        (fit if 0 < file.size <= BODY_BYTES_MAX else rest).append(file)
     return fit, rest
 
 
 def _walk_library() -> Iterator[LibraryFile]:
-    base = root()
+    base = library_root()
     for path in sorted(base.rglob("*")):
         relative = path.relative_to(base)
         if not _LEFT_OUT.intersection(relative.parts) and path.is_file():
@@ -80,10 +80,10 @@ class Sent:
     lock: threading.Lock = field(default_factory=threading.Lock)
     failure: Exception | None = None
 
-    def note(self, file: LibraryFile, digest: str, began: float) -> None:
+    def note_answer(self, file: LibraryFile, digest: str, start: float) -> None:
         with self.lock:
             self.acknowledged[file.path] = digest
-            self.latencies_ms.append((time.monotonic() - began) * 1000)
+            self.latencies_ms.append((time.monotonic() - start) * 1000)
             self.answered_ms.append(time.time_ns() // 1_000_000)
             self.body_bytes += file.size
 
@@ -98,11 +98,11 @@ def send_all(
 
     `when_at(count)` hears how many are acknowledged. Raises what a sender could not get over.
     """
-    began = time.monotonic()
+    start = time.monotonic()
     pending = iter(runs)
     lock = threading.Lock()
 
-    def work(producer: Producer) -> None:
+    def send_runs(producer: Producer) -> None:
         while sent.failure is None:
             with lock:
                 run = next(pending, None)
@@ -117,10 +117,10 @@ def send_all(
                 return
 
     with Producer(address, timeout_ms=5_000) as producer:
-        run_threads([lambda: work(producer)] * SENDERS)
+        run_threads([lambda: send_runs(producer)] * SENDERS)
     if sent.failure is not None:
         raise sent.failure
-    return time.monotonic() - began
+    return time.monotonic() - start
 
 
 def send_one(producer: Producer, message: FileMessage, sent: Sent) -> None:
@@ -131,7 +131,7 @@ def send_one(producer: Producer, message: FileMessage, sent: Sent) -> None:
     properties = {"path": file.path, "sha256": digest, "number": str(message.number)}
     give_up = time.monotonic() + GIVE_UP_S
     while True:
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             producer.send(
                 message.topic, body, key=file.module, properties=properties, shard_key=message.shard_key
@@ -143,7 +143,7 @@ def send_one(producer: Producer, message: FileMessage, sent: Sent) -> None:
                 sent.sent_again += 1
             time.sleep(AGAIN_AFTER_S)  # the server is being started again; nothing to wait for but time
             continue
-        sent.note(file, digest, began)
+        sent.note_answer(file, digest, start)
         return
 
 

@@ -22,7 +22,7 @@ from ddmq.cli.admin_client import AdminClient
 from ddmq.demo import library
 from ddmq.demo.library import GIVE_UP_S, FileMessage, LibraryFile, Sent, send_all
 from ddmq.demo.reported import ClientCounts
-from ddmq.demo.server import Typed, say, tell
+from ddmq.demo.server import Typed, print_facts, print_step
 from ddmq_client import Consumer, Message
 
 TOPIC = "modules"
@@ -70,15 +70,15 @@ class OrderedAct:
         self._typed(f"group set {GROUP} --topic {TOPIC} {SETTINGS}")
         self._send()
         consumer = str(self._addresses["consumer"])
-        began = time.monotonic()
+        start = time.monotonic()
         with ExitStack() as stack:
             for _ in range(CONSUMERS):
                 stack.enter_context(Consumer(consumer, GROUP, [TOPIC], handler=self._handle, threads=THREADS))
-            say(f"{CONSUMERS} consumers take them; the one for {BROKEN!r} fails on purpose")
+            print_step(f"{CONSUMERS} consumers take them; the one for {BROKEN!r} fails on purpose")
             self._show_blocked()
             self._wait_for_letters()
             self._resend()
-        return self._check_order(time.monotonic() - began)
+        return self._check_order(time.monotonic() - start)
 
     def _send(self) -> None:
         runs = [
@@ -89,7 +89,7 @@ class OrderedAct:
             for files in self._modules.values()
         ]
         seconds = send_all(str(self._addresses["producer"]), runs, self._sent)
-        say(
+        print_step(
             f"sent {len(self._sent.acknowledged):,} files of {len(self._modules):,} modules "
             f"in {seconds:.1f} s, each numbered within its module, those of {BROKEN!r} first"
         )
@@ -109,25 +109,25 @@ class OrderedAct:
 
     def _show_blocked(self) -> None:
         wait_for(lambda: any(key["attempts"] >= 2 for key in self._blocked_keys()), f"{BROKEN} blocked")
-        say(
-            f"{BROKEN!r} is stuck: {self._order.finished_of(BROKEN)} of its {self._broken} files "
+        print_step(
+            f"{BROKEN!r} is stuck: {self._order.finished_of(BROKEN)} of its {self._broken_count} files "
             f"are finished; meanwhile {self._order.finished_but(BROKEN):,} files of the other modules are"
         )
         self._typed(f"group keys {GROUP}")
 
     def _wait_for_letters(self) -> None:
-        wait_for(lambda: self._count_letters() == self._broken, f"{self._broken} dead letters")
+        wait_for(lambda: self._count_letters() == self._broken_count, f"{self._broken_count} dead letters")
         self._died, self._during = self._count_letters(), self._order.finished_but(BROKEN)
-        say(
+        print_step(
             f"each file of {BROKEN!r} failed {DELIVERIES_MAX} times and is a dead letter; until then "
-            f"{self._during:,} of {self._files - self._broken:,} files of the others were finished"
+            f"{self._during:,} of {self._files - self._broken_count:,} files of the others were finished"
         )
         self._typed("dlq list")
         self._typed(f"dlq show {GROUP}")
 
     def _resend(self) -> None:
         self._mended.set()
-        say(f"the consumer of {BROKEN!r} is mended; its dead letters are sent to {GROUP} again")
+        print_step(f"the consumer of {BROKEN!r} is mended; its dead letters are sent to {GROUP} again")
         self._typed(f"dlq resend {GROUP} --all")
         wait_for(lambda: self._count_finished() == self._files, f"{self._files} finished files")
         wait_for(lambda: self._read_lag() == 0, "a lag of 0")
@@ -136,7 +136,7 @@ class OrderedAct:
 
     def _check_order(self, seconds: float) -> bool:
         order, sent, finished = self._order, self._sent, self._count_finished()
-        tell(
+        print_facts(
             {
                 "acknowledged": f"{len(sent.acknowledged):,} of {self._files:,} files of "
                 f"{len(self._modules):,} modules",
@@ -153,7 +153,9 @@ class OrderedAct:
             }
         )
         proven = self._adds_up() and order.overtaken == order.together == 0
-        say("sent = acknowledged = finished, each module in order" if proven else "NOT PROVEN: see above")
+        print_step(
+            "sent = acknowledged = finished, each module in order" if proven else "NOT PROVEN: see above"
+        )
         return proven
 
     def _adds_up(self) -> bool:
@@ -162,13 +164,13 @@ class OrderedAct:
             len(self._sent.acknowledged) == finished == self._files
             and order.deliveries == finished + order.failures + order.came_again
             and max(order.came_again, order.went_back) <= self._sent.sent_again
-            and order.failures == self._broken * DELIVERIES_MAX
-            and self._died == order.revived == self._broken
+            and order.failures == self._broken_count * DELIVERIES_MAX
+            and self._died == order.revived == self._broken_count
             and self._count_letters() == len(self._damaged) == 0
             and self._during > 0
         )
 
-    def counted(self) -> ClientCounts:
+    def client_counts(self) -> ClientCounts:
         """Return what this act's clients saw, to be found again in the report of the run."""
         order, sent = self._order, self._sent
         return ClientCounts(
@@ -180,8 +182,8 @@ class OrderedAct:
     # --- what the server says
 
     def _blocked_keys(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._admin.get("groups", GROUP, "keys")
-        return [key for key in found if key["key"] == f'"{BROKEN}"']
+        keys: list[dict[str, Any]] = self._admin.get("groups", GROUP, "keys")
+        return [key for key in keys if key["key"] == f'"{BROKEN}"']
 
     def _count_letters(self) -> int:
         return sum(int(row["letters"]) for row in self._admin.get("dlq") if row["group"] == GROUP)
@@ -193,17 +195,17 @@ class OrderedAct:
         return self._order.finished_of(BROKEN) + self._order.finished_but(BROKEN)
 
     @property
-    def _broken(self) -> int:
+    def _broken_count(self) -> int:
         return len(self._modules[BROKEN])
 
 
 def by_module(files: list[LibraryFile]) -> dict[str, list[LibraryFile]]:
     """The files of each module in their order, the broken module first, the largest ones next."""
-    found: dict[str, list[LibraryFile]] = {}
+    modules: dict[str, list[LibraryFile]] = {}
     for file in files:
-        found.setdefault(file.module, []).append(file)
-    names = sorted(found, key=lambda name: (name != BROKEN, -len(found[name]), name))
-    return {name: found[name] for name in names}
+        modules.setdefault(file.module, []).append(file)
+    names = sorted(modules, key=lambda name: (name != BROKEN, -len(modules[name]), name))
+    return {name: modules[name] for name in names}
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
@@ -254,9 +256,9 @@ class ModuleOrder:
             self.together += module in self.in_hands
             self.in_hands.add(module)
             self.at_once_max = max(self.at_once_max, len(self.in_hands))
-            self._place((module, round_), number)
+            self._begin_delivery((module, round_), number)
 
-    def _place(self, life: Life, number: int) -> None:
+    def _begin_delivery(self, life: Life, number: int) -> None:
         last = self._last.get(life, -1)
         self.went_back += number < last
         if number > last:
@@ -274,11 +276,11 @@ class ModuleOrder:
                 self.failures += 1
                 self._failed[life] = self._failed.get(life, 0) + 1
             else:
-                self._finish(life, number)
+                self._finish_delivery(life, number)
             if number == self._last.get(life):
                 self._settled[life] = not failed or self._failed[life] >= self.deliveries_max
 
-    def _finish(self, life: Life, number: int) -> None:
+    def _finish_delivery(self, life: Life, number: int) -> None:
         finished = self.finished.setdefault(life[0], set())
         again = number in finished
         self.came_again += again

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ddmq.cli.report import NEEDED, make_report, show, tables_folder
-from ddmq.demo.server import say
+from ddmq.cli.report import NEEDED, make_report, print_summary, tables_folder
+from ddmq.demo.server import print_step
 from ddmq_common.errors import DdmqError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Compared(NamedTuple):
     high: int
 
     @property
-    def same(self) -> bool:
+    def is_same(self) -> bool:
         return self.low <= self.reported <= self.high
 
 
@@ -67,21 +67,23 @@ def report_of_the_run(data_dir: Path, out: Path, counted: list[ClientCounts], ki
     """Make, show and compare the report. True when the numbers are the same, or there is no Spark here."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        say(f"no report of this run: {', '.join(missing)} missing; pip install '.[spark]' in the source tree")
+        print_step(
+            f"no report of this run: {', '.join(missing)} missing; pip install '.[spark]' in the source tree"
+        )
         return True
-    say("the report of this run: Spark reads what the servers counted")
+    print_step("the report of this run: Spark reads what the servers counted")
     samples = data_dir / "metrics"
     try:
-        made = make_report(
+        report = make_report(
             samples, tables_folder(samples), out, None, config_dir=_write_promises(data_dir),
             kills_ms=[killed_ms],
             dead_letters={counts.topic: counts.dead for counts in counted if counts.dead},
         )  # fmt: skip
     except DdmqError as error:
         raise click.ClickException(f"no report of this run: {error}") from error
-    show(made)
-    same = tell(compared(made, counted, killed_ms))
-    say(f"open it: {out.resolve()}")
+    print_summary(report)
+    same = print_comparison(compare_counts(report, counted, killed_ms))
+    print_step(f"open it: {out.resolve()}")
     return same
 
 
@@ -93,17 +95,17 @@ def _write_promises(data_dir: Path) -> Path:
     return folder
 
 
-def compared(made: Report, counted: list[ClientCounts], killed_ms: int) -> list[Compared]:
+def compare_counts(report: Report, counted: list[ClientCounts], killed_ms: int) -> list[Compared]:
     """Every number that both sides have."""
-    sampled = [seen for process in made.processes for seen in process.vanished_ms]
+    sampled = [seen for process in report.processes for seen in process.vanished_ms]
     last_sample_ms = max((seen for seen in sampled if seen <= killed_ms), default=0)
-    found = []
+    rows = []
     for seen in counted:
-        totals = made.topics.get(seen.topic)
+        totals = report.topics.get(seen.topic)
         if totals is None:
             return [Compared(f"{seen.topic}: anything", 0, 1, 1, 1)]
         unsampled = sum(last_sample_ms <= answered for answered in seen.answered_ms if answered <= killed_ms)
-        found += [
+        rows += [
             Compared(
                 f"{seen.topic}: sent",
                 totals.sent,
@@ -118,31 +120,33 @@ def compared(made: Report, counted: list[ClientCounts], killed_ms: int) -> list[
                 seen.delivered,
                 seen.delivered + seen.sent_again,
             ),
-            exact(f"{seen.topic}: acknowledged", totals.acked, seen.finished),
-            exact(f"{seen.topic}: failed", totals.failed, seen.failed),
-            exact(f"{seen.topic}: dead letters", totals.dead_lettered, seen.dead),
+            require_equal(f"{seen.topic}: acknowledged", totals.acked, seen.finished),
+            require_equal(f"{seen.topic}: failed", totals.failed, seen.failed),
+            require_equal(f"{seen.topic}: dead letters", totals.dead_lettered, seen.dead),
         ]
-    return found
+    return rows
 
 
-def exact(what: str, reported: int, counted: int) -> Compared:
+def require_equal(what: str, reported: int, counted: int) -> Compared:
     """Compare two numbers that must be equal."""
     return Compared(what, reported, counted, counted, counted)
 
 
-def tell(rows: list[Compared]) -> bool:
+def print_comparison(rows: list[Compared]) -> bool:
     """Each number with what the clients counted; True when all are the same."""
     for row in rows:
         click.echo(f"  {row.what:<24} {row.reported:>7,} {_describe_difference(row)}")
-    same = all(row.same for row in rows)
-    say("the report's numbers are those the demo counted" if same else "NOT THE SAME NUMBERS: see above")
+    same = all(row.is_same for row in rows)
+    print_step(
+        "the report's numbers are those the demo counted" if same else "NOT THE SAME NUMBERS: see above"
+    )
     return same
 
 
 def _describe_difference(row: Compared) -> str:
     if row.reported == row.counted:
         return "as counted"
-    if not row.same:
+    if not row.is_same:
         return f"BUT COUNTED {row.counted:,}"
     if row.reported < row.counted:
         lost, bound = row.counted - row.reported, row.counted - row.low

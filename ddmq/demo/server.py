@@ -39,7 +39,7 @@ class DemoServer:
 
     def start(self) -> float:
         """Blocks until `ready`; returns the seconds it took."""
-        began = time.monotonic()
+        start = time.monotonic()
         command = [sys.executable, "-P", "-m", "ddmq", "serve", "--data-dir", str(self.data_dir)]
         command += ["--config", str(self._write_config())]
         if self.cluster is not None:
@@ -49,7 +49,7 @@ class DemoServer:
         with self._log.open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         self._read_ready(self._process)
-        return time.monotonic() - began
+        return time.monotonic() - start
 
     def _write_config(self) -> Path:
         """Write the demo's settings: a name, and frequent samples, because the demo is short."""
@@ -94,7 +94,7 @@ class Typed:
     def __init__(self) -> None:
         self._shown = ""
 
-    def at(self, addresses: Mapping[str, HostPort]) -> None:
+    def use_server(self, addresses: Mapping[str, HostPort]) -> None:
         """Direct later commands to this server; print the `export` line when it changes."""
         where = {f"DDMQ_{part.upper()}": str(address) for part, address in addresses.items()}
         os.environ.update(where)
@@ -114,12 +114,12 @@ class Typed:
             raise click.ClickException(f"`ddmq {line}` ended with exit code {code}")
 
 
-def say(text: str) -> None:
+def print_step(text: str) -> None:
     """A step of the story."""
     click.echo(f"[demo] {text}")
 
 
-def tell(facts: Mapping[str, str]) -> None:
+def print_facts(facts: Mapping[str, str]) -> None:
     """Tell what was counted, one fact a line."""
     for name, value in facts.items():
         click.echo(f"  {name:<14} {value}")

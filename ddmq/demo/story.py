@@ -22,7 +22,7 @@ from ddmq.demo import library
 from ddmq.demo.library import GIVE_UP_S, FileMessage, LibraryFile, Sent, send_all
 from ddmq.demo.ordered import OrderedAct
 from ddmq.demo.reported import ClientCounts
-from ddmq.demo.server import DemoServer, Typed, say, tell
+from ddmq.demo.server import DemoServer, Typed, print_facts, print_step
 from ddmq.trial.cluster import Ports, TrialCluster, free_ports
 from ddmq_client import Consumer, Message
 
@@ -88,7 +88,7 @@ def _start_brokers(folder: Path) -> Iterator[TrialCluster]:
     cluster = TrialCluster(folder)
     if not cluster.brokers:
         cluster.make([Ports(*free_ports(2)) for _ in range(BROKERS)])
-    say(f"starting {BROKERS} Kafka brokers; the first time Kafka is brought, too")
+    print_step(f"starting {BROKERS} Kafka brokers; the first time Kafka is brought, too")
     try:
         cluster.start()
         yield cluster
@@ -108,14 +108,14 @@ class Received:
 
 def consume_all(address: str, wanted: dict[str, str], received: Received) -> float:
     """Consume with CONSUMERS clients until every wanted path came; returns the seconds it took."""
-    began = time.monotonic()
-    done = threading.Event()
+    start = time.monotonic()
+    complete = threading.Event()
 
     def handler_of(number: int) -> Callable[[Message], None]:
         def handle(message: Message) -> None:
             check(message, number, received)
             if len(received.intact) >= len(wanted):
-                done.set()
+                complete.set()
 
         return handle
 
@@ -124,8 +124,8 @@ def consume_all(address: str, wanted: dict[str, str], received: Received) -> flo
     ]
     for consumer in consumers:
         consumer.start()
-    done.wait(GIVE_UP_S)
-    seconds = time.monotonic() - began
+    complete.wait(GIVE_UP_S)
+    seconds = time.monotonic() - start
     for consumer in consumers:
         consumer.stop()
     return seconds
@@ -158,24 +158,26 @@ class Story:
 
     def run(self) -> bool:
         """True when everything was proven."""
-        fit, rest = library.files()
-        say(f"starting a server over {self.server.data_dir}")
-        say(f"ready after {self.server.start():.2f} s; what is shown behind $ can be typed while it runs")
-        self._typed.at(self.server.addresses)
-        say("ACT ONE: nothing acknowledged is lost")
+        fit, rest = library.list_files()
+        print_step(f"starting a server over {self.server.data_dir}")
+        print_step(
+            f"ready after {self.server.start():.2f} s; what is shown behind $ can be typed while it runs"
+        )
+        self._typed.use_server(self.server.addresses)
+        print_step("ACT ONE: nothing acknowledged is lost")
         if rest:
-            say(f"left out: {len(rest)} files that are empty or over 2 MiB")
+            print_step(f"left out: {len(rest)} files that are empty or over 2 MiB")
         stored = self._first_act(fit)
         if self.server.cluster is not None:
             self.server.cluster.start([KILLED])
-        say("ACT TWO: every module in order, while one of them fails")
+        print_step("ACT TWO: every module in order, while one of them fails")
         kafka = self.server.cluster is not None
         act = OrderedAct(self.server.addresses, fit, self._typed, queue_of_key=kafka)
         ordered = act.run()
-        self.counted = [self._counted(), act.counted()]
+        self.counted = [self._first_act_counts(), act.client_counts()]
         return ordered and stored
 
-    def _counted(self) -> ClientCounts:
+    def _first_act_counts(self) -> ClientCounts:
         sent, deliveries = self.sent, sum(self.received.by_consumer.values())
         return ClientCounts(
             TOPIC, len(sent.acknowledged), sent.sent_again, sent.answered_ms, deliveries, deliveries, 0, 0
@@ -184,9 +186,11 @@ class Story:
     def _first_act(self, files: list[LibraryFile]) -> bool:
         self._typed(f"topic create {TOPIC}")
         self._typed(f"group create {GROUP} --topic {TOPIC} --start first")
-        say(f"sending {len(files):,} files of {library.root()} (key = module, property = path)")
+        print_step(
+            f"sending {len(files):,} files of {library.library_root()} (key = module, property = path)"
+        )
         send_s = self._send(files)
-        say(f"consuming with {CONSUMERS} clients as group {GROUP!r}")
+        print_step(f"consuming with {CONSUMERS} clients as group {GROUP!r}")
         consumer = str(self.server.addresses["consumer"])
         consume_s = consume_all(consumer, self.sent.acknowledged, self.received)
         self._typed(f"lag {GROUP}")
@@ -207,14 +211,14 @@ class Story:
         return send_all(str(self.server.addresses["producer"]), runs, self.sent, when_at)
 
     def _kill_and_restart(self, count: int) -> None:
-        say(f"kill -9 after {count:,} acknowledged files, while the others are on their way")
+        print_step(f"kill -9 after {count:,} acknowledged files, while the others are on their way")
         if self.server.cluster is not None:
-            say(f"kill -9 of broker {KILLED}, too; it stays dead until the end of this act")
+            print_step(f"kill -9 of broker {KILLED}, too; it stays dead until the end of this act")
             self.server.cluster.signal(KILLED, signal.SIGKILL)
         self.server.kill()
         self._restart_s = self.server.start()
         self.killed_ms = time.time_ns() // 1_000_000
-        say(f"started again, ready after {self._restart_s:.2f} s")
+        print_step(f"started again, ready after {self._restart_s:.2f} s")
 
     def _check_delivery(self, files: int, send_s: float, consume_s: float) -> bool:
         sent, received = self.sent, self.received
@@ -223,7 +227,7 @@ class Story:
         shares = ", ".join(f"{received.by_consumer.get(n, 0):,}" for n in range(CONSUMERS))
         latency = sorted(sent.latencies_ms)
         p50, p99 = (latency[int(len(latency) * share)] for share in (0.5, 0.99))
-        tell(
+        print_facts(
             {
                 "acknowledged": f"{len(sent.acknowledged):,} of {files:,} files, "
                 f"{sent.body_bytes / 1e6:,.1f} MB",
@@ -241,5 +245,5 @@ class Story:
         for path in missing[:10]:
             click.echo(f"  lost: {path}", err=True)
         proven = not missing and not received.damaged and len(sent.acknowledged) == files
-        say("every acknowledged file arrived intact" if proven else "NOT PROVEN: see above")
+        print_step("every acknowledged file arrived intact" if proven else "NOT PROVEN: see above")
         return proven

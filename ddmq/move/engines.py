@@ -15,7 +15,7 @@ from backend.file_log import open_log, open_shared
 from backend.file_log.lock import DirectoryInUseError, DirectoryLock
 from backend.port import Backend
 from backend.records import CommitBatch
-from ddmq.move.context import WAIT_S, MoveError, answer
+from ddmq.move.context import WAIT_S, MoveError, wait_for_answer
 from ddmq.move.core.scope import NOTES_PREFIX
 from ddmq.server.config import Configuration, load_folder, over_backend
 from ddmq_common.clock import Clock
@@ -43,7 +43,7 @@ class OpenedSide(NamedTuple):
     exclusive: bool
 
 
-def place(text: str, folder: Path | None) -> MoveSide:
+def parse_side(text: str, folder: Path | None) -> MoveSide:
     """Read ENGINE:WHERE; `folder`: configuration of the servers there. Raises ConfigError."""
     engine, _, where = text.partition(":")
     if engine not in BUNDLED or not where:
@@ -83,14 +83,14 @@ def open_place(side: MoveSide, clock: Clock, *, must_exist: bool) -> OpenedSide:
 def source_id(source: Backend, clock: Clock, *, make: bool) -> str:
     """The id by which copies name this source; "" where it has none yet and is not to get one."""
     for _ in range(3):
-        known = source.setting(SELF)
-        if known is not None:
-            return known.decode()
+        value = source.setting(SELF)
+        if value is not None:
+            return value.decode()
         if not make:
             return ""
         batch = CommitBatch(settings={SELF: secrets.token_hex(8).encode()}, absent=(SELF,))
         try:
-            answer(source.commit(batch, clock.monotonic() + WAIT_S))
+            wait_for_answer(source.commit(batch, clock.monotonic() + WAIT_S))
         except FencedError:
             continue
     raise MoveError("other runs of `ddmq move` of the same source keep beginning; end them")

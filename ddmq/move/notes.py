@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import msgspec
 
 from backend.records import CommitBatch, TopicInfo
-from ddmq.move.context import MoveContext, MoveError, answer
+from ddmq.move.context import MoveContext, MoveError, wait_for_answer
 from ddmq.move.core.scope import NOTES_PREFIX
 from ddmq_common.errors import FencedError
 
@@ -63,15 +63,15 @@ class MoveNotes:
             number = int(before or b"0") + 1
             note = self.note or MoveState(source, context.clock.wall_ms(), patterns=patterns)
             if note.patterns != patterns:
-                said = " ".join(f"--topics {one!r}" for one in note.patterns) or "no --topics"
-                raise MoveError(f"this move began with {said}; give the same again")
+                flags = " ".join(f"--topics {one!r}" for one in note.patterns) or "no --topics"
+                raise MoveError(f"this move began with {flags}; give the same again")
             claim = f"{self._key}/claim/{number}"  # two runs that begin at once: the second is refused
             old = f"{self._key}/claim/{number - 1}"
             settings = {claim: b"1", f"{self._key}/run": b"%d" % number, self._key: msgspec.json.encode(note)}
             if context.target.setting(old) is not None:
                 settings[old] = None  # type: ignore[assignment]
             try:
-                answer(
+                wait_for_answer(
                     context.target.commit(CommitBatch(settings=settings, absent=(claim,)), context.deadline())
                 )
             except FencedError:
@@ -80,20 +80,22 @@ class MoveNotes:
             return note
         raise MoveError("other runs of `ddmq move` of the same source keep beginning; end them")
 
-    def reached(self, state: str, *steps: str) -> None:
+    def note_state(self, state: str, *steps: str) -> None:
         """Note a state, and steps that are done."""
         note = self.note
         assert note is not None
-        done = note.done + tuple(step for step in steps if step not in note.done)
-        self.put({self._key: msgspec.json.encode(msgspec.structs.replace(note, state=state, done=done))})
+        steps_done = note.done + tuple(step for step in steps if step not in note.done)
+        self.put(
+            {self._key: msgspec.json.encode(msgspec.structs.replace(note, state=state, done=steps_done))}
+        )
 
     def topics(self) -> Mapping[str, TopicNote]:
         """The topics that were begun with, by name."""
         prefix = f"{self._key}/topic/"
-        found = self._context.target.settings(prefix)
+        settings = self._context.target.settings(prefix)
         return {
             key.removeprefix(prefix): msgspec.json.decode(value, type=TopicNote)
-            for key, value in found.items()
+            for key, value in settings.items()
         }
 
     def topic(self, source: TopicInfo, target: TopicInfo) -> None:
@@ -113,4 +115,4 @@ class MoveNotes:
     def put(self, settings: Mapping[str, bytes | None]) -> None:
         """Store settings of the target."""
         context = self._context
-        answer(context.target.commit(CommitBatch(settings=settings), context.deadline()))
+        wait_for_answer(context.target.commit(CommitBatch(settings=settings), context.deadline()))

@@ -18,16 +18,16 @@ from ddmq.cli.messages.sending import (
     in_options,
     outcome_json,
     producer_option,
+    read_timing,
     say_outcome,
     timeout_option,
-    when,
 )
 from ddmq.cli.messages.waiting import (
     Selection,
     choice_of,
     choice_options,
     count_matches,
-    describe,
+    describe_choice,
     print_messages,
     say_missing,
     walk_pages,
@@ -101,18 +101,18 @@ def _show_choice(admin: AdminClient, choice: Selection, as_json: bool) -> None:
         return
     if total > SHOWN:
         hint(f"… and {total - SHOWN:,} more")
-    say(f"would cancel {total:,}{describe(choice)}")
+    say(f"would cancel {total:,}{describe_choice(choice)}")
     say_missing(page)
 
 
 def _confirm_choice(admin: AdminClient, choice: Selection) -> None:
-    found = count_matches(admin, choice)
-    number = found["count"]
+    answer = count_matches(admin, choice)
+    number = answer["count"]
     if not number:
         return
     they = "the only one that waits" if number == 1 else f"all {number:,} that wait"
-    more = "" if found["exact"] else " (and perhaps more, see `ddmq delay count`)"
-    confirm(f"Cancel {they}{describe(choice)}{more}? What is cancelled is never delivered.")
+    more = "" if answer["exact"] else " (and perhaps more, see `ddmq delay count`)"
+    confirm(f"Cancel {they}{describe_choice(choice)}{more}? What is cancelled is never delivered.")
 
 
 def _left_out(page: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class _Cancelling:
         self._patience = Patience(producer, timeout_ms, quiet=as_json)
 
     @property
-    def cancelled(self) -> int:
+    def cancelled_count(self) -> int:
         return self.outcomes[DelayStatus.CANCELLED.value]
 
     def cancel_all(self, named: Sequence[str]) -> None:
@@ -168,18 +168,18 @@ def _cancel_choice(cancelling: _Cancelling, admin: AdminClient, choice: Selectio
     for page in walk_pages(admin, choice):
         cancelling.cancel_all([row["id"] for row in page["messages"]])
         if page["next"] is not None and not as_json:
-            hint(f"{cancelling.cancelled:,} cancelled so far")
+            hint(f"{cancelling.cancelled_count:,} cancelled so far")
     outcomes = cancelling.outcomes
-    failed = outcomes.total() - cancelling.cancelled
+    failed = outcomes.total() - cancelling.cancelled_count
     if as_json:
-        numbers = {"cancelled": cancelling.cancelled, "not_cancelled": failed}
+        numbers = {"cancelled": cancelling.cancelled_count, "not_cancelled": failed}
         print_json({"topic": choice["topic"]} | numbers | _left_out(page))
     else:
         others = [
             f"{number:,} {text}" for text, number in outcomes.items() if text != DelayStatus.CANCELLED.value
         ]
         say(
-            f"{cancelling.cancelled:,} cancelled"
+            f"{cancelling.cancelled_count:,} cancelled"
             + (f", {failed:,} not: {'; '.join(others)}" if failed else "")
         )
         say_missing(page)
@@ -199,11 +199,11 @@ def reschedule(delay_id: str, timeout_ms: int, producer: HostPort, as_json: bool
 
     Exit code 1 when it is not waiting any more.
     """
-    wanted = when(given)
-    if not wanted:
+    timing = read_timing(given)
+    if not timing:
         raise click.UsageError("say when: --delay DURATION or --at TIME")
     outcomes = _ask_each(
-        producer, timeout_ms, (delay_id,), lambda client, one: client.reschedule(one, **wanted), as_json
+        producer, timeout_ms, (delay_id,), lambda client, one: client.reschedule(one, **timing), as_json
     )
     _say_outcomes((delay_id,), outcomes, as_json, DelayStatus.RESCHEDULED)
 
@@ -233,20 +233,20 @@ def _ask_each(
 
 def _ask_one(client: Producer, one: str, change: Change, patience: Patience) -> CancelOutcome | str:
     try:
-        with patience.waiting(client):
+        with patience.watch_request(client):
             return change(client, one)
     except ClientError as error:
         return in_options(error)
 
 
 def _say_outcomes(
-    ids: tuple[str, ...], outcomes: list[CancelOutcome | str], as_json: bool, wanted: DelayStatus
+    ids: tuple[str, ...], outcomes: list[CancelOutcome | str], as_json: bool, expected: DelayStatus
 ) -> None:
     if as_json:
         print_json([outcome_json(one, outcome) for one, outcome in zip(ids, outcomes, strict=True)])
     else:
         for one, outcome in zip(ids, outcomes, strict=True):
-            said = outcome if isinstance(outcome, str) else say_outcome(outcome, wanted)
-            say(f"{one}: {said}" if len(ids) > 1 else said, err=isinstance(outcome, str))
-    if any(isinstance(outcome, str) or outcome.status is not wanted for outcome in outcomes):
+            text = outcome if isinstance(outcome, str) else say_outcome(outcome, expected)
+            say(f"{one}: {text}" if len(ids) > 1 else text, err=isinstance(outcome, str))
+    if any(isinstance(outcome, str) or outcome.status is not expected for outcome in outcomes):
         raise click.exceptions.Exit(1)

@@ -100,13 +100,13 @@ def pull(
             _quiet_client(),
             Consumer(proxy, group, [topic], auto_ack=False, max_batch=100) as client,
         ):
-            taken = _pull_messages(client, proxy, count, follow, ending, save_to, as_json)
+            total = _pull_messages(client, proxy, count, follow, ending, save_to, as_json)
     except ClientError as error:
         raise click.ClickException(f"{error}{WHERE if NOBODY in str(error) else ''}") from error
     if not as_json:
         hint(
-            f"{taken:,} message{'s' if taken != 1 else ''}, {ending.said}"
-            if taken
+            f"{total:,} message{'s' if total != 1 else ''}, {ending.said}"
+            if total
             else _describe_empty_pull(admin, topic, group)
         )
 
@@ -171,8 +171,8 @@ def _subscribe(client: AdminClient, topic: str, group: str, follow: bool, as_jso
         client.get("topics", topic)
     if not _is_ordinary(client, group):
         return
-    made = client.post("groups", group, body={"topics": [topic], "start": "first"})
-    if not as_json and made.get("created"):
+    answer = client.post("groups", group, body={"topics": [topic], "start": "first"})
+    if not as_json and answer.get("created"):
         hint(f"created group {group} on {topic}, starting at its first message")
 
 
@@ -185,26 +185,26 @@ def _pull_messages(
     save_to: Path | None,
     as_json: bool,
 ) -> int:
-    taken = lost = 0
-    while count is None or taken < count:
-        wanted = min(100, count - taken) if count is not None else 100
-        messages = client.pull(wanted, timeout_ms=PATIENCE_MS)
+    total = failures = 0
+    while count is None or total < count:
+        batch_size = min(100, count - total) if count is not None else 100
+        messages = client.pull(batch_size, timeout_ms=PATIENCE_MS)
         if not messages:
-            lost = _check_empty_pull(client, proxy, lost, follow)
+            failures = _check_empty_pull(client, proxy, failures, follow)
             if not follow:
                 break
-        settled = taken
+        before = total
         try:
             for message in messages:
                 _print_message(message, as_json)
                 if save_to is not None:
                     _save(message, save_to)
                 ending.does(message)
-                taken += 1
+                total += 1
         finally:  # as when nobody reads standard output any more
-            for message in messages[taken - settled :]:
+            for message in messages[total - before :]:
                 message.hand_back()
-    return taken
+    return total
 
 
 def _check_empty_pull(client: Consumer, proxy: str, seen: int, follow: bool) -> int:

@@ -11,17 +11,17 @@ from typing import Any
 import click
 
 from ddmq.cli.admin_client import AdminClient
-from ddmq.cli.options import options
+from ddmq.cli.options import combine_options
 from ddmq.cli.output import hint, print_table, show_body
 from ddmq.cli.values import NAME, parse_moment
-from ddmq.moments import shown
+from ddmq.moments import format_moment
 
 PAGE = 1_000  # messages in one answer
 COUNTED = 100_000  # messages in one answer that only counts them
 UUID_LENGTH = 36  # the end of an id, which names its message alone
 COLUMNS = ("id", "due", "topic", "repeats", "key", "body")
 Selection = dict[str, Any]
-choice_options = options(
+choice_options = combine_options(
     click.option(
         "--from", "from_ms", metavar="TIME",
         help="Due at this moment or later: 2026-11-21T12:00 (local), +2h, epoch ms.",
@@ -40,12 +40,12 @@ def choice_of(topic: str | None, given: Mapping[str, str | None]) -> Selection:
     return {name: value for name, value in choice.items() if value is not None}
 
 
-def describe(choice: Mapping[str, Any]) -> str:
+def describe_choice(choice: Mapping[str, Any]) -> str:
     """Say in words which messages a choice means: ` for topic todo with key "a", due from …`."""
     text = f" for topic {choice['topic']}" if "topic" in choice else ""
     text += f" with key {choice['key']!r}" if "key" in choice else ""
-    due = [f"from {shown(choice['from_ms'])}"] if "from_ms" in choice else []
-    due += [f"before {shown(choice['to_ms'])}"] if "to_ms" in choice else []
+    due = [f"from {format_moment(choice['from_ms'])}"] if "from_ms" in choice else []
+    due += [f"before {format_moment(choice['to_ms'])}"] if "to_ms" in choice else []
     return text + (f", due {' and '.join(due)}" if due else "")
 
 
@@ -85,7 +85,7 @@ def count_matches(admin: AdminClient, choice: Selection) -> dict[str, Any]:
 def print_messages(rows: Sequence[Mapping[str, Any]]) -> None:
     """A table of these messages, without the columns that are empty in all of them."""
     cells = [
-        [row["id"][-UUID_LENGTH:], shown(row["due_ms"]), row["topic"], row.get("repeats") or None,
+        [row["id"][-UUID_LENGTH:], format_moment(row["due_ms"]), row["topic"], row.get("repeats") or None,
          row.get("key") or None, show_body(row.get("preview", "").encode())[:40]]
         for row in rows
     ]  # fmt: skip

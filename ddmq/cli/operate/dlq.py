@@ -11,7 +11,7 @@ import click
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.output import cell, confirm, hint, print_json, print_table, say, show_body
 from ddmq.cli.values import GROUP, TOPIC, Whole, parse_moment
-from ddmq.moments import shown
+from ddmq.moments import format_moment
 
 COLUMNS = ("group", "letters", "oldest", "stored")
 LETTER_COLUMNS = ("offset", "died", "reason", "error", "from", "key", "attempts", "resent", "body")
@@ -30,7 +30,7 @@ def dlq() -> None:
 @click.argument("group", type=GROUP, required=False)
 @admin_options
 def list_letters(group: str | None, admin: AdminClient, as_json: bool) -> None:
-    """How many dead letters each group (or GROUP alone) has, and since when.
+    """Show how many dead letters each group (or GROUP alone) has, and since when.
 
     `letters` wait to be resent or purged; `stored` counts those that were dealt with, too.
     """
@@ -64,7 +64,7 @@ def list_letters(group: str | None, admin: AdminClient, as_json: bool) -> None:
     "--since", help="Only those that died since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds."
 )
 @admin_options
-def show(
+def show_letters(
     group: str,
     limit: int,
     start: int | None,
@@ -79,24 +79,24 @@ def show(
     Nothing is taken from anyone. The whole of one: `ddmq message %DLQ%GROUP --queue 0 --offset N`.
     """
     query = {"count": limit, "from": start, "reason": reason, "topic": topic, "since_ms": _parse_since(since)}
-    found = admin.get("dlq", group, **query)
+    answer = admin.get("dlq", group, **query)
     if as_json:
-        return print_json(found)
-    if not found["shown"] and found["next"] is None:
+        return print_json(answer)
+    if not answer["shown"] and answer["next"] is None:
         which = "such dead letter" if any((start, reason, topic, since)) else "dead letter"
         say(f"no {which} of {group} waits to be resent or purged")
         return None
-    print_table("", LETTER_COLUMNS, [_letter_cells(row) for row in found["shown"]])
-    if found["next"] is not None:
-        hint(f"{found['letters']:,} letters in all; go on with --from {found['next']}")
+    print_table("", LETTER_COLUMNS, [_letter_cells(row) for row in answer["shown"]])
+    if answer["next"] is not None:
+        hint(f"{answer['letters']:,} letters in all; go on with --from {answer['next']}")
     else:
         hint(f"`ddmq dlq resend {group} --all`, or --offset N, sends them to the group again")
     return None
 
 
 def _letter_cells(row: dict[str, Any]) -> list[Any]:
-    known = [row[name] for name in ("topic", "topic_queue", "topic_offset") if row[name] is not None]
-    origin = "/".join(map(str, known)) if row["topic"] else None
+    position = [row[name] for name in ("topic", "topic_queue", "topic_offset") if row[name] is not None]
+    origin = "/".join(map(str, position)) if row["topic"] else None
     if row["transaction"]:
         origin = f"{origin or ''} (transaction {row['transaction']})".lstrip()
     return [
@@ -144,24 +144,26 @@ def resend(
     together with the others of its transaction: send only what its application says is committed. One that
     was to be delayed is not sent.
     """
-    chosen = {"offsets": list(offsets), "reason": reason, "topic": topic, "since_ms": _parse_since(since)}
-    given = {name: value for name, value in chosen.items() if value not in (None, [])}
-    if everything == bool(given):
+    options = {"offsets": list(offsets), "reason": reason, "topic": topic, "since_ms": _parse_since(since)}
+    criteria = {name: value for name, value in options.items() if value not in (None, [])}
+    if everything == bool(criteria):
         raise click.UsageError("say which: either --all, or any of --offset, --reason, --topic, --since")
-    body = given | {"all": everything, "to_topic": to_topic, "dry_run": dry_run}
-    sent, kept, reached = _resend_all(admin, group, body)
+    body = criteria | {"all": everything, "to_topic": to_topic, "dry_run": dry_run}
+    sent, not_sent, reached = _resend_all(admin, group, body)
     if as_json:
-        counts = {"resent": dict(sent), "reached": reached, "kept": dict(kept)}
+        counts = {"resent": dict(sent), "reached": reached, "kept": dict(not_sent)}
         print_json({"group": group, "dry_run": dry_run, **counts})
     else:
         _say_resent(group, sent, reached, dry_run=dry_run)
     missing = (
-        len(set(offsets)) - sent.total() - kept.total() if offsets and not (reason or topic or since) else 0
+        len(set(offsets)) - sent.total() - not_sent.total()
+        if offsets and not (reason or topic or since)
+        else 0
     )
     if missing > 0:
-        kept["there is no letter that waits at the offset"] += missing
-    if kept:
-        reasons = "; ".join(f"{count:,}: {why}" for why, count in kept.items())
+        not_sent["there is no letter that waits at the offset"] += missing
+    if not_sent:
+        reasons = "; ".join(f"{count:,}: {why}" for why, count in not_sent.items())
         raise click.ClickException(f"not sent: {reasons}")
 
 
@@ -169,15 +171,15 @@ def _resend_all(
     client: AdminClient, group: str, body: dict[str, Any]
 ) -> tuple[Counter[str], Counter[str], dict[str, Any]]:
     sent: Counter[str] = Counter()
-    kept: Counter[str] = Counter()
+    not_sent: Counter[str] = Counter()
     reached: dict[str, Any] = {}
     while True:
         answer = client.post("dlq", group, "resend", body=body)
         sent.update(answer["resent"])
-        kept.update(answer["kept"])
+        not_sent.update(answer["kept"])
         reached.update(answer["reached"])
         if answer["cursor"] is None:
-            return sent, kept, reached
+            return sent, not_sent, reached
         body = body | {"cursor": answer["cursor"]}
         hint(f"{sent.total():,} so far")
 
@@ -246,4 +248,4 @@ def _parse_since(text: str | None) -> int | None:
 
 
 def _format_moment(wall_ms: int | None) -> str:
-    return cell(None) if wall_ms is None else shown(wall_ms)
+    return cell(None) if wall_ms is None else format_moment(wall_ms)

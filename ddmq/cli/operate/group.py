@@ -12,10 +12,10 @@ import click
 from ddmq.cli.admin_client import AdminClient, admin_option, admin_options
 from ddmq.cli.operate import group_show, key_actions
 from ddmq.cli.operate.stats import retry_path
-from ddmq.cli.options import options
+from ddmq.cli.options import combine_options
 from ddmq.cli.output import confirm, hint, print_json, print_table, say
 from ddmq.cli.values import GROUP, TOPIC, Whole, parse_start
-from ddmq.settings import BY_NAME, TABLE, Setting, differences
+from ddmq.settings import BY_NAME, TABLE, Setting, list_differences
 
 _SIZE = re.compile(r"\d+\s*[KMGT]iB\Z")
 _NUMBER = re.compile(r"-?\d{1,18}\Z")
@@ -53,12 +53,12 @@ class Value(click.ParamType[Any]):
 
     def _parse_object(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            found = json.loads(text)
+            value = json.loads(text)
         except ValueError as error:
             self.fail(f"{text[:60]!r} is not JSON: {error}", param, ctx)
-        if not isinstance(found, dict):
+        if not isinstance(value, dict):
             self.fail(f"{text[:60]!r} is not a JSON object", param, ctx)
-        return found
+        return value
 
 
 def _setting_option(setting: Setting) -> Callable[[Any], Any]:
@@ -73,15 +73,15 @@ def _setting_option(setting: Setting) -> Callable[[Any], Any]:
     return click.option(setting.option, setting.name, type=kind, metavar=setting.metavar, help=setting.help)
 
 
-settings_options = options(*map(_setting_option, TABLE))  # what is not given is None
+settings_options = combine_options(*map(_setting_option, TABLE))  # what is not given is None
 
 
-def given(named: Mapping[str, Any]) -> dict[str, Any]:
+def select_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that were named, as the admin API takes them."""
-    found = {name: value for name, value in named.items() if name in BY_NAME and value is not None}
-    if "start" in found:
-        found["start"] = parse_start(found["start"])
-    return found
+    settings = {name: value for name, value in options.items() if name in BY_NAME and value is not None}
+    if "start" in settings:
+        settings["start"] = parse_start(settings["start"])
+    return settings
 
 
 def setting_name(text: str) -> str:
@@ -120,12 +120,12 @@ def _group_row(each: Mapping[str, Any]) -> list[Any]:
 @click.option("--keys", default=20, show_default=True, type=Whole(1, 1000), help="Blocked keys at most.")
 @click.option("--settings", is_flag=True, help="Every setting in force, not only what the group sets.")
 @admin_options
-def show(name: str, keys: int, settings: bool, admin: AdminClient, as_json: bool) -> None:
+def show_group(name: str, keys: int, settings: bool, admin: AdminClient, as_json: bool) -> None:
     """One group in full: lag, what is in flight, settings, and the keys that are blocked, with why."""
-    found = admin.get("groups", name, keys=keys)
+    answer = admin.get("groups", name, keys=keys)
     if as_json:
-        return print_json(found)
-    group_show.print_group(found, all_settings=settings)
+        return print_json(answer)
+    group_show.print_group(answer, all_settings=settings)
     return None
 
 
@@ -144,14 +144,14 @@ def show(name: str, keys: int, settings: bool, admin: AdminClient, as_json: bool
 def create(name: str, topics: tuple[str, ...], admin: AdminClient, as_json: bool, **named: Any) -> None:
     """Create a group, or add subscriptions to one; what exists stays as it is (see `ddmq group set`)."""
     named["start"] = parse_start(named["start"] or "last")
-    settings = given(named)
-    made = admin.post("groups", name, body={"topics": list(topics)} | settings)
+    settings = select_settings(named)
+    answer = admin.post("groups", name, body={"topics": list(topics)} | settings)
     _hint_missing(admin, topics)
     if as_json:
-        return print_json(made)
-    if made["subscribed"]:
-        say(f"{name} consumes {', '.join(made['subscribed'])}, from {settings['start']}")
-    for topic in sorted(set(topics) - set(made["subscribed"])):
+        return print_json(answer)
+    if answer["subscribed"]:
+        say(f"{name} consumes {', '.join(answer['subscribed'])}, from {settings['start']}")
+    for topic in sorted(set(topics) - set(answer["subscribed"])):
         say(f"{name} consumes {topic} already, nothing is changed")
         hint(f"`ddmq group set {name} --topic {topic}` changes it, `ddmq offset reset` moves it")
     return None
@@ -176,22 +176,22 @@ def set_(
     Clients stay connected, offsets stay where they are. What stands in groups.yaml is changed there. The
     defaults shown are the program's; proxy_consumer.yaml may set others.
     """
-    settings = given(named)
+    settings = select_settings(named)
     body = settings | {"unset": [setting_name(key) for key in unset]}
-    done = admin.post("groups", name, "topics", topic, body=body)
+    answer = admin.post("groups", name, "topics", topic, body=body)
     _hint_missing(admin, (topic,))
-    for note in done["notes"]:
+    for note in answer["notes"]:
         hint(f"note: {note}")
     if as_json:
-        return print_json(done)
-    if done["created"]:
-        say(f"{name} consumes {topic}, from {done['settings']['start']}")
-    for change in done["changed"]:
-        for option, before, after in differences(
+        return print_json(answer)
+    if answer["created"]:
+        say(f"{name} consumes {topic}, from {answer['settings']['start']}")
+    for change in answer["changed"]:
+        for option, before, after in list_differences(
             change["key"].replace("_", "-"), change["before"], change["after"]
         ):
             say(f"{option}: {before} → {after}")
-    if not done["created"] and not done["changed"]:
+    if not answer["created"] and not answer["changed"]:
         say(f"nothing changes: {name} on {topic} has these settings already")
     return None
 
@@ -222,16 +222,16 @@ def delete(name: str, topic: str | None, yes: bool, admin: AdminClient) -> None:
 @click.argument("name", type=GROUP, metavar="GROUP")
 @click.option("--limit", default=20, show_default=True, type=Whole(1, 1000), help="At most.")
 @admin_options
-def keys(name: str, limit: int, admin: AdminClient, as_json: bool) -> None:
+def list_keys(name: str, limit: int, admin: AdminClient, as_json: bool) -> None:
     """Keys whose first message is not finished, so that what comes after it waits.
 
     Each with since when, attempts, the last error, where that message is (topic/queue/offset), its state,
     and how many messages are known to wait behind it. What can be done: park, skip, replay.
     """
-    found = admin.get("groups", name, "keys", limit=limit)
+    rows = admin.get("groups", name, "keys", limit=limit)
     if as_json:
-        return print_json(found)
-    group_show.print_keys(name, found)
+        return print_json(rows)
+    group_show.print_keys(name, rows)
     group_show.hint_elsewhere(admin.get("groups", name))
     return None
 

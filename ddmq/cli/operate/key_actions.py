@@ -15,7 +15,7 @@ import click
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.output import hint, print_json, say
 from ddmq.cli.values import GROUP, blocked_keys
-from ddmq.moments import age
+from ddmq.moments import format_age
 
 NEXT_CLIENT = "the next client that pulls {topic} gets it"
 REPLAYED = {
@@ -50,7 +50,7 @@ def lease_text(head: Mapping[str, Any]) -> str:
     now_ms = time.time() * 1000
     held_s, left_s = (now_ms - head["leased_ms"]) / 1000, (head["until_ms"] - now_ms) / 1000
     extended = ", extended by it" if head["extended"] else ""
-    return f"for {age(held_s)}; its lease ends in {age(left_s)}{extended}"
+    return f"for {format_age(held_s)}; its lease ends in {format_age(left_s)}{extended}"
 
 
 def _show_place(head: Mapping[str, Any]) -> str:

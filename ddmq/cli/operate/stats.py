@@ -18,7 +18,7 @@ from rich.text import Text
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.output import console, hint, print_json, print_table, say, show, table
 from ddmq.cli.values import GROUP, Number
-from ddmq.moments import age
+from ddmq.moments import format_age
 from ddmq_common.metrics.cells import TOP
 from ddmq_common.plain_text import plain
 
@@ -85,9 +85,9 @@ def stats(watch: bool, interval: float, admin: AdminClient, as_json: bool) -> No
     if as_json:
         _print_stream(look, interval if watch else None)
     elif watch:
-        _show_live(look, interval, view)
+        _show_live(look, interval, build_view)
     else:
-        show(view(None, look()))
+        show(build_view(None, look()))
 
 
 @click.command()
@@ -95,7 +95,7 @@ def stats(watch: bool, interval: float, admin: AdminClient, as_json: bool) -> No
 @watch_options("", 2.0)
 @admin_options
 def lag(group: str | None, watch: bool, interval: float, admin: AdminClient, as_json: bool) -> None:
-    """How far behind groups (or GROUP alone) are: messages, and how long the oldest has waited.
+    """Show how far behind groups (or GROUP alone) are: messages, and how long the oldest has waited.
 
     "retrying" wait for one of the quick retries. "later" are on the retry path: they wait for one of the
     later retries, 10 s to 2 h apart, or such a retry is due. Rates are over the last 5 to 10 seconds.
@@ -128,7 +128,7 @@ def nobody_text(row: Mapping[str, Any]) -> str:
     return f"{wait}, and no client pulls it at this proxy; is the consumer running?"
 
 
-def view(before: Stats | None, now: Stats, height: int | None = None) -> Group:
+def build_view(before: Stats | None, now: Stats, height: int | None = None) -> Group:
     """The tables of one moment, cut to `height` lines; rates need the moment before."""
     topics, groups = [row for row in now["topics"] if not row["internal"]], now.get("groups", [])
     latencies = _latency_table(now, height)
@@ -154,8 +154,8 @@ def _cut_table(
     title: str, columns: Sequence[str], rows: list[list[Any]], room: int, spare: Sequence[str] = ()
 ) -> list[Any]:
     """A table with the first rows, and how many were left out."""
-    shown = [table(title, columns, rows[:room], spare)]
-    return [*shown, f"… and {len(rows) - room:,} more"] if len(rows) > room else shown
+    parts = [table(title, columns, rows[:room], spare)]
+    return [*parts, f"… and {len(rows) - room:,} more"] if len(rows) > room else parts
 
 
 def _health_line(now: Stats) -> str:
@@ -246,8 +246,8 @@ def _format_milliseconds(us: float) -> float | str:
 
 def _latency_name(name: str, cell: Stats) -> str:
     labels = [str(value) for key, value in cell.items() if key not in ("count", "mean", "p50", "p99", "max")]
-    said = LATENCIES.get(name, name.removeprefix("ddmq_").removesuffix("_us"))
-    name = f"{said} (worst: {' '.join(labels)})" if labels else said
+    label = LATENCIES.get(name, name.removeprefix("ddmq_").removesuffix("_us"))
+    name = f"{label} (worst: {' '.join(labels)})" if labels else label
     return name if len(name) <= LATENCY_NAME_MAX else name[: LATENCY_NAME_MAX - 1] + "…"
 
 
@@ -275,7 +275,7 @@ def lag_cells(rows: Sequence[dict[str, Any]]) -> list[list[Any]]:
             row["group"],
             row["topic"],
             row["lag"],
-            None if row["lag_age_s"] is None else age(row["lag_age_s"]),
+            None if row["lag_age_s"] is None else format_age(row["lag_age_s"]),
             row["in_flight"],
             row["retrying"],
             retry_path(row),

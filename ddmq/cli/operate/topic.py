@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ddmq.cli.admin_client import AdminClient, admin_option, admin_options
-from ddmq.cli.options import options
+from ddmq.cli.options import combine_options
 from ddmq.cli.output import confirm, hint, print_facts, print_json, print_table, say
 from ddmq.cli.values import TOPIC, Whole
 from ddmq_common.names import DELAY_DIALECTS
@@ -20,7 +20,7 @@ def _split_dialects(given: str | None) -> list[str] | None:
     return [name.strip() for name in given.split(",") if name.strip() not in ("", "none")]
 
 
-settings_options = options(
+settings_options = combine_options(
     click.option("--queues", type=Whole(1, 1024), help="How many queues; they can only be added."),
     click.option(
         "--durability",
@@ -73,8 +73,8 @@ def list_topics(internal: bool, admin: AdminClient, as_json: bool) -> None:
     rows = admin.get("topics", internal=int(internal))
     if as_json:
         return print_json(rows)
-    shown = ["topic", "queues", "messages", "durability", "delay", "readable", "writable", "source"]
-    print_table("", shown, ([row[name] for name in shown] for row in rows))
+    columns = ["topic", "queues", "messages", "durability", "delay", "readable", "writable", "source"]
+    print_table("", columns, ([row[name] for name in columns] for row in rows))
     if not rows:
         hint("no topics yet: `ddmq topic create NAME`, or just send to one")
     return None
@@ -83,14 +83,14 @@ def list_topics(internal: bool, admin: AdminClient, as_json: bool) -> None:
 @topic.command("show")
 @click.argument("name", type=TOPIC)
 @admin_options
-def show(name: str, admin: AdminClient, as_json: bool) -> None:
+def show_topic(name: str, admin: AdminClient, as_json: bool) -> None:
     """One topic, queue by queue."""
-    found = admin.get("topics", name)
+    info = admin.get("topics", name)
     if as_json:
-        return print_json(found)
-    print_facts({key: value for key, value in found.items() if key != "by_queue"})
+        return print_json(info)
+    print_facts({key: value for key, value in info.items() if key != "by_queue"})
     columns = ["queue", "min", "next", "messages"]
-    print_table("", columns, ([row[column] for column in columns] for row in found["by_queue"]))
+    print_table("", columns, ([row[column] for column in columns] for row in info["by_queue"]))
     return None
 
 
@@ -100,8 +100,8 @@ def show(name: str, admin: AdminClient, as_json: bool) -> None:
 @admin_options
 def create(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None:
     """Create a topic (4 queues unless told otherwise)."""
-    made = admin.post("topics", name, body={"create": True} | _drop_unset(changes))
-    print_json(made) if as_json else say(f"created {name} with {made['queues']} queues")
+    info = admin.post("topics", name, body={"create": True} | _drop_unset(changes))
+    print_json(info) if as_json else say(f"created {name} with {info['queues']} queues")
 
 
 @topic.command("update")
@@ -110,13 +110,13 @@ def create(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None
 @admin_options
 def update(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None:
     """Change a topic; what is not named stays as it is."""
-    given = _drop_unset(changes)
-    if not given:
+    settings = _drop_unset(changes)
+    if not settings:
         raise click.UsageError("nothing to change: name at least one option (see --help)")
-    made = admin.post("topics", name, body={"create": False} | given)
-    if "queues" in given:
+    info = admin.post("topics", name, body={"create": False} | settings)
+    if "queues" in settings:
         hint("note: with more queues, shard keys go to other queues than before")
-    print_json(made) if as_json else say(f"updated {name}")
+    print_json(info) if as_json else say(f"updated {name}")
 
 
 @topic.command("delete")

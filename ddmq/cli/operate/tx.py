@@ -9,7 +9,7 @@ import click
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.output import confirm, hint, print_facts, print_json, print_table, say, show_body
 from ddmq.cli.values import Name, Whole
-from ddmq.moments import shown
+from ddmq.moments import format_moment
 from ddmq_common.names import TRANSACTION_DEAD_TOPIC
 
 COLUMNS = ("transaction", "group", "began", "messages", "bytes", "checks", "topics")
@@ -35,14 +35,14 @@ def list_open(group: str | None, limit: int, admin: AdminClient, as_json: bool) 
 
     `checks` counts how often the producer group was asked how it ended.
     """
-    found = admin.get("transactions", group=group, count=limit)
+    answer = admin.get("transactions", group=group, count=limit)
     if as_json:
-        return print_json(found)
-    print_table("", COLUMNS, [_transaction_cells(row) for row in found["transactions"]])
-    many = f"{found['open']:,} open" if found["whole"] else f"more than {found['open']:,} open"
-    if not found["transactions"]:
+        return print_json(answer)
+    print_table("", COLUMNS, [_transaction_cells(row) for row in answer["transactions"]])
+    many = f"{answer['open']:,} open" if answer["whole"] else f"more than {answer['open']:,} open"
+    if not answer["transactions"]:
         hint("no open transactions" + ("" if group is None else f" of group {group}"))
-    elif len(found["transactions"]) < found["open"] or not found["whole"]:
+    elif len(answer["transactions"]) < answer["open"] or not answer["whole"]:
         hint(f"{many}; --limit shows more")
     else:
         hint("`ddmq tx show ID` has the messages of one")
@@ -51,7 +51,7 @@ def list_open(group: str | None, limit: int, admin: AdminClient, as_json: bool) 
 
 def _transaction_cells(row: dict[str, Any]) -> list[Any]:
     return [
-        row["transaction"], row["group"], shown(row["began_ms"]), row["messages"], row["bytes"],
+        row["transaction"], row["group"], format_moment(row["began_ms"]), row["messages"], row["bytes"],
         row["checks"], row["topics"],
     ]  # fmt: skip
 
@@ -64,23 +64,27 @@ def show_one(transaction: str, admin: AdminClient, as_json: bool) -> None:
 
     How one ended is known as long as the log keeps its record.
     """
-    found = admin.get("transactions", transaction)
+    answer = admin.get("transactions", transaction)
     if as_json:
-        return print_json(found)
-    if found["state"] == "unknown":
+        return print_json(answer)
+    if answer["state"] == "unknown":
         raise click.ClickException(
             f"transaction {transaction} is not open, and how it ended is not known (any more)"
         )
-    facts = {name: found[name] for name in ("transaction", "state", "group")}
-    if "ended_ms" in found:
-        facts |= {"ended": shown(found["ended_ms"]), "messages": found["messages"]}
-        print_facts(facts | ({"reason": found["reason"]} if found["reason"] else {}))
-        if found["state"] == "dead letter":
+    facts = {name: answer[name] for name in ("transaction", "state", "group")}
+    if "ended_ms" in answer:
+        facts |= {"ended": format_moment(answer["ended_ms"]), "messages": answer["messages"]}
+        print_facts(facts | ({"reason": answer["reason"]} if answer["reason"] else {}))
+        if answer["state"] == "dead letter":
             hint(f"`ddmq dlq show {TRANSACTION_DEAD_TOPIC}` has its messages, `ddmq dlq resend` sends them")
         return None
-    facts |= {"began": shown(found["began_ms"]), "checks": found["checks"], "shard": found["shard"]}
-    print_facts(facts | {"decided by": found["owner"] or None})
-    print_table("", MESSAGE_COLUMNS, [_message_cells(row) for row in found["contents"]])
+    facts |= {
+        "began": format_moment(answer["began_ms"]),
+        "checks": answer["checks"],
+        "shard": answer["shard"],
+    }
+    print_facts(facts | {"decided by": answer["owner"] or None})
+    print_table("", MESSAGE_COLUMNS, [_message_cells(row) for row in answer["contents"]])
     hint(f"`ddmq tx commit {transaction}` makes them visible, `ddmq tx rollback {transaction}` drops them")
     return None
 
@@ -118,8 +122,8 @@ def rollback(transaction: str, yes: bool, admin: AdminClient, as_json: bool) -> 
 def _end(admin: AdminClient, transaction: str, action: str, what: str, yes: bool, as_json: bool) -> None:
     if not yes:
         confirm(f"{action} transaction {transaction}: {what}, whatever its application did; go on?")
-    found = admin.post("transactions", transaction, body={"action": action})
+    answer = admin.post("transactions", transaction, body={"action": action})
     if as_json:
-        print_json(found)
+        print_json(answer)
     else:
-        say(f"{found['state']}: transaction {found['transaction']} of group {found['group']}")
+        say(f"{answer['state']}: transaction {answer['transaction']} of group {answer['group']}")

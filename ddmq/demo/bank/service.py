@@ -77,11 +77,11 @@ class Bank:
             )
             tx.send(f"to-{self.peer}", body, key=name)
             with self.ledger() as ledger:
-                taken = ledger.execute(
+                debit = ledger.execute(
                     "UPDATE accounts SET balance = balance - ? WHERE name = ? AND balance >= ?",
                     (amount, account, amount),
                 )
-                if taken.rowcount == 0:
+                if debit.rowcount == 0:
                     raise NotEnoughError(account)
                 ledger.execute("INSERT INTO sent VALUES (?, ?)", (name, amount))
                 DECISIONS.commit(ledger, tx.id)

@@ -19,7 +19,7 @@ import click
 
 from ddmq.cli.admin_client import AdminClient
 from ddmq.demo.bank.service import ACCOUNTS, BALANCE, Bank
-from ddmq.demo.server import DemoServer, Typed, say, tell
+from ddmq.demo.server import DemoServer, Typed, print_facts, print_step
 
 NAMES = ("paris", "tokyo")
 KILL_EVERY_S = (0.3, 1.5)
@@ -36,7 +36,7 @@ CHECKS = "transactions:\n  check_interval_ms: 2000\n"  # so that nobody has to w
 def bank(transfers: int, kills: int, seed: int | None, folder: Path | None) -> None:
     """Money moves between two banks by transactional messages, while every process is killed at random."""
     seed = random.randrange(1_000_000) if seed is None else seed
-    say(f"seed {seed}")
+    print_step(f"seed {seed}")
     with tempfile.TemporaryDirectory(prefix="ddmq-bank-") as scratch:
         story = BankStory(folder or Path(scratch), transfers, kills, random.Random(seed))
         if not story.run():
@@ -62,13 +62,13 @@ class BankStory:
 
     def run(self) -> bool:
         """True when everything was proven."""
-        say(f"ready after {self._server.start():.2f} s")
-        self._typed.at(self._server.addresses)
+        print_step(f"ready after {self._server.start():.2f} s")
+        self._typed.use_server(self._server.addresses)
         try:
             for name in NAMES:
                 self._typed(f"topic create to-{name}")
                 self._typed(f"group create {name} --topic to-{name} --start first")
-            say(
+            print_step(
                 f"each bank has {ACCOUNTS} accounts with {BALANCE} each and sends {self._transfers} transfers"
             )
             for name, one in self._banks.items():
@@ -106,15 +106,17 @@ class BankStory:
                 self._running[victim].kill()
                 self._running[victim].wait()
                 self._begin(victim)
-        say(f"kill -9: {', '.join(f'{count} times {name}' for name, count in sorted(self._killed.items()))}")
+        print_step(
+            f"kill -9: {', '.join(f'{count} times {name}' for name, count in sorted(self._killed.items()))}"
+        )
 
     def _all_sent(self) -> bool:
         return all(one.sent() >= self._transfers for one in self._banks.values())
 
     def _is_settled(self) -> bool:
         """Return whether every sent transfer was received and every transaction is decided."""
-        found = AdminClient(self._server.addresses["admin"]).get("transactions")
-        if found["open"] or not found["whole"]:
+        answer = AdminClient(self._server.addresses["admin"]).get("transactions")
+        if answer["open"] or not answer["whole"]:
             return False
         return all(
             self._transfers_in(one.name, "sent") == self._received_transfers(one)
@@ -150,11 +152,11 @@ class BankStory:
         proven = before == after
         facts = {}
         for one in self._banks.values():
-            left, came = self._transfers_in(one.name, "sent"), self._received_transfers(one)
-            proven = proven and left == came
+            sent, received = self._transfers_in(one.name, "sent"), self._received_transfers(one)
+            proven = proven and sent == received
             facts[f"{one.name} to {one.peer}"] = (
-                f"{len(left):,} transfers of {sum(left.values()):,} left, "
-                f"{len(came):,} of {sum(came.values()):,} came"
+                f"{len(sent):,} transfers of {sum(sent.values()):,} left, "
+                f"{len(received):,} of {sum(received.values()):,} came"
             )
         given_up = sum(
             count
@@ -165,6 +167,6 @@ class BankStory:
             )
         )
         facts["given up"] = f"{given_up:,} transactions whose service was killed before its ledger's commit"
-        tell({**facts, "money": f"{before:,} before, {after:,} after"})
-        say("no money was made or lost" if proven else "NOT PROVEN: see above")
+        print_facts({**facts, "money": f"{before:,} before, {after:,} after"})
+        print_step("no money was made or lost" if proven else "NOT PROVEN: see above")
         return proven

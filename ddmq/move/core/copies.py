@@ -48,7 +48,7 @@ def copy_of(record: StoredRecord, origin: CopyOrigin, target: QueueRef) -> NewRe
     )  # fmt: skip
 
 
-def digest(record: StoredRecord) -> bytes:
+def hash_record(record: StoredRecord) -> bytes:
     """Return the digest of everything that a copy takes over from its message."""
     system = sorted((name, value) for name, value in record.system.items() if name != MOVED_PROPERTY)
     facts = f"{record.born_ms} {record.flags} {record.due_ms} {system}".encode()

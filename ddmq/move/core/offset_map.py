@@ -74,8 +74,8 @@ class OffsetMap:
         ranges = list(_join_ranges(0, self.base, self._mapped_ranges(_finished_ranges(view))))
         committed = ranges.pop(0)[1] if ranges and ranges[0][0] == 0 else 0
         attempts = ((self.target_of(offset), count) for offset, count in sorted(view.attempts.items()))
-        known = tuple((offset, count) for offset, count in attempts if offset is not None)
-        return MappedProgress(committed, tuple(ranges), known)
+        mapped = tuple((offset, count) for offset, count in attempts if offset is not None)
+        return MappedProgress(committed, tuple(ranges), mapped)
 
     def _mapped_ranges(self, finished: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
         """All records as pieces (start, end, whether they are finished), ascending."""
@@ -118,5 +118,5 @@ def _join_ranges(start: int, end: int, pieces: Iterable[tuple[int, int, bool]]) 
 
 def lowest_unfinished(views: Iterable[ProgressView]) -> int | None:
     """Below this every one of the groups has finished everything; None: none of them has begun."""
-    begun = [view.committed for view in views if view.committed is not None]
-    return min(begun, default=None)
+    offsets = [view.committed for view in views if view.committed is not None]
+    return min(offsets, default=None)

@@ -67,13 +67,15 @@ class Scope:
         """Whether a record of a topic that is in it is."""
         return not self.patterns or not is_internal(record.topic) or self.takes(_belongs_to(record))
 
-    def settings(self, found: Mapping[str, bytes]) -> dict[str, bytes]:
+    def select_settings(self, source_settings: Mapping[str, bytes]) -> dict[str, bytes]:
         """Return the settings that the target must also have."""
-        kept = {key: value for key, value in found.items() if not key.startswith(LEFT_SETTINGS)}
+        selected = {key: value for key, value in source_settings.items() if not key.startswith(LEFT_SETTINGS)}
         if not self.patterns:
-            return kept
-        groups = {group for group, topics in subscriptions(kept).items() if any(map(self.takes, topics))}
-        return {key: value for key, value in kept.items() if self._takes_setting(key, groups)}
+            return selected
+        groups = {
+            group for group, topics in topics_by_group(selected).items() if any(map(self.takes, topics))
+        }
+        return {key: value for key, value in selected.items() if self._takes_setting(key, groups)}
 
     def _takes_setting(self, key: str, groups: Container[str]) -> bool:
         for prefix in (GROUP_PREFIX, SUBSCRIPTION_PREFIX, PARKED_PREFIX, RETRY_SETTING):
@@ -93,23 +95,23 @@ def _belongs_to(record: StoredRecord) -> str:
     return record.system.get(RETRY_OF, "") if topic.startswith(RETRY_PREFIX) else topic
 
 
-def subscriptions(settings: Mapping[str, bytes]) -> dict[str, list[str]]:
+def topics_by_group(settings: Mapping[str, bytes]) -> dict[str, list[str]]:
     """Group → the topics that it is subscribed to."""
-    found: dict[str, list[str]] = {}
+    by_group: dict[str, list[str]] = {}
     for key in settings:
         if key.startswith(SUBSCRIPTION_PREFIX):
             group, _, topic = key.removeprefix(SUBSCRIPTION_PREFIX).partition("/")
-            found.setdefault(group, []).append(topic)
-    return found
+            by_group.setdefault(group, []).append(topic)
+    return by_group
 
 
 def groups_of(settings: Mapping[str, bytes]) -> dict[str, list[str]]:
     """Topic → the groups that read it: their subscriptions, and each group's own retries."""
-    found: dict[str, list[str]] = {}
-    for group, topics in sorted(subscriptions(settings).items()):
+    by_topic: dict[str, list[str]] = {}
+    for group, topics in sorted(topics_by_group(settings).items()):
         for topic in (*topics, retry_topic(group)):
-            found.setdefault(topic, []).append(group)
-    return found
+            by_topic.setdefault(topic, []).append(group)
+    return by_topic
 
 
 def readers_of(topic: str, groups: Mapping[str, list[str]]) -> list[str]:

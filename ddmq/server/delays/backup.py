@@ -67,7 +67,7 @@ def make_backup(
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise CallerError(f"{folder} is not empty; a backup goes into a new folder")
-        with _making(folder) as secret:
+        with _secret_file(folder) as secret:
             copy_shards(folder, held)
             for address, numbers in elsewhere.items():
                 _ask_for(address, folder, numbers, secret)
@@ -92,8 +92,8 @@ def check_secret(folder: Path, given: object) -> None:
         secret = (folder / SECRET_FILE).read_text()
     except (OSError, ValueError):
         secret = ""
-    known = isinstance(given, str) and given.isascii() and secrets.compare_digest(given, secret)
-    if not (secret and known):
+    matches = isinstance(given, str) and given.isascii() and secrets.compare_digest(given, secret)
+    if not (secret and matches):
         raise CallerError(
             f"no backup {folder.name!r} is being made here by who asks; `shards` is for the processes that "
             "make one together: leave it out"
@@ -101,7 +101,7 @@ def check_secret(folder: Path, given: object) -> None:
 
 
 @contextmanager
-def _making(folder: Path) -> Iterator[str]:
+def _secret_file(folder: Path) -> Iterator[str]:
     """While the backup is made: the secret that its folder holds."""
     secret, path = secrets.token_hex(32), folder / SECRET_FILE
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)

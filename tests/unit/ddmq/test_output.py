@@ -8,7 +8,7 @@ from rich.console import Console
 
 from ddmq.cli.messages.pull import _queue_number
 from ddmq.cli.operate.group_show import stall_text
-from ddmq.cli.operate.stats import LAG_COLUMNS, LAG_SPARE, lag_cells, print_lag, view
+from ddmq.cli.operate.stats import LAG_COLUMNS, LAG_SPARE, build_view, lag_cells, print_lag
 from ddmq.cli.output import cell, print_table, reason, show_body, show_row_body, table
 from ddmq_common.plain_text import body_fields
 
@@ -79,7 +79,7 @@ def moment(at_ms: int, topics: int, groups: int, stored: int) -> dict[str, Any]:
 def drawn(*arguments: Any) -> list[str]:
     console = Console(width=80)
     with console.capture() as captured:
-        console.print(view(*arguments))
+        console.print(build_view(*arguments))
     return captured.get().splitlines()
 
 
