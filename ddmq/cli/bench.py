@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from ddmq.cli.output import say
+from ddmq.cli.output import json_option, print_json, say
 from ddmq.cli.values import Whole
 
 TREE = Path(__file__).resolve().parents[2]  # where ddmq lies; a source tree has bench/ beside it
@@ -31,20 +31,25 @@ def find_benchmarks() -> dict[str, Path]:
 @click.command()
 @click.argument("name", required=False)
 @click.option("--list", "listing", is_flag=True, help="Show what there is.")
+@json_option
 @click.option("--quick", is_flag=True, help="One small round that only shows that it works.")
 @click.option(
     "--pending",
     type=Whole(min=1_000),
     help="Delayed messages that are pending meanwhile, where that matters (default 10,000,000).",
 )
-def bench(name: str | None, listing: bool, quick: bool, pending: int | None) -> None:
+def bench(name: str | None, listing: bool, quick: bool, pending: int | None, as_json: bool) -> None:
     """Run benchmark NAME (t01, t02, …) or `all`; raw results go to bench/results/."""
     benchmarks = find_benchmarks()
     if listing or name is None:
-        for short, path in benchmarks.items():
-            text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-            say(f"{short:<11} {text.partition(chr(10))[0]}")
-        return
+        subjects = {short: _first_line(path) for short, path in benchmarks.items()}
+        if as_json:
+            return print_json([{"name": short, "subject": text} for short, text in subjects.items()])
+        for short, text in subjects.items():
+            say(f"{short:<11} {text}")
+        return None
+    if as_json:
+        raise click.UsageError("--json goes with --list; the raw results of a run are in bench/results/")
     if name != "all" and name not in benchmarks:
         raise click.UsageError(f"no benchmark {name!r}; there are: all, {', '.join(benchmarks)}")
     for short, path in benchmarks.items():
@@ -52,6 +57,12 @@ def bench(name: str | None, listing: bool, quick: bool, pending: int | None) -> 
             _run(path, quick, pending)
     if name == "all" and not quick:
         _run(TREE / "bench" / "report.py", quick, pending)
+    return None
+
+
+def _first_line(path: Path) -> str:
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0]
 
 
 def _run(path: Path, quick: bool, pending: int | None) -> None:

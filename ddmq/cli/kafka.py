@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ddmq.cli.output import hint, print_table, say
+from ddmq.cli.output import hint, json_option, print_json, print_table, say
 from ddmq.trial.cluster import HOST, Ports, TrialCluster
 from ddmq_common.errors import ConfigError
 
@@ -65,12 +65,17 @@ def down(folder: Path) -> None:
 
 @kafka.command("status")
 @folder_option
-def status(folder: Path) -> None:
+@json_option
+def status(folder: Path, as_json: bool) -> None:
     """Show which brokers run."""
     cluster = _open_cluster(folder)
     addresses = cluster.bootstrap.split(",")
-    rows = [(n, addresses[n - 1], cluster.pid(n) or "does not run") for n in cluster.brokers]
-    print_table("", ("broker", "address", "pid"), rows)
+    pids = {n: cluster.pid(n) for n in cluster.brokers}
+    if as_json:
+        return print_json([{"broker": n, "address": addresses[n - 1], "pid": pid} for n, pid in pids.items()])
+    rows = [(n, addresses[n - 1], "does not run" if pid is None else "runs", pid) for n, pid in pids.items()]
+    print_table("", ("broker", "address", "state", "pid"), rows)
+    return None
 
 
 def _open_cluster(folder: Path) -> TrialCluster:

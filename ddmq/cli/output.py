@@ -34,6 +34,14 @@ ENDLESS = 1_000_000
 GAP = 2  # between two columns of a table
 PROSE = ("last error", "error", "body", "what", "why", "who", "found", "remedy", "repeats", "topics", "from")
 PROSE_MIN = 24  # a column of prose is made no narrower than this
+STATE_COLUMNS = ("state", "status")
+STATE_STYLES = {  # by the beginning of a state, the first that fits
+    "ok": "green", "ready": "green", "done": "green", "committed": "green", "fired": "green",
+    "in flight": "cyan", "open": "cyan", "pending": "cyan",
+    "retrying": "yellow", "parked": "yellow", "behind": "yellow", "warning": "yellow", "to the dead": "red",
+    "dead": "red", "failed": "red", "NOT READY": "bold red", "damaged": "red", "does not run": "red",
+}  # fmt: skip
+LOUD_STYLE = "bold red"  # of a line or a name in capital letters, which says that something is wrong
 UNBROKEN_MAX = 300  # of a name; the longest that a topic or a group may have is shorter
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
@@ -51,6 +59,16 @@ def print_json(value: Any) -> None:
 def say(text: str, *, err: bool = False) -> None:
     """A line on standard output; `err`: on standard error."""
     _print_line(plain(text), err=err)
+
+
+def say_loudly(text: str) -> None:
+    """A line on standard output about something that is wrong; red on a terminal."""
+    _print_line(_add_colour(plain(text), LOUD_STYLE))
+
+
+def _add_colour(text: str, style: str) -> str:
+    words = style.split()
+    return click.style(text, fg=words[-1], bold="bold" in words or None) if words else text
 
 
 def hint(text: str) -> None:
@@ -162,8 +180,18 @@ def table(
             min_width=min(width, UNBROKEN_MAX), no_wrap=not prose and width <= UNBROKEN_MAX,
         )  # fmt: skip
     for row in rows:
-        built.add_row(*(Text(cell(row[at])) for at in indexes))
+        built.add_row(*(_styled_cell(columns[at], row[at]) for at in indexes))
     return built
+
+
+def state_style(state: str) -> str:
+    """Return the colour of a state; empty for one that has none."""
+    return next((style for start, style in STATE_STYLES.items() if state.startswith(start)), "")
+
+
+def _styled_cell(column: str, value: Any) -> Text:
+    text = cell(value)
+    return Text(text, state_style(text) if column in STATE_COLUMNS else "")
 
 
 def _columns_that_fit(columns: Sequence[str], rows: list[Sequence[Any]], spare: Sequence[str]) -> list[int]:
@@ -297,4 +325,6 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     """Name and value, one a line."""
     width = max((len(plain(name)) for name in facts), default=0)
     for name, value in facts.items():
-        say(f"{plain(name):<{width}}  {cell(value)}")
+        text = cell(value)
+        style = LOUD_STYLE if name.isupper() else state_style(text) if name in STATE_COLUMNS else ""
+        _print_line(f"{plain(name):<{width}}  " + _add_colour(text, style))

@@ -32,7 +32,7 @@ COMMANDS = {
     "lag": (
         "ddmq.cli.operate.stats",
         "lag",
-        "How far behind groups are, and for how long; live with --watch.",
+        "How far behind groups are, and who consumes.",
     ),
     "report": (
         "ddmq.cli.report",
@@ -46,10 +46,20 @@ COMMANDS = {
     "move": ("ddmq.cli.move", "move", "Copy an installation to another engine: file log, Kafka."),
     "doctor": ("ddmq.cli.doctor", "doctor", "Check machine, directory, ports and configuration."),
     "bench": ("ddmq.cli.bench", "bench", "Run a benchmark with its floor."),
-    "kafka": ("ddmq.cli.kafka", "kafka", "A Kafka cluster on this machine, for a trial: up, down, status."),
-    "demo": ("ddmq.demo.story", "demo", "The main job, end to end, with a kill -9 in the middle."),
+    "kafka": ("ddmq.cli.kafka", "kafka", "Kafka brokers on this machine: up, down, status."),
+    "demo": ("ddmq.demo.story", "demo", "See a server killed, nothing lost and order kept."),
     "completion": ("ddmq.cli.root", "completion", "Print the shell completion script."),
 }
+
+
+SECTIONS = {  # of the help; a command that is in none of them stands at the end
+    "Use messages": ("send", "pull", "tail", "message", "delay"),
+    "Run servers": ("serve", "producer", "consumer", "delay-service", "doctor", "completion"),
+    "Operate": (
+        "lag", "stats", "topic", "group", "offset", "dlq", "tx", "report", "move",
+    ),
+    "Try": ("demo", "kafka", "bench"),
+}  # fmt: skip
 
 
 class Tree(click.Group):
@@ -82,8 +92,13 @@ class Tree(click.Group):
             raise click.exceptions.Exit(0) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+        placed = {name for names in SECTIONS.values() for name in names}
+        sections = SECTIONS | {"Others": tuple(name for name in COMMANDS if name not in placed)}
+        width = max(map(len, COMMANDS))
+        for title, names in sections.items():
+            if names:
+                with formatter.section(title):
+                    formatter.write_dl([(name.ljust(width), COMMANDS[name][2]) for name in names])
 
 
 @click.group(cls=Tree, context_settings={"help_option_names": ["-h", "--help"]})

@@ -21,6 +21,7 @@ from ddmq.cli.messages.waiting import (
     print_messages,
     say_missing,
 )
+from ddmq.cli.options import count_option
 from ddmq.cli.output import (
     cell,
     hint,
@@ -88,15 +89,15 @@ def add(
 @delay.command("list", short_help="What waits, by due time.")
 @click.argument("topic", type=TOPIC, required=False)
 @choice_options
-@click.option("--limit", default=20, show_default=True, type=Whole(1, 1000), help="At most.")
+@count_option()
 @click.option("--after", help="Go on where an earlier listing ended.")
 @admin_options
 def list_messages(
-    topic: str | None, limit: int, after: str | None, admin: AdminClient, as_json: bool, **options: str | None
+    topic: str | None, count: int, after: str | None, admin: AdminClient, as_json: bool, **options: str | None
 ) -> None:
     """Messages that wait (of TOPIC alone), the earliest first. Its ids are taken by show, cancel, reschedule
     and fire; the long ones, with the times in them, are in --json."""
-    answer = first_matches(admin, choice_of(topic, options), limit, after)
+    answer = first_matches(admin, choice_of(topic, options), count, after)
     if as_json:
         return print_json(answer)
     print_messages(answer["messages"])

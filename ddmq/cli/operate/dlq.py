@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
+from ddmq.cli.options import count_option
 from ddmq.cli.output import cell, confirm, hint, print_json, print_table, say, show_body
 from ddmq.cli.values import GROUP, TOPIC, Whole, parse_moment
 from ddmq.moments import format_moment
@@ -56,7 +57,7 @@ def list_letters(group: str | None, admin: AdminClient, as_json: bool) -> None:
 
 @dlq.command("show", short_help="A group's dead letters: why, from where.")
 @click.argument("group", type=GROUP)
-@click.option("--limit", default=20, show_default=True, type=Whole(1, 1000), help="At most.")
+@count_option()
 @click.option("--from", "start", type=Whole(0), help="Offset in the dead-letter topic to begin at.")
 @click.option("--reason", help="Only those: failed, timed-out, …")
 @click.option("--topic", type=TOPIC, help="Only those that come from this topic.")
@@ -66,7 +67,7 @@ def list_letters(group: str | None, admin: AdminClient, as_json: bool) -> None:
 @admin_options
 def show_letters(
     group: str,
-    limit: int,
+    count: int,
     start: int | None,
     reason: str | None,
     topic: str | None,
@@ -78,7 +79,7 @@ def show_letters(
 
     Nothing is taken from anyone. The whole of one: `ddmq message %DLQ%GROUP --queue 0 --offset N`.
     """
-    query = {"count": limit, "from": start, "reason": reason, "topic": topic, "since_ms": _parse_since(since)}
+    query = {"count": count, "from": start, "reason": reason, "topic": topic, "since_ms": _parse_since(since)}
     answer = admin.get("dlq", group, **query)
     if as_json:
         return print_json(answer)

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from ddmq.cli.admin_client import AdminClient, admin_option, admin_options
+from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.operate import group_show, key_actions
 from ddmq.cli.operate.stats import retry_path
-from ddmq.cli.options import combine_options
+from ddmq.cli.options import combine_options, count_option
 from ddmq.cli.output import confirm, hint, print_json, print_table, say
-from ddmq.cli.values import GROUP, TOPIC, Whole, parse_start
+from ddmq.cli.values import GROUP, TOPIC, parse_start
 from ddmq.settings import BY_NAME, TABLE, Setting, list_differences
 
 _SIZE = re.compile(r"\d+\s*[KMGT]iB\Z")
@@ -117,12 +117,12 @@ def _group_row(each: Mapping[str, Any]) -> list[Any]:
 
 @group.command("show", short_help="One group in full, with its blocked keys.")
 @click.argument("name", type=GROUP)
-@click.option("--keys", default=20, show_default=True, type=Whole(1, 1000), help="Blocked keys at most.")
+@count_option("Blocked keys at most.", old_name="--keys")
 @click.option("--settings", is_flag=True, help="Every setting in force, not only what the group sets.")
 @admin_options
-def show_group(name: str, keys: int, settings: bool, admin: AdminClient, as_json: bool) -> None:
+def show_group(name: str, count: int, settings: bool, admin: AdminClient, as_json: bool) -> None:
     """One group in full: lag, what is in flight, settings, and the keys that are blocked, with why."""
-    answer = admin.get("groups", name, keys=keys)
+    answer = admin.get("groups", name, keys=count)
     if as_json:
         return print_json(answer)
     group_show.print_group(answer, all_settings=settings)
@@ -205,14 +205,17 @@ def _hint_missing(client: AdminClient, topics: tuple[str, ...]) -> None:
 @click.argument("name", type=GROUP)
 @click.option("--topic", type=TOPIC, help="This subscription alone.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@admin_option
-def delete(name: str, topic: str | None, yes: bool, admin: AdminClient) -> None:
+@admin_options
+def delete(name: str, topic: str | None, yes: bool, admin: AdminClient, as_json: bool) -> None:
     """Delete a group, or one subscription; the messages stay, its progress is forgotten."""
     what = f"group {name}" if topic is None else f"the subscription of {name} to {topic}"
     if not yes:
         confirm(f"Delete {what} and forget where it stands?")
     admin.delete("groups", name, topic=topic)
-    say(f"deleted {name if topic is None else what}")
+    if as_json:
+        print_json({"group": name, "topic": topic, "deleted": True})
+    else:
+        say(f"deleted {name if topic is None else what}")
 
 
 # --- blocked keys
@@ -220,15 +223,15 @@ def delete(name: str, topic: str | None, yes: bool, admin: AdminClient) -> None:
 
 @group.command("keys", short_help="Keys that are blocked: since when, and why.")
 @click.argument("name", type=GROUP, metavar="GROUP")
-@click.option("--limit", default=20, show_default=True, type=Whole(1, 1000), help="At most.")
+@count_option()
 @admin_options
-def list_keys(name: str, limit: int, admin: AdminClient, as_json: bool) -> None:
+def list_keys(name: str, count: int, admin: AdminClient, as_json: bool) -> None:
     """Keys whose first message is not finished, so that what comes after it waits.
 
     Each with since when, attempts, the last error, where that message is (topic/queue/offset), its state,
     and how many messages are known to wait behind it. What can be done: park, skip, replay.
     """
-    rows = admin.get("groups", name, "keys", limit=limit)
+    rows = admin.get("groups", name, "keys", limit=count)
     if as_json:
         return print_json(rows)
     group_show.print_keys(name, rows)

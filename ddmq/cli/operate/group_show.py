@@ -10,7 +10,7 @@ import msgspec
 
 from ddmq.cli.operate.key_actions import client_text
 from ddmq.cli.operate.stats import nobody_text, retry_path
-from ddmq.cli.output import cell, hint, print_facts, print_table, say
+from ddmq.cli.output import cell, hint, print_facts, print_table, say, say_loudly
 from ddmq.moments import format_age
 from ddmq.settings import BY_NAME, format_value, list_differences
 
@@ -37,13 +37,13 @@ def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
         many = "" if found["dead_letters_open"] == 1 else "s"
         hint(f"{found['dead_letters_open']:,} dead letter{many}: `ddmq dlq show {found['group']}`")
     for each in found.get("stalled", ()):  # a server of the release before does not tell
-        say(stall_text(each))
+        say_loudly(stall_text(each))
     if found["blocked_keys"]:
         if any(each["state"] != READY for each in found["blocked_keys"]):
             say("blocked keys")
         print_keys(found["group"], found["blocked_keys"])
         if found["blocked_keys_more"]:
-            hint(f"there are more: `ddmq group keys {found['group']} --limit 1000`")
+            hint(f"there are more: `ddmq group keys {found['group']} --count 1000`")
     if found["clients"]:
         say("clients at this proxy")
         print_table("", CLIENT_COLUMNS, (_client_row(each) for each in found["clients"]))

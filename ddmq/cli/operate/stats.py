@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ddmq.cli.admin_client import AdminClient, admin_options
-from ddmq.cli.output import console, hint, print_json, print_table, say, show, table
+from ddmq.cli.output import console, hint, print_json, print_table, say, say_loudly, show, state_style, table
 from ddmq.cli.values import GROUP, Number
 from ddmq.moments import format_age
 from ddmq_common.metrics.cells import TOP
@@ -35,7 +35,9 @@ LATENCIES = {  # these first, then others
 }
 LATENCIES_MAX = 6  # rows
 LATENCY_NAME_MAX = 40
-LAG_COLUMNS = ("group", "topic", "lag", "oldest", "in flight", "retrying", "later", "delivered/s", "acked/s")
+LAG_COLUMNS = (
+    "group", "topic", "lag", "oldest", "clients", "in flight", "retrying", "later", "delivered/s", "acked/s"
+)  # fmt: skip
 LAG_SPARE = ("acked/s", "delivered/s", "later", "retrying")  # left out in this order where it is narrow
 LAG_FRAME_LINES = 7
 NOBODY_MAX = 10  # subscriptions that nobody consumes, told one by one
@@ -97,8 +99,9 @@ def stats(watch: bool, interval: float, admin: AdminClient, as_json: bool) -> No
 def lag(group: str | None, watch: bool, interval: float, admin: AdminClient, as_json: bool) -> None:
     """Show how far behind groups (or GROUP alone) are: messages, and how long the oldest has waited.
 
-    "retrying" wait for one of the quick retries. "later" are on the retry path: they wait for one of the
-    later retries, 10 s to 2 h apart, or such a retry is due. Rates are over the last 5 to 10 seconds.
+    "clients" are connected to this proxy and pull the topic. "retrying" wait for one of the quick retries.
+    "later" are on the retry path: they wait for one of the later retries, 10 s to 2 h apart, or such a retry
+    is due. Rates are over the last 5 to 10 seconds.
     `ddmq group show GROUP` goes into detail.
     """
     look = partial(admin.get, "lag", group=group)
@@ -117,7 +120,7 @@ def print_lag(rows: Sequence[dict[str, Any]]) -> None:
         hint("no groups yet: `ddmq group create NAME --topic TOPIC`")
     idle = [row for row in rows if row.get("consumed") is False]
     for row in idle[:NOBODY_MAX]:
-        say(f"nobody consumes {row['topic']} for group {row['group']}: {nobody_text(row)}")
+        say_loudly(f"nobody consumes {row['topic']} for group {row['group']}: {nobody_text(row)}")
     if len(idle) > NOBODY_MAX:
         say(f"nor {len(idle) - NOBODY_MAX:,} more")
 
@@ -158,12 +161,13 @@ def _cut_table(
     return [*parts, f"… and {len(rows) - room:,} more"] if len(rows) > room else parts
 
 
-def _health_line(now: Stats) -> str:
+def _health_line(now: Stats) -> Text:
     """Ready or not, and with --processes whose figures are not among those shown."""
     health = now["health"]
-    state = "ready" if health["ready"] else f"NOT READY: {health['reason']}"
+    state = "ready" if health["ready"] else plain(f"NOT READY: {health['reason']}")
     silent = ", ".join(sorted(now.get("silent_parts", ())))
-    return plain(f"server: {state}{silent and f'; without figures of {silent}: no answer'}")
+    more = plain(f"; without figures of {silent}: no answer") if silent else ""
+    return Text.assemble("server: ", (state, state_style(state)), (more, "yellow"))
 
 
 def _topic_columns(before: Stats | None) -> list[str]:
@@ -276,6 +280,7 @@ def lag_cells(rows: Sequence[dict[str, Any]]) -> list[list[Any]]:
             row["topic"],
             row["lag"],
             None if row["lag_age_s"] is None else format_age(row["lag_age_s"]),
+            row.get("clients"),  # a server of the release before does not tell
             row["in_flight"],
             row["retrying"],
             retry_path(row),

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from ddmq.cli.admin_client import AdminClient, admin_option, admin_options
-from ddmq.cli.options import combine_options
+from ddmq.cli.admin_client import AdminClient, admin_options
+from ddmq.cli.options import add_old_name, combine_options
 from ddmq.cli.output import confirm, hint, print_facts, print_json, print_table, say
 from ddmq.cli.values import TOPIC, Whole
 from ddmq_common.names import DELAY_DIALECTS
@@ -62,7 +62,7 @@ settings_options = combine_options(
 
 @click.group()
 def topic() -> None:
-    """List, create, change and delete topics."""
+    """Topics: list, show, create, set, delete."""
 
 
 @topic.command("list")
@@ -104,26 +104,29 @@ def create(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None
     print_json(info) if as_json else say(f"created {name} with {info['queues']} queues")
 
 
-@topic.command("update")
+@topic.command("set")
 @click.argument("name", type=TOPIC)
 @settings_options
 @admin_options
-def update(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None:
-    """Change a topic; what is not named stays as it is."""
+def set_(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None:
+    """Change a topic that exists; settings that are not named stay."""
     settings = _drop_unset(changes)
     if not settings:
         raise click.UsageError("nothing to change: name at least one option (see --help)")
     info = admin.post("topics", name, body={"create": False} | settings)
     if "queues" in settings:
         hint("note: with more queues, shard keys go to other queues than before")
-    print_json(info) if as_json else say(f"updated {name}")
+    print_json(info) if as_json else say(f"changed {name}")
+
+
+add_old_name(topic, "update", set_)
 
 
 @topic.command("delete")
 @click.argument("name", type=TOPIC)
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@admin_option
-def delete(name: str, yes: bool, admin: AdminClient) -> None:
+@admin_options
+def delete(name: str, yes: bool, admin: AdminClient, as_json: bool) -> None:
     """Delete a topic and its messages; one created later under that name is a new one."""
     waiting = _count_delayed(admin, name)
     if not yes:
@@ -131,7 +134,7 @@ def delete(name: str, yes: bool, admin: AdminClient) -> None:
         also = f" {_describe_waiting(waiting)}, and will be a dead letter." if waiting == 1 else also
         confirm(f"Delete topic {name} and every message in it?{also}")
     admin.delete("topics", name)
-    say(f"deleted {name}")
+    print_json({"topic": name, "deleted": True, "delayed": waiting}) if as_json else say(f"deleted {name}")
     if waiting:
         they_are, them = ("it is a dead letter", "it") if waiting == 1 else ("they are dead letters", "them")
         hint(f"note: {_describe_waiting(waiting)}: {they_are} when due, unless a topic {name} is there "

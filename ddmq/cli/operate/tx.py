@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
+from ddmq.cli.options import count_option
 from ddmq.cli.output import confirm, hint, print_facts, print_json, print_table, say, show_body
-from ddmq.cli.values import Name, Whole
+from ddmq.cli.values import Name
 from ddmq.moments import format_moment
 from ddmq_common.names import TRANSACTION_DEAD_TOPIC
 
@@ -28,14 +29,14 @@ def tx() -> None:
 
 @tx.command("list", short_help="Transactions that are not decided, oldest first.")
 @click.option("--group", help="Only those of this producer group.")
-@click.option("--limit", default=20, show_default=True, type=Whole(1, 1000), help="At most.")
+@count_option()
 @admin_options
-def list_open(group: str | None, limit: int, admin: AdminClient, as_json: bool) -> None:
+def list_open(group: str | None, count: int, admin: AdminClient, as_json: bool) -> None:
     """Transactions that are neither committed nor rolled back, oldest first.
 
     `checks` counts how often the producer group was asked how it ended.
     """
-    answer = admin.get("transactions", group=group, count=limit)
+    answer = admin.get("transactions", group=group, count=count)
     if as_json:
         return print_json(answer)
     print_table("", COLUMNS, [_transaction_cells(row) for row in answer["transactions"]])
@@ -43,7 +44,7 @@ def list_open(group: str | None, limit: int, admin: AdminClient, as_json: bool) 
     if not answer["transactions"]:
         hint("no open transactions" + ("" if group is None else f" of group {group}"))
     elif len(answer["transactions"]) < answer["open"] or not answer["whole"]:
-        hint(f"{many}; --limit shows more")
+        hint(f"{many}; --count shows more")
     else:
         hint("`ddmq tx show ID` has the messages of one")
     return None

@@ -199,9 +199,15 @@ class AdminGroups:
             subscription_row(each, letters)
             | retries.row(each.group, each.topic)
             | self._per_second(each)
+            | {"clients": self._count_clients(each)}
             | self._backend_columns(each, with_age=at < AGED_MAX)
             for at, each in enumerate(paced(subscriptions[:count]))
         ]
+
+    def _count_clients(self, stats: SubscriptionStats) -> int:
+        """Count the connected clients that pull a subscription at this proxy."""
+        clients = self._consumer.clients(stats.group)
+        return sum(each.connected and (not each.topics or stats.topic in each.topics) for each in clients)
 
     def create(self, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Subscribe a group to `topics`; other keys are settings. What exists stays. Answers the group,

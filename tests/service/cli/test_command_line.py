@@ -15,8 +15,8 @@ def test_topics(shell: Shell, topic: str) -> None:
     assert f"topic {topic!r} exists" in shell.error
     shown = shell.json("topic", "show", topic)
     assert (shown["topic"], shown["queues"], len(shown["by_queue"])) == (topic, 2, 2)
-    assert shell.json("topic", "update", topic, "--queues", "3", "--delay", "none")["queues"] == 3
-    shell("topic", "update", topic, "--queues", "1", code=1)
+    assert shell.json("topic", "set", topic, "--queues", "3", "--delay", "none")["queues"] == 3
+    shell("topic", "set", topic, "--queues", "1", code=1)
     assert "3 queues" in shell.error
     assert topic in {row["topic"] for row in shell.json("topic", "list")}
     assert topic in shell("topic", "list")

@@ -67,9 +67,9 @@ def test_dead_letters_are_listed_and_shown(shell: Shell, topic: str, bury: Bury)
     shown = shell("dlq", "show", group)
     assert all(text in shown for text in ("failed", f"{topic}/0/1", "two\\nlines", "attempts"))
     assert shell.error.startswith(f"`ddmq dlq resend {group} --all`")
-    shell("dlq", "show", group, "--limit", "2")
+    shell("dlq", "show", group, "--count", "2")
     assert shell.error == "3 letters in all; go on with --from 2\n"
-    found = shell.json("dlq", "show", group, "--from", "1", "--limit", "1")
+    found = shell.json("dlq", "show", group, "--from", "1", "--count", "1")
     (letter,) = found["shown"]
     assert found["next"] == 2
     assert (letter["offset"], letter["key"], letter["preview"]) == (1, "k", "two\nlines")
