@@ -5,6 +5,7 @@ Spark and the charts are the extra `spark`; they are imported only when the repo
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from ddmq.moments import DURATION_ALLOWED, read_duration
 
 if TYPE_CHECKING:
     from metrics_job.report.core.facts import Report
+    from metrics_job.report.core.order import OrderPicture
 
 NEEDED = ("pyspark", "pyarrow", "plotly")
 
@@ -92,10 +94,12 @@ def make_report(
     config_dir: Path | None = None,
     kills_ms: Sequence[int] = (),
     dead_letters: Mapping[str, int] | None = None,
+    order: OrderPicture | None = None,
 ) -> Report:
     """Run the job over what is needed, write the HTML file. Raises ClickException, DdmqError.
 
-    `kills_ms`: when processes were killed on purpose; `dead_letters`: how many were made so, by topic."""
+    `kills_ms`: when processes were killed on purpose; `dead_letters`: how many were made so, by topic;
+    `order`: a picture of order for the page."""
     need_packages()
     from metrics_job.report.core.health import Intended
     from metrics_job.report.run import make_tables, read_report, write_page
@@ -105,6 +109,7 @@ def make_report(
         make_tables(partial(_run_job, config_dir), samples, Path(tables), since_ms, now_ms)
     intended = Intended(kills_ms, dead_letters or {})
     result = read_report(tables, since_ms, now_ms, up_to_date=with_job, intended=intended)
+    result = dataclasses.replace(result, order=order)
     write_page(result, out, now_ms)
     return result
 

@@ -74,17 +74,22 @@ class Sent:
 
     acknowledged: dict[str, str] = field(default_factory=dict)  # path → checksum
     latencies_ms: list[float] = field(default_factory=list)
-    answered_ms: list[int] = field(default_factory=list)  # wall clock
+    answered: list[tuple[int, str]] = field(default_factory=list)  # (wall clock in ms, module)
     sent_again: int = 0
     body_bytes: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     failure: Exception | None = None
 
+    @property
+    def answered_ms(self) -> list[int]:
+        """The wall times of the answers."""
+        return [at_ms for at_ms, _ in self.answered]
+
     def note_answer(self, file: LibraryFile, digest: str, start: float) -> None:
         with self.lock:
             self.acknowledged[file.path] = digest
             self.latencies_ms.append((time.monotonic() - start) * 1000)
-            self.answered_ms.append(time.time_ns() // 1_000_000)
+            self.answered.append((time.time_ns() // 1_000_000, file.module))
             self.body_bytes += file.size
 
 

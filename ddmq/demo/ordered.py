@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +22,9 @@ from ddmq.cli.admin_client import AdminClient
 from ddmq.demo import library
 from ddmq.demo.library import GIVE_UP_S, FileMessage, LibraryFile, Sent, send_all
 from ddmq.demo.reported import ClientCounts
-from ddmq.demo.server import Typed, print_facts, print_step
+from ddmq.demo.server import Narrator, Typed
 from ddmq_client import Consumer, Message
+from metrics_job.report.core.order import KeyEvent, Mark
 
 TOPIC = "modules"
 GROUP = "modules"
@@ -48,6 +49,7 @@ class OrderedAct:
         addresses: Mapping[str, HostPort],
         files: list[LibraryFile],
         typed: Typed,
+        narrator: Narrator,
         *,
         queue_of_key: bool = False,
     ) -> None:
@@ -57,11 +59,13 @@ class OrderedAct:
         self._modules = by_module(files)
         self._files = len(files)
         self._typed = typed
+        self._narrator = narrator
         self._sent = Sent()
         self._order = ModuleOrder(DELIVERIES_MAX)
         self._damaged: list[str] = []
         self._died = 0
         self._during = 0  # finished while the broken module was blocked
+        self._endings: list[tuple[int, str, bool]] = []  # (wall clock in ms, module, failed)
         self._mended = threading.Event()
 
     def run(self) -> bool:
@@ -74,7 +78,9 @@ class OrderedAct:
         with ExitStack() as stack:
             for _ in range(CONSUMERS):
                 stack.enter_context(Consumer(consumer, GROUP, [TOPIC], handler=self._handle, threads=THREADS))
-            print_step(f"{CONSUMERS} consumers take them; the one for {BROKEN!r} fails on purpose")
+            self._narrator.print_step(
+                f"{CONSUMERS} consumers take them; the one for {BROKEN!r} fails on purpose"
+            )
             self._show_blocked()
             self._wait_for_letters()
             self._resend()
@@ -89,7 +95,7 @@ class OrderedAct:
             for files in self._modules.values()
         ]
         seconds = send_all(str(self._addresses["producer"]), runs, self._sent)
-        print_step(
+        self._narrator.print_step(
             f"sent {len(self._sent.acknowledged):,} files of {len(self._modules):,} modules "
             f"in {seconds:.1f} s, each numbered within its module, those of {BROKEN!r} first"
         )
@@ -102,6 +108,7 @@ class OrderedAct:
         if library.checksum(message.body) != message.properties["sha256"]:
             self._damaged.append(message.properties["path"])
         self._order.end(module, number, round_, failed=broken)
+        self._endings.append((time.time_ns() // 1_000_000, module, broken))
         if broken:
             message.fail(reason=f"the demo's consumer of {BROKEN} is broken on purpose")
 
@@ -109,16 +116,17 @@ class OrderedAct:
 
     def _show_blocked(self) -> None:
         wait_for(lambda: any(key["attempts"] >= 2 for key in self._blocked_keys()), f"{BROKEN} blocked")
-        print_step(
+        self._narrator.print_step(
             f"{BROKEN!r} is stuck: {self._order.finished_of(BROKEN)} of its {self._broken_count} files "
             f"are finished; meanwhile {self._order.finished_but(BROKEN):,} files of the other modules are"
         )
         self._typed(f"group keys {GROUP}")
 
     def _wait_for_letters(self) -> None:
+        self._narrator.print_short(f"key {BROKEN!r} is blocked: its first file fails again and again …")
         wait_for(lambda: self._count_letters() == self._broken_count, f"{self._broken_count} dead letters")
         self._died, self._during = self._count_letters(), self._order.finished_but(BROKEN)
-        print_step(
+        self._narrator.print_step(
             f"each file of {BROKEN!r} failed {DELIVERIES_MAX} times and is a dead letter; until then "
             f"{self._during:,} of {self._files - self._broken_count:,} files of the others were finished"
         )
@@ -127,7 +135,9 @@ class OrderedAct:
 
     def _resend(self) -> None:
         self._mended.set()
-        print_step(f"the consumer of {BROKEN!r} is mended; its dead letters are sent to {GROUP} again")
+        self._narrator.print_step(
+            f"the consumer of {BROKEN!r} is mended; its dead letters are sent to {GROUP} again"
+        )
         self._typed(f"dlq resend {GROUP} --all")
         wait_for(lambda: self._count_finished() == self._files, f"{self._files} finished files")
         wait_for(lambda: self._read_lag() == 0, "a lag of 0")
@@ -136,7 +146,7 @@ class OrderedAct:
 
     def _check_order(self, seconds: float) -> bool:
         order, sent, finished = self._order, self._sent, self._count_finished()
-        print_facts(
+        self._narrator.print_facts(
             {
                 "acknowledged": f"{len(sent.acknowledged):,} of {self._files:,} files of "
                 f"{len(self._modules):,} modules",
@@ -153,7 +163,7 @@ class OrderedAct:
             }
         )
         proven = self._adds_up() and order.overtaken == order.together == 0
-        print_step(
+        self._narrator.print_step(
             "sent = acknowledged = finished, each module in order" if proven else "NOT PROVEN: see above"
         )
         return proven
@@ -178,6 +188,29 @@ class OrderedAct:
             delivered=order.deliveries, finished=order.deliveries - order.failures, failed=order.failures,
             dead=self._died,
         )  # fmt: skip
+
+    def events(self) -> Iterator[KeyEvent]:
+        """Yield what was seen of each module, for the picture of order."""
+        yield from (KeyEvent(at_ms, module, Mark.STORED) for at_ms, module in self._sent.answered)
+        for at_ms, module, failed in self._endings:
+            yield KeyEvent(at_ms, module, Mark.FAILED if failed else Mark.FINISHED)
+
+    def verdicts(self) -> list[tuple[bool, str]]:
+        """Return, for a newcomer, what was proven and whether it was."""
+        order, wrong = self._order, self._order.overtaken + self._order.together
+        others = self._files - self._broken_count
+        went_on = (
+            f"{BROKEN!r} was blocked, the other keys went on: {self._during:,} of their {others:,} files"
+        )
+        return [
+            (wrong == 0, f"order kept: {wrong:,} of {order.deliveries:,} deliveries out of order"),
+            (self._during > 0, f"{went_on} were finished meanwhile"),
+            (
+                self._died == order.revived == self._broken_count and self._adds_up(),
+                f"{self._died:,} files of {BROKEN!r} became dead letters and were sent again; "
+                f"{order.revived:,} arrived",
+            ),
+        ]
 
     # --- what the server says
 

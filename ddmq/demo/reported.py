@@ -10,6 +10,9 @@ else must be equal.
 from __future__ import annotations
 
 import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,11 +20,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ddmq.cli.report import NEEDED, make_report, print_summary, tables_folder
-from ddmq.demo.server import print_step
+from ddmq.demo.server import Narrator
 from ddmq_common.errors import DdmqError
 
 if TYPE_CHECKING:
     from metrics_job.report.core.facts import Report
+    from metrics_job.report.core.order import OrderPicture
 
 
 PROMISES = """\
@@ -63,28 +67,57 @@ class Compared(NamedTuple):
         return self.low <= self.reported <= self.high
 
 
-def report_of_the_run(data_dir: Path, out: Path, counted: list[ClientCounts], killed_ms: int) -> bool:
+def report_of_the_run(
+    data_dir: Path,
+    out: Path,
+    counted: list[ClientCounts],
+    killed_ms: int,
+    picture: OrderPicture | None,
+    narrator: Narrator,
+) -> bool:
     """Make, show and compare the report. True when the numbers are the same, or there is no Spark here."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        print_step(
-            f"no report of this run: {', '.join(missing)} missing; pip install '.[spark]' in the source tree"
-        )
+        lacking = f"{', '.join(missing)} missing; pip install '.[spark]' in the source tree"
+        narrator.print_step(f"no report of this run: {lacking}")
+        narrator.print_short(f"(no report of this run: {lacking})")
         return True
-    print_step("the report of this run: Spark reads what the servers counted")
+    narrator.print_step("the report of this run: Spark reads what the servers counted")
     samples = data_dir / "metrics"
     try:
-        report = make_report(
-            samples, tables_folder(samples), out, None, config_dir=_write_promises(data_dir),
-            kills_ms=[killed_ms],
-            dead_letters={counts.topic: counts.dead for counts in counted if counts.dead},
-        )  # fmt: skip
+        with _redirect_spark(data_dir.with_suffix(".spark"), narrator), narrator.quiet_unless_verbose():
+            report = make_report(
+                samples, tables_folder(samples), out, None, config_dir=_write_promises(data_dir),
+                kills_ms=[killed_ms],
+                dead_letters={counts.topic: counts.dead for counts in counted if counts.dead},
+                order=picture,
+            )  # fmt: skip
     except DdmqError as error:
         raise click.ClickException(f"no report of this run: {error}") from error
-    print_summary(report)
-    same = print_comparison(compare_counts(report, counted, killed_ms))
-    print_step(f"open it: {out.resolve()}")
+    rows = compare_counts(report, counted, killed_ms)
+    same = all(row.is_same for row in rows)
+    if narrator.verbose or not (same and report.is_well):
+        print_summary(report)
+        print_comparison(rows)
+    narrator.print_step(f"open it: {out.resolve()}")
+    narrator.print_short(f"the report of this run, with charts: {out.resolve()}")
     return same
+
+
+@contextmanager
+def _redirect_spark(log: Path, narrator: Narrator) -> Iterator[None]:
+    """Write the warnings of Spark's Java to a file, unless verbose; they go to descriptor 2 directly."""
+    if narrator.verbose:
+        yield
+        return
+    before = os.dup(2)
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
 
 
 def _write_promises(data_dir: Path) -> Path:
@@ -133,13 +166,12 @@ def require_equal(what: str, reported: int, counted: int) -> Compared:
 
 
 def print_comparison(rows: list[Compared]) -> bool:
-    """Each number with what the clients counted; True when all are the same."""
+    """Print each number with what the clients counted; True when all are the same."""
     for row in rows:
         click.echo(f"  {row.what:<24} {row.reported:>7,} {_describe_difference(row)}")
     same = all(row.is_same for row in rows)
-    print_step(
-        "the report's numbers are those the demo counted" if same else "NOT THE SAME NUMBERS: see above"
-    )
+    text = "the report's numbers are those the demo counted" if same else "NOT THE SAME NUMBERS: see above"
+    click.echo(f"[demo] {text}")
     return same
 
 

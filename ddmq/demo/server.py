@@ -6,13 +6,15 @@ a user would type them, then run just as they were printed.
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import click
@@ -88,10 +90,43 @@ class DemoServer:
             self.kill()
 
 
+class Narrator:
+    """Prints the demo: with `verbose` every step, command and number, else the few lines for a newcomer."""
+
+    def __init__(self, *, verbose: bool) -> None:
+        self.verbose = verbose
+
+    def print_short(self, text: str) -> None:
+        """Print a line for a newcomer; when verbose, the steps say the same at length."""
+        if not self.verbose:
+            click.echo(f"  {text}")
+
+    def print_step(self, text: str) -> None:
+        """Print a step of the story, when verbose."""
+        if self.verbose:
+            click.echo(f"[demo] {text}")
+
+    def print_facts(self, facts: Mapping[str, str]) -> None:
+        """Print what was counted, one fact a line, when verbose."""
+        for name, value in facts.items() if self.verbose else ():
+            click.echo(f"  {name:<14} {value}")
+
+    @contextmanager
+    def quiet_unless_verbose(self) -> Iterator[io.StringIO]:
+        """Keep what is printed meanwhile in the buffer that is returned, unless verbose."""
+        output = io.StringIO()
+        if self.verbose:
+            yield output
+            return
+        with redirect_stdout(output), redirect_stderr(output):
+            yield output
+
+
 class Typed:
     """Runs `ddmq LINE` in this process against one server, whose addresses stand in the environment."""
 
-    def __init__(self) -> None:
+    def __init__(self, narrator: Narrator) -> None:
+        self._narrator = narrator
         self._shown = ""
 
     def use_server(self, addresses: Mapping[str, HostPort]) -> None:
@@ -100,26 +135,19 @@ class Typed:
         os.environ.update(where)
         export = "export " + " ".join(f"{name}={value}" for name, value in where.items())
         if export != self._shown:
-            click.echo(f"$ {export}")
+            with self._narrator.quiet_unless_verbose():
+                click.echo(f"$ {export}")
             self._shown = export
 
     def __call__(self, line: str) -> None:
         """Print the command and run it. Raises ClickException when it fails."""
         from ddmq.cli.root import run
 
-        click.echo(f"$ ddmq {line}")
-        code = run(shlex.split(line))
-        sys.stdout.flush()
+        with self._narrator.quiet_unless_verbose() as output:
+            click.echo(f"$ ddmq {line}")
+            code = run(shlex.split(line))
+            sys.stdout.flush()
         if code != 0:
-            raise click.ClickException(f"`ddmq {line}` ended with exit code {code}")
-
-
-def print_step(text: str) -> None:
-    """A step of the story."""
-    click.echo(f"[demo] {text}")
-
-
-def print_facts(facts: Mapping[str, str]) -> None:
-    """Tell what was counted, one fact a line."""
-    for name, value in facts.items():
-        click.echo(f"  {name:<14} {value}")
+            raise click.ClickException(
+                f"`ddmq {line}` ended with exit code {code} {output.getvalue()}".rstrip()
+            )

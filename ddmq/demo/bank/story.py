@@ -19,12 +19,13 @@ import click
 
 from ddmq.cli.admin_client import AdminClient
 from ddmq.demo.bank.service import ACCOUNTS, BALANCE, Bank
-from ddmq.demo.server import DemoServer, Typed, print_facts, print_step
+from ddmq.demo.server import DemoServer, Narrator, Typed
 
 NAMES = ("paris", "tokyo")
 KILL_EVERY_S = (0.3, 1.5)
 SETTLED_WITHIN_S = 240.0
 LOOK_S = 0.2
+NARRATOR = Narrator(verbose=True)
 CHECKS = "transactions:\n  check_interval_ms: 2000\n"  # so that nobody has to wait for a minute
 
 
@@ -36,7 +37,7 @@ CHECKS = "transactions:\n  check_interval_ms: 2000\n"  # so that nobody has to w
 def bank(transfers: int, kills: int, seed: int | None, folder: Path | None) -> None:
     """Money moves between two banks by transactional messages, while every process is killed at random."""
     seed = random.randrange(1_000_000) if seed is None else seed
-    print_step(f"seed {seed}")
+    NARRATOR.print_step(f"seed {seed}")
     with tempfile.TemporaryDirectory(prefix="ddmq-bank-") as scratch:
         story = BankStory(folder or Path(scratch), transfers, kills, random.Random(seed))
         if not story.run():
@@ -53,7 +54,7 @@ class BankStory:
         self._kills = kills
         self._chance = chance
         self._server = DemoServer(folder / "data", proxy_producer=CHECKS)
-        self._typed = Typed()
+        self._typed = Typed(NARRATOR)
         self._banks = {
             name: Bank(name, peer, folder) for name, peer in zip(NAMES, reversed(NAMES), strict=True)
         }
@@ -62,13 +63,13 @@ class BankStory:
 
     def run(self) -> bool:
         """True when everything was proven."""
-        print_step(f"ready after {self._server.start():.2f} s")
+        NARRATOR.print_step(f"ready after {self._server.start():.2f} s")
         self._typed.use_server(self._server.addresses)
         try:
             for name in NAMES:
                 self._typed(f"topic create to-{name}")
                 self._typed(f"group create {name} --topic to-{name} --start first")
-            print_step(
+            NARRATOR.print_step(
                 f"each bank has {ACCOUNTS} accounts with {BALANCE} each and sends {self._transfers} transfers"
             )
             for name, one in self._banks.items():
@@ -106,7 +107,7 @@ class BankStory:
                 self._running[victim].kill()
                 self._running[victim].wait()
                 self._begin(victim)
-        print_step(
+        NARRATOR.print_step(
             f"kill -9: {', '.join(f'{count} times {name}' for name, count in sorted(self._killed.items()))}"
         )
 
@@ -167,6 +168,6 @@ class BankStory:
             )
         )
         facts["given up"] = f"{given_up:,} transactions whose service was killed before its ledger's commit"
-        print_facts({**facts, "money": f"{before:,} before, {after:,} after"})
-        print_step("no money was made or lost" if proven else "NOT PROVEN: see above")
+        NARRATOR.print_facts({**facts, "money": f"{before:,} before, {after:,} after"})
+        NARRATOR.print_step("no money was made or lost" if proven else "NOT PROVEN: see above")
         return proven
