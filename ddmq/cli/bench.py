@@ -42,10 +42,10 @@ def bench(name: str | None, listing: bool, quick: bool, pending: int | None, as_
     """Run benchmark NAME (t01, t02, …) or `all`; raw results go to bench/results/."""
     benchmarks = find_benchmarks()
     if listing or name is None:
-        subjects = {short: _first_line(path) for short, path in benchmarks.items()}
+        purposes = {short: _first_line(path) for short, path in benchmarks.items()}
         if as_json:
-            return print_json([{"name": short, "subject": text} for short, text in subjects.items()])
-        for short, text in subjects.items():
+            return print_json([{"name": short, "measures": text} for short, text in purposes.items()])
+        for short, text in purposes.items():
             say(f"{short:<11} {text}")
         return None
     if as_json:

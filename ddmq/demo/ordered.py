@@ -24,7 +24,7 @@ from ddmq.demo.library import GIVE_UP_S, FileMessage, LibraryFile, Sent, send_al
 from ddmq.demo.reported import ClientCounts
 from ddmq.demo.server import Narrator, Typed
 from ddmq_client import Consumer, Message
-from metrics_job.report.core.order import KeyEvent, Mark
+from metrics_job.report.core.order import KeyEvent, KeyMark
 
 TOPIC = "modules"
 GROUP = "modules"
@@ -189,13 +189,13 @@ class OrderedAct:
             dead=self._died,
         )  # fmt: skip
 
-    def events(self) -> Iterator[KeyEvent]:
+    def list_events(self) -> Iterator[KeyEvent]:
         """Yield what was seen of each module, for the picture of order."""
-        yield from (KeyEvent(at_ms, module, Mark.STORED) for at_ms, module in self._sent.answered)
+        yield from (KeyEvent(at_ms, module, KeyMark.STORED) for at_ms, module in self._sent.answered)
         for at_ms, module, failed in self._endings:
-            yield KeyEvent(at_ms, module, Mark.FAILED if failed else Mark.FINISHED)
+            yield KeyEvent(at_ms, module, KeyMark.FAILED if failed else KeyMark.FINISHED)
 
-    def verdicts(self) -> list[tuple[bool, str]]:
+    def build_verdicts(self) -> list[tuple[bool, str]]:
         """Return, for a newcomer, what was proven and whether it was."""
         order, wrong = self._order, self._order.overtaken + self._order.together
         others = self._files - self._broken_count

@@ -27,7 +27,7 @@ from ddmq.demo.reported import ClientCounts
 from ddmq.demo.server import DemoServer, Narrator, Typed
 from ddmq.trial.cluster import Ports, TrialCluster, free_ports
 from ddmq_client import Consumer, Message
-from metrics_job.report.core.order import KeyEvent, Mark, OrderPicture, Outage, Phase, draw_order
+from metrics_job.report.core.order import KeyEvent, KeyMark, OrderPhase, OrderPicture, Outage, draw_order
 from metrics_job.report.terminal import order_lines
 
 TOPIC = "library"
@@ -89,8 +89,8 @@ def _run_demo(data_dir: Path, report_file: Path, kafka: bool, narrator: Narrator
     picture = story.draw_picture()
     if picture is not None:
         show(Group("", *order_lines(picture, min(console().width, PICTURE_WIDTH)), ""))
-    for kept, text in story.verdicts:
-        click.echo(click.style("✓" if kept else "✗", fg="green" if kept else "red") + f" {text}")
+    for is_proven, text in story.verdicts:
+        click.echo(click.style("✓" if is_proven else "✗", fg="green" if is_proven else "red") + f" {text}")
     same = report_of_the_run(data_dir, report_file, story.counted, story.killed_ms, picture, narrator)
     if not (proven and same):
         click.echo(click.style("✗ NOT PROVEN", fg="red") + " what has a ✗ above; --verbose shows more")
@@ -172,7 +172,7 @@ class Story:
         self._narrator = narrator
         self._events: list[KeyEvent] = []
         self._outages: list[Outage] = []
-        self._phases: list[Phase] = []
+        self._phases: list[OrderPhase] = []
         self.sent = Sent()
         self.received = Received()
         self._typed = Typed(narrator)
@@ -192,7 +192,7 @@ class Story:
         self._narrator.print_step("ACT ONE: nothing acknowledged is lost")
         if rest:
             self._narrator.print_step(f"left out: {len(rest)} files that are empty or over 2 MiB")
-        self._phases.append(Phase(time.time_ns() // 1_000_000, "1 send, kill"))
+        self._phases.append(OrderPhase(time.time_ns() // 1_000_000, "1 send, kill"))
         stored = self._first_act(fit)
         if self.server.cluster is not None:
             self.server.cluster.start([KILLED])
@@ -200,10 +200,10 @@ class Story:
         kafka = self.server.cluster is not None
         act = OrderedAct(self.server.addresses, fit, self._typed, self._narrator, queue_of_key=kafka)
         self._narrator.print_short("consuming them again, in order by key, while one key fails on purpose")
-        self._phases.append(Phase(time.time_ns() // 1_000_000, "2 order by key"))
+        self._phases.append(OrderPhase(time.time_ns() // 1_000_000, "2 order by key"))
         ordered = act.run()
-        self._events += act.events()
-        self.verdicts += act.verdicts()
+        self._events += act.list_events()
+        self.verdicts += act.build_verdicts()
         self.counted = [self._first_act_counts(), act.client_counts()]
         return ordered and stored
 
@@ -296,8 +296,8 @@ class Story:
         )
         for path in missing[:10]:
             click.echo(f"  lost: {path}", err=True)
-        self._events += [KeyEvent(at_ms, module, Mark.STORED) for at_ms, module in sent.answered]
-        self._events += [KeyEvent(at_ms, module, Mark.FINISHED) for at_ms, module in received.arrived]
+        self._events += [KeyEvent(at_ms, module, KeyMark.STORED) for at_ms, module in sent.answered]
+        self._events += [KeyEvent(at_ms, module, KeyMark.FINISHED) for at_ms, module in received.arrived]
         proven = not missing and not received.damaged and len(sent.acknowledged) == files
         self._narrator.print_step(
             "every acknowledged file arrived intact" if proven else "NOT PROVEN: see above"

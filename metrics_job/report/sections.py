@@ -12,7 +12,7 @@ from metrics_job.report.core.facts import Report, Times
 from metrics_job.report.core.health import SILENT, STOPPED, VANISHED, ProcessFacts, SloFacts
 from metrics_job.report.core.material import Waiting
 from metrics_job.report.core.offenders import Offender, Offenders
-from metrics_job.report.core.order import Lane, OrderPicture, Outage
+from metrics_job.report.core.order import KeyRow, OrderPicture, Outage
 from metrics_job.report.html import Cell, number_cell
 
 ROWS_SHOWN = 15
@@ -107,7 +107,7 @@ def build_cards(report: Report, drawn: dict[str, Any]) -> Iterator[str]:
 
 def _order_card(picture: OrderPicture) -> str:
     """Show order as keys over time."""
-    blocked = words.list_names([lane.name for lane in picture.lanes if lane.blocked])
+    blocked = words.list_names([row.name for row in picture.rows if row.blocked])
     text = (
         "A row for each key, time from left to right. Messages of one key are delivered one after the other."
     )
@@ -117,8 +117,8 @@ def _order_card(picture: OrderPicture) -> str:
         f'<b style="left:{picture.share_of(phase.start_ms) * 100:.2f}%">{escape(phase.name)}</b>'
         for phase in picture.phases
     )
-    phases = f'<div class="lane phases note"><span></span><div>{phases}</div></div>' if phases else ""
-    lanes = phases + "".join(_lane_row(picture, lane, outages) for lane in picture.lanes)
+    phases = f'<div class="keyrow phases note"><span></span><div>{phases}</div></div>' if phases else ""
+    rows = phases + "".join(_key_row(picture, row, outages) for row in picture.rows)
     length = words.format_span((picture.end_ms - picture.start_ms) / 1000)
     axis = f'<div class="axis note"><span>{words.format_clock(picture.start_ms)} UTC</span>'
     axis += f"<span>{escape(length)} later</span></div>"
@@ -126,16 +126,16 @@ def _order_card(picture: OrderPicture) -> str:
     legend = "".join(f'<span><i class="{name}"></i>{LEGEND.get(name, name)}</span>' for name in names)
     return html.section(
         "order", "Order: keys over time", html.paragraph(text, "note"),
-        f'<div class="order">{lanes}{axis}<div class="legend note">{legend}</div></div>', wide=True,
+        f'<div class="order">{rows}{axis}<div class="legend note">{legend}</div></div>', wide=True,
     )  # fmt: skip
 
 
-def _lane_row(picture: OrderPicture, lane: Lane, outages: str) -> str:
+def _key_row(picture: OrderPicture, row: KeyRow, outages: str) -> str:
     marks = "".join(
         f'<i class="{stretch.mark.name.lower()}" style="{_place_style(stretch.start, stretch.width)}"></i>'
-        for stretch in picture.stretches_of(lane, ORDER_COLUMNS)
+        for stretch in picture.stretches_of(row, ORDER_COLUMNS)
     )
-    return f'<div class="lane"><span>{escape(lane.name)}</span><div>{outages}{marks}</div></div>'
+    return f'<div class="keyrow"><span>{escape(row.name)}</span><div>{outages}{marks}</div></div>'
 
 
 def _outage_mark(picture: OrderPicture, outage: Outage) -> str:

@@ -12,24 +12,24 @@ from ddmq_common.plain_text import plain
 from metrics_job.report.core import words
 from metrics_job.report.core.behind import describe_outlook, sort_worst_first
 from metrics_job.report.core.facts import Report
-from metrics_job.report.core.order import Mark, OrderPicture
+from metrics_job.report.core.order import KeyMark, OrderPicture
 
 ROWS_SHOWN = 5
 LABEL_MAX = 20  # characters of a key
 COLUMNS_MIN = 20
 KILL = "┃"
 MARKS = {
-    Mark.NOTHING: (" ", ""),
-    Mark.STORED: ("░", "blue"),
-    Mark.BLOCKED: ("·", "yellow"),
-    Mark.FINISHED: ("█", "green"),
-    Mark.FAILED: ("✗", "bold red"),
+    KeyMark.NOTHING: (" ", ""),
+    KeyMark.STORED: ("░", "blue"),
+    KeyMark.BLOCKED: ("·", "yellow"),
+    KeyMark.FINISHED: ("█", "green"),
+    KeyMark.FAILED: ("✗", "bold red"),
 }
 MARK_NAMES = {
-    Mark.STORED: "stored",
-    Mark.FINISHED: "finished",
-    Mark.FAILED: "failed",
-    Mark.BLOCKED: "blocked",
+    KeyMark.STORED: "stored",
+    KeyMark.FINISHED: "finished",
+    KeyMark.FAILED: "failed",
+    KeyMark.BLOCKED: "blocked",
 }
 
 
@@ -74,16 +74,16 @@ def _report_parts(report: Report) -> Iterator[RenderableType]:
 
 def order_lines(picture: OrderPicture, width: int) -> list[Text]:
     """Draw order for a terminal of that width: a row for each key, time from left to right."""
-    label = max(len(lane.name) for lane in picture.lanes)
+    label = max(len(row.name) for row in picture.rows)
     label = min(label, LABEL_MAX)
     columns = max(COLUMNS_MIN, width - label - 3)
     kills = {picture.column_of(outage.killed_ms, columns) for outage in picture.outages}
     phases = [(picture.column_of(phase.start_ms, columns), phase.name) for phase in picture.phases]
     lines = [_labels_line(phases, label, "dim")] if phases else []
     lines += [_labels_line([(at, "▼ kill -9") for at in sorted(kills)], label, "bold red")] if kills else []
-    for lane in picture.lanes:
-        line = Text(f"{plain(lane.name)[:label]:>{label}} ", "bold" if lane.blocked else "")
-        for column, mark in enumerate(picture.marks_of(lane, columns)):
+    for row in picture.rows:
+        line = Text(f"{plain(row.name)[:label]:>{label}} ", "bold" if row.blocked else "")
+        for column, mark in enumerate(picture.marks_of(row, columns)):
             line.append(*((KILL, "bold red") if column in kills else MARKS[mark]))
         lines.append(line)
     length = words.format_span((picture.end_ms - picture.start_ms) / 1000)

@@ -84,12 +84,11 @@ def test_without_verbose_it_tells_a_newcomer_in_a_screen(tmp_path: Path) -> None
     assert len(lines) <= 30
     assert max(map(len, lines)) <= 100 + len(str(tmp_path))
     verdicts = [line for line in lines if line.startswith(("✓", "✗"))]
-    for line, words in zip(
-        verdicts,
-        ("killed with kill -9", "nothing was lost", "order kept: 0 of", "the other keys went on", "dead letters",
-         "all proven"),
-        strict=True,
-    ):  # fmt: skip
+    expected = (
+        "killed with kill -9", "nothing was lost", "order kept: 0 of", "the other keys went on",
+        "dead letters", "all proven",
+    )  # fmt: skip
+    for line, words in zip(verdicts, expected, strict=True):
         assert line.startswith("✓ ")
         assert words in line
     assert lines[-1] == verdicts[-1]

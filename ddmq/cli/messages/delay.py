@@ -21,7 +21,7 @@ from ddmq.cli.messages.waiting import (
     print_messages,
     say_missing,
 )
-from ddmq.cli.options import count_option
+from ddmq.cli.old_names import count_option
 from ddmq.cli.output import (
     cell,
     hint,

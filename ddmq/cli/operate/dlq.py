@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
-from ddmq.cli.options import count_option
+from ddmq.cli.old_names import count_option
 from ddmq.cli.output import cell, confirm, hint, print_json, print_table, say, show_body
 from ddmq.cli.values import GROUP, TOPIC, Whole, parse_moment
 from ddmq.moments import format_moment

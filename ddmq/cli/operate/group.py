@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
+from ddmq.cli.old_names import count_option
 from ddmq.cli.operate import group_show, key_actions
 from ddmq.cli.operate.stats import retry_path
-from ddmq.cli.options import combine_options, count_option
+from ddmq.cli.options import combine_options
 from ddmq.cli.output import confirm, hint, print_json, print_table, say
 from ddmq.cli.values import GROUP, TOPIC, parse_start
 from ddmq.settings import BY_NAME, TABLE, Setting, list_differences

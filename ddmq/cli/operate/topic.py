@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
-from ddmq.cli.options import add_old_name, combine_options
+from ddmq.cli.old_names import add_old_name
+from ddmq.cli.options import combine_options
 from ddmq.cli.output import confirm, hint, print_facts, print_json, print_table, say
 from ddmq.cli.values import TOPIC, Whole
 from ddmq_common.names import DELAY_DIALECTS

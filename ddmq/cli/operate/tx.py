@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
-from ddmq.cli.options import count_option
+from ddmq.cli.old_names import count_option
 from ddmq.cli.output import confirm, hint, print_facts, print_json, print_table, say, show_body
 from ddmq.cli.values import Name
 from ddmq.moments import format_moment

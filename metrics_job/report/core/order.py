@@ -13,11 +13,11 @@ from enum import IntEnum
 from itertools import groupby
 from typing import NamedTuple
 
-LANES_MAX = 8  # keys with a row of their own; the others share the last row
+KEYS_MAX = 8  # keys with a row of their own; the others share the last row
 
 
-class Mark(IntEnum):
-    """What is seen of a key in a slice of time. If there are several, the highest is drawn."""
+class KeyMark(IntEnum):
+    """The marks of a key in a slice of time. If there are several, the highest is drawn."""
 
     NOTHING = 0
     STORED = 1
@@ -31,7 +31,7 @@ class KeyEvent(NamedTuple):
 
     at_ms: int
     key: str
-    mark: Mark
+    mark: KeyMark
 
 
 class Outage(NamedTuple):
@@ -41,7 +41,7 @@ class Outage(NamedTuple):
     ready_ms: int
 
 
-class Phase(NamedTuple):
+class OrderPhase(NamedTuple):
     """A part of the time with a name, from its start in epoch ms to the start of the next."""
 
     start_ms: int
@@ -49,7 +49,7 @@ class Phase(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class KeyRow:
     """The row of one key, or of `keys` others together. `blocked`: stretches in epoch ms in which nothing but
     failures of the key was seen."""
 
@@ -62,7 +62,7 @@ class Lane:
 class Stretch(NamedTuple):
     """Equal marks side by side: shares of the whole time, from 0 to 1."""
 
-    mark: Mark
+    mark: KeyMark
     start: float
     width: float
 
@@ -73,9 +73,9 @@ class OrderPicture:
 
     start_ms: int
     end_ms: int
-    lanes: list[Lane]
+    rows: list[KeyRow]
     outages: list[Outage]
-    phases: list[Phase]
+    phases: list[OrderPhase]
 
     def share_of(self, at_ms: int) -> float:
         """Return the place of a moment in the whole time, from 0 to 1."""
@@ -85,23 +85,23 @@ class OrderPicture:
         """Return the column that shows a moment."""
         return min(columns - 1, int(self.share_of(at_ms) * columns))
 
-    def marks_of(self, lane: Lane, columns: int) -> list[Mark]:
+    def marks_of(self, row: KeyRow, columns: int) -> list[KeyMark]:
         """Return the mark of each column of a row."""
-        marks = [Mark.NOTHING] * columns
-        for start_ms, end_ms in lane.blocked:
+        marks = [KeyMark.NOTHING] * columns
+        for start_ms, end_ms in row.blocked:
             for column in range(self.column_of(start_ms, columns), self.column_of(end_ms, columns) + 1):
-                marks[column] = Mark.BLOCKED
-        for event in lane.events:
+                marks[column] = KeyMark.BLOCKED
+        for event in row.events:
             column = self.column_of(event.at_ms, columns)
             marks[column] = max(marks[column], event.mark)
         return marks
 
-    def stretches_of(self, lane: Lane, columns: int) -> list[Stretch]:
+    def stretches_of(self, row: KeyRow, columns: int) -> list[Stretch]:
         """Return the marks of a row, equal ones joined, without those of nothing."""
         stretches, column = [], 0
-        for mark, equal in groupby(self.marks_of(lane, columns)):
+        for mark, equal in groupby(self.marks_of(row, columns)):
             width = len(list(equal))
-            if mark is not Mark.NOTHING:
+            if mark is not KeyMark.NOTHING:
                 stretches.append(Stretch(mark, column / columns, width / columns))
             column += width
         return stretches
@@ -112,7 +112,7 @@ class OrderPicture:
 
 
 def draw_order(
-    events: Iterable[KeyEvent], outages: Sequence[Outage] = (), phases: Sequence[Phase] = ()
+    events: Iterable[KeyEvent], outages: Sequence[Outage] = (), phases: Sequence[OrderPhase] = ()
 ) -> OrderPicture | None:
     """Make the picture; None without events. Keys that failed come first, then those with most messages."""
     ordered = sorted(events)
@@ -121,24 +121,24 @@ def draw_order(
     by_key: dict[str, list[KeyEvent]] = {}
     for event in ordered:
         by_key.setdefault(event.key, []).append(event)
-    names = sorted(by_key, key=lambda name: (not _failures(by_key[name]), -len(by_key[name]), name))
-    lanes = [Lane(name, 1, by_key[name], _blocked_stretches(by_key[name])) for name in names[:LANES_MAX]]
-    rest = set(names[LANES_MAX:])
+    names = sorted(by_key, key=lambda name: (not _count_failures(by_key[name]), -len(by_key[name]), name))
+    rows = [KeyRow(name, 1, by_key[name], _blocked_stretches(by_key[name])) for name in names[:KEYS_MAX]]
+    rest = set(names[KEYS_MAX:])
     if rest:
         shared = [event for event in ordered if event.key in rest]
-        lanes.append(Lane(f"{len(rest):,} other keys", len(rest), shared, []))
-    return OrderPicture(ordered[0].at_ms, ordered[-1].at_ms, lanes, list(outages), list(phases))
+        rows.append(KeyRow(f"{len(rest):,} other keys", len(rest), shared, []))
+    return OrderPicture(ordered[0].at_ms, ordered[-1].at_ms, rows, list(outages), list(phases))
 
 
-def _failures(events: Iterable[KeyEvent]) -> int:
-    return sum(event.mark is Mark.FAILED for event in events)
+def _count_failures(events: Iterable[KeyEvent]) -> int:
+    return sum(event.mark is KeyMark.FAILED for event in events)
 
 
 def _blocked_stretches(events: Iterable[KeyEvent]) -> list[tuple[int, int]]:
     """Return the times from a first failure to the last before something of the key was finished."""
-    endings = [event for event in events if event.mark in (Mark.FAILED, Mark.FINISHED)]
+    endings = [event for event in events if event.mark in (KeyMark.FAILED, KeyMark.FINISHED)]
     return [
         (run[0].at_ms, run[-1].at_ms)
-        for is_failed, group in groupby(endings, lambda event: event.mark is Mark.FAILED)
+        for is_failed, group in groupby(endings, lambda event: event.mark is KeyMark.FAILED)
         if is_failed and len(run := list(group)) > 1
     ]

@@ -114,7 +114,7 @@ def format_time(wall_ms: int, with_date: bool = True) -> str:
 
 
 def format_clock(wall_ms: int) -> str:
-    """`03:05:01` (UTC)."""
+    """Format a time of the day, as `03:05:01`, in UTC."""
     return to_utc_time(wall_ms).strftime("%H:%M:%S")
 
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ddmq.cli.admin_client import AdminClient
-from ddmq.cli.options import add_old_name, count_option
+from ddmq.cli.old_names import add_old_name, count_option
 from ddmq.cli.root import COMMANDS, SECTIONS, root
 
 
