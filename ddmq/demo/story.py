@@ -192,7 +192,7 @@ class Story:
         self._narrator.print_step("ACT ONE: nothing acknowledged is lost")
         if rest:
             self._narrator.print_step(f"left out: {len(rest)} files that are empty or over 2 MiB")
-        self._phases.append(OrderPhase(time.time_ns() // 1_000_000, "1 send, kill"))
+        self._phases.append(OrderPhase(time.time_ns() // 1_000_000, "1 send"))
         stored = self._first_act(fit)
         if self.server.cluster is not None:
             self.server.cluster.start([KILLED])

@@ -113,21 +113,26 @@ def _order_card(picture: OrderPicture) -> str:
     )
     text += f" While {blocked} was blocked, the other keys went on." if blocked else ""
     outages = "".join(_outage_mark(picture, outage) for outage in picture.outages)
-    phases = "".join(
-        f'<b style="left:{picture.share_of(phase.start_ms) * 100:.2f}%">{escape(phase.name)}</b>'
-        for phase in picture.phases
-    )
-    phases = f'<div class="keyrow phases note"><span></span><div>{phases}</div></div>' if phases else ""
-    rows = phases + "".join(_key_row(picture, row, outages) for row in picture.rows)
+    rows = _phase_labels(picture) + "".join(_key_row(picture, row, outages) for row in picture.rows)
     length = words.format_span((picture.end_ms - picture.start_ms) / 1000)
-    axis = f'<div class="axis note"><span>{words.format_clock(picture.start_ms)} UTC</span>'
-    axis += f"<span>{escape(length)} later</span></div>"
+    axis = f"<span>{words.format_clock(picture.start_ms)} UTC</span><span>{escape(length)} later</span>"
+    axis = f'<div class="keyrow note"><span></span><div class="axis">{axis}</div></div>'
     names = ("stored", "finished", "failed", "blocked", *(["killed"] if outages else []))
     legend = "".join(f'<span><i class="{name}"></i>{LEGEND.get(name, name)}</span>' for name in names)
     return html.section(
         "order", "Order: keys over time", html.paragraph(text, "note"),
         f'<div class="order">{rows}{axis}<div class="legend note">{legend}</div></div>', wide=True,
     )  # fmt: skip
+
+
+def _phase_labels(picture: OrderPicture) -> str:
+    """Return a row with the name of each phase where it begins, cut where the next one begins."""
+    starts = [*(picture.share_of(phase.start_ms) for phase in picture.phases), 1.0]
+    labels = "".join(
+        f'<b style="{_place_style(start, end - start)}">{escape(phase.name)}</b>'
+        for phase, start, end in zip(picture.phases, starts, starts[1:], strict=False)
+    )
+    return f'<div class="keyrow note"><span></span><div class="phases">{labels}</div></div>' if labels else ""
 
 
 def _key_row(picture: OrderPicture, row: KeyRow, outages: str) -> str:

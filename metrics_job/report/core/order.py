@@ -17,7 +17,7 @@ KEYS_MAX = 8  # keys with a row of their own; the others share the last row
 
 
 class KeyMark(IntEnum):
-    """The marks of a key in a slice of time. If there are several, the highest is drawn."""
+    """The marks of a key in a slice of time: the last ending in it, else that it is blocked, else stored."""
 
     NOTHING = 0
     STORED = 1
@@ -93,7 +93,8 @@ class OrderPicture:
                 marks[column] = KeyMark.BLOCKED
         for event in row.events:
             column = self.column_of(event.at_ms, columns)
-            marks[column] = max(marks[column], event.mark)
+            if event.mark is not KeyMark.STORED or marks[column] is KeyMark.NOTHING:
+                marks[column] = event.mark  # the last ending, for events are in their order
         return marks
 
     def stretches_of(self, row: KeyRow, columns: int) -> list[Stretch]:
