@@ -35,15 +35,15 @@ class AdminClient:
         self._timeout_s = timeout_s
 
     def get(self, *path: str, **query: Any) -> Any:
-        """The JSON answer of GET /path/parts?query (None values left out)."""
+        """Return the JSON answer of GET /path/parts?query; None values are left out."""
         return self._call("GET", path, query, None)
 
     def post(self, *path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The JSON answer of POST."""
+        """Send `body` by POST, and return the JSON answer."""
         return self._call("POST", path, {}, body or {})
 
     def delete(self, *path: str, **query: Any) -> Any:
-        """The JSON answer of DELETE."""
+        """Send a DELETE request, and return the JSON answer."""
         return self._call("DELETE", path, query, None)
 
     def _call(
@@ -92,7 +92,7 @@ class AdminClient:
 
 
 class AdminType(click.ParamType[AdminClient]):
-    """The server of --admin, to be asked."""
+    """The click type of --admin: a client of that server."""
 
     name = ADDRESS.name
 

@@ -18,7 +18,7 @@ PEERS = "peers"  # of its own: it starts other systems, and is not among `all`
 
 
 def find_benchmarks() -> dict[str, Path]:
-    """Name → file of every benchmark in bench/ (files named tNN_…, and the peers side by side)."""
+    """Return the file of every benchmark in bench/ by name: files named tNN_…, and the peers."""
     folder = TREE / "bench"
     if not folder.is_dir():
         raise click.ClickException(
@@ -66,7 +66,7 @@ def _first_line(path: Path) -> str:
 
 
 def _run(path: Path, quick: bool, pending: int | None) -> None:
-    """Run one to its end; what it says goes to the terminal."""
+    """Run one benchmark to its end; its output goes to the terminal."""
     module = ".".join(path.relative_to(TREE).with_suffix("").parts)
     variables = {"PYTHONSAFEPATH": ""}  # so that -m finds bench/ in the folder it runs in
     if quick:

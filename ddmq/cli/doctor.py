@@ -78,7 +78,7 @@ def doctor(data_dir: Path | None, config_dir: Path | None, as_json: bool) -> Non
 
 
 def run_checks(data_dir: Path | None, config_dir: Path | None) -> Iterator[CheckResult]:
-    """Every finding, in the order people care. Where the log lives, a wrong configuration does not tell."""
+    """Yield the result of each check, the most important first."""
     yield check_python()
     yield from two_distributions()
     missing = [finding for finding in map(check_library, NEEDED) if finding.status == FAILED]
@@ -131,7 +131,7 @@ def check_disk(data_dir: Path, config: Configuration) -> Iterator[CheckResult]:
 
 
 def check_kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
-    """Whether the cluster answers, is the directory's, and which of its settings break a promise."""
+    """Check that the cluster answers, belongs to the directory, and has no setting that breaks a promise."""
     try:
         from backend.kafka.cluster_rules import find_violations
         from backend.kafka.opening import ClusterCheck, check_directory
@@ -159,7 +159,7 @@ def check_kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
 
 
 def check_python() -> CheckResult:
-    """The interpreter, which release of ours it runs, and whether that is compiled."""
+    """Report the interpreter, the installed release, and whether its modules are compiled."""
     release = f"ddmq-proxy {_installed_version('ddmq-proxy')}"
     versions = f"{platform.python_version()}, {release}, {compiled.STATE}"
     if compiled.STATE.failed:
@@ -175,7 +175,7 @@ def two_distributions() -> Iterator[CheckResult]:
 
 
 def check_report() -> CheckResult:
-    """Whether `ddmq report` can run; a server does without."""
+    """Report whether `ddmq report` can run; servers do not need it."""
     version = _installed_version("pyspark")
     if not version:
         return CheckResult("ddmq report", OK, "not installed", "in the source tree: pip install '.[spark]'")
@@ -183,7 +183,7 @@ def check_report() -> CheckResult:
 
 
 def _installed_version(package: str) -> str:
-    """Its version; empty when it is not there."""
+    """Return the version of an installed package; empty if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -202,7 +202,7 @@ def check_library(name: str) -> CheckResult:
 
 
 def open_files(config: Configuration) -> CheckResult:
-    """Whether the bounds of connections fit in what one server process may hold open."""
+    """Check that one server process may open as many files as connections are allowed."""
     from ddmq.server.process.open_files import RESERVE_MAX, open_files_max, share_of_limit
 
     required, limit = config.rpc.connections_max, open_files_max()
@@ -217,7 +217,7 @@ def open_files(config: Configuration) -> CheckResult:
 
 
 def check_data_dir(data_dir: Path) -> CheckResult:
-    """Whether the log could be made or written there."""
+    """Check that the log can be created or written in the directory."""
     target = _nearest_existing(data_dir)
     if not target.is_dir():
         return CheckResult("directory", FAILED, f"{target} is not a folder", "choose another --data-dir")
@@ -229,7 +229,7 @@ def check_data_dir(data_dir: Path) -> CheckResult:
 
 
 def disk_space(target: Path, config: Configuration) -> CheckResult:
-    """Free space against the marks of file_log.yaml."""
+    """Compare the free space with the marks of file_log.yaml."""
     from backend.file_log.core.retention import marks
 
     usage = shutil.disk_usage(target)
@@ -274,7 +274,7 @@ def _sync_times(target: Path) -> list[float]:
 
 
 def check_port(part: str, address: HostPort) -> CheckResult:
-    """Whether the part could listen there, or a server of ours does."""
+    """Check that the part can listen at the address, or that a ddmq server does."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     probe = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -291,7 +291,7 @@ def check_port(part: str, address: HostPort) -> CheckResult:
 
 
 def _server_state(address: HostPort) -> str:
-    """Whether the server there is ready; empty when it is none of ours."""
+    """Describe whether the ddmq server at the address is ready; empty if it is another program."""
     from ddmq.cli.admin_client import AdminClient
 
     try:
@@ -302,7 +302,7 @@ def _server_state(address: HostPort) -> str:
 
 
 def _nearest_existing(path: Path) -> Path:
-    """The path itself or its nearest folder that exists."""
+    """Return the path, or its nearest parent folder that exists."""
     path = path.absolute()
     while not path.exists() and path != path.parent:
         path = path.parent

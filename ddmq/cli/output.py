@@ -57,12 +57,12 @@ def print_json(value: Any) -> None:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """A line on standard output; `err`: on standard error."""
+    """Print a line on standard output; with `err`, on standard error."""
     _print_line(plain(text), err=err)
 
 
 def say_loudly(text: str) -> None:
-    """A line on standard output about something that is wrong; red on a terminal."""
+    """Print a line about something that is wrong; red on a terminal."""
     _print_line(_add_colour(plain(text), LOUD_STYLE))
 
 
@@ -72,7 +72,7 @@ def _add_colour(text: str, style: str) -> str:
 
 
 def hint(text: str) -> None:
-    """A line for people, on standard error."""
+    """Print a line for people on standard error."""
     say(text, err=True)
 
 
@@ -100,13 +100,13 @@ def _print_line(line: str, *, err: bool = False) -> None:
 
 
 def _can_colour() -> bool:
-    """Whether a terminal may be sent colours."""
+    """Return whether a terminal shows colours: not with NO_COLOR, nor if it is dumb."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 @contextmanager
 def _translate_write_errors() -> Iterator[None]:
-    """Raises ClickException when standard output takes no more; a closed pipe is as its reader wants it."""
+    """Raise ClickException if standard output cannot be written; a closed pipe stays BrokenPipeError."""
     try:
         yield
     except BrokenPipeError:
@@ -117,12 +117,12 @@ def _translate_write_errors() -> Iterator[None]:
 
 
 def close_stdout() -> None:
-    """Drop what is still to be written there, so that the end of the process does not fail on it."""
+    """Drop unwritten output, so that the end of the process does not fail on it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def pause(seconds: float) -> None:
-    """Wait while nothing is to be said. Raises BrokenPipeError once nobody reads standard output any more."""
+    """Wait. Raises BrokenPipeError as soon as the reader of standard output has closed the pipe."""
     watched = select.poll()
     watched.register(sys.stdout.fileno(), 0)  # of its end one is told without asking
     if watched.poll(seconds * 1000):
@@ -138,8 +138,8 @@ def console(*, err: bool = False, wide: bool = False) -> Console:
 
 
 def show(renderable: Any, *, wide: bool = False) -> None:
-    """A table or a view on standard output. A table that does not fit runs over the edge: a terminal folds
-    the line, and copies it whole."""
+    """Print a table or a view. A table that does not fit runs over the edge: a terminal folds the line, and
+    copies it whole."""
     screen = console(wide=wide)
     parts = renderable.renderables if isinstance(renderable, Group) else [renderable]
     screen.width = max(
@@ -159,8 +159,8 @@ def _measure_narrowest(built: Table) -> int:
 def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], spare: Sequence[str] = ()
 ) -> Table:
-    """A table without lines, its numbers right-aligned. Names and numbers are never broken, only prose is, at
-    its spaces.
+    """Build a table without lines, its numbers right-aligned. Names and numbers are never broken; prose is
+    broken at its spaces.
 
     Where it does not fit the terminal, its headings take several lines before a cell does; then `spare`
     columns are left out, those first in which every row is empty or 0.
@@ -195,7 +195,7 @@ def _styled_cell(column: str, value: Any) -> Text:
 
 
 def _columns_that_fit(columns: Sequence[str], rows: list[Sequence[Any]], spare: Sequence[str]) -> list[int]:
-    """Return the places of the columns, without as many of the `spare` ones as there is no room for."""
+    """Return the indexes of the columns that fit; `spare` ones are left out first."""
     indexes = list(range(len(columns)))
     idle = [name for name in spare if _is_idle(rows, columns.index(name))]
     for name in dict.fromkeys([*idle, *spare]):
@@ -211,7 +211,7 @@ def _columns_that_fit(columns: Sequence[str], rows: list[Sequence[Any]], spare: 
 
 
 def _is_idle(rows: Sequence[Sequence[Any]], index: int) -> bool:
-    """Whether a column is empty or 0 in every row."""
+    """Return whether a column is empty or 0 in every row."""
     return all(cell(row[index]) in ("–", "0", "0.0") for row in rows)
 
 
@@ -225,14 +225,14 @@ def _choose_headings(
 
 
 def _stack_headings(headings: Sequence[str]) -> list[str]:
-    """Headings one word a line, all with their last line at the bottom."""
+    """Return headings with one word per line, aligned at the bottom."""
     split = [name.replace(" ", "\n").replace("/", "\n/").split("\n") for name in headings]
     lines = max(map(len, split), default=1)
     return ["\n".join([*[""] * (lines - len(words)), *words]) for words in split]
 
 
 def _measure_cells(rows: Sequence[Sequence[Any]], index: int, *, prose: bool = False) -> int:
-    """Return how wide the cells of a column are; `prose`: at least, as they may be folded at their spaces."""
+    """Return the width of a column; for `prose` the least, because its cells may be folded at spaces."""
     cells = [cell(row[index]) for row in rows]
     if not prose:
         return max(map(len, cells), default=1)
@@ -241,7 +241,7 @@ def _measure_cells(rows: Sequence[Sequence[Any]], index: int, *, prose: bool = F
 
 
 def _is_numeric(rows: Sequence[Sequence[Any]], index: int) -> bool:
-    """Whether numbers stand there, also ones with a word such as 14+ or ≥ 3."""
+    """Return whether a column has numbers only, also such as 14+ or ≥ 3."""
     texts = [cell(row[index]) for row in rows if row[index] is not None]
     return bool(texts) and all(_NUMBER.match(text) for text in texts)
 
@@ -266,7 +266,7 @@ def cell(value: Any) -> str:
 
 
 def show_body(body: bytes, size: int | None = None) -> str:
-    """A body for people: one line without control characters, cut when long; binary as its first bytes.
+    """Format a body for people: one line without control characters, cut if long; binary as its first bytes.
 
     `size`: of the whole where `body` is its beginning.
     """
@@ -282,7 +282,7 @@ def show_body(body: bytes, size: int | None = None) -> str:
 
 
 def show_row_body(row: Mapping[str, Any]) -> str:
-    """Print the body of a message as the admin API tells it."""
+    """Format the body of a message from a row of the admin API."""
     size = row.get("body_bytes")
     if "body_base64" in row:
         return show_body(base64.b64decode(row["body_base64"]), size)
@@ -290,14 +290,14 @@ def show_row_body(row: Mapping[str, Any]) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return what an error says, without its number."""
+    """Return the text of an error, without its number."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
 
 
 def confirm(question: str) -> None:
-    """Ask; without a yes nothing happens, and that is said. Exit code 1."""
+    """Ask the question. Raises ClickException, which says that nothing was done, unless the answer is yes."""
     try:
         agreed = click.confirm(plain(question), err=True)
     except click.Abort as error:
@@ -312,7 +312,7 @@ def confirm(question: str) -> None:
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], spare: Sequence[str] = ()
 ) -> None:
-    """The table on standard output; plain and wide when that is not a terminal."""
+    """Print a table; plain and wide if standard output is not a terminal."""
     built = table(title, columns, rows, spare)
     show(built, wide=True)
     missing = len(columns) - len(built.columns)
@@ -322,7 +322,7 @@ def print_table(
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """Name and value, one a line."""
+    """Print names and values, one per line."""
     width = max((len(plain(name)) for name in facts), default=0)
     for name, value in facts.items():
         text = cell(value)

@@ -122,14 +122,14 @@ def _run_job(config_dir: Path | None, samples: Path, tables: Path, from_ms: int,
 
 
 def print_summary(result: Report) -> None:
-    """The short form on standard output; wide when that is not a terminal."""
+    """Print the report in short; wide if standard output is not a terminal."""
     from metrics_job.report.terminal import print_report
 
     print_report(result, console(wide=True))
 
 
 def need_packages() -> None:
-    """Raises ClickException that says what to install."""
+    """Raise ClickException with the packages to install, if any is missing."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise click.ClickException(

@@ -17,7 +17,7 @@ from ddmq_common.private_files import UMASK
 
 
 def check_engine(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
-    """Return the engine; it is one of this package, or one that an installed package registers."""
+    """Check the name of an engine: one of this package, or one that an installed package registers."""
     if name is not None and name not in ENGINES:
         raise click.BadParameter(f"there is no engine {name!r}; allowed: {', '.join(ENGINES)}")
     return name

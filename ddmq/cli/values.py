@@ -22,7 +22,7 @@ KEYS_MAX = 1_000  # of one group, looked at for completion
 
 
 class Name(click.ParamType[str]):
-    """A topic, a group, a key: any text but none, as an unset variable of a shell leaves it."""
+    """The click type of a topic, a group or a key: text that is not empty, as an unset variable would be."""
 
     name = "text"
 
@@ -33,7 +33,7 @@ class Name(click.ParamType[str]):
 
 
 class KnownName(Name):
-    """A name that may be one of those the server knows: the shell completes it."""
+    """The click type of a name that the server may know: the shell completes it."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -60,7 +60,7 @@ def blocked_keys(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 
 def _unquote_key(key: str) -> str:
-    """`ddmq group park` takes the text of a JSON string without its quotes."""
+    """Return the text of a JSON string without its quotes, as `ddmq group park` accepts it."""
     try:
         value = json.loads(key)
     except ValueError:
@@ -82,7 +82,7 @@ def _fetch_rows(ctx: click.Context, *path: str, **query: Any) -> list[dict[str, 
 
 
 class Whole(click.IntRange):
-    """A whole number within bounds."""
+    """The click type of a whole number within bounds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
@@ -93,7 +93,7 @@ class Whole(click.IntRange):
 
 
 class Number(click.FloatRange):
-    """A number within bounds, which NaN is in none of."""
+    """The click type of a number within bounds; NaN is rejected."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
@@ -106,7 +106,7 @@ class Number(click.FloatRange):
 
 
 class Folder(click.Path):
-    """A directory; an empty name is none, and not the one that the command runs in."""
+    """The click type of a directory; an empty name is rejected, and is not the present directory."""
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
@@ -117,7 +117,7 @@ class Folder(click.Path):
 
 
 def known_host(address: HostPort, option: str) -> str:
-    """The address as text. Raises ClickException for a host whose name does not resolve."""
+    """Return the address as text. Raises ClickException if the name of its host does not resolve."""
     try:
         socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -133,7 +133,7 @@ TOPIC, GROUP = KnownName("topic"), KnownName("group")
 
 
 def parse_moment(text: str, option: str, others: str = "") -> int:
-    """Epoch milliseconds. `others` goes before what is allowed. Raises UsageError."""
+    """Return epoch milliseconds. Raises UsageError, in which `others` stands before the allowed values."""
     try:
         return read_moment(text, int(time.time() * 1000), local=True)
     except ValueError as error:
@@ -141,5 +141,5 @@ def parse_moment(text: str, option: str, others: str = "") -> int:
 
 
 def parse_start(text: str, option: str = "--start") -> str:
-    """`first`, `last`, or epoch milliseconds as text."""
+    """Return `first`, `last`, or a time as epoch milliseconds in text."""
     return text if text in ("first", "last") else str(parse_moment(text, option, "first, last, "))

@@ -37,7 +37,7 @@ def library_root() -> Path:
 
 
 def list_files() -> tuple[list[LibraryFile], list[LibraryFile]]:
-    """(those that fit into a message, those that do not: empty ones, and ones over 2 MiB)."""
+    """Return (files that fit into a message, files that do not: empty ones and those over 2 MiB)."""
     fit: list[LibraryFile] = []
     rest: list[LibraryFile] = []
     for file in _walk_library():
@@ -70,7 +70,7 @@ class FileMessage(NamedTuple):
 
 @dataclass
 class Sent:
-    """The senders' common knowledge, guarded by `lock`."""
+    """The results of all sender threads, guarded by `lock`."""
 
     acknowledged: dict[str, str] = field(default_factory=dict)  # path → checksum
     latencies_ms: list[float] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Sent:
 
     @property
     def answered_ms(self) -> list[int]:
-        """The wall times of the answers."""
+        """The wall times of the answers, in ms."""
         return [at_ms for at_ms, _ in self.answered]
 
     def note_answer(self, file: LibraryFile, digest: str, start: float) -> None:
@@ -129,7 +129,7 @@ def send_all(
 
 
 def send_one(producer: Producer, message: FileMessage, sent: Sent) -> None:
-    """Send until it is acknowledged. A lost answer means: send again, maybe twice stored, never lost."""
+    """Send a message until it is acknowledged. After a lost answer it may be stored twice."""
     file = message.file
     body = file.read()
     digest = checksum(body)
@@ -153,7 +153,7 @@ def send_one(producer: Producer, message: FileMessage, sent: Sent) -> None:
 
 
 def run_threads(works: list[Callable[[], None]]) -> None:
-    """Run each in a thread of its own, and wait for all."""
+    """Run each function in a thread of its own, and wait for all."""
     threads = [threading.Thread(target=work) for work in works]
     for thread in threads:
         thread.start()

@@ -41,8 +41,8 @@ Life = tuple[str, int]  # module, round
 
 
 class OrderedAct:
-    """The act over one running server. `queue_of_key`: each module goes to one queue, as Kafka needs it; the
-    file log keeps the order of a key over all queues."""
+    """The second act of the demo, over a running server. `queue_of_key`: each module goes to one queue, as
+    Kafka requires; the file log keeps the order of a key over all queues."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class OrderedAct:
         self._mended = threading.Event()
 
     def run(self) -> bool:
-        """True when everything was proven."""
+        """Run the act. Returns True if everything was proven."""
         self._typed(f"topic create {TOPIC}")
         self._typed(f"group set {GROUP} --topic {TOPIC} {SETTINGS}")
         self._send()
@@ -181,7 +181,7 @@ class OrderedAct:
         )
 
     def client_counts(self) -> ClientCounts:
-        """Return what this act's clients saw, to be found again in the report of the run."""
+        """Return the counts of this act's clients, with which the report of the run is compared."""
         order, sent = self._order, self._sent
         return ClientCounts(
             TOPIC, len(sent.acknowledged), sent.sent_again, sent.answered_ms,
@@ -190,7 +190,7 @@ class OrderedAct:
         )  # fmt: skip
 
     def list_events(self) -> Iterator[KeyEvent]:
-        """Yield what was seen of each module, for the picture of order."""
+        """Yield the events of each module for the picture of order."""
         yield from (KeyEvent(at_ms, module, KeyMark.STORED) for at_ms, module in self._sent.answered)
         for at_ms, module, failed in self._endings:
             yield KeyEvent(at_ms, module, KeyMark.FAILED if failed else KeyMark.FINISHED)
@@ -233,7 +233,7 @@ class OrderedAct:
 
 
 def by_module(files: list[LibraryFile]) -> dict[str, list[LibraryFile]]:
-    """The files of each module in their order, the broken module first, the largest ones next."""
+    """Return the files of each module in order; the broken module first, then the largest ones."""
     modules: dict[str, list[LibraryFile]] = {}
     for file in files:
         modules.setdefault(file.module, []).append(file)
@@ -242,7 +242,7 @@ def by_module(files: list[LibraryFile]) -> dict[str, list[LibraryFile]]:
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Look again and again. Raises ClickException after GIVE_UP_S."""
+    """Wait until the condition is true. Raises ClickException after GIVE_UP_S."""
     deadline = time.monotonic() + GIVE_UP_S
     while not condition():
         if time.monotonic() > deadline:
@@ -283,7 +283,7 @@ class ModuleOrder:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, module: str, number: int, round_: int = 0) -> None:
-        """A file is in a handler's hands."""
+        """Record that a handler begins with a file."""
         with self._lock:
             self.deliveries += 1
             self.together += module in self.in_hands
@@ -301,7 +301,7 @@ class ModuleOrder:
             self._settled[life] = False
 
     def end(self, module: str, number: int, round_: int = 0, *, failed: bool = False) -> None:
-        """The handler is through with it."""
+        """Record that a handler has finished or failed a file."""
         life = (module, round_)
         with self._lock:
             self.in_hands.discard(module)
@@ -321,11 +321,11 @@ class ModuleOrder:
         finished.add(number)
 
     def finished_of(self, module: str) -> int:
-        """Files of one module that are finished."""
+        """Count the finished files of one module."""
         with self._lock:
             return len(self.finished.get(module, ()))
 
     def finished_but(self, module: str) -> int:
-        """Files of all other modules that are finished."""
+        """Count the finished files of all other modules."""
         with self._lock:
             return sum(len(numbers) for name, numbers in self.finished.items() if name != module)

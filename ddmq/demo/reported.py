@@ -54,7 +54,7 @@ class ClientCounts:
 
 
 class Compared(NamedTuple):
-    """A number of the report beside what is possible by the clients' count."""
+    """A number of the report, and the range that the clients' counts allow."""
 
     what: str
     reported: int
@@ -121,7 +121,7 @@ def _redirect_spark(log: Path, narrator: Narrator) -> Iterator[None]:
 
 
 def _write_promises(data_dir: Path) -> Path:
-    """A configuration of its own: a server that is killed halfway lets messages wait until it is back."""
+    """Write promises that allow for the kill, during which messages wait."""
     folder = data_dir / "promises"
     folder.mkdir(exist_ok=True)
     (folder / "slo.yaml").write_text(PROMISES, encoding="utf-8")
@@ -129,7 +129,7 @@ def _write_promises(data_dir: Path) -> Path:
 
 
 def compare_counts(report: Report, counted: list[ClientCounts], killed_ms: int) -> list[Compared]:
-    """Every number that both sides have."""
+    """Compare every number that both the report and the clients have."""
     sampled = [seen for process in report.processes for seen in process.vanished_ms]
     last_sample_ms = max((seen for seen in sampled if seen <= killed_ms), default=0)
     rows = []

@@ -40,7 +40,7 @@ class DemoServer:
         self._log = data_dir.with_suffix(".log")
 
     def start(self) -> float:
-        """Blocks until `ready`; returns the seconds it took."""
+        """Start the server, and wait until it is ready. Returns the seconds that it took."""
         start = time.monotonic()
         command = [sys.executable, "-P", "-m", "ddmq", "serve", "--data-dir", str(self.data_dir)]
         command += ["--config", str(self._write_config())]
@@ -74,13 +74,13 @@ class DemoServer:
             )
 
     def kill(self) -> None:
-        """SIGKILL: no chance to tidy up."""
+        """End the server with SIGKILL, without a chance to clean up."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def stop(self) -> None:
-        """SIGTERM, and wait; SIGKILL after 20 s."""
+        """End the server with SIGTERM and wait; with SIGKILL after 20 s."""
         if self._process is None:
             return
         self._process.terminate()

@@ -101,7 +101,7 @@ def _run_demo(data_dir: Path, report_file: Path, kafka: bool, narrator: Narrator
 
 @contextmanager
 def _start_brokers(folder: Path, narrator: Narrator) -> Iterator[TrialCluster]:
-    """Three brokers on free ports while the demo runs."""
+    """Run three brokers on free ports while the demo runs."""
     cluster = TrialCluster(folder)
     if not cluster.brokers:
         cluster.make([Ports(*free_ports(2)) for _ in range(BROKERS)])
@@ -116,7 +116,7 @@ def _start_brokers(folder: Path, narrator: Narrator) -> Iterator[TrialCluster]:
 
 @dataclass
 class Received:
-    """The messages that the consumers saw, guarded by `lock`."""
+    """The messages that the consumers received, guarded by `lock`."""
 
     intact: dict[str, int] = field(default_factory=dict)  # path → deliveries
     damaged: list[str] = field(default_factory=list)
@@ -151,7 +151,7 @@ def consume_all(address: str, wanted: dict[str, str], received: Received) -> flo
 
 
 def check(message: Message, number: int, received: Received) -> None:
-    """Compare the body with the checksum that travelled beside it."""
+    """Compare the body with the checksum in its properties, and count it."""
     path = message.properties["path"]
     intact = library.checksum(message.body) == message.properties["sha256"]
     with received.lock:
@@ -164,7 +164,7 @@ def check(message: Message, number: int, received: Received) -> None:
 
 
 class Story:
-    """The steps, with what people read."""
+    """The steps of the demo, and its output."""
 
     def __init__(self, server: DemoServer, narrator: Narrator) -> None:
         self.server = server
@@ -182,7 +182,7 @@ class Story:
         self.counted: list[ClientCounts] = []  # by act, what the report of the run is compared with
 
     def run(self) -> bool:
-        """True when everything was proven."""
+        """Run both acts. Returns True if everything was proven."""
         fit, rest = library.list_files()
         self._narrator.print_step(f"starting a server over {self.server.data_dir}")
         self._narrator.print_step(

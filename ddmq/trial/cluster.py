@@ -92,7 +92,7 @@ class TrialCluster:
         return HOST
 
     def make(self, ports: list[Ports]) -> None:
-        """Lay the folder out. Raises ConfigError when there is a cluster with other ports in it."""
+        """Create the folder of the cluster. Raises ConfigError if it has a cluster with other ports."""
         if self._ports and self._ports != ports:
             raise ConfigError(
                 f"{self.folder} holds a cluster of {len(self._ports)} brokers at {self.bootstrap}; start "
@@ -135,11 +135,11 @@ class TrialCluster:
             self._wait_ready(number, position, end)
 
     def program(self, number: int) -> list[str]:
-        """The Java machine that a broker runs in."""
+        """Return the command line of the Java machine that runs a broker."""
         return [str(java()), *_MEMORY, *_QUIET, "-cp", f"{libraries()}/*"]
 
     def _start_one(self, number: int) -> int:
-        """Returns from where on its output is of this start."""
+        """Start one broker. Returns the position in its log at which the output of this start begins."""
         folder, program = self._broker_folder(number), self.program(number)
         properties = str(folder / "server.properties")
         if not (folder / "data").exists():
@@ -186,7 +186,7 @@ class TrialCluster:
             time.sleep(LOOK_S)
 
     def pid(self, number: int) -> int | None:
-        """The process number of a broker; None when it does not run."""
+        """Return the process number of a broker; None if it does not run."""
         try:
             pid = int((self._broker_folder(number) / "pid").read_text(encoding="ascii"))
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -219,13 +219,13 @@ class TrialCluster:
 
 
 def wait_for_command_line(started: subprocess.Popen[bytes]) -> None:
-    """A program just started has an empty command line for a moment, as one that has ended has."""
+    """Wait until the command line of a new process can be read; at first it is empty, as after its end."""
     while started.poll() is None and not Path(f"/proc/{started.pid}/cmdline").read_bytes():
         time.sleep(0.001)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Return ports on which no program listens now."""
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:

@@ -32,7 +32,7 @@ BRING_S = 600.0
 
 
 def java() -> Path:
-    """The program that runs a broker. Raises ConfigError when there is none."""
+    """Return the Java program that runs a broker. Raises ConfigError if there is none."""
     home = find_java(os.environ)
     program = packaged_java() if home is None else home / "bin" / "java"
     if program is None:
@@ -44,7 +44,7 @@ def java() -> Path:
 
 
 def libraries(environment: Mapping[str, str] = os.environ) -> Path:
-    """The folder of Kafka's jars: `libs` in KAFKA_HOME, else a cache that is filled when it is missing.
+    """Return the folder of Kafka's jars: `libs` in KAFKA_HOME, else a cache, filled if it is missing.
 
     Raises ConfigError where they cannot be had.
     """
@@ -63,7 +63,7 @@ def libraries(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def _download_jars(cache: Path, environment: Mapping[str, str]) -> None:
-    """Fill the cache: all of it, or nothing of it is there afterwards."""
+    """Download the jars into the cache, all of them or none."""
     maven = shutil.which("mvn", path=environment.get("PATH"))
     if maven is None:
         raise ConfigError(

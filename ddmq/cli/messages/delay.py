@@ -40,7 +40,7 @@ from ddmq_common.private_files import UMASK
 
 @click.group()
 def delay() -> None:
-    """Messages to be delivered later: any due time, crons, repeats; changed and taken back by their id.
+    """Delayed messages: any due time, crons and repeats; an id cancels or changes each.
 
     \b
     Remind me in 90 seconds, no, take that back; every weekday at 9:
@@ -95,8 +95,8 @@ def add(
 def list_messages(
     topic: str | None, count: int, after: str | None, admin: AdminClient, as_json: bool, **options: str | None
 ) -> None:
-    """Messages that wait (of TOPIC alone), the earliest first. Its ids are taken by show, cancel, reschedule
-    and fire; the long ones, with the times in them, are in --json."""
+    """List the messages that wait (of TOPIC alone), the earliest first. show, cancel, reschedule and fire
+    accept these ids; --json has the long ones, which contain the times."""
     answer = first_matches(admin, choice_of(topic, options), count, after)
     if as_json:
         return print_json(answer)
@@ -179,7 +179,7 @@ def count_messages(topic: str | None, admin: AdminClient, as_json: bool, **optio
 @click.option("--timeout-ms", default=600_000, type=Whole(1), help="How long it may take.")
 @admin_options
 def backup(folder: str, timeout_ms: int, admin: AdminClient, as_json: bool) -> None:
-    """Copy all that waits into a new FOLDER on the server's machine; the service goes on meanwhile.
+    """Copy all waiting messages into a new FOLDER on the server's machine, while the service continues.
 
     FOLDER is a name below the server's backup_dir (backups/ in its data directory by default).
 

@@ -90,7 +90,7 @@ def _cancel_one(client: Producer, delay_id: str) -> CancelOutcome:
 
 
 def _show_choice(admin: AdminClient, choice: Selection, as_json: bool) -> None:
-    """Count all that would be cancelled, and show the first of it."""
+    """Count the messages that would be cancelled, and show the first of them."""
     total, page = 0, {}
     for page in walk_pages(admin, choice):
         if not total and not as_json:
@@ -120,7 +120,7 @@ def _left_out(page: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Cancelling:
-    """Cancels messages, several at a time. `outcomes` counts them by what came of them."""
+    """Cancels messages, several at a time. `outcomes` counts the messages by their outcome."""
 
     def __init__(self, producer: HostPort, timeout_ms: int, as_json: bool) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -133,7 +133,7 @@ class _Cancelling:
         return self.outcomes[DelayStatus.CANCELLED.value]
 
     def cancel_all(self, named: Sequence[str]) -> None:
-        """Cancel these, and wait for what comes of each; a damaged message has no id."""
+        """Cancel these messages, and wait for each outcome; a damaged message has no id."""
         ids = [one for one in named if one]
         if len(ids) < len(named):
             self.outcomes["damaged in the store, `ddmq delay list --json` says how"] += len(named) - len(ids)
@@ -163,7 +163,7 @@ def _ask_at_once(client: Producer, ids: Sequence[str], patience: Patience) -> It
 
 
 def _cancel_choice(cancelling: _Cancelling, admin: AdminClient, choice: Selection, as_json: bool) -> None:
-    """Page by page; what comes in meanwhile may stay."""
+    """Cancel the chosen messages page by page; messages that arrive meanwhile may stay."""
     page: dict[str, Any] = {}
     for page in walk_pages(admin, choice):
         cancelling.cancel_all([row["id"] for row in page["messages"]])
@@ -225,7 +225,7 @@ def fire(ids: tuple[str, ...], timeout_ms: int, producer: HostPort, as_json: boo
 def _ask_each(
     producer: HostPort, timeout_ms: int, ids: tuple[str, ...], change: Change, as_json: bool
 ) -> list[CancelOutcome | str]:
-    """Return an outcome for each, or why there is none."""
+    """Request the change of each id; return its outcome, or the reason why there is none."""
     patience = Patience(producer, timeout_ms, quiet=as_json)
     with client_of(producer, timeout_ms) as client:
         return [_ask_one(client, one, change, patience) for one in ids]

@@ -108,7 +108,7 @@ def message(
 def _print_story(
     admin: AdminClient, topic: str | None, query: dict[str, Any], group: str | None, *, as_json: bool
 ) -> None:
-    """The story of the one message that the options name."""
+    """Print the story of the one message that the options name."""
     if all(query[name] is None for name in ("id", "key", "offset")):
         raise click.UsageError("--story tells of one message: give --id, --key, or --queue and --offset")
     if topic is not None:
@@ -123,7 +123,7 @@ def _print_story(
 def _from_offset(
     client: AdminClient, topic: str, query: dict[str, Any], count: int, group: str | None
 ) -> Iterator[dict[str, Any]]:
-    """An answer holds as many as fit into it: the rest is asked for."""
+    """Yield the messages from an offset on. One answer has as many as fit; the rest is requested again."""
     while count > 0:
         rows = client.get("topics", topic, "messages", count=count, group=group, **query)
         yield from rows
@@ -217,7 +217,7 @@ def _read_newer(client: AdminClient, topic: str, queue: int, at: dict[int, int])
 
 
 def _contains_text(row: dict[str, Any], text: str) -> bool:
-    """Whether its key or body has the text, a binary body the bytes of it."""
+    """Return whether the key or the body of a message contains the text; a binary body, its bytes."""
     if "body_base64" in row:
         in_body = text.encode(errors="surrogateescape") in base64.b64decode(row["body_base64"])
     else:

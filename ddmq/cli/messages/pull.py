@@ -41,7 +41,7 @@ NOBODY = "no consumer proxy has answered"  # how the client begins what it says 
 
 
 class Settlement(NamedTuple):
-    """The action on each message that was shown, and the word for it."""
+    """What `ddmq pull` does with each message after it was shown: the word for people, and the action."""
 
     said: str
     does: Callable[[Message], object]
@@ -141,16 +141,16 @@ def _quiet_client() -> Iterator[None]:
 
 
 def _leave(message: Message) -> None:
-    """Neither acknowledged nor failed."""
+    """Leave the message neither acknowledged nor failed."""
 
 
 def _is_ordinary(client: AdminClient, group: str) -> bool:
-    """Whether it is a group, or one to be made; GROUP%INSTANCE is an instance of a broadcasting group."""
+    """Return whether the name is that of a group; GROUP%INSTANCE is an instance of a broadcasting group."""
     return "%" not in group or any(row["group"] == group for row in client.get("groups"))
 
 
 def _check_proxy(consumer: HostPort, group: str) -> None:
-    """Raises ClickException unless a consumer proxy answers there: before it does nothing is made."""
+    """Check that a consumer proxy answers, before a group is created. Raises ClickException."""
     connection = FramedConnection(ProxyAddress(consumer.host, consumer.port))
     try:
         payload, number = connection.call(
@@ -166,7 +166,7 @@ def _check_proxy(consumer: HostPort, group: str) -> None:
 
 
 def _subscribe(client: AdminClient, topic: str, group: str, follow: bool, as_json: bool) -> None:
-    """Raises ClickException for a topic that does not exist, unless somebody waits for it."""
+    """Subscribe the group. Raises ClickException for a topic that does not exist, unless with --follow."""
     if not follow:
         client.get("topics", topic)
     if not _is_ordinary(client, group):
@@ -208,7 +208,7 @@ def _pull_messages(
 
 
 def _check_empty_pull(client: Consumer, proxy: str, seen: int, follow: bool) -> int:
-    """An empty pull: nothing there, or nobody there? Returns the failures seen by now."""
+    """Tell an empty topic from a proxy that does not answer. Returns the number of failed pulls so far."""
     errors = client.counts().pull_errors
     if errors > seen:
         text = f"no consumer proxy answers at {proxy}"
@@ -248,7 +248,7 @@ def _message_row(message: Message) -> dict[str, Any]:
 
 
 def _queue_number(qid: str) -> int | str:
-    """`R_default_a_3` → 3; a name of another form as it is."""
+    """Return the number of a queue, 3 for `R_default_a_3`; a name of another form unchanged."""
     number = qid.rpartition("_")[2]
     return int(number) if number.isdecimal() else qid
 
@@ -259,7 +259,7 @@ def _save(message: Message, folder: Path) -> None:
 
 
 def _save_with(path: Path, does: Callable[[Path], object]) -> None:
-    """Raises ClickException; what is not saved is not acknowledged either, and comes again."""
+    """Write with `does`. Raises ClickException; a message that is not saved is not acknowledged."""
     try:
         does(path)
     except OSError as error:

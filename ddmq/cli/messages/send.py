@@ -203,7 +203,7 @@ class SendReport:
 
 
 def _print_stored(one: SendResult, what: str) -> None:
-    """`delay_id`: its topic took properties of it for a delay."""
+    """Print the result of a single send, with its `delay_id` if its properties requested a delay."""
     where = "delayed" if one.offset is None else f"queue {one.queue_id}, offset {one.offset}"
     by = "" if one.delay_id is None else f", delay id {one.delay_id}"
     say(f"{what}: {where}, id {one.message_id}{by}")
@@ -238,7 +238,7 @@ def _send_all(
 
 
 def _is_for_later(result: SendResult) -> bool:
-    """Not stored, or nobody knows, and not because of what it is."""
+    """Return whether a later run may store the message: it was not stored, or its outcome is unknown."""
     return isinstance(result.error, NotStoredError | UnknownOutcomeError)
 
 
@@ -272,7 +272,7 @@ def _read_payloads(
 
 
 def _idempotency_keys(prefix: str | None, delayed: bool) -> Iterator[str | None]:
-    """The idempotency key of each message, in their order. Raises UsageError."""
+    """Return the idempotency key of each message, in order. Raises UsageError."""
     if prefix is None:
         return itertools.repeat(None)
     if not 1 <= len(prefix) <= PREFIX_MAX:
@@ -295,7 +295,7 @@ def _read_lines(path: Path) -> Iterator[bytes]:
 
 
 def _nonempty_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Empty lines are left out: a message's body cannot be empty."""
+    """Yield the lines that are not empty: a message's body cannot be empty."""
     for line in file:
         body = line.rstrip(b"\r\n")
         if body:

@@ -68,7 +68,7 @@ ADMIN_TIMEOUT_S = 1.0  # what is told by the way is not waited for longer
 
 
 def read_timing(given: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of `Producer.send` that these options mean, {} for none. Raises UsageError."""
+    """Return the keyword arguments of `Producer.send` for these options, {} for none. Raises UsageError."""
     options = {name: value for name, value in given.items() if name in OPTIONS and value is not None}
     zone = zone_of(options.get("zone"))
     arguments = {name: value for name, value in options.items() if name in ("cron", "times", "catch_up")}
@@ -100,7 +100,7 @@ def _option_of(keyword: re.Match[str]) -> str:
 
 
 def moment_at(text: str, zone: tzinfo | None) -> datetime:
-    """Local time where neither the text nor --zone says otherwise. Raises UsageError."""
+    """Parse --at; local time unless the text or --zone has another zone. Raises UsageError."""
     if zone is not None:
         try:
             naive = datetime.fromisoformat(text)
@@ -112,7 +112,7 @@ def moment_at(text: str, zone: tzinfo | None) -> datetime:
 
 
 def zone_of(name: str | None) -> tzinfo | None:
-    """Raises UsageError for one that this machine does not know."""
+    """Return the time zone of that name. Raises UsageError if this machine does not know it."""
     if name is None:
         return None
     try:
@@ -124,7 +124,7 @@ def zone_of(name: str | None) -> tzinfo | None:
 
 
 def format_due(moment: datetime, now: datetime, zone: tzinfo | None = None) -> str:
-    """`2026-11-23 09:00:00+08:00 (in 1 d 3 h)`, in that zone or local time."""
+    """Format a due time in that zone or local time, as `2026-11-23 09:00:00+08:00 (in 1 d 3 h)`."""
     there = moment.astimezone(zone)
     precise = "milliseconds" if there.microsecond else "seconds"
     away = (moment - now).total_seconds()
@@ -140,8 +140,8 @@ def _parse_duration(text: str, option: str) -> timedelta:
 
 
 class Patience:
-    """What people are told while a request takes long: soon that nobody answers and what may help, or why a
-    proxy refuses what is tried again.
+    """Prints why a request takes long: that no proxy answers and what may help, or why a proxy rejects a send
+    that is tried again.
 
     One for a command: tells once at most of each, and nothing when `quiet` (for programs).
     """
@@ -154,7 +154,7 @@ class Patience:
 
     @contextmanager
     def watch_request(self, client: Producer) -> Iterator[None]:
-        """Around each request of this producer."""
+        """Watch the request of this producer inside the block."""
         if self._quiet:
             yield
             return
@@ -171,7 +171,7 @@ class Patience:
             watch.join()
 
     def explain_silence(self, errors: Iterable[BaseException | None]) -> None:
-        """Say what may help, unless that was said, where nobody answered: `errors` are what came of all."""
+        """Print once what may help, if all `errors` mean that no proxy answered."""
         if not self._helped and all(map(_is_unanswered, errors)):
             self._print_help()
 
@@ -192,12 +192,12 @@ class Patience:
 
 
 def _is_unanswered(error: BaseException | None) -> bool:
-    """No proxy has answered, and the message is not refused by the client."""
+    """Return whether an error means that no proxy answered; the client itself did not reject the message."""
     return isinstance(error, SendError) and error.code is None and not isinstance(error, InvalidMessageError)
 
 
 def client_of(address: HostPort, timeout_ms: int) -> Producer:
-    """Raises ClickException for an address that is none, or that nothing is known of."""
+    """Return a producer for the address. Raises ClickException for an address that does not resolve."""
     try:
         return Producer(known_host(address, "--producer"), timeout_ms=timeout_ms)
     except ClientError as error:
@@ -206,7 +206,7 @@ def client_of(address: HostPort, timeout_ms: int) -> Producer:
 
 @contextmanager
 def announce_new_topic(topic: str) -> Iterator[None]:
-    """Say that what is sent meanwhile made its topic, where the admin port knows: a misspelt one is seen."""
+    """Say if the sends inside the block created the topic, so that a misspelt name is noticed."""
     client = AdminClient(admin_address(), timeout_s=ADMIN_TIMEOUT_S)
     new = False
     with suppress(click.ClickException):
@@ -231,7 +231,7 @@ def add_all(
     timing: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """Send them; say when they are due and what their ids are. Exit code 1 when one is not stored."""
+    """Send delayed messages; print due times and ids. Exit code 1 if one is not stored."""
     stored = failed = 0
     rows: list[dict[str, Any]] = []
     patience = Patience(producer, timeout_ms, quiet=as_json)
@@ -284,7 +284,7 @@ def _print_outcomes(rows: list[dict[str, Any]], stored: int, failed: int, timing
 
 
 def say_outcome(outcome: CancelOutcome, expected: DelayStatus) -> str:
-    """Tell an outcome in words, with the moments in local time. `wanted`: what was to come of it."""
+    """Describe an outcome in words, with local times. `expected`: the outcome that the command requests."""
     now = datetime.now(UTC)
     text: str = outcome.status.value
     if outcome.status is DelayStatus.FIRED:

@@ -17,7 +17,7 @@ ENDS = {
 
 
 def print_story(story: Mapping[str, Any]) -> None:
-    """A heading, a table for each group, and what is to be known about it."""
+    """Print a story: a heading, a table for each group, and notes."""
     facts = {"id": story["id"], "topic": story["topic"]}
     if "offset" in story:
         facts["place"] = f"queue {story['queue']}, offset {story['offset']}"

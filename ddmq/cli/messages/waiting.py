@@ -32,7 +32,7 @@ choice_options = combine_options(
 
 
 def choice_of(topic: str | None, given: Mapping[str, str | None]) -> Selection:
-    """Return the query of the admin port that the options mean; {} for all that waits."""
+    """Return the query of the admin API for the options; {} for all waiting messages."""
     choice: Selection = {"topic": topic, "key": given["key"]}
     for name, option in (("from_ms", "--from"), ("to_ms", "--to")):
         text = given[name]
@@ -50,7 +50,7 @@ def describe_choice(choice: Mapping[str, Any]) -> str:
 
 
 def walk_pages(admin: AdminClient, choice: Selection) -> Iterator[dict[str, Any]]:
-    """Answer by answer, all that waits and is chosen; what comes in meanwhile may be missing."""
+    """Yield page after page of the chosen messages; messages that arrive meanwhile may be missing."""
     after = None
     while True:
         page = admin.get("delay", "messages", count=PAGE, after=after, **choice)
@@ -71,7 +71,7 @@ def first_matches(admin: AdminClient, choice: Selection, count: int, after: str 
 
 
 def count_matches(admin: AdminClient, choice: Selection) -> dict[str, Any]:
-    """Return how many wait and are chosen; `exact` is false where not all shards could be asked."""
+    """Return the number of chosen messages; `exact` is false if not every shard answered."""
     if not choice.keys() - {"topic"}:
         return dict(admin.get("delay", "count", **choice))
     number, after = 0, None
@@ -83,7 +83,7 @@ def count_matches(admin: AdminClient, choice: Selection) -> dict[str, Any]:
 
 
 def print_messages(rows: Sequence[Mapping[str, Any]]) -> None:
-    """A table of these messages, without the columns that are empty in all of them."""
+    """Print a table of these messages, without columns that are empty in all rows."""
     cells = [
         [row["id"][-UUID_LENGTH:], format_moment(row["due_ms"]), row["topic"], row.get("repeats") or None,
          row.get("key") or None, show_body(row.get("preview", "").encode())[:40]]
@@ -94,7 +94,7 @@ def print_messages(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def say_missing(found: dict[str, Any]) -> None:
-    """Tell what no answer of this process can have."""
+    """Say which shards or commands an answer of this process cannot include."""
     if found.get("orders_waiting"):
         hint(f"{found['orders_waiting']:,} orders are not taken in yet: what they add is not among these")
     if found["not_open"]:

@@ -75,7 +75,7 @@ def show_letters(
     admin: AdminClient,
     as_json: bool,
 ) -> None:
-    """GROUP's dead letters, oldest first: why, where from, how often delivered, how the body begins.
+    """Show GROUP's dead letters, oldest first: reason, origin, deliveries, start of the body.
 
     Nothing is taken from anyone. The whole of one: `ddmq message %DLQ%GROUP --queue 0 --offset N`.
     """
@@ -230,7 +230,7 @@ def purge(
 
 
 def _purge_question(group: str, waiting: int, before: str | None) -> str:
-    """Ask about all that wait, or those of them from `before`; how many those are is not known yet."""
+    """Return the question before a purge: about all letters, or an unknown number from before a time."""
     if waiting == 1:
         bound = "" if before is None else f", if it was stored before {before}"
         return f"Purge the only dead letter of {group}{bound}? It is not sent again."

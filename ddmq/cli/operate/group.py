@@ -26,7 +26,7 @@ COLUMNS = (
 
 
 class Value(click.ParamType[Any]):
-    """A number, a list or an object as the server wants it; whether it is allowed says the server."""
+    """The click type of a setting that is a number, a list or an object; the server checks its bounds."""
 
     def __init__(self, setting: Setting) -> None:
         self.name = setting.metavar
@@ -78,7 +78,7 @@ settings_options = combine_options(*map(_setting_option, TABLE))  # what is not 
 
 
 def select_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that were named, as the admin API takes them."""
+    """Return the settings that were given, as the admin API accepts them."""
     settings = {name: value for name, value in options.items() if name in BY_NAME and value is not None}
     if "start" in settings:
         settings["start"] = parse_start(settings["start"])
@@ -86,7 +86,7 @@ def select_settings(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def setting_name(text: str) -> str:
-    """A key as it may be written: with dashes, underscores, or as the option."""
+    """Return the name of a setting that is written with dashes, underscores, or as an option."""
     return text.removeprefix("--").replace("-", "_")
 
 
@@ -98,7 +98,7 @@ def group() -> None:
 @group.command("list", short_help="Every group's subscriptions with their lag.")
 @admin_options
 def list_groups(admin: AdminClient, as_json: bool) -> None:
-    """Every group's subscriptions with their lag.
+    """List every group's subscriptions with their lag.
 
     "retrying" wait for a quick retry, "later" for one 10 s to 2 h apart; "dead": open dead letters.
     """
@@ -122,7 +122,7 @@ def _group_row(each: Mapping[str, Any]) -> list[Any]:
 @click.option("--settings", is_flag=True, help="Every setting in force, not only what the group sets.")
 @admin_options
 def show_group(name: str, count: int, settings: bool, admin: AdminClient, as_json: bool) -> None:
-    """One group in full: lag, what is in flight, settings, and the keys that are blocked, with why."""
+    """Show one group in full: lag, messages in flight, settings, and blocked keys with the reason."""
     answer = admin.get("groups", name, keys=count)
     if as_json:
         return print_json(answer)
@@ -172,7 +172,7 @@ def create(name: str, topics: tuple[str, ...], admin: AdminClient, as_json: bool
 def set_(
     name: str, topic: str, unset: tuple[str, ...], admin: AdminClient, as_json: bool, **named: Any
 ) -> None:
-    """Make GROUP's subscription to a topic, or change what is named of it, at once and at every proxy.
+    """Create GROUP's subscription to a topic, or change the given settings, at once and at every proxy.
 
     Clients stay connected, offsets stay where they are. What stands in groups.yaml is changed there. The
     defaults shown are the program's; proxy_consumer.yaml may set others.
@@ -227,7 +227,7 @@ def delete(name: str, topic: str | None, yes: bool, admin: AdminClient, as_json:
 @count_option()
 @admin_options
 def list_keys(name: str, count: int, admin: AdminClient, as_json: bool) -> None:
-    """Keys whose first message is not finished, so that what comes after it waits.
+    """List keys whose first message is not finished, so that their later messages wait.
 
     Each with since when, attempts, the last error, where that message is (topic/queue/offset), its state,
     and how many messages are known to wait behind it. What can be done: park, skip, replay.

@@ -27,7 +27,7 @@ ERROR_SHOWN = 120
 
 
 def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
-    """The answer of GET /groups/NAME."""
+    """Print the answer of GET /groups/NAME for people."""
     for each in found["subscriptions"]:
         say(f"{found['group']} on {each['topic']}")
         print_facts(_subscription_facts(each, all_settings=all_settings))
@@ -127,7 +127,7 @@ def _count_died(each: Mapping[str, Any]) -> int:
 
 
 def _setting_facts(name: str, value: Any, *, whole: bool) -> dict[str, str]:
-    """`whole`: of one with parts also those that are the program's default."""
+    """Return a setting as facts, one for each of its parts. `whole`: also parts at the program's default."""
     if whole or not isinstance(value, dict):
         return {"  " + name: format_value(value)}
     default = msgspec.json.decode(msgspec.json.encode(BY_NAME[name].default))
@@ -159,7 +159,7 @@ def _queue_row(queue: Mapping[str, Any]) -> list[Any]:
 
 
 def print_keys(group: str, keys: Sequence[Mapping[str, Any]]) -> None:
-    """Blocked keys with what can be done about them; apart, those that only wait to be pulled."""
+    """Print blocked keys and the commands against them; keys that only wait to be pulled are apart."""
     blocked = [each for each in keys if each["state"] != READY]
     ready = [each for each in keys if each["state"] == READY]
     if blocked:
@@ -204,7 +204,7 @@ def _key_row(each: Mapping[str, Any], now_ms: float) -> dict[str, Any]:
 
 
 def _lease_cells(each: Mapping[str, Any], now_ms: float) -> dict[str, Any]:
-    """Which client has the head in flight, and until when as far as is known now."""
+    """Return the cells for the client that has the head in flight, and for the end of its lease."""
     if not each.get("until_ms"):  # a server of the release before does not tell
         return dict.fromkeys(FLIGHT_COLUMNS)
     extended = ", extended" if each["extended"] else ""
@@ -213,7 +213,7 @@ def _lease_cells(each: Mapping[str, Any], now_ms: float) -> dict[str, Any]:
 
 
 def _show_state(each: Mapping[str, Any]) -> str:
-    """A parked key says why it is: an operator parked it, or its head used up its deliveries."""
+    """Return the state of a key; a parked one with its reason: an operator, or no deliveries left."""
     reason = each.get("reason", "")
     return f"{each['state']} ({reason})" if reason else str(each["state"])
 

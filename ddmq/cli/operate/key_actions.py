@@ -78,7 +78,7 @@ def _request_action(admin: AdminClient, name: str, key: str, action: str, **more
 
 
 def _end(answer: Mapping[str, Any], failures: list[str], as_json: bool) -> None:
-    """Print the answer for programs; exit code 1 where something was not answer."""
+    """Print the answer for programs. Exit code 1 with the failures, if there are any."""
     if as_json:
         print_json(answer)
     if failures and as_json:
@@ -163,7 +163,7 @@ def replay(name: str, key: str, take_away: bool, admin: AdminClient, as_json: bo
 
 
 def _say_replayed(answer: Mapping[str, Any], unchanged: list[str]) -> None:
-    """Say what became of a key that goes on; `unchanged`: of one that was parked, what did not."""
+    """Say which messages of a replayed key go on; `unchanged`: those of a parked key that do not."""
     key, heads = answer["key"], answer["heads"]
     going = [_describe_head(head, REPLAYED[head["outcome"]]) for head in heads if head["outcome"] in REPLAYED]
     if answer.get("parked", False):

@@ -95,7 +95,7 @@ def reset(
 
 
 def _with_zone(text: str) -> Any:
-    """A time without a zone is meant in this machine's; the server wants it said."""
+    """Return --to with the zone of this machine, if it is a time without one: the server requires a zone."""
     if text in ("first", "last") or text.isdecimal() or is_relative(text):
         return text
     try:

@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 def watch_options(what: str, interval_s: float) -> Callable[[F], F]:
-    """--watch and --interval of a command whose live view shows `what`."""
+    """Return --watch and --interval for a command whose live view shows `what`."""
     watch = click.option("--watch", is_flag=True, help=f"Keep showing{what} until interrupted.")
     interval = click.option(
         "--interval", default=interval_s, show_default=True, type=Number(0.1, 60),
@@ -57,7 +57,7 @@ def watch_options(what: str, interval_s: float) -> Callable[[F], F]:
 
 
 def _print_stream(look: Callable[[], Any], interval: float | None) -> None:
-    """JSON documents: one, or with an interval one after the other."""
+    """Print one JSON document, or with an interval one after the other."""
     print_json(look())
     while interval is not None:
         time.sleep(interval)
@@ -65,7 +65,7 @@ def _print_stream(look: Callable[[], Any], interval: float | None) -> None:
 
 
 def _show_live(look: Callable[[], T], interval: float, view: Callable[[T | None, T, int], Any]) -> None:
-    """The live view: `view` gets what was seen before, what is seen now, and the lines of the terminal."""
+    """Show the live view; `view` gets the earlier answer, the present one, and the height of the terminal."""
     screen, before, now = console(), None, look()
     with Live(view(before, now, screen.height), console=screen, auto_refresh=False) as live:
         while True:
@@ -78,7 +78,7 @@ def _show_live(look: Callable[[], T], interval: float, view: Callable[[T | None,
 @watch_options(", with rates,", 1.0)
 @admin_options
 def stats(watch: bool, interval: float, admin: AdminClient, as_json: bool) -> None:
-    """Topics, groups with their lag, latencies since the start; rates with --watch.
+    """Show topics, groups with their lag, and latencies since the start; with --watch rates, too.
 
     Of a group's failed messages some wait for a quick retry ("retrying"), others for a later one, 10 s to 2 h
     apart ("later"); "dead": its dead letters that were neither sent again nor purged.
@@ -114,7 +114,7 @@ def lag(group: str | None, watch: bool, interval: float, admin: AdminClient, as_
 
 
 def print_lag(rows: Sequence[dict[str, Any]]) -> None:
-    """The answer of /lag, and in words which groups nobody consumes."""
+    """Print the answer of /lag, and a line for each group that no client consumes."""
     print_table("", LAG_COLUMNS, lag_cells(rows), LAG_SPARE)
     if not rows:
         hint("no groups yet: `ddmq group create NAME --topic TOPIC`")
@@ -126,13 +126,13 @@ def print_lag(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def nobody_text(row: Mapping[str, Any]) -> str:
-    """Say what is known of a subscription that is behind and that nobody consumes."""
+    """Describe a subscription that is behind and that no client consumes."""
     wait = "1 message waits" if row["lag"] == 1 else f"{row['lag']:,} messages wait"
     return f"{wait}, and no client pulls it at this proxy; is the consumer running?"
 
 
 def build_view(before: Stats | None, now: Stats, height: int | None = None) -> Group:
-    """The tables of one moment, cut to `height` lines; rates need the moment before."""
+    """Build the tables of one moment, cut to `height` lines; rates need the moment before."""
     topics, groups = [row for row in now["topics"] if not row["internal"]], now.get("groups", [])
     latencies = _latency_table(now, height)
     for_topics, for_groups = _share_rows(len(topics), len(groups), height and height - latencies.lines)
@@ -145,7 +145,7 @@ def build_view(before: Stats | None, now: Stats, height: int | None = None) -> G
 
 
 def _share_rows(topics: int, groups: int, height: int | None) -> tuple[int, int]:
-    """Return how many rows of each fit: half the room each, and what one leaves over for the other."""
+    """Return how many rows of each fit: half of the lines each, or more if the other needs less."""
     if height is None:
         return topics, groups
     room = max(ROWS_MIN, height - FRAME_LINES)
@@ -156,13 +156,13 @@ def _share_rows(topics: int, groups: int, height: int | None) -> tuple[int, int]
 def _cut_table(
     title: str, columns: Sequence[str], rows: list[list[Any]], room: int, spare: Sequence[str] = ()
 ) -> list[Any]:
-    """A table with the first rows, and how many were left out."""
+    """Return a table with the first rows, and a line with the number of the others."""
     parts = [table(title, columns, rows[:room], spare)]
     return [*parts, f"… and {len(rows) - room:,} more"] if len(rows) > room else parts
 
 
 def _health_line(now: Stats) -> Text:
-    """Ready or not, and with --processes whose figures are not among those shown."""
+    """Return a line with the readiness; with --processes also which parts did not answer."""
     health = now["health"]
     state = "ready" if health["ready"] else plain(f"NOT READY: {health['reason']}")
     silent = ", ".join(sorted(now.get("silent_parts", ())))
@@ -223,7 +223,7 @@ class Latencies(NamedTuple):
 
 
 def _latency_table(now: Stats, height: int | None) -> Latencies:
-    """Return a row for each histogram of times: where it has labels, those with the highest p99."""
+    """Return a row for each histogram of times; of one with labels, those with the highest p99."""
     order = {name: at for at, name in enumerate(LATENCIES)}
     names = sorted(
         (name for name in now["counters"] if name.endswith("_us")), key=lambda name: order.get(name, 99)
@@ -273,7 +273,7 @@ def retry_path(row: Mapping[str, Any]) -> str | None:
 
 
 def lag_cells(rows: Sequence[dict[str, Any]]) -> list[list[Any]]:
-    """The rows of /lag as cells of a table."""
+    """Return the rows of /lag as cells of a table."""
     return [
         [
             row["group"],

@@ -70,7 +70,7 @@ def topic() -> None:
 @click.option("--all", "internal", is_flag=True, help="Internal topics too.")
 @admin_options
 def list_topics(internal: bool, admin: AdminClient, as_json: bool) -> None:
-    """Every topic with its queues and messages."""
+    """List every topic with its queues and messages."""
     rows = admin.get("topics", internal=int(internal))
     if as_json:
         return print_json(rows)
@@ -85,7 +85,7 @@ def list_topics(internal: bool, admin: AdminClient, as_json: bool) -> None:
 @click.argument("name", type=TOPIC)
 @admin_options
 def show_topic(name: str, admin: AdminClient, as_json: bool) -> None:
-    """One topic, queue by queue."""
+    """Show one topic, queue by queue."""
     info = admin.get("topics", name)
     if as_json:
         return print_json(info)
@@ -147,7 +147,7 @@ def _describe_waiting(count: int) -> str:
 
 
 def _count_delayed(client: AdminClient, name: str) -> int:
-    """Count the delayed messages that wait for this topic; 0 also where nobody knows."""
+    """Count the delayed messages that wait for this topic; 0 if no delay service answers."""
     try:
         return int(client.get("delay", "count", topic=name)["count"])
     except click.ClickException:

@@ -32,7 +32,7 @@ def tx() -> None:
 @count_option()
 @admin_options
 def list_open(group: str | None, count: int, admin: AdminClient, as_json: bool) -> None:
-    """Transactions that are neither committed nor rolled back, oldest first.
+    """List transactions that are neither committed nor rolled back, oldest first.
 
     `checks` counts how often the producer group was asked how it ended.
     """
@@ -61,7 +61,7 @@ def _transaction_cells(row: dict[str, Any]) -> list[Any]:
 @click.argument("transaction", type=ID)
 @admin_options
 def show_one(transaction: str, admin: AdminClient, as_json: bool) -> None:
-    """TRANSACTION in full: while it is open its messages and who decides it, else how it ended.
+    """Show TRANSACTION in full: its messages and its owner while it is open, else its outcome.
 
     How one ended is known as long as the log keeps its record.
     """

@@ -45,7 +45,7 @@ def bank(transfers: int, kills: int, seed: int | None, folder: Path | None) -> N
 
 
 class BankStory:
-    """The steps, with what people read."""
+    """The steps of the bank demo, and its output."""
 
     def __init__(self, folder: Path, transfers: int, kills: int, chance: random.Random) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ class BankStory:
         self._killed: Counter[str] = Counter()
 
     def run(self) -> bool:
-        """True when everything was proven."""
+        """Run all steps. Returns True if everything was proven."""
         NARRATOR.print_step(f"ready after {self._server.start():.2f} s")
         self._typed.use_server(self._server.addresses)
         try:
@@ -94,7 +94,7 @@ class BankStory:
             self._running[name] = subprocess.Popen(command, stderr=log)
 
     def _kill_all_the_time(self) -> None:
-        """Kill one and start it again, until all have sent what they shall, and often enough."""
+        """Kill and restart processes at random, often enough and until all transfers are sent."""
         victims = [*NAMES, "server"]
         while self._killed.total() < self._kills or not self._all_sent():
             time.sleep(self._chance.uniform(*KILL_EVERY_S))
