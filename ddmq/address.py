@@ -27,7 +27,7 @@ class HostPort(NamedTuple):
 
 
 def parse(text: str) -> HostPort:
-    """`HOST:PORT` or `[V6]:PORT`; port 0 takes a free one. Raises ValueError that says what is allowed."""
+    """Parse `HOST:PORT` or `[V6]:PORT`; port 0 takes a free one. Raises ValueError with the allowed form."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
@@ -36,7 +36,7 @@ def parse(text: str) -> HostPort:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there; names are looked up."""
+    """Return whether only this machine can connect to the host; names are resolved."""
     try:
         addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

@@ -14,7 +14,7 @@ _DIGITS_MAX = 9  # of each number in a duration
 
 
 def read_moment(text: str, now_ms: int, *, local: bool = False) -> int:
-    """Epoch milliseconds, 0 to WALL_MS_MAX. Raises ValueError with what is allowed.
+    """Parse a moment into epoch milliseconds, 0 to WALL_MS_MAX. Raises ValueError with the allowed forms.
 
     `local`: ISO text without a zone is in the zone of this machine; else the zone must be given.
     """
@@ -35,7 +35,7 @@ def read_moment(text: str, now_ms: int, *, local: bool = False) -> int:
 
 
 def read_duration(text: str) -> int:
-    """Milliseconds of `90s`, `1h30m`, `2d`, `250ms`. Raises ValueError with what is allowed."""
+    """Parse `90s`, `1h30m`, `2d` or `250ms` into milliseconds. Raises ValueError with the allowed forms."""
     milliseconds = parse_duration(text, _DIGITS_MAX)
     if milliseconds is None:
         raise ValueError(f"{text!r} is no duration; allowed: {DURATION_ALLOWED}")
@@ -43,18 +43,18 @@ def read_duration(text: str) -> int:
 
 
 def is_relative(text: str) -> bool:
-    """Whether it counts from now."""
+    """Return whether a text is a moment relative to now, such as -2h."""
     return text[:1] in ("-", "+") and parse_duration(text[1:], _DIGITS_MAX) is not None
 
 
 def format_moment(wall_ms: int) -> str:
-    """Local time with milliseconds and zone."""
+    """Format a moment as local time with milliseconds and zone."""
     zoned = datetime.datetime.fromtimestamp(wall_ms / 1000).astimezone()
     return zoned.isoformat(sep=" ", timespec="milliseconds")
 
 
 def format_age(seconds: float) -> str:
-    """A span as people read it: 340 ms, 12.0 s, 3 m 20 s, 4 h 5 m, 2 d 3 h."""
+    """Format a length of time for people: 340 ms, 12.0 s, 3 m 20 s, 4 h 5 m, 2 d 3 h."""
     if seconds < 1:
         return f"{max(0, int(seconds * 1000))} ms"
     if seconds < 60:

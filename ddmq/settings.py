@@ -86,7 +86,7 @@ class Setting(NamedTuple):
 
     @property
     def option(self) -> str:
-        """Its name on the command line."""
+        """Return the name of the setting on the command line."""
         return "--" + self.name.replace("_", "-")
 
     @property
@@ -107,7 +107,7 @@ class Setting(NamedTuple):
 
 
 def format_value(value: Any) -> str:
-    """A value as it is written on the command line."""
+    """Format a value as it is written on the command line."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):

@@ -42,8 +42,8 @@ class MoveTally:
 
 @dataclass(slots=True)
 class MoveContext:
-    """`source_id`: what copies name the source by. `epoch`: of this run, which fences earlier ones. `say`: a
-    line for people."""
+    """The context of one move. `source_id`: the name of the source in copies. `epoch`: the number of this
+    run, which fences earlier runs. `say`: prints a line for people."""
 
     source: Backend
     target: Backend
@@ -78,7 +78,7 @@ def wait_for_answer(completion: Completion[T]) -> T:
 
 
 def ask_patiently(context: MoveContext, ask: Callable[[], Completion[T]]) -> T:
-    """The answer to a question that may be asked again: of an engine that has no writer just now, say."""
+    """Return the answer of a request, and repeat it while the engine has no writer."""
     for tried in range(TRIES):
         try:
             return wait_for_answer(ask())
@@ -96,7 +96,7 @@ def ask_patiently(context: MoveContext, ask: Callable[[], Completion[T]]) -> T:
 def views_of(
     context: MoveContext, backend: Backend, group: str, queues: Sequence[QueueRef]
 ) -> list[ProgressView]:
-    """A group's progress on many queues."""
+    """Return a group's progress on many queues."""
     views: list[ProgressView] = []
     for at in range(0, len(queues), ASKED_AT_ONCE):
         part = queues[at : at + ASKED_AT_ONCE]
@@ -106,8 +106,8 @@ def views_of(
 
 
 class RunRead(NamedTuple):
-    """One read. `next_offset`: where to go on. `at_end`: there is nothing there yet. `expired`: offsets that
-    retention had taken. `deleted`: the topic was deleted."""
+    """The result of one read. `next_offset`: the offset after it. `at_end`: the queue has no further record
+    yet. `expired`: the number of offsets that retention deleted. `deleted`: the topic was deleted."""
 
     records: list[StoredRecord]
     next_offset: int
@@ -118,7 +118,7 @@ class RunRead(NamedTuple):
 
 
 def read_run(context: MoveContext, backend: Backend, queue: QueueRef, offset: int, count: int = 0) -> RunRead:
-    """The records from `offset` on: up to `count` of them, 0: as many as are copied at once."""
+    """Read the records from `offset` on: up to `count` of them, or for 0 as many as are copied at once."""
     batch = ask_patiently(context, lambda: backend.read(queue, offset, count or READ_COUNT, READ_BYTES))
     if batch.status is ReadStatus.GONE:
         return RunRead([], offset, at_end=True, deleted=True)

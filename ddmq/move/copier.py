@@ -39,8 +39,8 @@ from ddmq_common.names import MOVED_PROPERTY
 
 
 class QueueCopier:
-    """`copied`, `pure`: what is on record of the target's queue. `first`: the oldest offset of the source's
-    queue."""
+    """Copies one queue. `copied`, `pure`: the recorded progress on the target's queue. `first`: the oldest
+    offset of the source's queue."""
 
     def __init__(
         self,
@@ -98,7 +98,8 @@ class QueueCopier:
         return False
 
     def _append_copies(self, records: Sequence[StoredRecord], after: int) -> None:
-        """Copies of these, and the note that everything below `after` was copied."""
+        """Append copies of the records, and note in the same commit that everything below `after` was
+        copied."""
         if after == self.position:
             return
         copies = [copy_of(record, self.origin, self.target) for record in records]
@@ -126,7 +127,7 @@ class QueueCopier:
         )
 
     def _commit(self, copies: Sequence[NewRecord], after: int) -> list[AppendResult]:
-        """Results, or none where it turned out afterwards that it had been stored."""
+        """Commit the batch. Returns the results, or none if an earlier try turned out to be stored."""
         context = self._context
         batch = CommitBatch(records=copies, progress=self._progress_notes(after))
         for tried in range(TRIES):
@@ -165,7 +166,7 @@ class QueueCopier:
     # --- where the target has copies alone
 
     def _look_pure(self, results: Sequence[AppendResult]) -> None:
-        """Move `pure` behind what was stored, if nothing of others' lies in between."""
+        """Move `pure` behind the stored copies, if no records of others are in between."""
         if self._mixed or not results:
             return
         first, last = results[0].offset, results[-1].offset
@@ -177,7 +178,7 @@ class QueueCopier:
             self.look_pure()
 
     def look_pure(self) -> int:
-        """Move `pure` as far as there are copies alone; returns it."""
+        """Move `pure` to the end of the leading records that are all copies, and return it."""
         context, self._marker_next = self._context, False
         while not self._mixed:
             run = read_run(context, context.target, self.target, self.pure)

@@ -70,7 +70,7 @@ def note_of(notes: MoveNotes, context: MoveContext, shard: int) -> ShardNote:
 
 
 class DelayMove:
-    """`opener`: of the source's stores. `queues`: of %DELAY on both sides."""
+    """Moves the pending delays. `opener` opens the source's stores. `queues`: of %DELAY on both sides."""
 
     def __init__(
         self, context: MoveContext, notes: MoveNotes, config: DelayConfig, opener: StoreOpener
@@ -81,7 +81,7 @@ class DelayMove:
         self._opener = opener
 
     def run(self) -> int:
-        """Move all of it; returns how many messages wait at the target by that."""
+        """Move all pending delays. Returns the number of messages that wait at the target because of it."""
         context = self._context
         source, target = (side.topic(DELAY_TOPIC) for side in (context.source, context.target))
         if source is None or target is None:
@@ -155,7 +155,7 @@ class DelayMove:
     def _add_commands(
         self, page: Iterable[Pending], shard: ShardContext, target: QueueRef, origin: CopyOrigin
     ) -> tuple[list[NewRecord], list[KnownId], int]:
-        """Commands for what waits, what turned out to be over, and the sum of digests."""
+        """Return the commands for waiting messages, the ids that are over, and the sum of digests."""
         now_ms, config, tally = self._context.clock.wall_ms(), self._config, self._context.tally
         records: list[NewRecord] = []
         over: list[KnownId] = []

@@ -26,7 +26,7 @@ SELF = f"{NOTES_PREFIX}SELF"  # setting of a source: the id by which copies name
 
 
 class MoveSide(NamedTuple):
-    """One side. `where`: a directory, or brokers. `config`: of its servers."""
+    """One side of a move. `where`: a directory, or brokers. `config`: that of its servers."""
 
     engine: str
     where: str
@@ -37,7 +37,7 @@ class MoveSide(NamedTuple):
 
 
 class OpenedSide(NamedTuple):
-    """An engine. `exclusive`: nobody else can be at it."""
+    """An opened engine. `exclusive`: no other process can use it."""
 
     backend: Backend
     exclusive: bool
@@ -81,7 +81,7 @@ def open_place(side: MoveSide, clock: Clock, *, must_exist: bool) -> OpenedSide:
 
 
 def source_id(source: Backend, clock: Clock, *, make: bool) -> str:
-    """The id by which copies name this source; "" where it has none yet and is not to get one."""
+    """Return the id by which copies name this source; "" if it has none and `make` is false."""
     for _ in range(3):
         value = source.setting(SELF)
         if value is not None:

@@ -45,7 +45,7 @@ OPEN_LOOKED_AT = 10_000  # half messages of transactions at the source
 
 
 class GroupPlace(NamedTuple):
-    """A group's progress on one queue of the target: what it is to be there, and what is on record."""
+    """A group's progress on one queue of the target: the expected one and the present one."""
 
     group: str
     queue: QueueRef
@@ -54,7 +54,8 @@ class GroupPlace(NamedTuple):
 
 
 class Finish:
-    """`run` does all of it. `exclusive`: nobody else can be at the source, since its directory is locked."""
+    """The last step of a move. `exclusive`: no other process can use the source, because its directory is
+    locked."""
 
     def __init__(
         self,
@@ -188,8 +189,8 @@ class Finish:
         return offset_map
 
     def _copy_at(self, copier: QueueCopier, wanted: int, pure: int) -> int:
-        """Below this offset of the target all copies are of offsets below `wanted`; there are copies alone
-        below `pure`. By halves: each look reads one record."""
+        """Return the offset of the target below which all copies are of offsets below `wanted`; below `pure`
+        all records are copies. It is found by halving; each step reads one record."""
         context = self._context
         bounds = ask_patiently(context, lambda: context.target.bounds([copier.target]))[0] or Bounds(0, 0)
         low, high = min(bounds.min, pure), pure
@@ -206,8 +207,8 @@ class Finish:
     # --- levels
 
     def _copy_levels(self) -> None:
-        """Copy the messages that wait in a delay level, never behind the target's own, which may be due
-        later."""
+        """Copy the messages that wait in a delay level, never behind the target's own messages, which may be
+        due later."""
         for copier, end in self.level_copiers():
             copier.copy(end)
 
@@ -232,8 +233,9 @@ class Finish:
         return result
 
     def _level_targets(self, source: TopicInfo, target: TopicInfo) -> list[QueueRef]:
-        """The queues of the target that take them: the levels' own as long as nothing was ever there, else as
-        many more behind them, which a level scheduler empties like levels that were taken from the list."""
+        """Return the queues of the target for the levels: the levels' own queues if they never had a message,
+        else as many additional ones, which a level scheduler empties like levels that were taken from the
+        list."""
         context = self._context
         key = self._notes.levels_key
         value = context.target.setting(key)

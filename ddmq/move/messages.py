@@ -36,14 +36,14 @@ SHOWN_MAX = 5
 
 
 class TopicPair(NamedTuple):
-    """A topic on both sides. `target` None: it is not there yet."""
+    """A topic on both sides. `target` is None if it does not exist there yet."""
 
     source: TopicInfo
     target: TopicInfo | None
 
 
 class TopicCopies:
-    """`copiers`: by the source's queues. `pairs`: the topics of the last look."""
+    """Copies of all topics. `copiers`: by the source's queues. `pairs`: the topics as matched last."""
 
     def __init__(self, context: MoveContext, notes: MoveNotes) -> None:
         self._context = context
@@ -54,7 +54,7 @@ class TopicCopies:
     # --- topics
 
     def match_topics(self) -> dict[str, TopicPair]:
-        """The topics that belong to the move, on both sides. Raises MoveError for those that cannot."""
+        """Return the topics of the move with both sides. Raises MoveError for topics that cannot be moved."""
         context = self._context
         notes, faults = self._notes.topics(), []
         pairs: dict[str, TopicPair] = {}
@@ -142,7 +142,7 @@ class TopicCopies:
         return wait_for_answer(context.target.put_topic(info, context.deadline()))
 
     def settle_topics(self) -> None:
-        """Give the target's topics the settings of the source's: until now each took what was copied."""
+        """Give the target's topics the settings of the source's; during the copy they accepted everything."""
         for name, pair in self.pairs.items():
             target = self._context.target.topic(name)
             if target is not None and name not in AT_THE_END:
@@ -153,7 +153,8 @@ class TopicCopies:
                     self._put(required)
 
     def copiers_of(self, pairs: Iterable[tuple[QueueRef, QueueRef]]) -> list[QueueCopier]:
-        """Copiers that know what was copied before, under the epoch of this run, which ends every other."""
+        """Return copiers with the recorded progress, under the epoch of this run, which fences all other
+        runs."""
         context, copiers = self._context, list[QueueCopier]()
         pairs = list(pairs)
         for at in range(0, len(pairs), ASKED_AT_ONCE):
@@ -200,7 +201,7 @@ class TopicCopies:
         return tally.copied - before
 
     def follow_source(self, stopped: Callable[[], bool]) -> None:
-        """Copy what comes, until `stopped`; topics that are made, or grow, too."""
+        """Copy new messages until `stopped`, also of topics that are created or get more queues."""
         while not stopped():
             self.prepare_targets()
             if not self.copy_round():
@@ -218,7 +219,8 @@ class TopicCopies:
 
 
 def at_once(work: Callable[[QueueRef], object], queues: Iterable[QueueRef]) -> None:
-    """Do it for each, AT_ONCE at a time. Raises the first error, after what was begun has ended."""
+    """Call `work` for each queue, AT_ONCE at a time. Raises the first error, after all begun calls have
+    ended."""
     errors: list[BaseException] = []
 
     def run_one(queue: QueueRef) -> None:

@@ -25,7 +25,7 @@ _TRIES = 20
 
 
 class MoveState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A move as its target knows it. `patterns`: of the topics that it takes."""
+    """The state of a move, as recorded in its target. `patterns`: of the topics that it includes."""
 
     source: str
     began_ms: int
@@ -35,14 +35,14 @@ class MoveState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TopicNote(msgspec.Struct, frozen=True):
-    """Which incarnations of a topic belong together."""
+    """The incarnations of a topic at the source and at the target."""
 
     source: int
     target: int
 
 
 class MoveNotes:
-    """The notes of one move."""
+    """The records of one move in the settings of its target."""
 
     def __init__(self, context: MoveContext) -> None:
         self._context = context
@@ -50,7 +50,7 @@ class MoveNotes:
 
     @property
     def note(self) -> MoveState | None:
-        """None before the first run."""
+        """The recorded state of the move; None before the first run."""
         value = self._context.target.setting(self._key)
         return None if value is None else msgspec.json.decode(value, type=MoveState)
 
@@ -81,7 +81,7 @@ class MoveNotes:
         raise MoveError("other runs of `ddmq move` of the same source keep beginning; end them")
 
     def note_state(self, state: str, *steps: str) -> None:
-        """Note a state, and steps that are done."""
+        """Record a state, and steps that are done."""
         note = self.note
         assert note is not None
         steps_done = note.done + tuple(step for step in steps if step not in note.done)
@@ -90,7 +90,7 @@ class MoveNotes:
         )
 
     def topics(self) -> Mapping[str, TopicNote]:
-        """The topics that were begun with, by name."""
+        """Return the topics of which the copy has begun, by name."""
         prefix = f"{self._key}/topic/"
         settings = self._context.target.settings(prefix)
         return {
@@ -99,17 +99,17 @@ class MoveNotes:
         }
 
     def topic(self, source: TopicInfo, target: TopicInfo) -> None:
-        """Note that the one is copied into the other."""
+        """Record that the one topic is copied into the other."""
         value = msgspec.json.encode(TopicNote(source.incarnation, target.incarnation))
         self.put({f"{self._key}/topic/{source.name}": value})
 
     def delay_key(self, shard: int) -> str:
-        """The setting that says how far a shard's delays were moved."""
+        """Return the key of the setting that has the progress of a shard's delays."""
         return f"{self._key}/delay/{shard}"
 
     @property
     def levels_key(self) -> str:
-        """The setting that says from which queue on the levels of the source are copied."""
+        """The key of the setting that has the first queue for the levels of the source."""
         return f"{self._key}/levels"
 
     def put(self, settings: Mapping[str, bytes | None]) -> None:

@@ -38,7 +38,8 @@ class MoveReport(msgspec.Struct, frozen=True):
 
 
 class MoveRun:
-    """`name`: what people call the source. `exclusive`: nobody else can be at it."""
+    """One run of `ddmq move`. `name`: the source for people. `exclusive`: no other process can use the
+    source."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class MoveRun:
         return self._build_report(COPIED, COPYING, len(self.messages.pairs), dict(self.messages.left()))
 
     def finish(self) -> MoveReport:
-        """The last step, and whether all is there."""
+        """Do the last step, and compare both sides."""
         if self.begin() == FINISHED:
             raise MoveError("this move is finished; --verify compares it again")
         self._finish.run()
@@ -91,7 +92,7 @@ class MoveRun:
         return msgspec.structs.replace(report, did=FINISHED, faults=[*report.faults, *progress])
 
     def verify(self) -> MoveReport:
-        """Compare what was copied so far."""
+        """Compare the copies so far with the source."""
         if self._notes.note is None:
             raise MoveError("nothing was copied yet: this move has not begun")
         self.begin(again=True)

@@ -27,7 +27,7 @@ class QueueSum(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """`faults`: one line each; empty: both sides are the same."""
+    """The result of a comparison. `faults`: a line for each difference."""
 
     queues: int
     messages: int
@@ -37,7 +37,7 @@ class Verified(NamedTuple):
 def compare_queues(
     context: MoveContext, copiers: Iterable[QueueCopier], wanted: Callable[[StoredRecord], bool]
 ) -> Verified:
-    """Compare queue by queue what was copied so far; `wanted`: of the source's records."""
+    """Compare the copies so far, queue by queue. `wanted` selects the source's records."""
     queues = messages = 0
     faults = []
     for copier in copiers:
@@ -55,7 +55,7 @@ def compare_queues(
 def compare_queue(
     context: MoveContext, copier: QueueCopier, wanted: Callable[[StoredRecord], bool]
 ) -> tuple[QueueSum, QueueSum]:
-    """The sums of one queue at the source and at the target."""
+    """Return the sums of one queue at the source and at the target."""
     ours = ask_patiently(context, lambda: context.target.bounds([copier.target]))[0] or Bounds(0, 0)
     copies = _Sum()
     theirs = ask_patiently(context, lambda: context.source.bounds([copier.source]))[0] or Bounds(0, 0)

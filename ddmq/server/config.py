@@ -195,7 +195,7 @@ DURABILITY_WORDS = {durability: word for word, durability in DURABILITY.items()}
 
 
 def load_folder(folder: Path | None) -> Configuration:
-    """All files of one folder; None gives the defaults. Raises ConfigError."""
+    """Load all files of one folder; None gives the defaults. Raises ConfigError."""
     if folder is None:
         return Configuration()
     if not folder.is_dir():
@@ -213,7 +213,8 @@ def load_folder(folder: Path | None) -> Configuration:
 
 
 def _check_names(folder: Path) -> None:
-    """A file that is called nearly like one of ours would not be read. Raises ConfigError."""
+    """Reject a file whose name is close to that of a known file, because it would not be read. Raises
+    ConfigError."""
     file_names = {name.removesuffix(".yaml"): name for name, _ in FILES.values()} | {"slo": "slo.yaml"}
     for path in sorted(folder.iterdir()):
         if path.suffix in (".yaml", ".yml") and path.name not in file_names.values():
@@ -260,12 +261,12 @@ def over_backend(config: Configuration, flags: Mapping[str, str]) -> Configurati
 
 
 def resolved_values(config: Configuration) -> dict[str, Any]:
-    """The values in force, secrets masked."""
+    """Return the values in force, with secrets masked."""
     return {part: resolved(getattr(config, part)) for part in FILES if part not in DECLARED}
 
 
 def changed_values(config: Configuration) -> dict[str, Any]:
-    """The values in force that are not the defaults, as `file part.key`, secrets masked."""
+    """Return the values that differ from the defaults, by `part.key`, with secrets masked."""
     before, now = resolved_values(Configuration()), resolved_values(config)
     return {
         f"{part}.{key}": str(value) if isinstance(value, Path) else value

@@ -48,23 +48,23 @@ LEFT_TOPICS = frozenset((OUTCOME_TOPIC, HEARTBEAT_TOPIC, WAITING_TOPIC, HALF_TOP
 
 
 class Scope:
-    """`patterns` as a shell's: * and ?."""
+    """The topics that a move includes. `patterns` are those of a shell: * and ?."""
 
     def __init__(self, patterns: tuple[str, ...] = ()) -> None:
         self.patterns = patterns
 
     def takes_topic(self, name: str) -> bool:
-        """Whether its queues are copied, or looked through for what is to be."""
+        """Return whether the queues of a topic are copied, or searched for records to copy."""
         if name in LEFT_TOPICS:
             return False
         return is_internal(name) or self.takes(name)
 
     def takes(self, name: str) -> bool:
-        """Whether a topic of an application is in it."""
+        """Return whether the move includes a topic of an application."""
         return not self.patterns or any(fnmatchcase(name, pattern) for pattern in self.patterns)
 
     def takes_record(self, record: StoredRecord) -> bool:
-        """Whether a record of a topic that is in it is."""
+        """Return whether the move includes a record of an included topic."""
         return not self.patterns or not is_internal(record.topic) or self.takes(_belongs_to(record))
 
     def select_settings(self, source_settings: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -86,7 +86,7 @@ class Scope:
 
 
 def _belongs_to(record: StoredRecord) -> str:
-    """The application's topic that a record of the system's own topics is about; "": it does not say."""
+    """Return the application's topic that a record of a system topic concerns; "" if it names none."""
     topic = record.topic
     if topic == SCHEDULE_TOPIC:
         topic = record.system.get(REAL_TOPIC, "")
@@ -96,7 +96,7 @@ def _belongs_to(record: StoredRecord) -> str:
 
 
 def topics_by_group(settings: Mapping[str, bytes]) -> dict[str, list[str]]:
-    """Group → the topics that it is subscribed to."""
+    """Return the topics of each group, by group."""
     by_group: dict[str, list[str]] = {}
     for key in settings:
         if key.startswith(SUBSCRIPTION_PREFIX):
@@ -106,7 +106,7 @@ def topics_by_group(settings: Mapping[str, bytes]) -> dict[str, list[str]]:
 
 
 def groups_of(settings: Mapping[str, bytes]) -> dict[str, list[str]]:
-    """Topic → the groups that read it: their subscriptions, and each group's own retries."""
+    """Return the groups that read each topic: by their subscriptions, and each group's own retries."""
     by_topic: dict[str, list[str]] = {}
     for group, topics in sorted(topics_by_group(settings).items()):
         for topic in (*topics, retry_topic(group)):
@@ -115,5 +115,5 @@ def groups_of(settings: Mapping[str, bytes]) -> dict[str, list[str]]:
 
 
 def readers_of(topic: str, groups: Mapping[str, list[str]]) -> list[str]:
-    """The groups whose progress on a topic is moved; of dead letters also what says which are dealt with."""
+    """Return the groups whose progress on a topic is moved; for dead letters also the marks of those done."""
     return [*groups.get(topic, ()), *((DONE_GROUP,) if is_dead_letters(topic) else ())]

@@ -38,7 +38,7 @@ class OpenShard(NamedTuple):
 
 
 def backup_folder(given: object, backups: Path) -> Path:
-    """The folder below `backups` that is meant, by its name there or its whole path. Raises CallerError.
+    """Return the folder below `backups` for a name or a whole path. Raises CallerError.
 
     What is refused is told the same way whether it exists or not.
     """
@@ -79,7 +79,7 @@ def make_backup(
 
 
 def copy_shards(folder: Path, held: Iterable[OpenShard]) -> None:
-    """Copy each as at one moment. Raises CallerError where one is there already."""
+    """Copy each shard as of one moment. Raises CallerError if a copy exists already."""
     for number, store in held:
         if os.path.lexists(folder / str(number)):
             raise CallerError(f"the backup {folder.name} has shard {number} already")
@@ -102,7 +102,7 @@ def check_secret(folder: Path, given: object) -> None:
 
 @contextmanager
 def _secret_file(folder: Path) -> Iterator[str]:
-    """While the backup is made: the secret that its folder holds."""
+    """Write a secret into the folder while the backup is made, and yield it."""
     secret, path = secrets.token_hex(32), folder / SECRET_FILE
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:

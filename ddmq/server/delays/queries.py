@@ -73,8 +73,8 @@ class Cursor(NamedTuple):
 
 
 class DelayChoice(NamedTuple):
-    """Which waiting messages are asked for: of `topic`, with this `key` (None: any), due from `start` until
-    before `end`, behind `after`."""
+    """A choice of waiting messages: of `topic`, with this `key` (None: any), due from `start` until before
+    `end`, behind `after`."""
 
     topic: str | None
     key: str | None
@@ -101,7 +101,8 @@ class DelayChoice(NamedTuple):
 
 
 class DelayQueries:
-    """`timers`: the delay service of this process, None: it runs elsewhere. `backups`: where backups go."""
+    """Answers about delayed messages. `timers`: the delay service of this process, or None. `backups`: their
+    folder."""
 
     def __init__(self, backend: Backend, timers: DelayService | None, clock: Clock, backups: Path) -> None:
         self._backend = backend
@@ -235,7 +236,7 @@ class DelayQueries:
         return row
 
     def _shard_of(self, text: str) -> tuple[str, int]:
-        """(uuid, shard) of a delay id or a uuid."""
+        """Return (uuid, shard) for a delay id or a uuid."""
         parsed = parse_delay_id(text.encode())
         if parsed is None and not is_uuid(text.encode()):
             raise CallerError(f"{text[:140]!r} is neither a delay id nor a uuid")

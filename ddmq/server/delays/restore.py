@@ -114,7 +114,7 @@ def _refuse_beside_a_server(data_dir: Path) -> None:
 
 
 def _as_stores(backup: Backup, data_dir: Path, stores: Path, log: FileLogOptions) -> tuple[int, ...]:
-    """All of them or, when one fails, none: the folder was empty."""
+    """Restore all stores or, if one fails, none: the folder was empty."""
     try:
         for number in backup.shards:
             restore(backup.folder / str(number), stores, number)
@@ -245,7 +245,7 @@ def find_difference(store: DelayStore, number: int, backend: Backend) -> str | N
 
 
 def read_pages(store: DelayStore, bytes_max: int = PAGE_BYTES) -> Iterator[list[Pending]]:
-    """All that wait, by due time, some at a time: so many bytes of bodies, and one message more."""
+    """Yield all waiting messages by due time, in lists of up to `bytes_max` bytes and one message more."""
     after: DueKey | None = None
     while page := store.scan(Scan(None, 0, FOREVER_MS, PAGE, after, bytes_max)):
         yield page
@@ -253,7 +253,8 @@ def read_pages(store: DelayStore, bytes_max: int = PAGE_BYTES) -> Iterator[list[
 
 
 def _is_another(message: Pending, queue: QueueRef, backend: Backend) -> bool:
-    """False also where the command was damaged, or retention takes it meanwhile."""
+    """Return whether the log has another message at the offset; False also if the command is damaged or
+    expired."""
     batch = backend.read(queue, message.offset, 1, 1).wait(WAIT_S)
     ids = [one.message_id for one in batch.carried(COMMAND_PROPERTY) if one.offset == message.offset]
     return bool(ids) and ids[0] != message.message_id
