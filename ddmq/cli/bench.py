@@ -30,13 +30,13 @@ def find_benchmarks() -> dict[str, Path]:
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--list", "listing", is_flag=True, help="Show what there is.")
+@click.option("--list", "listing", is_flag=True, help="List the benchmarks.")
 @json_option
-@click.option("--quick", is_flag=True, help="One small round that only shows that it works.")
+@click.option("--quick", is_flag=True, help="Run one small round, which only shows that the benchmark works.")
 @click.option(
     "--pending",
     type=Whole(min=1_000),
-    help="Delayed messages that are pending meanwhile, where that matters (default 10,000,000).",
+    help="Number of pending delayed messages during the run, where it matters (default 10,000,000).",
 )
 def bench(name: str | None, listing: bool, quick: bool, pending: int | None, as_json: bool) -> None:
     """Run benchmark NAME (t01, t02, …) or `all`; raw results go to bench/results/."""

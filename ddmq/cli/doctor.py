@@ -59,7 +59,7 @@ class CheckResult(NamedTuple):
 @click.option(
     "--data-dir",
     type=Folder(path_type=Path),
-    help="Where the log lives, or shall live; by default data_dir of the configuration, else ./data.",
+    help="Directory of the log (default: data_dir of the configuration, else ./data).",
 )
 @click.option("--config", "config_dir", type=Folder(path_type=Path), help="The configuration folder.")
 @json_option

@@ -30,7 +30,7 @@ def kafka() -> None:
 @folder_option
 @click.option("--brokers", type=click.IntRange(1, 9), default=1, show_default=True, help="How many.")
 @click.option("--port", type=click.IntRange(1024, 65_000), default=9092, show_default=True,
-              help="Of the first; each takes two, one after the other.")  # fmt: skip
+              help="Port of the first broker; each broker uses two consecutive ports.")  # fmt: skip
 def up(folder: Path, brokers: int, port: int) -> None:
     """Start the brokers, unless they run, and print what to give to --bootstrap."""
     cluster = TrialCluster(folder)

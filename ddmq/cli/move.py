@@ -21,12 +21,14 @@ SHOW_S = 5.0
 @click.command()
 @click.argument("source")
 @click.argument("target")
-@click.option("--finish", is_flag=True, help="The last step: what is left, then progress and delays.")
-@click.option("--follow", is_flag=True, help="Go on copying what comes, until Ctrl-C.")
-@click.option("--verify", is_flag=True, help="Compare what was copied with the source.")
-@click.option("--dry-run", is_flag=True, help="Say what would be copied; write nothing.")
+@click.option(
+    "--finish", is_flag=True, help="Do the last step: copy the remaining messages, then progress and delays."
+)
+@click.option("--follow", is_flag=True, help="Continue with new messages, until Ctrl-C.")
+@click.option("--verify", is_flag=True, help="Compare the copies with the source.")
+@click.option("--dry-run", is_flag=True, help="Show what would be copied; write nothing.")
 @click.option("--topics", multiple=True, metavar="PATTERN",
-              help="Only these topics (* and ?), what reads them and what waits for them.")  # fmt: skip
+              help="Only these topics (* and ?), with their groups and delayed messages.")  # fmt: skip
 @click.option("--source-config", type=FOLDER, help="Configuration folder of the source's servers.")
 @click.option("--target-config", type=FOLDER, help="Configuration folder of the target's servers.")
 @json_option

@@ -39,14 +39,14 @@ NEEDED = ("pyspark", "pyarrow", "plotly")
     type=click.Path(path_type=Path, dir_okay=False),
     help="The HTML file; it needs nothing else to be opened.",
 )
-@click.option("--since", metavar="DURATION", help="So far back: 1h, 7d (default: everything there is).")
+@click.option("--since", metavar="DURATION", help="Length of the report: 1h, 7d (default: all samples).")
 @click.option(
     "--tables",
     type=Folder(file_okay=False),
     help="Where the job keeps its Parquet tables (default: SAMPLES-tables beside the samples); with --no-job "
     "also a URL.",
 )
-@click.option("--no-job", is_flag=True, help="Use the tables as they are: something else runs the job.")
+@click.option("--no-job", is_flag=True, help="Use the present tables, without running the job.")
 @click.option("--data-dir", type=FOLDER, help="As in `ddmq serve` (default: data).")
 @click.option("--config", "config_dir", type=FOLDER, help="As in `ddmq serve`.")
 @json_option

@@ -24,7 +24,7 @@ def check_engine(_: click.Context, __: click.Parameter, name: str | None) -> str
 
 
 _options = combine_options(
-    click.option("--data-dir", type=FOLDER, help="Where the log lives; made when missing (default: data)."),
+    click.option("--data-dir", type=FOLDER, help="Directory of the log; created if missing (default: data)."),
     click.option(
         "--config",
         "config_dir",
@@ -46,7 +46,7 @@ _options = combine_options(
         "--beyond-loopback",
         is_flag=True,
         callback=lambda _, __, given: given or None,
-        help="Listen on addresses that other machines reach; there is no authentication.",
+        help="Listen on addresses that other machines can reach; there is no authentication.",
     ),
     click.option(
         "--process-name", hidden=True, help="process_name of ddmq.yaml; `serve --processes` gives it."
@@ -64,7 +64,9 @@ _options = combine_options(
 @_options
 @click.option("--producer", type=ADDRESS, help=f"Where producers connect (default {PRODUCER}).")
 @click.option("--consumer", type=ADDRESS, help=f"Where consumers connect (default {CONSUMER}).")
-@click.option("--processes", is_flag=True, help="Each part as its own process over the same directory.")
+@click.option(
+    "--processes", is_flag=True, help="Run each part as a process of its own over the same directory."
+)
 def serve(config_dir: Path | None, processes: bool, **flags: Any) -> None:
     """Run producer proxy, consumer proxy, delay service, log and admin API.
 

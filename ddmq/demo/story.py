@@ -41,7 +41,7 @@ BROKERS, KILLED = 3, 2
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Keep the data there (default: a fresh folder, gone afterwards).",
+    help="Keep the data in this folder (default: a temporary one).",
 )
 @click.option(
     "--report",
@@ -52,7 +52,7 @@ BROKERS, KILLED = 3, 2
     help="Where the report of the run is written.",
 )
 @click.option(
-    "--kafka", is_flag=True, help="On a Kafka cluster of three brokers, one of which is killed as well."
+    "--kafka", is_flag=True, help="Run on a Kafka cluster of three brokers, one of which is killed, too."
 )
 @click.option("--verbose", is_flag=True, help="Show every step, command and number.")
 def demo(data_dir: Path | None, report_file: Path, kafka: bool, verbose: bool) -> None:

@@ -86,11 +86,11 @@ def add(
 # --- looking
 
 
-@delay.command("list", short_help="What waits, by due time.")
+@delay.command("list", short_help="The messages that wait, by due time.")
 @click.argument("topic", type=TOPIC, required=False)
 @choice_options
 @count_option()
-@click.option("--after", help="Go on where an earlier listing ended.")
+@click.option("--after", help="Continue after the last id of an earlier listing.")
 @admin_options
 def list_messages(
     topic: str | None, count: int, after: str | None, admin: AdminClient, as_json: bool, **options: str | None
@@ -109,7 +109,7 @@ def list_messages(
     return None
 
 
-@delay.command("show", short_help="One message: due when, what is in it.")
+@delay.command("show", short_help="One message: its due time and content.")
 @click.argument("delay_id", type=NAME, metavar="ID")
 @admin_options
 def show_message(delay_id: str, admin: AdminClient, as_json: bool) -> None:
@@ -145,7 +145,7 @@ def _message_facts(row: dict[str, Any]) -> dict[str, Any]:
     return facts
 
 
-@delay.command("count", short_help="How many wait.")
+@delay.command("count", short_help="Count the messages that wait.")
 @click.argument("topic", type=TOPIC, required=False)
 @choice_options
 @admin_options
@@ -174,7 +174,7 @@ def count_messages(topic: str | None, admin: AdminClient, as_json: bool, **optio
 # --- backup and restore
 
 
-@delay.command("backup", short_help="Copy what waits into a folder, while it runs.")
+@delay.command("backup", short_help="Copy the waiting messages into a folder.")
 @click.argument("folder")
 @click.option("--timeout-ms", default=600_000, type=Whole(1), help="How long it may take.")
 @admin_options
@@ -191,7 +191,7 @@ def backup(folder: str, timeout_ms: int, admin: AdminClient, as_json: bool) -> N
     print_json(answer) if as_json else say(f"{answer['shards']} shards copied to {answer['folder']}")
 
 
-@delay.command("restore", short_help="Put a backup back, while nothing runs.")
+@delay.command("restore", short_help="Restore a backup, while no server runs.")
 @click.argument("folder", type=Folder(path_type=Path, file_okay=False, exists=True))
 @click.option("--data-dir", type=FOLDER, required=True,
               help="The directory of the server, which must not run.")  # fmt: skip

@@ -42,9 +42,11 @@ LEFT_OUT = ("orders_waiting", "elsewhere", "not_open")
 Change = Callable[[Producer, str], CancelOutcome]
 
 
-@click.command(short_help="Take messages back: by id, or those of a topic.")
+@click.command(short_help="Cancel messages: by id, or those of a topic.")
 @click.argument("ids", type=NAME, nargs=-1)
-@click.option("--topic", type=TOPIC, help="What waits for this topic, also what repeats without end.")
+@click.option(
+    "--topic", type=TOPIC, help="Cancel the messages that wait for this topic, repeating ones included."
+)
 @choice_options
 @click.option("--dry-run", is_flag=True, help="Only count and show what --topic would cancel.")
 @click.option("--yes", is_flag=True, help="Do not ask.")

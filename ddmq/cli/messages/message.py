@@ -36,14 +36,14 @@ PAUSE_S = 0.2
 @click.option("--queue", type=Whole(0), help="Queue number; goes with --offset.")
 @click.option("--offset", type=Whole(0), help="First offset; goes with --queue.")
 @click.option(
-    "--time", "moment", help="From this moment on: 2026-11-21T12:00 (local), -2h (ago) or epoch milliseconds."
+    "--time", "moment", help="From this time on: 2026-11-21T12:00 (local), -2h (ago) or epoch milliseconds."
 )
-@click.option("--group", type=GROUP, help="Say what became of each message for this consumer group.")
+@click.option("--group", type=GROUP, help="Show the state of each message for this consumer group.")
 @click.option("--count", default=10, show_default=True, type=Whole(1, 1000), help="At most.")
 @click.option(
     "--story",
     is_flag=True,
-    help="All that happened to one message and what it waited for; with --group, for it.",
+    help="Show the whole story of one message and what it waited for; with --group, for that group.",
 )
 @admin_options
 def message(

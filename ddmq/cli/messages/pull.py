@@ -54,10 +54,10 @@ class Settlement(NamedTuple):
 )
 @click.option("--count", type=Whole(1), help="Stop after that many messages.")
 @click.option("--follow", is_flag=True, help="Keep waiting for more, until interrupted.")
-@click.option("--no-ack", is_flag=True, help="Look only: they come again after the ack timeout.")
 @click.option(
-    "--fail", metavar="TEXT", help="Fail each message with this reason; they come again as a retry."
+    "--no-ack", is_flag=True, help="Do not acknowledge: messages are redelivered after the ack timeout."
 )
+@click.option("--fail", metavar="TEXT", help="Fail each message with this reason; it is retried.")
 @click.option(
     "--save-to",
     type=FOLDER,

@@ -49,7 +49,7 @@ STOPPED = (
 @click.option("--file", "files", multiple=True, type=click.Path(path_type=Path, exists=True, dir_okay=False),
               help="Send this file as one message; may be repeated.")  # fmt: skip
 @click.option("--lines", type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True),
-              help="One message a line of this file, empty lines left out; - is standard input.")  # fmt: skip
+              help="Send each line of this file as a message, except empty ones; - is standard input.")  # fmt: skip
 @click.option("--stdin", is_flag=True, help="Send all of standard input as one message.")
 @click.option("--key", help="Message key.")
 @click.option("--tags", help="Message tag.")
@@ -59,7 +59,7 @@ STOPPED = (
 @when_options
 @click.option("--delay-level", type=Whole(0, LEVEL_MAX),
               help="Deliver after this delay level: 1 = 1 s, 5 = 1 min, … 18 = 2 h.")  # fmt: skip
-@click.option("--shard-key", help="Messages with the same one go to the same queue, in order.")
+@click.option("--shard-key", help="Messages with the same shard key go to the same queue, in order.")
 @click.option("--queue", type=Whole(0), help="Queue number, modulo the topic's queues.")
 @click.option("--idempotency-key-prefix", "prefix", metavar="TEXT",
               help="Message N has idempotency key TEXT/N: a run that is repeated within the window (an hour"

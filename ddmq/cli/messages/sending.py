@@ -35,11 +35,12 @@ OPTIONS = ("delay", "at", "cron", "zone", "every", "times", "catch_up")
 _KEYWORD = re.compile(r"(?<![-\w])(delay|deliver_at|cron|every|times|catch_up|level)(?!\w)")
 _ARGUMENT_IS = re.compile(r"^(delay|deliver_at|cron|every|times|catch_up|level)(?= is )")
 first_options = combine_options(
-    click.option("--delay", metavar="DURATION", help="So much later: 90s, 1h30m, 2d, 250ms."),
+    click.option("--delay", metavar="DURATION", help="Deliver after this time: 90s, 1h30m, 2d, 250ms."),
     click.option(
         "--at",
         metavar="TIME",
-        help="At this moment: 2026-11-21T09:00 (local or in --zone), …Z, …+01:00, +2h or epoch milliseconds.",
+        help="Deliver at this time: 2026-11-21T09:00 (local or in --zone), …Z, …+01:00, +2h or epoch "
+        "milliseconds.",
     ),
 )
 when_options = combine_options(
@@ -48,10 +49,16 @@ when_options = combine_options(
         "--cron", metavar="FIELDS", help="At each time of five fields: '0 9 * * 1-5' is every weekday at 9."
     ),
     click.option("--zone", help="Time zone of --cron (UTC when not given) or --at, as in Asia/Shanghai."),
-    click.option("--every", metavar="DURATION", help="Again and again, so far apart."),
-    click.option("--times", type=Whole(1), help="Deliveries in all (beside --cron and --every: each time)."),
+    click.option("--every", metavar="DURATION", help="Repeat with this interval."),
     click.option(
-        "--catch-up", type=click.Choice(CATCH_UPS), help="What was missed while nothing ran (fire_once)."
+        "--times",
+        type=Whole(1),
+        help="Number of deliveries; with both --cron and --every: at each time of the cron.",
+    ),
+    click.option(
+        "--catch-up",
+        type=click.Choice(CATCH_UPS),
+        help="How to treat deliveries missed while no service ran (default: fire_once).",
     ),
 )
 producer_option = click.option(

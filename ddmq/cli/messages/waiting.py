@@ -24,9 +24,9 @@ Selection = dict[str, Any]
 choice_options = combine_options(
     click.option(
         "--from", "from_ms", metavar="TIME",
-        help="Due at this moment or later: 2026-11-21T12:00 (local), +2h, epoch ms.",
+        help="Due at this time or later: 2026-11-21T12:00 (local), +2h, epoch ms.",
     ),
-    click.option("--to", "to_ms", metavar="TIME", help="Due before this moment."),
+    click.option("--to", "to_ms", metavar="TIME", help="Due before this time."),
     click.option("--key", type=NAME, help="Only messages with this key."),
 )  # fmt: skip
 

@@ -55,14 +55,14 @@ def list_letters(group: str | None, admin: AdminClient, as_json: bool) -> None:
     return None
 
 
-@dlq.command("show", short_help="A group's dead letters: why, from where.")
+@dlq.command("show", short_help="A group's dead letters: reason and origin.")
 @click.argument("group", type=GROUP)
 @count_option()
-@click.option("--from", "start", type=Whole(0), help="Offset in the dead-letter topic to begin at.")
-@click.option("--reason", help="Only those: failed, timed-out, …")
-@click.option("--topic", type=TOPIC, help="Only those that come from this topic.")
+@click.option("--from", "start", type=Whole(0), help="First offset in the dead-letter topic.")
+@click.option("--reason", help="Only dead letters with this reason: failed, timed-out, …")
+@click.option("--topic", type=TOPIC, help="Only dead letters from this topic.")
 @click.option(
-    "--since", help="Only those that died since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds."
+    "--since", help="Only dead letters since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds."
 )
 @admin_options
 def show_letters(
@@ -109,13 +109,19 @@ def _letter_cells(row: dict[str, Any]) -> list[Any]:
 
 @dlq.command("resend", short_help="Send dead letters to their group again.")
 @click.argument("group", type=GROUP)
-@click.option("--all", "everything", is_flag=True, help="Every dead letter that is there now.")
-@click.option("--offset", "offsets", multiple=True, type=Whole(0), help="This one; may be repeated.")
-@click.option("--reason", help="Those that died of this: failed, timed-out, …")
-@click.option("--topic", type=TOPIC, help="Those that come from this topic.")
-@click.option("--since", help="Those that died since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.")
-@click.option("--to-topic", is_flag=True, help="To every group of their topics, not to GROUP alone.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be sent, and which groups would get it.")
+@click.option("--all", "everything", is_flag=True, help="All present dead letters.")
+@click.option(
+    "--offset",
+    "offsets",
+    multiple=True,
+    type=Whole(0),
+    help="The dead letter at this offset; may be repeated.",
+)
+@click.option("--reason", help="Dead letters with this reason: failed, timed-out, …")
+@click.option("--topic", type=TOPIC, help="Dead letters from this topic.")
+@click.option("--since", help="Dead letters since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.")
+@click.option("--to-topic", is_flag=True, help="Send to every group of the topics, not to GROUP alone.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be sent, and which groups would get it.")
 @admin_options
 def resend(
     group: str,
@@ -205,8 +211,10 @@ def _groups_reached(group: str, row: Mapping[str, Any]) -> str:
 
 @dlq.command("purge", short_help="Discard dead letters without resending them.")
 @click.argument("group", type=GROUP)
-@click.option("--all", "everything", is_flag=True, help="Every dead letter that is there now.")
-@click.option("--before", help="Those stored before: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.")
+@click.option("--all", "everything", is_flag=True, help="All present dead letters.")
+@click.option(
+    "--before", help="Dead letters stored before: 2026-11-21T12:00 (local), -2h, or epoch milliseconds."
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_options
 def purge(

@@ -119,7 +119,9 @@ def _group_row(each: Mapping[str, Any]) -> list[Any]:
 @group.command("show", short_help="One group in full, with its blocked keys.")
 @click.argument("name", type=GROUP)
 @count_option("Blocked keys at most.", old_name="--keys")
-@click.option("--settings", is_flag=True, help="Every setting in force, not only what the group sets.")
+@click.option(
+    "--settings", is_flag=True, help="Show every setting in force, not only those that the group sets."
+)
 @admin_options
 def show_group(name: str, count: int, settings: bool, admin: AdminClient, as_json: bool) -> None:
     """Show one group in full: lag, messages in flight, settings, and blocked keys with the reason."""
@@ -158,15 +160,17 @@ def create(name: str, topics: tuple[str, ...], admin: AdminClient, as_json: bool
     return None
 
 
-@group.command("set", short_help="Make or change a subscription: order, filter, …")
+@group.command("set", short_help="Create or change a subscription: order, filter, …")
 @click.argument("name", type=GROUP, metavar="GROUP")
-@click.option("--topic", type=TOPIC, required=True, help="The subscription to make or change.")
+@click.option(
+    "--topic", type=TOPIC, required=True, help="The topic whose subscription is created or changed."
+)
 @settings_options
 @click.option(
     "--unset",
     multiple=True,
     metavar="KEY",
-    help="Back to the default of proxy_consumer.yaml; may be repeated.",
+    help="Return a setting to the default of proxy_consumer.yaml; may be repeated.",
 )
 @admin_options
 def set_(
@@ -204,7 +208,7 @@ def _hint_missing(client: AdminClient, topics: tuple[str, ...]) -> None:
 
 @group.command("delete", short_help="Delete a group, or one subscription.")
 @click.argument("name", type=GROUP)
-@click.option("--topic", type=TOPIC, help="This subscription alone.")
+@click.option("--topic", type=TOPIC, help="Only the subscription to this topic.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_options
 def delete(name: str, topic: str | None, yes: bool, admin: AdminClient, as_json: bool) -> None:
@@ -222,7 +226,7 @@ def delete(name: str, topic: str | None, yes: bool, admin: AdminClient, as_json:
 # --- blocked keys
 
 
-@group.command("keys", short_help="Keys that are blocked: since when, and why.")
+@group.command("keys", short_help="Blocked keys: since when, and why.")
 @click.argument("name", type=GROUP, metavar="GROUP")
 @count_option()
 @admin_options

@@ -143,7 +143,7 @@ def skip(name: str, key: str, admin: AdminClient, as_json: bool) -> None:
 @click.command(short_help="Deliver a blocked key's first message now.")
 @name_argument
 @key_argument
-@click.option("--take-away", is_flag=True, help="Also from a client that has it in flight: end its lease.")
+@click.option("--take-away", is_flag=True, help="End the lease of a client that has the message in flight.")
 @admin_options
 def replay(name: str, key: str, take_away: bool, admin: AdminClient, as_json: bool) -> None:
     """Deliver KEY's first message again at once, without waiting for its retry; a parked key goes on.

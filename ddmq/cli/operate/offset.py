@@ -33,7 +33,7 @@ def offset() -> None:
 
 @offset.command("show")
 @click.argument("group", type=GROUP)
-@click.option("--topic", type=TOPIC, help="This topic alone.")
+@click.option("--topic", type=TOPIC, help="Only this topic.")
 @admin_options
 def show_offsets(group: str, topic: str | None, admin: AdminClient, as_json: bool) -> None:
     """Show where GROUP stands, queue by queue.
@@ -58,8 +58,8 @@ def show_offsets(group: str, topic: str | None, admin: AdminClient, as_json: boo
     help="TIME: 2026-11-21T12:00+01:00 (without a zone: local), -2h (so long ago), or epoch milliseconds. "
     "Numbers below 1,000,000,000,000 are offsets.",
 )
-@click.option("--queue", type=Whole(0), help="This queue alone.")
-@click.option("--dry-run", is_flag=True, help="Only show what it would do.")
+@click.option("--queue", type=Whole(0), help="Only this queue.")
+@click.option("--dry-run", is_flag=True, help="Only show the effect.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_options
 def reset(

@@ -51,7 +51,7 @@ def watch_options(what: str, interval_s: float) -> Callable[[F], F]:
     watch = click.option("--watch", is_flag=True, help=f"Keep showing{what} until interrupted.")
     interval = click.option(
         "--interval", default=interval_s, show_default=True, type=Number(0.1, 60),
-        help="Seconds between two looks of --watch.",
+        help="Seconds between two updates of --watch.",
     )  # fmt: skip
     return lambda command: watch(interval(command))
 

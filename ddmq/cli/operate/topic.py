@@ -32,13 +32,13 @@ settings_options = combine_options(
     click.option(
         "--delay",
         type=click.Choice(["both", "none", "only"]),
-        help="Which sends it takes: both kinds, none that are delayed, only delayed ones.",
+        help="Accepted sends: both kinds, no delayed ones, only delayed ones.",
     ),
     click.option(
         "--delay-dialects",
         metavar="NAMES",
         callback=lambda _, __, given: _split_dialects(given),
-        help="Delay-property dialects accepted on plain sends: of "
+        help="Delay-property dialects accepted on plain sends: "
         f"{', '.join(DELAY_DIALECTS)}, with commas between; none: they are ordinary properties (default).",
     ),
     click.option("--body-bytes-max", type=Whole(1, 1 << 30), help="Largest body, in bytes."),
@@ -54,7 +54,7 @@ settings_options = combine_options(
     click.option(
         "--trace-one-in",
         type=Whole(0, ONE_IN_MAX),
-        help="Of so many messages one is traced, for `ddmq message --story`; 1: each; 0: none (default).",
+        help="Trace one message in N, for `ddmq message --story`; 1: each; 0: none (default).",
     ),
     click.option("--readable/--not-readable", default=None, help="Whether groups may consume it."),
     click.option("--writable/--not-writable", default=None, help="Whether clients may send to it."),
@@ -67,7 +67,7 @@ def topic() -> None:
 
 
 @topic.command("list")
-@click.option("--all", "internal", is_flag=True, help="Internal topics too.")
+@click.option("--all", "internal", is_flag=True, help="Include internal topics.")
 @admin_options
 def list_topics(internal: bool, admin: AdminClient, as_json: bool) -> None:
     """List every topic with its queues and messages."""

@@ -27,8 +27,8 @@ def tx() -> None:
     """
 
 
-@tx.command("list", short_help="Transactions that are not decided, oldest first.")
-@click.option("--group", help="Only those of this producer group.")
+@tx.command("list", short_help="Undecided transactions, oldest first.")
+@click.option("--group", help="Only transactions of this producer group.")
 @count_option()
 @admin_options
 def list_open(group: str | None, count: int, admin: AdminClient, as_json: bool) -> None:
@@ -57,7 +57,7 @@ def _transaction_cells(row: dict[str, Any]) -> list[Any]:
     ]  # fmt: skip
 
 
-@tx.command("show", short_help="One transaction: its messages, or how it ended.")
+@tx.command("show", short_help="One transaction: its messages, or its outcome.")
 @click.argument("transaction", type=ID)
 @admin_options
 def show_one(transaction: str, admin: AdminClient, as_json: bool) -> None:

@@ -32,8 +32,12 @@ CHECKS = "transactions:\n  check_interval_ms: 2000\n"  # so that nobody has to w
 @click.command()
 @click.option("--transfers", default=200, show_default=True, help="Transfers that each bank sends.")
 @click.option("--kills", default=20, show_default=True, help="How often a process is killed, at least.")
-@click.option("--seed", type=int, help="Which process is killed when; a random one when absent.")
-@click.option("--folder", type=click.Path(path_type=Path), help="Keep everything there (default: nowhere).")
+@click.option("--seed", type=int, help="Seed of the kills (default: random).")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    help="Keep all files in this folder (default: none are kept).",
+)
 def bank(transfers: int, kills: int, seed: int | None, folder: Path | None) -> None:
     """Money moves between two banks by transactional messages, while every process is killed at random."""
     seed = random.randrange(1_000_000) if seed is None else seed
