@@ -49,7 +49,7 @@ STOPPED = (
 @click.option("--file", "files", multiple=True, type=click.Path(path_type=Path, exists=True, dir_okay=False),
               help="Send this file as one message; may be repeated.")  # fmt: skip
 @click.option("--lines", type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True),
-              help="Send each line of this file as a message, except empty ones; - is standard input.")  # fmt: skip
+              help="Send each line of this file that is not empty; - is standard input.")  # fmt: skip
 @click.option("--stdin", is_flag=True, help="Send all of standard input as one message.")
 @click.option("--key", help="Message key.")
 @click.option("--tags", help="Message tag.")
