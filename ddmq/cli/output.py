@@ -66,6 +66,12 @@ def say_loudly(text: str) -> None:
     _print_line(_add_colour(plain(text), LOUD_STYLE))
 
 
+def say_verdict(good: bool, text: str) -> None:
+    """Print a line that begins with ✓ or ✗, green or red on a terminal."""
+    mark = _add_colour("✓", "bold green") if good else _add_colour("✗", LOUD_STYLE)
+    _print_line(f"{mark} {plain(text)}")
+
+
 def _add_colour(text: str, style: str) -> str:
     words = style.split()
     return click.style(text, fg=words[-1], bold="bold" in words or None) if words else text

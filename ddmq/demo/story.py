@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 from rich.console import Group
 
-from ddmq.cli.output import console, show
+from ddmq.cli.output import console, say_verdict, show
 from ddmq.demo import library
 from ddmq.demo.library import GIVE_UP_S, FileMessage, LibraryFile, Sent, send_all
 from ddmq.demo.ordered import OrderedAct
@@ -90,13 +90,13 @@ def _run_demo(data_dir: Path, report_file: Path, kafka: bool, narrator: Narrator
     if picture is not None:
         show(Group("", *order_lines(picture, min(console().width, PICTURE_WIDTH)), ""))
     for is_proven, text in story.verdicts:
-        click.echo(click.style("✓" if is_proven else "✗", fg="green" if is_proven else "red") + f" {text}")
+        say_verdict(is_proven, text)
     same = report_of_the_run(data_dir, report_file, story.counted, story.killed_ms, picture, narrator)
     if not (proven and same):
-        click.echo(click.style("✗ NOT PROVEN", fg="red") + " what has a ✗ above; --verbose shows more")
+        say_verdict(False, "NOT PROVEN: see the lines with ✗ above; --verbose shows more")
         raise click.exceptions.Exit(1)
     how = "every number was counted" if narrator.verbose else "--verbose shows every command and number"
-    click.echo(click.style("✓ all proven", fg="green", bold=True) + f"; {how}")
+    say_verdict(True, f"all proven; {how}")
 
 
 @contextmanager

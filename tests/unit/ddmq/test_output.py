@@ -3,13 +3,25 @@
 import re
 from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from ddmq.cli.messages.pull import _queue_number
 from ddmq.cli.operate.group_show import stall_text
 from ddmq.cli.operate.stats import LAG_COLUMNS, LAG_SPARE, build_view, lag_cells, print_lag
-from ddmq.cli.output import cell, print_table, reason, show_body, show_row_body, state_style, table
+from ddmq.cli.output import (
+    cell,
+    print_facts,
+    print_table,
+    reason,
+    say_verdict,
+    show_body,
+    show_row_body,
+    state_style,
+    table,
+)
 from ddmq_common.plain_text import body_fields
 
 
@@ -168,6 +180,23 @@ def test_states_have_colours_on_a_terminal_that_has_them(monkeypatch: pytest.Mon
     assert [state_style(text) for text in ("ok", "NOT READY: x", "parked (operator)", "new")] == [
         "green", "bold red", "yellow", "",
     ]  # fmt: skip
+
+
+def test_lines_have_colours_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def show() -> None:
+        say_verdict(True, "kept")
+        print_facts({"state": "parked", "NOBODY CONSUMES": "3 wait", "key": "parked"})
+
+    def run_shown() -> list[str]:
+        return CliRunner().invoke(show, color=True).output.splitlines()
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert ["\x1b[" in line for line in run_shown()] == [True, True, True, False]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert run_shown()[0] == "✓ kept"
+    assert not any("\x1b[" in line for line in run_shown())
 
 
 @pytest.mark.parametrize("height", [24, 40, 60])
