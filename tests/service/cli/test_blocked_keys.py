@@ -134,7 +134,7 @@ def test_keys_that_are_parked_at_once_are_all_parked(shell: Shell, topic: str) -
             list(pool.map(one, names))
 
     act("park")
-    keys = shell.json("group", "keys", topic, "--limit", "100")
+    keys = shell.json("group", "keys", topic, "--count", "100")
     assert {key["key"] for key in keys} == {f'"{name}"' for name in names}
     act("replay")
     assert shell.json("group", "keys", topic) == []

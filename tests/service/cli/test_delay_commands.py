@@ -72,7 +72,7 @@ def test_listing_goes_on_where_it_ended_over_all_shards(shell, topic):
     dues = [added(shell, topic, "--delay", f"{3600 + n}s", body=f"m{n}")["due_ms"] for n in range(7)]
     seen, after = [], None
     while True:
-        page = shell.json("delay", "list", topic, "--limit", "3", *(["--after", after] if after else []))
+        page = shell.json("delay", "list", topic, "--count", "3", *(["--after", after] if after else []))
         seen += page["messages"]
         after = page["next"]
         if after is None:
@@ -88,7 +88,7 @@ def test_listing_goes_on_where_it_ended_over_all_shards(shell, topic):
     assert shell("delay", "count", topic, *span).strip() == "3"
     assert shell("delay", "count", topic).strip() == "7"
     assert shell.json("delay", "count")["topics"][topic] == 7
-    said = shell("delay", "list", topic, "--limit", "3")
+    said = shell("delay", "list", topic, "--count", "3")
     assert "m2" in said
     assert "go on with --after" in shell.error
 

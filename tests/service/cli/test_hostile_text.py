@@ -84,7 +84,7 @@ ACTS = {  # what they refuse or do with a hostile name or value
     "delay backup": [Case(("delay", "backup", "/dev/null/" + NASTY.replace("\0", "")))],
     "delay restore": [Case(("delay", "restore", NASTY.replace("\0", ""), "--data-dir", "x"))],
     "topic create": [Case(("topic", "create", NASTY), seen=False)],
-    "topic update": [Case(("topic", "update", NASTY, "--queues", "2"))],
+    "topic set": [Case(("topic", "set", NASTY, "--queues", "2"))],
     "topic delete": [Case(("topic", "delete", NASTY, "--yes"))],
     "group create": [Case(("group", "create", NASTY, "--topic", TOPIC), seen=False)],
     "group set": [

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ddmq_client import Consumer
 from tests.scenarios.real_server import ddmq
 from tests.service.cli.conftest import Shell
 from tests.support.waits import until
@@ -196,3 +197,25 @@ def test_tail_shows_only_what_is_asked_for(shell: Shell, topic: str, tmp_path: P
     for options, places in chosen.items():
         rows = shell.lines("tail", topic, "--no-follow", *options)
         assert {(row["queue"], row["offset"]) for row in rows} == places, options
+
+
+def test_lag_counts_the_clients_that_pull_a_topic_for_a_group(shell: Shell, topic: str) -> None:
+    for name in (topic, f"x-{topic}"):
+        shell("topic", "create", name)
+    shell("group", "create", topic, "--topic", topic, "--topic", f"x-{topic}")
+
+    def clients() -> dict[str, int]:
+        return {row["topic"]: row["clients"] for row in shell.json("lag", topic)}
+
+    address = f"127.0.0.1:{shell.server.ports['consumer']}"
+    with Consumer(address, topic, [topic], handler=str), Consumer(address, topic, [topic], handler=str):
+        until(lambda: clients() == {topic: 2, f"x-{topic}": 0}, "both pull the one topic")
+    until(lambda: clients() == {topic: 0, f"x-{topic}": 0}, "both have stopped")
+
+
+def test_deleting_answers_programs_too(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic)
+    shell("group", "create", topic, "--topic", topic)
+    gone = {"group": topic, "topic": None, "deleted": True}
+    assert shell.json("group", "delete", topic, "--yes") == gone
+    assert shell.json("topic", "delete", topic, "--yes") == {"topic": topic, "deleted": True, "delayed": 0}

@@ -199,7 +199,7 @@ def test_it_goes_on_after_an_offset_reset(shell: Shell, topic: str) -> None:
 def test_switched_off_it_traces_nothing(shell: Shell, topic: str) -> None:
     shell("topic", "create", topic, "--queues", "1", "--trace-one-in", "1")
     assert shell.json("topic", "show", topic)["trace_one_in"] == 1
-    shell("topic", "update", topic, "--trace-one-in", "0")
+    shell("topic", "set", topic, "--trace-one-in", "0")
     assert shell.json("topic", "show", topic)["trace_one_in"] == 0
     shell("group", "set", topic, "--topic", topic, "--start", "first", "--trace-one-in", "1000")
     shell("group", "set", topic, "--topic", topic, "--trace-one-in", "0")

@@ -23,7 +23,7 @@ from ddmq.server.delays.backup import (
     copy_shards,
     make_backup,
 )
-from ddmq.server.delays.restore import Restored, pages, restore_backup
+from ddmq.server.delays.restore import Restored, read_pages, restore_backup
 from ddmq.server.http.routing import AdminRequest, Text
 from ddmq_common.clock import SystemClock
 from ddmq_common.delays.command import ADD, COMMAND_PROPERTY, DelayCommand, encode_command
@@ -97,10 +97,10 @@ def test_nothing_is_restored_beside_a_server_that_runs(tmp_path: Path) -> None:
 def test_a_page_ends_by_bytes_too() -> None:
     store = MemoryDelayStore()
     store.write(StoreChanges(added=messages()))
-    sizes = [sum(len(one.delivery) for one in page) for page in pages(store, 1 << 20)]
+    sizes = [sum(len(one.delivery) for one in page) for page in read_pages(store, 1 << 20)]
     assert max(sizes) < (1 << 20) + (4 << 20)
     assert len(sizes) > 10
-    assert sum(len(page) for page in pages(store)) == len(SIZES)
+    assert sum(len(page) for page in read_pages(store)) == len(SIZES)
 
 
 @pytest.mark.parametrize(
