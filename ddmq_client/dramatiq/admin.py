@@ -78,6 +78,11 @@ class QueueAdmin:
             if not after:
                 return
 
+    def count_dead_letters(self, name: str) -> int:
+        """Return how many dead letters of the group are open."""
+        count: int = self._get_json(("dlq", name))["letters"]
+        return count
+
     def purge_dead_letters(self, name: str) -> None:
         """Discard the group's dead letters."""
         self._post_json(("dlq", name, "purge"), {"all": True})

@@ -37,6 +37,11 @@ class DeliveredMessage(dramatiq.MessageProxy):
         """Whether the message has an order key, so that its successors wait for it."""
         return bool(self.delivery.key)
 
+    @property
+    def failure(self) -> BaseException | None:
+        """The exception of the actor, until Dramatiq clears it."""
+        return self._exception
+
     def ack(self, producer: Producer) -> None:
         """Acknowledge the message together with its followers, or let it be retried in its place."""
         if self.enqueue_error is not None:
@@ -44,7 +49,7 @@ class DeliveredMessage(dramatiq.MessageProxy):
         elif self.retry_delay_ms is not None:
             if self._send_followers(producer):
                 delay_ms = min(self.retry_delay_ms, DEFAULT_MAX_BACKOFF)
-                self.delivery.fail(delay_ms, reason=self._exception)
+                self.delivery.fail(delay_ms, reason=self.failure)
         elif self.followers:
             self._ack_with_followers()
         else:
@@ -53,7 +58,7 @@ class DeliveredMessage(dramatiq.MessageProxy):
     def nack(self, producer: Producer) -> None:
         """Send the followers, then move the message to the dead letters of its queue."""
         if self._send_followers(producer):
-            self.delivery.dead_letter(reason=self._exception)
+            self.delivery.dead_letter(reason=self.failure)
 
     def hand_back(self) -> None:
         """Return the message, which no actor has had: other workers get it at once."""
