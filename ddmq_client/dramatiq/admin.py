@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import dramatiq
 
+from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.printable import printable
 
 _log = logging.getLogger("ddmq_client.dramatiq")
@@ -25,10 +26,8 @@ class QueueAdmin:
     """The admin port of one server. A queue has a topic and a group, both of the same name."""
 
     def __init__(self, address: str) -> None:
-        """`address` is HOST or HOST:PORT."""
-        host, _, port = address.rpartition(":") if ":" in address else (address, "", "")
-        self._host = host
-        self._port = int(port or DEFAULT_ADMIN_PORT)
+        """`address` is HOST or HOST:PORT; OptionError if it is neither."""
+        (self._address,) = parse_addresses([address], DEFAULT_ADMIN_PORT)
 
     def create_queue(self, name: str) -> None:
         """Create the topic and the group that are absent; warn if an existing group keeps no order by key."""
@@ -96,7 +95,7 @@ class QueueAdmin:
     def _send_request(
         self, method: str, path: tuple[str, ...], body: Mapping[str, Any] | None = None, query: str = ""
     ) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+        connection = http.client.HTTPConnection(self._address.host, self._address.port, timeout=TIMEOUT_S)
         target = "/" + "/".join(map(_quote_text, path)) + query
         try:
             payload = None if body is None else json.dumps(body)
@@ -104,8 +103,9 @@ class QueueAdmin:
             response = connection.getresponse()
             return response.status, json.loads(response.read())
         except (OSError, http.client.HTTPException, ValueError) as error:
-            where = f"{self._host}:{self._port}"
-            raise dramatiq.ConnectionFailed(f"no answer from the admin port {where}: {error}") from error
+            raise dramatiq.ConnectionFailed(
+                f"no answer from the admin port {self._address}: {error}"
+            ) from error
         finally:
             connection.close()
 

@@ -12,6 +12,7 @@ from typing import Any
 import dramatiq
 from dramatiq.common import current_millis, q_name
 
+from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.settings import EXTEND_MS_MAX, check, check_text
 from ddmq_client.delays import CancelOutcome
 from ddmq_client.dramatiq.admin import QueueAdmin
@@ -27,6 +28,7 @@ from ddmq_client.dramatiq.queued_message import (
     topic_name,
 )
 from ddmq_client.errors import NotStoredError, OptionError, UnknownOutcomeError
+from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.net.consumer import Consumer
 from ddmq_client.outgoing import SendResult
 from ddmq_client.producer import Producer
@@ -67,6 +69,7 @@ class DdmqBroker(dramatiq.Broker):
         """Check the arguments (OptionError); nothing connects yet."""
         check_text("namespace", namespace)
         check("extend_for_ms", extend_for_ms, 0, EXTEND_MS_MAX)
+        parse_addresses(consumer_proxies, CONSUMER_PORT)
         Producer(producer_proxies, timeout_ms=timeout_ms)  # its checks; it is dropped unused
         super().__init__(middleware=middleware)
         self.actor_options |= {KEY_OPTION}
