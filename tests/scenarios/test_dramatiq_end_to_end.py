@@ -39,6 +39,7 @@ class Application:
         self.server = server
         self.namespace = f"app-{uuid.uuid4().hex[:8]}"
         self.output = folder / "output"
+        self.log_path = folder / "workers.log"
         self.processes: list[subprocess.Popen[bytes]] = []
         self.broker = self.make_broker()
         for queue in ("default", "first", "second", "gate"):
@@ -69,13 +70,14 @@ class Application:
             "DRAMATIQ_APP": ",".join([*parts, self.namespace, str(self.output)]),
             "PYTHONPATH": str(REPOSITORY),
         }
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with self.log_path.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *command],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         self.processes.append(process)
         return process
 
@@ -239,11 +241,11 @@ def test_an_actor_that_takes_longer_than_a_lease_keeps_its_message(app: Applicat
         work.send_with_options(args=(number,), ddmq_key="a")
     app.start_worker()
 
-    def extensions() -> int:
-        keys = app.server.admin("GET", "groups", app.topic("default"), "keys")["keys"]
-        return max((key.get("extended") or 0 for key in keys), default=0)
+    def leased_ms() -> int:
+        keys = app.server.admin("GET", "groups", app.topic("default"), "keys")
+        return max((key.get("until_ms", 0) - key.get("leased_ms", 0) for key in keys), default=0)
 
-    until(lambda: extensions() >= 4, "the lease was extended past its end")
+    until(lambda: leased_ms() > 4_000, "the lease is extended past its end")
     may_end.set()
     app.broker.join("default", timeout=60_000)
     assert calls == [1, 2]
@@ -263,6 +265,7 @@ def test_a_stopping_worker_ends_its_actor_and_returns_what_it_has_prefetched(
         lambda: app.server.admin(*group)["subscriptions"][0]["in_flight"] == 2, "the second one is prefetched"
     )
     worker.send_signal(signal.SIGTERM)
+    until(lambda: "Shutting down" in app.log_path.read_text(), "the worker stops")
     Path(gates[0]).touch()
     assert worker.wait(PATIENCE_S) == 0
     assert app.lines() == [f"began {gates[0]}", f"ended {gates[0]}"]
