@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import dramatiq
@@ -30,7 +31,6 @@ from ddmq_client.dramatiq.queued_message import (
 from ddmq_client.errors import NotStoredError, OptionError, UnknownOutcomeError
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.net.consumer import Consumer
-from ddmq_client.outgoing import SendResult
 from ddmq_client.producer import Producer
 
 PULL_BATCH_MAX = 256
@@ -127,14 +127,48 @@ class DdmqBroker(dramatiq.Broker):
         self.emit_after("enqueue", copy, delay)
         return copy
 
-    def cancel(self, message: dramatiq.Message[Any]) -> CancelOutcome:
-        """Cancel a delayed message: the one that `enqueue` or `send_with_options` returned.
+    def schedule(
+        self,
+        message: dramatiq.Message[Any],
+        *,
+        cron: str | None = None,
+        zone: str | None = None,
+        every: timedelta | None = None,
+        times: int | None = None,
+    ) -> str:
+        """Store a message that is delivered repeatedly; return its delay id, by which it can be cancelled.
+
+        The arguments are those of `Producer.send`. Each call makes one more schedule, so call it once, when
+        the application is deployed. All deliveries have the same Dramatiq message id.
+        """
+        if cron is None and every is None:
+            raise OptionError("schedule has no time; allowed: cron, every, or both")
+        copy = message.copy(queue_name=q_name(message.queue_name))
+        self.emit_before("enqueue", copy, None)
+        queued = self._queue_message(copy, None)
+        with _dramatiq_errors():
+            result = self._get_producer().send(
+                queued.topic,
+                queued.body,
+                key=queued.key,
+                shard_key=queued.key,
+                tags=queued.tags,
+                cron=cron,
+                zone=zone,
+                every=every,
+                times=times,
+            )
+        self.emit_after("enqueue", copy, None)
+        return result.delay_id or ""
+
+    def cancel(self, message: dramatiq.Message[Any] | str) -> CancelOutcome:
+        """Cancel a delayed message: one that `enqueue` or `send_with_options` returned, or a delay id.
 
         The outcome is the truth: `cancelled`, or already delivered and when.
         """
-        delay_id = message.options.get(DELAY_ID_OPTION)
+        delay_id = message if isinstance(message, str) else message.options.get(DELAY_ID_OPTION)
         if not isinstance(delay_id, str):
-            raise OptionError(f"{message!r} has no delay id; allowed: what was enqueued with a delay")
+            raise OptionError(f"{message!r} has no delay id; allowed: a message enqueued with a delay")
         return self._get_producer().cancel(delay_id)
 
     def emit_after(self, signal: str, *args: Any, **kwargs: Any) -> None:
@@ -160,17 +194,10 @@ class DdmqBroker(dramatiq.Broker):
         if ended is not None and queued.idempotency_key is None:
             ended.followers.append(queued)
             return
-        result = self._send(queued)
+        with _dramatiq_errors():
+            result = queued.send(self._get_producer())
         if result.delay_id is not None:
             message.options[DELAY_ID_OPTION] = result.delay_id
-
-    def _send(self, queued: QueuedMessage) -> SendResult:
-        try:
-            return queued.send(self._get_producer())
-        except NotStoredError as error:
-            raise dramatiq.ConnectionFailed(str(error)) from error
-        except UnknownOutcomeError as error:
-            raise dramatiq.ConnectionClosed(str(error)) from error
 
     # --- receiving
 
@@ -265,3 +292,14 @@ class DdmqBroker(dramatiq.Broker):
                 self._producer = Producer(self._producer_proxies, timeout_ms=self._timeout_ms)
                 self._process = os.getpid()
             return self._producer
+
+
+@contextmanager
+def _dramatiq_errors() -> Iterator[None]:
+    """Raise the errors of a send that may be repeated as those that users of Dramatiq know."""
+    try:
+        yield
+    except NotStoredError as error:
+        raise dramatiq.ConnectionFailed(str(error)) from error
+    except UnknownOutcomeError as error:
+        raise dramatiq.ConnectionClosed(str(error)) from error

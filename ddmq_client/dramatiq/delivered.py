@@ -38,7 +38,7 @@ class DeliveredMessage(dramatiq.MessageProxy):
         return bool(self.delivery.key)
 
     @property
-    def failure(self) -> BaseException | None:
+    def actor_error(self) -> BaseException | None:
         """The exception of the actor, until Dramatiq clears it."""
         return self._exception
 
@@ -49,7 +49,7 @@ class DeliveredMessage(dramatiq.MessageProxy):
         elif self.retry_delay_ms is not None:
             if self._send_followers(producer):
                 delay_ms = min(self.retry_delay_ms, DEFAULT_MAX_BACKOFF)
-                self.delivery.fail(delay_ms, reason=self.failure)
+                self.delivery.fail(delay_ms, reason=self.actor_error)
         elif self.followers:
             self._ack_with_followers()
         else:
@@ -58,7 +58,7 @@ class DeliveredMessage(dramatiq.MessageProxy):
     def nack(self, producer: Producer) -> None:
         """Send the followers, then move the message to the dead letters of its queue."""
         if self._send_followers(producer):
-            self.delivery.dead_letter(reason=self.failure)
+            self.delivery.dead_letter(reason=self.actor_error)
 
     def hand_back(self) -> None:
         """Return the message, which no actor has had: other workers get it at once."""

@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
         yield started
 
 
-class Application:
+class DramatiqApplication:
     """A namespace on the server, with a broker here and any number of worker processes."""
 
     def __init__(self, server: RealServer, folder: Path) -> None:
@@ -118,14 +118,16 @@ class Application:
 
 
 @pytest.fixture
-def app(server: RealServer, tmp_path: Path) -> Iterator[Application]:
-    made = Application(server, tmp_path)
+def app(server: RealServer, tmp_path: Path) -> Iterator[DramatiqApplication]:
+    made = DramatiqApplication(server, tmp_path)
     yield made
     made.close()
 
 
 @pytest.mark.timeout(900)
-def test_killed_workers_lose_nothing_and_store_each_retry_and_each_next_step_once(app: Application) -> None:
+def test_killed_workers_lose_nothing_and_store_each_retry_and_each_next_step_once(
+    app: DramatiqApplication,
+) -> None:
     for queue in ("first", "second"):
         app.set_ack_timeout(queue, 2_000)
     victim = app.start_process("tests.scenarios.dramatiq_app")
@@ -147,7 +149,7 @@ def test_killed_workers_lose_nothing_and_store_each_retry_and_each_next_step_onc
     assert sorted(message.args[0] for message in app.stored("second")) == list(range(PIPELINES))
 
 
-def test_a_rejected_message_is_a_dead_letter_that_operators_see(app: Application) -> None:
+def test_a_rejected_message_is_a_dead_letter_that_operators_see(app: DramatiqApplication) -> None:
     @dramatiq.actor(max_retries=0)
     def refuse(number: int) -> None:
         raise ValueError(f"{number} is out of stock")
@@ -168,7 +170,7 @@ def test_a_rejected_message_is_a_dead_letter_that_operators_see(app: Application
     assert sent.message_id in {dramatiq.Message.decode(body.encode()).message_id for body in bodies}
 
 
-def test_messages_of_a_key_keep_their_order_through_retries(app: Application) -> None:
+def test_messages_of_a_key_keep_their_order_through_retries(app: DramatiqApplication) -> None:
     began: list[tuple[str, int]] = []
     done: list[tuple[str, int]] = []
 
@@ -191,7 +193,7 @@ def test_messages_of_a_key_keep_their_order_through_retries(app: Application) ->
         assert [number for of, number in done if of == key] == [0, 1, 2, 3]
 
 
-def test_a_keyed_message_is_retried_as_often_as_its_actor_allows(app: Application) -> None:
+def test_a_keyed_message_is_retried_as_often_as_its_actor_allows(app: DramatiqApplication) -> None:
     calls: list[int] = []
 
     @dramatiq.actor(max_retries=2, min_backoff=1, max_backoff=10)
@@ -206,7 +208,7 @@ def test_a_keyed_message_is_retried_as_often_as_its_actor_allows(app: Applicatio
     assert app.server.admin("GET", "dlq", app.topic("default"))["letters"] == 1
 
 
-def test_a_delayed_message_waits_at_the_server_and_can_be_cancelled(app: Application) -> None:
+def test_a_delayed_message_waits_at_the_server_and_can_be_cancelled(app: DramatiqApplication) -> None:
     calls: list[int] = []
 
     @dramatiq.actor
@@ -227,7 +229,7 @@ def test_a_delayed_message_waits_at_the_server_and_can_be_cancelled(app: Applica
     assert app.broker.cancel(soon).status is DelayStatus.FIRED
 
 
-def test_an_actor_that_takes_longer_than_a_lease_keeps_its_message(app: Application) -> None:
+def test_an_actor_that_takes_longer_than_a_lease_keeps_its_message(app: DramatiqApplication) -> None:
     app.set_ack_timeout("default", 1_000)
     may_end = threading.Event()
     calls: list[int] = []
@@ -252,7 +254,7 @@ def test_an_actor_that_takes_longer_than_a_lease_keeps_its_message(app: Applicat
 
 
 def test_a_stopping_worker_ends_its_actor_and_returns_what_it_has_prefetched(
-    app: Application, tmp_path: Path
+    app: DramatiqApplication, tmp_path: Path
 ) -> None:
     app.set_ack_timeout("gate", 600_000)  # so that only a returned message comes again in time
     gates = [str(tmp_path / f"gate-{number}") for number in range(2)]
@@ -276,7 +278,7 @@ def test_a_stopping_worker_ends_its_actor_and_returns_what_it_has_prefetched(
     assert len(app.lines()) == 4
 
 
-def test_a_flushed_queue_is_empty(app: Application) -> None:
+def test_a_flushed_queue_is_empty(app: DramatiqApplication) -> None:
     @dramatiq.actor(max_retries=0)
     def refuse(number: int) -> None:
         raise ValueError("no")
@@ -316,7 +318,7 @@ if child:
 """
 
 
-def test_a_broker_that_was_used_before_a_fork_sends_in_both_processes(app: Application) -> None:
+def test_a_broker_that_was_used_before_a_fork_sends_in_both_processes(app: DramatiqApplication) -> None:
     addresses = [app.server.address(part) for part in ("producer", "consumer")]
     subprocess.run([sys.executable, "-c", FORK, *addresses, app.namespace], check=True, timeout=PATIENCE_S)
     assert sorted(message.args[0] for message in app.stored("default")) == [1, 2, 3, 4]
@@ -324,7 +326,7 @@ def test_a_broker_that_was_used_before_a_fork_sends_in_both_processes(app: Appli
 
 def test_workers_go_on_when_the_server_comes_back(tmp_path: Path) -> None:
     with running(tmp_path / "server") as server:
-        app = Application(server, tmp_path)
+        app = DramatiqApplication(server, tmp_path)
         calls: list[int] = []
 
         @dramatiq.actor

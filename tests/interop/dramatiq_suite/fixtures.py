@@ -34,7 +34,7 @@ class DeadLetters(dramatiq.Middleware):
     def after_nack(self, broker: dramatiq.Broker, message: dramatiq.MessageProxy) -> None:
         """Dramatiq clears the exception later, so it is stored now."""
         assert isinstance(message, DeliveredMessage)
-        error = message.failure or Exception("failed without an exception")
+        error = message.actor_error or Exception("failed without an exception")
         self.by_queue[message.queue_name].append((message, error))
 
 

@@ -34,8 +34,9 @@ class PlayedProducer:
             raise self.error
         given = {name: value for name, value in options.items() if value is not None}
         self.sent.append((topic, dramatiq.Message.decode(body), given))
-        result = DelayResult() if "delay" in given else SendResult()
-        result.delay_id = "17-5-0" if "delay" in given else None
+        is_delayed = bool(given.keys() & {"delay", "cron"})
+        result = DelayResult() if is_delayed else SendResult()
+        result.delay_id = "17-5-0" if is_delayed else None
         return result
 
     def cancel(self, delay_id: str) -> str:
@@ -148,6 +149,18 @@ def test_there_is_no_delay_queue_and_a_delay_goes_to_the_server(
     assert producer.cancelled == ["17-5-0"]
     with pytest.raises(OptionError, match="delay id"):
         broker.cancel(add.send(2))
+
+
+def test_a_schedule_is_kept_by_the_server(broker: DdmqBroker, producer: PlayedProducer) -> None:
+    @dramatiq.actor
+    def report() -> None: ...
+
+    delay_id = broker.schedule(report.message(), cron="0 9 * * MON-FRI", zone="Asia/Shanghai")
+    assert producer.sent[0][2] == {"tags": "report", "cron": "0 9 * * MON-FRI", "zone": "Asia/Shanghai"}
+    broker.cancel(delay_id)
+    assert producer.cancelled == [delay_id]
+    with pytest.raises(OptionError, match="no time"):
+        broker.schedule(report.message())
 
 
 def test_an_actor_may_choose_the_key_of_each_message(broker: DdmqBroker, producer: PlayedProducer) -> None:
