@@ -31,9 +31,10 @@ class QueueAdmin:
 
     def create_queue(self, name: str) -> None:
         """Create the topic and the group that are absent; warn if an existing group keeps no order by key."""
-        status, answer = self._send_request("POST", ("topics", name), {})
-        if status != http.client.OK and self._send_request("GET", ("topics", name))[0] != http.client.OK:
-            raise dramatiq.ConnectionFailed(f"topic {name} is not created: {_get_error(answer)}")
+        if not self._has_topic(name):
+            status, answer = self._send_request("POST", ("topics", name), {})
+            if status != http.client.OK and not self._has_topic(name):  # nor has another worker created it
+                raise dramatiq.ConnectionFailed(f"topic {name} is not created: {_get_error(answer)}")
         settings = {
             "topics": [name],
             "start": "first",
@@ -85,6 +86,9 @@ class QueueAdmin:
     def purge_dead_letters(self, name: str) -> None:
         """Discard the group's dead letters."""
         self._post_json(("dlq", name, "purge"), {"all": True})
+
+    def _has_topic(self, name: str) -> bool:
+        return self._send_request("GET", ("topics", name))[0] == http.client.OK
 
     def _get_json(self, path: tuple[str, ...], query: str = "") -> Any:
         return _read_answer(*self._send_request("GET", path, query=query))

@@ -9,13 +9,14 @@ import dramatiq
 from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF
 
 from ddmq_client.dramatiq.queued_message import ETA_OPTION, QueuedMessage
-from ddmq_client.errors import ClientError, LeaseOverError, NotStoredError, UnknownOutcomeError
+from ddmq_client.errors import ClientError, InvalidMessageError, LeaseOverError, OptionError
 from ddmq_client.producer import Producer
 from ddmq_client.received import Message
 
 _log = logging.getLogger("ddmq_client.dramatiq")
-# Another attempt may succeed.
-REDELIVERED = (dramatiq.BrokerConnectionError, NotStoredError, UnknownOutcomeError)
+# Errors of a server or a connection: another attempt may succeed, unless the message itself is wrong.
+TRANSIENT = (ClientError, dramatiq.BrokerError)
+FINAL = (InvalidMessageError, OptionError)
 
 
 class DeliveredMessage(dramatiq.MessageProxy):
@@ -88,7 +89,7 @@ class DeliveredMessage(dramatiq.MessageProxy):
         _log.error(
             "message %r is not acknowledged: what follows it is not stored: %s", self.message_id, error
         )
-        if isinstance(error, REDELIVERED):
+        if isinstance(error, TRANSIENT) and not isinstance(error, FINAL):
             self.delivery.fail(reason=error)
         else:
             self.delivery.dead_letter(reason=error)

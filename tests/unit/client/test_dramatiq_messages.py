@@ -14,6 +14,7 @@ from ddmq_client.dramatiq.delivered import DeliveredMessage, decode
 from ddmq_client.dramatiq.leases import LeaseKeeper
 from ddmq_client.dramatiq.queued_message import QueuedMessage, queue_message, topic_name
 from ddmq_client.errors import (
+    ClosedError,
     InvalidMessageError,
     LeaseOverError,
     NotStoredError,
@@ -202,6 +203,7 @@ def test_what_follows_goes_with_the_acknowledgement() -> None:
     [
         (NotStoredError("busy", 15), (Outcome.FAILED, None, "NotStoredError: busy (code 15)")),
         (UnknownOutcomeError("silence"), (Outcome.FAILED, None, "UnknownOutcomeError: silence")),
+        (ClosedError("stopped"), (Outcome.FAILED, None, "ClosedError: stopped")),
         (
             InvalidMessageError("too large", 11),
             (Outcome.FAILED, -2, "InvalidMessageError: too large (code 11)"),
