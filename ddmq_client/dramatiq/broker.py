@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ import dramatiq
 from dramatiq.common import current_millis, q_name
 
 from ddmq_client.core.nodes import parse_addresses
-from ddmq_client.core.settings import EXTEND_MS_MAX, check, check_text
+from ddmq_client.core.settings import EXTEND_MS_MAX, check
 from ddmq_client.delays import CancelOutcome
 from ddmq_client.dramatiq.admin import QueueAdmin
 from ddmq_client.dramatiq.consuming import DdmqConsumer
@@ -35,6 +36,7 @@ from ddmq_client.producer import Producer
 
 PULL_BATCH_MAX = 256
 LINGER_MS_MAX = 30_000
+NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 DAY_MS = 24 * 3600 * 1000
 AFTER_ACTOR = ("process_message", "skip_message")  # signals after which a message is only to be settled
 
@@ -67,7 +69,8 @@ class DdmqBroker(dramatiq.Broker):
         extend_for_ms: int = DAY_MS,
     ) -> None:
         """Check the arguments (OptionError); nothing connects yet."""
-        check_text("namespace", namespace)
+        if not isinstance(namespace, str) or NAMESPACE.fullmatch(namespace) is None:
+            raise OptionError(f"namespace={namespace!r}; allowed: 1 to 64 letters, digits, _ and -")
         check("extend_for_ms", extend_for_ms, 0, EXTEND_MS_MAX)
         parse_addresses(consumer_proxies, CONSUMER_PORT)
         Producer(producer_proxies, timeout_ms=timeout_ms)  # its checks; it is dropped unused
@@ -232,19 +235,17 @@ class DdmqBroker(dramatiq.Broker):
     def join(self, queue_name: str, *, interval: int = 100, timeout: int | None = None) -> None:
         """Wait until the queue has no message left: waiting, in an actor, retried or delayed. For tests.
 
-        `interval` (between two idle_looks) and `timeout` are milliseconds; QueueJoinTimeout when it is over.
+        `interval`, between two counts, and `timeout` are milliseconds; QueueJoinTimeout when it is over.
         """
         admin, topic = self._get_admin("join"), self._get_topic(queue_name)
         admin.create_queue(topic)
         deadline = None if timeout is None else time.monotonic() + timeout / 1000
-        idle_looks = (
-            0  # in a row that found nothing: a message may have been on its way from one count to another
-        )
-        while idle_looks < 2:
-            idle_looks = 0 if admin.count_unfinished(topic) else idle_looks + 1
+        zero_counts = 0  # in a row: between two counts a message may have moved from one place to another
+        while zero_counts < 2:
+            zero_counts = 0 if admin.count_unfinished(topic) else zero_counts + 1
             if deadline is not None and time.monotonic() >= deadline:
                 raise dramatiq.QueueJoinTimeout(queue_name)
-            if not idle_looks:
+            if not zero_counts:
                 time.sleep(interval / 1000)
 
     def flush(self, queue_name: str) -> None:

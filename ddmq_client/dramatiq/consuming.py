@@ -18,7 +18,7 @@ from ddmq_client.received import Message
 
 _log = logging.getLogger("ddmq_client.dramatiq")
 GATHER_S = 0.01  # a pull waits this long for more room, so that fast actors do not cause a pull each
-STOP_TIMEOUT_MS = 10_000
+STOP_TIMEOUT_MS = 5_000
 
 
 class DdmqConsumer(dramatiq.Consumer):

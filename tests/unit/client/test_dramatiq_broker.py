@@ -297,6 +297,7 @@ def test_an_undeclared_queue_cannot_be_consumed_and_counts_need_the_admin_port(b
     "options",
     [
         {"namespace": ""},
+        {"namespace": "my.shop"},
         {"extend_for_ms": -1},
         {"timeout_ms": 0},
         {"consumer_proxies": "127.0.0.1:port"},
