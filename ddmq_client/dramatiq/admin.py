@@ -28,6 +28,12 @@ class QueueAdmin:
     def __init__(self, address: str) -> None:
         """`address` is HOST or HOST:PORT; OptionError if it is neither."""
         (self._address,) = parse_addresses([address], DEFAULT_ADMIN_PORT)
+        self._created: set[str] = set()
+
+    def create_queue_once(self, name: str) -> None:
+        """Create the queue unless this object has done so before."""
+        if name not in self._created:
+            self.create_queue(name)
 
     def create_queue(self, name: str) -> None:
         """Create the topic and the group that are absent; warn if an existing group keeps no order by key."""
@@ -43,6 +49,7 @@ class QueueAdmin:
             "ordered_deliveries_max": DELIVERIES_MAX,
         }
         group = self._post_json(("groups", name), settings)
+        self._created.add(name)
         for subscription in group.get("subscriptions", ()):
             if subscription.get("topic") == name and subscription.get("order_key") != "KEY":
                 _log.warning(

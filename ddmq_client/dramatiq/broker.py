@@ -238,11 +238,13 @@ class DdmqBroker(dramatiq.Broker):
         `interval`, between two counts, and `timeout` are milliseconds; QueueJoinTimeout when it is over.
         """
         admin, topic = self._get_admin("join"), self._get_topic(queue_name)
-        admin.create_queue(topic)
+        admin.create_queue_once(topic)
         deadline = None if timeout is None else time.monotonic() + timeout / 1000
         zero_counts = 0  # in a row: between two counts a message may have moved from one place to another
-        while zero_counts < 2:
+        while True:
             zero_counts = 0 if admin.count_unfinished(topic) else zero_counts + 1
+            if zero_counts == 2:
+                return
             if deadline is not None and time.monotonic() >= deadline:
                 raise dramatiq.QueueJoinTimeout(queue_name)
             if not zero_counts:
@@ -251,7 +253,7 @@ class DdmqBroker(dramatiq.Broker):
     def flush(self, queue_name: str) -> None:
         """Drop the queue's waiting and delayed messages; its dead letters stay."""
         admin, topic = self._get_admin("flush"), self._get_topic(queue_name)
-        admin.create_queue(topic)
+        admin.create_queue_once(topic)
         for delay_id in admin.list_delayed(topic):
             self._get_producer().cancel(delay_id)
         admin.skip_waiting(topic)

@@ -299,6 +299,17 @@ def test_a_flushed_queue_is_empty(app: DramatiqApplication) -> None:
     assert app.server.admin("GET", "dlq", app.topic("default"))["letters"] == 0
 
 
+def test_a_group_that_keeps_no_order_is_reported(
+    app: DramatiqApplication, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = app.topic("default")
+    app.server.admin("POST", "topics", topic, body={})
+    app.server.admin("POST", "groups", topic, body={"topics": [topic], "start": "first"})
+    app.broker.consume("default").close()
+    assert "without order_key KEY" in caplog.text
+    assert f"ddmq group set {topic} --topic {topic} --order-key KEY" in caplog.text
+
+
 FORK = """
 import os, sys
 import dramatiq

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 FILES = (
     "test_actors.py",
-    "test_barrier.py",
     "test_broker.py",
     "test_callbacks.py",
     "test_composition.py",
@@ -18,6 +17,7 @@ FILES = (
 )
 _REASONS = {
     "of the stub broker alone: looks at its queues in memory": """
+        test_actors_can_be_sent_messages
         test_worker_handles_non_numeric_eta_and_logs_warning test_worker_handles_none_eta
         test_stub_broker_can_be_flushed test_stub_broker_respects_prefetch
     """,
@@ -54,8 +54,9 @@ _REASONS = {
     "needs all messages to come before the worker's thread wakes: ours come over a connection": """
         test_actors_can_prioritize_work
     """,
-    "bounds the time of several sends, each of which waits for the disk here": """
+    "bounds the time of several messages, each of which waits for the disk here": """
         test_groups_execute_jobs_in_parallel test_groups_execute_inner_groups
+        test_pipelines_expose_completion_stats
     """,
     "the fixture keeps the exceptions of rejected messages for `join`": """
         test_exception_from_actor_doesnt_leak
