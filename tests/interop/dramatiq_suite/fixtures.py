@@ -22,6 +22,7 @@ from ddmq_client.dramatiq.admin import QueueAdmin
 from ddmq_client.dramatiq.delivered import DeliveredMessage
 from tests.interop.dramatiq_suite.selection import reason_to_skip
 
+TIMEOUT_MS_MIN = 500  # a count is a request, which takes longer on a busy machine than a look into memory
 ADDRESSES = "DDMQ_OF_SUITE"  # HOST:PORT of producer, consumer and admin, with commas
 
 
@@ -63,7 +64,8 @@ class SuiteBroker(DdmqBroker):
         min_successes: int = 0,
     ) -> None:
         """Join; then raise what the first rejected message failed with, unless `fail_fast` is False."""
-        super().join(queue_name, interval=interval, timeout=60_000 if timeout is None else timeout)
+        timeout = 60_000 if timeout is None else max(timeout, TIMEOUT_MS_MIN)
+        super().join(queue_name, interval=interval, timeout=timeout)
         if (self.raises if fail_fast is None else fail_fast) and self._rejected.by_queue[queue_name]:
             raise self._rejected.by_queue[queue_name][0][1]
 
