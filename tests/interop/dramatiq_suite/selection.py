@@ -52,7 +52,7 @@ _REASONS = {
         test_rabbitmq_consumers_ignore_unknown_messages_in_ack_and_nack
     """,
     "needs all messages to come before the worker's thread wakes: ours come over a connection": """
-        test_actors_can_prioritize_work
+        test_actors_can_prioritize_work test_workers_process_messages_in_order
     """,
     "bounds the time of several messages, each of which waits for the disk here": """
         test_groups_execute_jobs_in_parallel test_groups_execute_inner_groups
