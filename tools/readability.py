@@ -30,11 +30,12 @@ from parsed import walked
 FIELD_VERBS = frozenset(
     """
     accept ack acquire add append apply backup begin bind build call cancel check clear close commit
-    connect copy create decode delete deserialize drain encode end extend fail fetch fire flush format get
-    handle join lease leave listen load log main make match notify open pack park parse peek poll
-    pop publish pull purge push put read receive release remove render renew replay reply reschedule
-    resend reset restore retry rollback run save schedule seek send serialize set skip sleep start stop
-    subscribe sync trace unpack update validate wait warn write
+    connect consume copy create decode delete deserialize drain encode end enqueue extend fail fetch
+    fire flush format get handle join lease leave listen load log main make match nack notify open
+    pack park parse peek poll pop publish pull purge push put read receive release remove render
+    renew replay reply requeue reschedule resend reset restore retry rollback run save schedule seek
+    send serialize set skip sleep start stop subscribe sync trace unpack update validate wait warn
+    write
     """.split()  # noqa: SIM905
 )
 PARTICIPLES = frozenset(
