@@ -55,7 +55,7 @@ COMMANDS = {
 
 SECTIONS = {  # of the help; a command that is in none of them stands at the end
     "Use messages": ("send", "pull", "tail", "message", "delay"),
-    "Run servers": ("serve", "producer", "consumer", "delay-service", "doctor", "completion"),
+    "Run servers": ("serve", "producer", "consumer", "delay-service", "config", "doctor", "completion"),
     "Operate": (
         "lag", "stats", "topic", "group", "offset", "dlq", "tx", "report", "move",
     ),

@@ -26,11 +26,13 @@ def print_all(narrator: Narrator) -> None:
     typed("completion bash")
 
 
+@pytest.mark.slow  # it looks for the shell's completion
 def test_without_verbose_only_the_short_lines_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     print_all(Narrator(verbose=False))
     assert capsys.readouterr() == ("  short\n", "")
 
 
+@pytest.mark.slow  # it looks for the shell's completion
 def test_with_verbose_all_but_the_short_lines_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     print_all(Narrator(verbose=True))
     text = capsys.readouterr().out
