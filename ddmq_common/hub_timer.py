@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import gevent
+from ddmq_common.event_loop import current_loop
 
 
 class HubTimer:
@@ -39,7 +39,7 @@ class HubTimer:
         self._begin(seconds, seconds, ring)
 
     def _begin(self, first: float, repeat: float, ring: Callable[[], object]) -> None:
-        loop = gevent.get_hub().loop if self._loop is None else self._loop
+        loop = current_loop() if self._loop is None else self._loop
         self._watcher = loop.timer(first, repeat, ref=self._ref)
         self.active = True
         self._watcher.start(ring)

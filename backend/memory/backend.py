@@ -1,4 +1,4 @@
-"""MemoryBackend: the backend port without a disk, on the gevent hub.
+"""MemoryBackend: the backend port without a disk, on the event loop of its thread.
 
 It keeps the port's rules as an engine with a disk would: every completion is settled later, from the
 hub, never inside the call; writes take effect in the order they were called, and are seen by readers
@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
-
-import gevent
 
 from backend.completion import Completion, guarded
 from backend.engine import StoreClock, TopicAnswer, Watchers, check_topic, local_capabilities
@@ -41,6 +39,7 @@ from backend.records import (
 from backend.waits import Waits
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import BoundReachedError, DdmqError, DrainingError, UnknownTopicError
+from ddmq_common.event_loop import current_loop
 from ddmq_common.hub_timer import HubTimer
 
 T = TypeVar("T")
@@ -68,7 +67,7 @@ class MemoryBackend(Backend):
         self.capabilities = local_capabilities(
             "memory", self._options.body_bytes_max, self._options.properties_bytes_max
         )
-        self._loop: Any = gevent.get_hub().loop
+        self._loop: Any = current_loop()
         later = self._loop.run_callback
         delivery_bytes_max = self._options.body_bytes_max + 2 * self._options.properties_bytes_max
         self._store = MemoryStore(self._options.bytes_max, self._options.entries_max, delivery_bytes_max)

@@ -1,0 +1,288 @@
+"""InProcessServer: all parts of a server over the memory engine, on a loop by hand and a clock that is moved.
+
+Nothing runs on its own. A client's request is served on the client's thread: the server is entered (one thread
+at a time), the request handled, everything run that is ready at this moment, and the server left. Time passes
+in `move`, from one thing that is due to the next. Where a request needs a little time (the first one of its
+kind creates what it needs), time passes for it by single timers, of milliseconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+from backend.memory import MemoryBackend
+from backend.records import QueueRef, TopicInfo
+from ddmq.in_process.calls import Answered, InProcessCall, ServedPart
+from ddmq.in_process.loop import ManualLoop
+from ddmq_common.clock import NEVER, ManualClock
+from ddmq_common.event_loop import use_loop
+from ddmq_common.metrics.registry import Registry
+from ddmq_common.names import QUEUES_DEFAULT
+from ddmq_rpc.envelope import FrameRefusedError, Frames
+from delay_service.config import DelayConfig
+from delay_service.levels.service import LevelService
+from delay_service.service import DelayService
+from delay_service.store.memory_store import MemoryDelayStore
+from delay_service.store.port import DelayStore
+from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
+from proxy_consumer.groups.ordering import KeyOutcome
+from proxy_consumer.groups.stats import SubscriptionStats
+from proxy_consumer.service import ConsumerService
+from proxy_producer.config import ProducerConfig, TransactionLimits
+from proxy_producer.service import ProducerService
+
+ADDRESS = "192.0.2.1"  # of a network that is kept for documentation, so it is nobody's
+NUDGES_MAX = 2_000  # timers that may ring for one request
+STEP_S = 4.0  # the longest step: the clock of transactions counts no longer pauses
+FRAME_BYTES_MAX = 32 << 20
+WAIT_S = 1.0
+OVERDUE_S = 0.1  # until what is due already, and could not be done, is looked at again
+CANNOT_WAIT = frozenset({"pull", "fetch", "pollTransactionChecks"})  # calls that are held
+
+
+class InProcessServer:
+    """One server. `seed` is what its random choices follow. Safe for many threads."""
+
+    def __init__(self, wall_ms: int, seed: int = 0) -> None:
+        self.clock = ManualClock(wall_ms)
+        self.loop = ManualLoop(self.clock)
+        self.metrics = Registry()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(threading.Lock())
+        self._watchers: list[Callable[[], object]] = []
+        self._numbers = itertools.count(1)
+        self._closed = False
+        with self._lock, use_loop(self.loop):
+            self._start(Random(seed))
+            self._creep(self._is_started)
+
+    # --- putting it together
+
+    def _start(self, random: Random) -> None:
+        clock, metrics = self.clock, self.metrics
+        backend = self.backend = MemoryBackend(clock)
+        delay = DelayConfig(shards=1)
+        self.levels = LevelService(backend, delay, metrics, clock)
+        self.delays = DelayService(backend, delay, metrics, clock, _open_store)
+        producer = ProducerConfig(transactions=TransactionLimits(shards=1))
+        self.producer = ProducerService(backend, producer, metrics, clock, random)
+        self.consumer = ConsumerService(
+            backend, ConsumerConfig(), metrics, clock, random, replies=self.producer.replies
+        )
+        self.levels.start()
+        self.delays.start()
+        self.producer.transactions.advertise(f"{ADDRESS}:1")
+        self.producer.transactions.begin()
+        self.consumer.start()
+        self._parts = {
+            "producer": ServedPart(self.producer.service(), clock),
+            "consumer": ServedPart(self.consumer.service(), clock),
+        }
+
+    def _is_started(self) -> bool:
+        return self.levels.held == len(DelayConfig().levels) and self.delays.health().ready
+
+    def close(self) -> None:
+        """Stop every part. Clients that are connected find their connections closed."""
+        with self.entered():
+            if self._closed:
+                return
+            self._closed = True
+            self.producer.close()
+            self.levels.close()
+            self.delays.close()
+            self.backend.close()
+
+    # --- entering
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Enter the server: one thread at a time; what is ready is run before it is left."""
+        with self._lock, use_loop(self.loop):
+            yield
+            self.loop.run()
+        self._report_change()
+
+    def _report_change(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+        for watcher in list(self._watchers):
+            watcher()
+
+    def watch(self, watcher: Callable[[], object]) -> Callable[[], None]:
+        """Call `watcher()` after each entry, on that thread, until the function returned is called."""
+        self._watchers.append(watcher)
+        return lambda: self._watchers.remove(watcher)
+
+    def wait_for_change(self, seconds: float) -> None:
+        """Wait until some other thread has been in, at most so long."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+    # --- connections
+
+    def connect(self, part: str) -> InProcessConnection:
+        """Return a connection to "producer" or "consumer"."""
+        return InProcessConnection(self, self._parts[part], f"{ADDRESS}:{1023 + next(self._numbers)}")
+
+    def serve(
+        self, connection: InProcessConnection, part: ServedPart, frame: bytes, on_answer: Answered
+    ) -> None:
+        """Serve one request of a connection, up to its answer unless it is held."""
+        with self.entered():
+            if self._closed:
+                connection.close()
+                return
+            call = part.open_call(frame, connection.peer, on_answer)
+            connection.call = call
+            if call is not None and call.open and call.name not in CANNOT_WAIT:
+                self._creep(lambda: not call.open)
+
+    def end_wait(self, call: InProcessCall) -> None:
+        """Answer a held call: its client will wait no longer."""
+        with self.entered():
+            if call.open:
+                self.consumer.end_wait(call)
+                self.producer.transactions.polls.held.end_wait(call)
+
+    def _creep(self, condition: Callable[[], bool]) -> None:
+        """Run until the condition holds; let single timers ring where nothing else is left to run."""
+        for _ in range(NUDGES_MAX):
+            if self.loop.run_until(condition):
+                return
+            moment = self.loop.next_ring()
+            if moment == NEVER:
+                return
+            self.loop.move_to(moment)
+
+    # --- time
+
+    def next_event(self) -> float:
+        """When the next delay, retry, lease or check is due, in monotonic seconds; NEVER: nothing is."""
+        now, wall_ms = self.clock.monotonic(), self.backend.clock_ms()
+        moments = [self.consumer.next_due()]
+        for shard in self.delays.shards.values():
+            moments.append(_moment(shard.first_due_ms(), now, self.clock.wall_ms()))
+        moments += [_moment(due_ms, now, wall_ms) for due_ms in self.levels.first_due()]
+        steady_ms = self.producer.transactions.now_ms()
+        moments += [_moment(due_ms, now, steady_ms) for due_ms in self.producer.transactions.first_due()]
+        return min((moment if moment > now else now + OVERDUE_S for moment in moments), default=NEVER)
+
+    def step(self, until: float) -> None:
+        """Let time pass to the next thing that is due, at most to `until` (monotonic seconds), and do it."""
+        with self.entered():
+            moment = min(self.next_event(), until)
+            step_s = STEP_S if self.producer.transactions.first_due() else NEVER
+            while self.clock.monotonic() < moment:
+                self.loop.move_to(min(moment, self.clock.monotonic() + step_s))
+                self._look()
+            self._look()
+
+    def _look(self) -> None:
+        self.loop.run()
+        self.consumer.tick()
+        self.producer.transactions.look()
+        self.loop.run()
+
+    # --- topics and groups
+
+    def create_topic(self, name: str, queues: int = QUEUES_DEFAULT) -> TopicInfo:
+        """Create a topic, or return the one that exists."""
+        with self.entered():
+            info = self.backend.topic(name)
+            if info is None:
+                info = self.backend.put_topic(TopicInfo(name, 0, queues), self._deadline()).wait(WAIT_S)
+            return info
+
+    def set_group(self, group: str, topic: str, settings: Mapping[str, Any]) -> None:
+        """Create a group's subscription with these settings, or change them. Raises CallerError."""
+        with self.entered():
+            exists = any(each.name == group and topic in each.topics for each in self.consumer.groups())
+            if not exists:
+                start = settings.get("start", SubscriptionDefaults().start)
+                self.consumer.subscribe(group, topic, SubscriptionDefaults(start=start)).wait(WAIT_S)
+            rest = {name: value for name, value in settings.items() if name != "start"}
+            if rest:
+                self.consumer.change_subscription(group, topic, rest).wait(WAIT_S)
+
+    def stats(self, group: str) -> list[SubscriptionStats]:
+        """Every subscription of a group; none where there is no such group."""
+        with self.entered():
+            if not any(each.name == group for each in self.consumer.groups()):
+                return []
+            return self.consumer.group_stats(group).wait(WAIT_S)
+
+    def blocked_keys(self, group: str, limit: int = 1_000) -> list[dict[str, Any]]:
+        """The order keys of a group whose head is not finished."""
+        with self.entered():
+            return [dataclasses.asdict(each) for each in self.consumer.order_keys(group).blocked_keys(limit)]
+
+    def act_on_key(self, group: str, action: str, key: str) -> list[KeyOutcome]:
+        """Park, skip or replay a key, given as canonical JSON. Raises CallerError."""
+        with self.entered():
+            ordering = self.consumer.order_keys(group)
+            actions = {"park": ordering.park, "skip": ordering.skip, "replay": ordering.replay}
+            return actions[action](key).wait(WAIT_S)
+
+    def _deadline(self) -> float:
+        return self.clock.monotonic() + WAIT_S
+
+
+class InProcessConnection:
+    """One client's connection. `closed`: by the server or by the client."""
+
+    def __init__(self, server: InProcessServer, part: ServedPart, peer: str) -> None:
+        self.peer = peer
+        self.call: InProcessCall | None = None
+        self.closed = False
+        self._server = server
+        self._part = part
+        self._frames = Frames(FRAME_BYTES_MAX)
+
+    def send(self, data: bytes, on_answer: Answered) -> None:
+        """Take bytes of the client; `on_answer` gets the frame of each answer, perhaps on another thread."""
+        try:
+            frame = self._frames.feed_bytes(bytes(data))
+            while frame is not None and not self.closed:
+                self._server.serve(self, self._part, frame, on_answer)
+                frame = self._frames.next_frame()
+        except FrameRefusedError:
+            self.close()
+
+    def end_wait(self) -> None:
+        """Have the call that is held answered now."""
+        call = self.call
+        if call is not None and call.open:
+            self._server.end_wait(call)
+
+    @property
+    def linger_s(self) -> float | None:
+        """How long the client lets the open call wait; None: it is not held."""
+        call = self.call
+        if call is None or not call.open or call.name not in CANNOT_WAIT:
+            return None
+        return call.linger_ms / 1_000
+
+    def close(self) -> None:
+        """The client goes."""
+        if self.closed:
+            return
+        self.closed = True
+        with self._server.entered():
+            if self.call is not None:
+                self.call.abandon()
+            self._part.close_connection(self.peer)
+
+
+def _moment(due_ms: int | None, now: float, clock_ms: int) -> float:
+    return NEVER if due_ms is None else now + max(0, due_ms - clock_ms) / 1_000
+
+
+def _open_store(queue: QueueRef, epoch: int) -> DelayStore:
+    return MemoryDelayStore()

@@ -1,0 +1,171 @@
+"""Connections of the ordinary clients to a broker in this process: a socket that is none, and a transport.
+
+The broker serves a request on the thread that sends it, so an answer is mostly there before anybody waits for
+it. A held pull is answered when messages come, on whichever thread brings them, or here, when the time that the
+client allowed for it is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ddmq_client.in_process import InProcessProxy
+
+
+class BrokerConnection(Protocol):
+    """One connection as the broker serves it (ddmq/in_process/server.py)."""
+
+    closed: bool
+
+    @property
+    def linger_s(self) -> float | None: ...
+
+    def send(self, data: bytes, on_answer: Callable[[bytes], object]) -> None: ...
+
+    def end_wait(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class BrokerSocket:
+    """The methods of a socket that the blocking client uses."""
+
+    def __init__(self, connection: BrokerConnection) -> None:
+        self._connection = connection
+        self._arrived = threading.Condition()
+        self._data = b""
+        self._timeout: float | None = None
+        self._is_shut = False
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        """Do nothing: there is no network."""
+
+    def settimeout(self, timeout: float | None) -> None:
+        self._timeout = timeout
+
+    def sendall(self, data: bytes) -> None:
+        if self._is_shut or self._connection.closed:
+            raise BrokenPipeError(errno.EPIPE, "the broker has closed the connection")
+        self._connection.send(data, self._add_answer)
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        """Return bytes of an answer; b"" once the connection is closed."""
+        now = time.monotonic()
+        until = None if self._timeout is None else now + self._timeout
+        linger_s = self._connection.linger_s
+        ends_at = None if linger_s is None else now + linger_s
+        with self._arrived:
+            while not self._data:
+                if self._is_shut or self._connection.closed:
+                    return b""
+                now = time.monotonic()
+                if until is not None and now >= until:
+                    raise BlockingIOError() if self._timeout == 0.0 else TimeoutError("timed out")
+                if ends_at is not None and now >= ends_at:
+                    ends_at = None
+                    self._end_wait()
+                    continue
+                moments = [moment - now for moment in (until, ends_at) if moment is not None]
+                self._arrived.wait(min(moments, default=None))
+            data = self._data[:size]
+            if not flags & socket.MSG_PEEK:
+                self._data = self._data[len(data) :]
+            return data
+
+    def _end_wait(self) -> None:
+        """The broker must not be entered with the lock: it answers under its own."""
+        self._arrived.release()
+        try:
+            self._connection.end_wait()
+        finally:
+            self._arrived.acquire()
+
+    def shutdown(self, how: int) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection; a thread that waits for an answer gets none."""
+        with self._arrived:
+            self._is_shut = True
+            self._arrived.notify_all()
+        self._connection.close()
+
+    def _add_answer(self, frame: bytes) -> None:
+        with self._arrived:
+            self._data += frame
+            self._arrived.notify_all()
+
+
+class BrokerTransport(asyncio.Transport):
+    """The transport of one asyncio client."""
+
+    def __init__(self, connection: BrokerConnection, protocol: asyncio.Protocol) -> None:
+        super().__init__()
+        self._connection = connection
+        self._protocol = protocol
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_lost = False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def is_closing(self) -> bool:
+        return self._is_lost
+
+    def write(self, data: bytes | bytearray | memoryview[int]) -> None:
+        if self._is_lost:
+            return
+        self._connection.send(bytes(data), self._add_answer)
+        if self._connection.closed:
+            self._lose()
+            return
+        linger_s = self._connection.linger_s
+        if linger_s is not None:
+            self._timer = self._loop.call_later(linger_s, self._connection.end_wait)
+
+    def _add_answer(self, frame: bytes) -> None:
+        self._loop.call_soon_threadsafe(self._deliver, frame)
+
+    def _deliver(self, frame: bytes) -> None:
+        if not self._is_lost:
+            self._stop_timer()
+            self._protocol.data_received(frame)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def abort(self) -> None:
+        """End the connection."""
+        self._lose()
+
+    def close(self) -> None:
+        self._lose()
+
+    def _lose(self) -> None:
+        if not self._is_lost:
+            self._is_lost = True
+            self._stop_timer()
+            self._connection.close()
+            self._loop.call_soon(self._protocol.connection_lost, None)
+
+
+class BrokerProxy(InProcessProxy):
+    """One proxy of the broker. `connect` opens a connection to it."""
+
+    def __init__(self, connect: Callable[[], BrokerConnection]) -> None:
+        self._connect = connect
+
+    def open_socket(self) -> BrokerSocket:
+        return BrokerSocket(self._connect())
+
+    def open_transport(self, protocol: asyncio.Protocol) -> BrokerTransport:
+        return BrokerTransport(self._connect(), protocol)
