@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing import Any
 
 from backend.memory import MemoryBackend
 from backend.records import QueueRef, TopicInfo
+from ddmq.in_process import views
 from ddmq.in_process.calls import Answered, InProcessCall, ServedPart
 from ddmq.in_process.loop import ManualLoop
 from ddmq_common.clock import NEVER, ManualClock
@@ -33,6 +35,7 @@ from delay_service.store.port import DelayStore
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.groups.ordering import KeyOutcome
 from proxy_consumer.groups.stats import SubscriptionStats
+from proxy_consumer.order_keys.canonical import bound_text, text_of_raw
 from proxy_consumer.service import ConsumerService
 from proxy_producer.config import ProducerConfig, TransactionLimits
 from proxy_producer.service import ProducerService
@@ -42,8 +45,10 @@ NUDGES_MAX = 2_000  # timers that may ring for one request
 STEP_S = 4.0  # the longest step: the clock of transactions counts no longer pauses
 FRAME_BYTES_MAX = 32 << 20
 WAIT_S = 1.0
+KEYS_MAX = 1_000
 OVERDUE_S = 0.1  # until what is due already, and could not be done, is looked at again
-CANNOT_WAIT = frozenset({"pull", "fetch", "pollTransactionChecks"})  # calls that are held
+POLL = "pollTransactionChecks"
+HELD_CALLS = frozenset({"pull", "fetch", POLL})  # calls that are held
 
 
 class InProcessServer:
@@ -58,6 +63,7 @@ class InProcessServer:
         self._watchers: list[Callable[[], object]] = []
         self._numbers = itertools.count(1)
         self._closed = False
+        self._pollers: list[InProcessConnection] = []
         with self._lock, use_loop(self.loop):
             self._start(Random(seed))
             self._creep(self._is_started)
@@ -141,7 +147,9 @@ class InProcessServer:
                 return
             call = part.open_call(frame, connection.peer, on_answer)
             connection.call = call
-            if call is not None and call.open and call.name not in CANNOT_WAIT:
+            if call is not None and call.name == POLL and connection not in self._pollers:
+                self._pollers.append(connection)
+            if call is not None and call.open and call.name not in HELD_CALLS:
                 self._creep(lambda: not call.open)
 
     def end_wait(self, call: InProcessCall) -> None:
@@ -218,17 +226,75 @@ class InProcessServer:
                 return []
             return self.consumer.group_stats(group).wait(WAIT_S)
 
-    def blocked_keys(self, group: str, limit: int = 1_000) -> list[dict[str, Any]]:
+    def clients(self, group: str) -> list[str]:
+        """The ids of the clients that pull for a group."""
+        with self.entered():
+            return [each.client_id for each in self.consumer.clients(group) if each.connected]
+
+    def busy_reason(self) -> str:
+        """Say what some client is about to do, or could do now; "" when all of them wait."""
+        with self.entered():
+            for group in self.consumer.groups():
+                pulling = any(each.connected for each in self.consumer.clients(group.name))
+                for each in self.consumer.group_stats(group.name).wait(WAIT_S):
+                    what = f"group {group.name} has {{}} of topic {each.topic}"
+                    if each.in_flight:
+                        return what.format(f"{each.in_flight} messages in flight")
+                    if pulling and each.lag + each.retry_lag and not each.waiters:
+                        return what.format(f"{each.lag + each.retry_lag} messages that no client has pulled")
+            return self._checking_reason()
+
+    def _checking_reason(self) -> str:
+        """A client that polls for checks polls again once it has answered them."""
+        answering = any(not (each.closed or each.is_polling) for each in self._pollers)
+        self._pollers = [each for each in self._pollers if not each.closed]
+        undecided = any(owned.held.core.open for owned in self.producer.transactions.ready())
+        return "a producer's check is asked about a transaction" if answering and undecided else ""
+
+    def waiting_for_retry(self, topic: str) -> str:
+        """Name a group that pulls the topic and has messages of it that are not finished; "": there is none."""
+        with self.entered():
+            positions = self.levels.positions()
+            for group in self.consumer.groups():
+                if not any(each.connected for each in self.consumer.clients(group.name)):
+                    continue
+                for each in self.consumer.group_stats(group.name).wait(WAIT_S):
+                    if each.topic != topic:
+                        continue
+                    count = views.count_retries(self.backend, positions, group.name, topic)
+                    if count + each.lag + each.retry_lag:
+                        return f"group {group.name}, {count + each.lag + each.retry_lag} messages"
+            return ""
+
+    def messages(self, topic: str) -> list[dict[str, Any]]:
+        """The messages of a topic, in the order in which they were stored."""
+        with self.entered():
+            return views.list_messages(self.backend, topic)
+
+    def dead_letters(self, group: str) -> list[dict[str, Any]]:
+        """The dead letters of a group, oldest first."""
+        with self.entered():
+            return views.list_dead_letters(self.backend, group)
+
+    def waiting_delays(self) -> list[dict[str, Any]]:
+        """The delayed messages that wait, the one that is due first first."""
+        with self.entered():
+            return views.list_delays(self.delays)
+
+    def blocked_keys(self, group: str, limit: int = KEYS_MAX) -> list[dict[str, Any]]:
         """The order keys of a group whose head is not finished."""
         with self.entered():
             return [dataclasses.asdict(each) for each in self.consumer.order_keys(group).blocked_keys(limit)]
 
     def act_on_key(self, group: str, action: str, key: str) -> list[KeyOutcome]:
-        """Park, skip or replay a key, given as canonical JSON. Raises CallerError."""
+        """Park, skip or replay the key that this text means. Raises CallerError."""
         with self.entered():
             ordering = self.consumer.order_keys(group)
             actions = {"park": ordering.park, "skip": ordering.skip, "replay": ordering.replay}
-            return actions[action](key).wait(WAIT_S)
+            as_text = canonical_key(json.dumps(key, ensure_ascii=False))
+            blocked = {each.key for each in ordering.blocked_keys(KEYS_MAX)} | ordering.parked_keys
+            internal = key if key in blocked and as_text not in blocked else as_text
+            return actions[action](internal).wait(WAIT_S)
 
     def _deadline(self) -> float:
         return self.clock.monotonic() + WAIT_S
@@ -262,10 +328,15 @@ class InProcessConnection:
             self._server.end_wait(call)
 
     @property
+    def is_polling(self) -> bool:
+        """Whether its poll is held."""
+        return self.call is not None and self.call.open
+
+    @property
     def linger_s(self) -> float | None:
         """How long the client lets the open call wait; None: it is not held."""
         call = self.call
-        if call is None or not call.open or call.name not in CANNOT_WAIT:
+        if call is None or not call.open or call.name not in HELD_CALLS:
             return None
         return call.linger_ms / 1_000
 
@@ -278,6 +349,11 @@ class InProcessConnection:
             if self.call is not None:
                 self.call.abandon()
             self._part.close_connection(self.peer)
+
+
+def canonical_key(text: str) -> str:
+    """Return a key, given as JSON, as the proxies compare keys."""
+    return bound_text(text_of_raw(text.encode()) or "null")
 
 
 def _moment(due_ms: int | None, now: float, clock_ms: int) -> float:

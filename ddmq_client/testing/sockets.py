@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from ddmq_client.in_process import InProcessProxy
@@ -131,7 +132,8 @@ class BrokerTransport(asyncio.Transport):
             self._timer = self._loop.call_later(linger_s, self._connection.end_wait)
 
     def _add_answer(self, frame: bytes) -> None:
-        self._loop.call_soon_threadsafe(self._deliver, frame)
+        with suppress(RuntimeError):  # the loop was closed with the answer under way
+            self._loop.call_soon_threadsafe(self._deliver, frame)
 
     def _deliver(self, frame: bytes) -> None:
         if not self._is_lost:
