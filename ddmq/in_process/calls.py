@@ -1,7 +1,7 @@
 """The connections of clients that live in the same process: frames in, answers out, nothing in between.
 
-A held call (a pull that finds nothing, a poll for checks) waits as at a server that listens. How long, only the
-client's own clock can say, for that of the server stands still: `end_wait` answers it.
+A held call (a pull that finds nothing, a poll for checks) waits as at a server that listens. Only the
+client's own clock can say for how long, because that of the server stands still; `end_wait` then answers.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class ServedPart:
 
 
 def _stretch_wait(args: Any) -> int:
-    """Let a request that may be held wait on the server's clock for as long as it can; return its own wait."""
+    """Let a request that may be held wait as long as the server's clock allows; return its own wait."""
     request = getattr(args, "request", None)
     for name in ("maxLingerTime", "timeout"):
         own_ms: int | None = getattr(request, name, None)

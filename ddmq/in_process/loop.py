@@ -1,7 +1,7 @@
-"""An event loop that does nothing until it is told to: callbacks in the order of their calls, timers by a clock.
+"""An event loop that runs by hand: callbacks in the order of their calls, timers by a clock.
 
-Time passes only in `move_to`. A timer that is due rings once for a move, however long that was; what repeats
-counts on from there, as on a machine that has slept.
+Time passes only in `move_to`. A timer that is due rings once for a move, however long that was. A timer that
+repeats counts on from there, as on a machine that has slept.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """InProcessServer: all parts of a server over the memory engine, on a loop by hand and a clock that is moved.
 
-Nothing runs on its own. A client's request is served on the client's thread: the server is entered (one thread
-at a time), the request handled, everything run that is ready at this moment, and the server left. Time passes
-in `move`, from one thing that is due to the next. Where a request needs a little time (the first one of its
-kind creates what it needs), time passes for it by single timers, of milliseconds.
+Nothing runs on its own. A client's request is served on the client's thread in these steps: one thread enters
+the server, the request is handled, everything runs that is ready at this moment, and the thread leaves. Time
+passes in `step`, from one thing that is due to the next. A request may need a little time, because the first
+one of its kind creates topics; single timers, of milliseconds, ring for it.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class InProcessServer:
         return "a producer's check is asked about a transaction" if answering and undecided else ""
 
     def waiting_for_retry(self, topic: str) -> str:
-        """Name a group that pulls the topic and has messages of it that are not finished; "": there is none."""
+        """Name a group that pulls the topic and has unfinished messages of it; "": there is none."""
         with self.entered():
             positions = self.levels.positions()
             for group in self.consumer.groups():

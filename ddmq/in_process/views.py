@@ -1,4 +1,4 @@
-"""What is in an InProcessServer, as plain values: messages, dead letters, what waits for its time, blocked keys."""
+"""The content of an InProcessServer as plain values: messages, dead letters, delayed messages, retries."""
 
 from __future__ import annotations
 

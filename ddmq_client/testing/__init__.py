@@ -1,4 +1,4 @@
-"""The test kit: messages for handlers, and a broker in the test's own process, with a clock that the test moves.
+"""The test kit: messages for handlers, and a broker in the test's process whose clock the test moves.
 
     from ddmq_client.testing import TestBroker, make_message
 

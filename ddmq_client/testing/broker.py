@@ -115,11 +115,11 @@ class TestBroker:
         self._clients.append(consumer)
         if handler is not None or "batch_handler" in options:
             consumer.start()
-            self._wait(lambda: self._arrival_reason(consumer, group), TIMEOUT_S)
+            self._wait(lambda: self.arrival_reason(consumer, group), TIMEOUT_S)
         return consumer
 
-    def _arrival_reason(self, consumer: Consumer | AsyncConsumer, group: str) -> str:
-        """Say why a consumer that was started does not pull yet. ClientError: it was refused."""
+    def arrival_reason(self, consumer: Consumer | AsyncConsumer, group: str) -> str:
+        """Say why a consumer that was started does not pull yet; "" when it does. ClientError: refused."""
         if consumer.client_id in self.server.clients(group):
             return ""
         if consumer.last_error is not None:
@@ -163,9 +163,10 @@ class TestBroker:
         self._wait(self.server.busy_reason, timeout_s)
 
     def join(self, topic: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Let time pass until every message of the topic is finished, or a dead letter, in each group that has
-        a consumer. Delays that wait are not waited for. BusyBrokerError where it takes more than 30 days: a
-        parked key stays where it is.
+        """Let time pass until every message of the topic is finished, or a dead letter.
+
+        That is in each group that has a consumer. Delayed messages are not waited for. BusyBrokerError where
+        it takes more than 30 days, for example because a key is parked.
         """
         for _ in self.join_steps(topic):
             self.run_until_idle(timeout_s)
@@ -251,7 +252,7 @@ class TestBroker:
 
 
 class AsyncBroker:
-    """A broker's clients and waits for asyncio. What is looked at, the broker itself shows: it never blocks."""
+    """A broker's clients and waits for asyncio. What TestBroker shows never blocks: use it as it is."""
 
     def __init__(self, broker: TestBroker) -> None:
         self._broker = broker
@@ -272,7 +273,7 @@ class AsyncBroker:
         consumer = AsyncConsumer(broker.consumers, group, topics, handler=handler, **_with_defaults(options))
         if handler is not None or "batch_handler" in options:
             await consumer.start()
-            await self._wait(lambda: broker._arrival_reason(consumer, group), TIMEOUT_S)
+            await self._wait(lambda: broker.arrival_reason(consumer, group), TIMEOUT_S)
         return consumer
 
     async def run_until_idle(self, timeout_s: float = TIMEOUT_S) -> None:

@@ -1,8 +1,8 @@
-"""Where the broker's code comes from: the copy inside the client's distribution, or the server's installation.
+"""Loads the broker's code: from the copy in the client's distribution, or from the server's installation.
 
-The client's wheel carries those modules of the server that the broker needs, below `_server`; they are put
-there when the wheel is built (docs/decisions/0026-…). In the server's distribution, and in its source tree, the
-broker uses the modules themselves. Nothing else of the client library knows of either.
+The client's wheel carries those modules of the server that the broker needs, below `_server`. They are copied
+when the wheel is built (docs/decisions/0026-the-test-broker-is-the-server.md). In the server's distribution,
+and in its source tree, the broker uses the modules themselves. The rest of the client knows neither.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ def load_server_class() -> Any:
         return import_module(home).InProcessServer
     except ModuleNotFoundError as error:
         raise ClientError(
-            f"the test broker needs package {error.name!r}; install the client library with its extra `testing`"
+            f"the test broker needs module {error.name!r}; install the client with its extra `testing`"
         ) from error

@@ -1,4 +1,4 @@
-"""Messages for unit tests of handlers: as a consumer would hand them over, without a broker.
+"""Messages for unit tests of handlers, made without a broker, as a consumer hands them over.
 
     message = make_message(b'{"id": 17}', key="order-17", attempt=3)
     handle(message)
@@ -33,8 +33,8 @@ _REPLY = Specs().register(idl.ReplyMessage)
 class Settlement:
     """What became of a message of `make_message`.
 
-    `outcome` None: the handler has not settled it. `delay`: what a fail asked for. `is_dead_letter`: it is not
-    to be tried again. `extensions`: calls of `extend`. `replies`: what was sent with its acknowledgement.
+    `outcome` None: the handler has not settled it. `delay`: what a fail asked for. `is_dead_letter`: a fail
+    without a retry. `extensions`: calls of `extend`. `replies`: what was sent with its acknowledgement.
     """
 
     outcome: Outcome | None = None

@@ -1,8 +1,7 @@
-"""Connections of the ordinary clients to a broker in this process: a socket that is none, and a transport.
+"""Connections of the ordinary clients to a broker in this process, in place of a socket and a transport.
 
-The broker serves a request on the thread that sends it, so an answer is mostly there before anybody waits for
-it. A held pull is answered when messages come, on whichever thread brings them, or here, when the time that the
-client allowed for it is over.
+The broker serves a request on the thread that sends it, so an answer is mostly there before the client waits.
+A held pull is answered by the thread that brings messages, or by its own when the linger of the client ends.
 """
 
 from __future__ import annotations

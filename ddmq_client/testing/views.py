@@ -1,4 +1,4 @@
-"""What a test sees of a broker: plain values, read when they are asked for."""
+"""The values that a broker shows to a test, read when the test asks for them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StoredMessage:
 class DeadLetter:
     """One dead letter of a group. `topic`, `queue_id`, `offset`: where the message was sent to.
 
-    `reason`: failed, timed-out, client, skipped …; `error`: what the handler said last; `attempts`: deliveries.
+    `reason`: failed, timed-out, client, skipped …; `error`: a handler's last; `attempts`: deliveries.
     """
 
     group: str

@@ -30,7 +30,9 @@ class BrokerWorld(Protocol):
 
     def producer(self, **options: Any) -> Producer: ...
 
-    def consumer(self, topic: str, group: str, handler: Callable[..., object], **options: Any) -> Consumer: ...
+    def consumer(
+        self, topic: str, group: str, handler: Callable[..., object], **options: Any
+    ) -> Consumer: ...
 
     def create_group(self, group: str, topic: str, **settings: Any) -> None: ...
 
@@ -127,7 +129,8 @@ class ServerWorld:
         return consumer
 
     def create_group(self, group: str, topic: str, **settings: Any) -> None:
-        self._ask("POST", "topics", topic, body={})
+        if topic not in [row["topic"] for row in self._ask("GET", "topics")]:
+            self._ask("POST", "topics", topic, body={})
         self._ask("POST", "groups", group, "topics", topic, body={"start": "first", **settings})
 
     def act_on_key(self, group: str, action: str, key: str) -> None:
