@@ -15,14 +15,14 @@ from ddmq_rpc.codec import Codec, DecodeError, Method, encode_fault, encode_resu
 from ddmq_rpc.envelope import EXCEPTION, REPLY, Envelope, Header, HeaderError, read_header
 
 Answered = Callable[[bytes], object]
-HELD_MS = 600_000  # on the server's clock, for what waits on the client's
+HELD_MS = 1 << 30  # on the server's clock, for what waits on the client's
 FRAME_BYTES_MAX, ELEMENTS_MAX, DECODE_S = 16 << 20, 16_384, 60.0
 
 
 class InProcessCall(Call):
     """One request. `on_answer` gets the frame of its answer."""
 
-    __slots__ = ("_header", "_linger_ms", "_method", "_on_answer", "is_answered", "is_gone")
+    __slots__ = ("_header", "_linger_ms", "_method", "_on_answer", "is_answered", "is_gone", "is_rejected")
 
     def __init__(
         self, method: Method, header: Header, args: Any, size: int, peer: str, at: float, on_answer: Answered
@@ -37,7 +37,7 @@ class InProcessCall(Call):
         self.frame_bytes = size
         self.peer = peer
         self.on_abandoned = None
-        self.is_answered = self.is_gone = False
+        self.is_answered = self.is_gone = self.is_rejected = False
 
     @property
     def open(self) -> bool:
@@ -59,6 +59,7 @@ class InProcessCall(Call):
         )
 
     def throw(self, exception: Any) -> None:
+        self.is_rejected = True
         declared = next(entry for entry in self._method.result[1][1:] if entry)
         self.reply_encoded(encode_result(self._method, self.wire, **{declared[2]: exception}))
 

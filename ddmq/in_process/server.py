@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from random import Random
 from typing import Any
@@ -20,9 +20,10 @@ from typing import Any
 from backend.memory import MemoryBackend
 from backend.records import QueueRef, TopicInfo
 from ddmq.in_process import views
-from ddmq.in_process.calls import Answered, InProcessCall, ServedPart
+from ddmq.in_process.calls import HELD_MS, Answered, InProcessCall, ServedPart
 from ddmq.in_process.loop import ManualLoop
 from ddmq_common.clock import NEVER, ManualClock
+from ddmq_common.errors import DdmqError
 from ddmq_common.event_loop import use_loop
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import QUEUES_DEFAULT
@@ -47,12 +48,14 @@ FRAME_BYTES_MAX = 32 << 20
 WAIT_S = 1.0
 KEYS_MAX = 1_000
 OVERDUE_S = 0.1  # until what is due already, and could not be done, is looked at again
-POLL = "pollTransactionChecks"
-HELD_CALLS = frozenset({"pull", "fetch", POLL})  # calls that are held
+PULL, POLL = "pull", "pollTransactionChecks"
+HELD_CALLS = frozenset({PULL, "fetch", POLL})  # calls that are held
 
 
 class InProcessServer:
     """One server. `seed` is what its random choices follow. Safe for many threads."""
+
+    rejection = DdmqError  # what its operators' calls raise for wrong arguments
 
     def __init__(self, wall_ms: int, seed: int = 0) -> None:
         self.clock = ManualClock(wall_ms)
@@ -63,7 +66,7 @@ class InProcessServer:
         self._watchers: list[Callable[[], object]] = []
         self._numbers = itertools.count(1)
         self._closed = False
-        self._pollers: list[InProcessConnection] = []
+        self._holding: list[InProcessConnection] = []  # those that have pulled, or polled for checks
         with self._lock, use_loop(self.loop):
             self._start(Random(seed))
             self._creep(self._is_started)
@@ -79,7 +82,12 @@ class InProcessServer:
         producer = ProducerConfig(transactions=TransactionLimits(shards=1))
         self.producer = ProducerService(backend, producer, metrics, clock, random)
         self.consumer = ConsumerService(
-            backend, ConsumerConfig(), metrics, clock, random, replies=self.producer.replies
+            backend,
+            ConsumerConfig(linger_max_ms=HELD_MS),
+            metrics,
+            clock,
+            random,
+            replies=self.producer.replies,
         )
         self.levels.start()
         self.delays.start()
@@ -113,9 +121,10 @@ class InProcessServer:
         with self._lock, use_loop(self.loop):
             yield
             self.loop.run()
-        self._report_change()
+        self.report_change()
 
-    def _report_change(self) -> None:
+    def report_change(self) -> None:
+        """Wake those who wait for a change."""
         with self._changed:
             self._changed.notify_all()
         for watcher in list(self._watchers):
@@ -147,10 +156,21 @@ class InProcessServer:
                 return
             call = part.open_call(frame, connection.peer, on_answer)
             connection.call = call
-            if call is not None and call.name == POLL and connection not in self._pollers:
-                self._pollers.append(connection)
+            if call is not None and call.name in (PULL, POLL) and not call.is_rejected:
+                self._note_holding(connection, call)
             if call is not None and call.open and call.name not in HELD_CALLS:
                 self._creep(lambda: not call.open)
+
+    def _note_holding(self, connection: InProcessConnection, call: InProcessCall) -> None:
+        request = call.args.request
+        if call.name == PULL and request.clientId is not None:
+            connection.pulls = request.groupId.decode(), request.clientId.decode()
+        self._holding = [each for each in self._holding if not each.closed and each is not connection]
+        self._holding.append(connection)
+
+    def _pulling(self) -> set[tuple[str, str]]:
+        """Group and client of every connection that pulls."""
+        return {each.pulls for each in self._holding if each.pulls is not None and not each.closed}
 
     def end_wait(self, call: InProcessCall) -> None:
         """Answer a held call: its client will wait no longer."""
@@ -222,32 +242,35 @@ class InProcessServer:
     def stats(self, group: str) -> list[SubscriptionStats]:
         """Every subscription of a group; none where there is no such group."""
         with self.entered():
-            if not any(each.name == group for each in self.consumer.groups()):
-                return []
-            return self.consumer.group_stats(group).wait(WAIT_S)
+            return self._stats(group)
 
     def clients(self, group: str) -> list[str]:
         """The ids of the clients that pull for a group."""
         with self.entered():
-            return [each.client_id for each in self.consumer.clients(group) if each.connected]
+            return [client for name, client in self._pulling() if name == group]
 
-    def busy_reason(self) -> str:
-        """Say what some client is about to do, or could do now; "" when all of them wait."""
+    def busy_reason(self, ignored: Collection[str] = ()) -> str:
+        """Say what some client is about to do, or could do now; "" when all of them wait.
+
+        `ignored`: ids of clients without a handler, which keep what they have until the test settles it."""
         with self.entered():
-            for group in self.consumer.groups():
-                pulling = any(each.connected for each in self.consumer.clients(group.name))
-                for each in self.consumer.group_stats(group.name).wait(WAIT_S):
-                    what = f"group {group.name} has {{}} of topic {each.topic}"
+            for group in {group for group, client in self._pulling() if client not in ignored}:
+                for each in self._stats(group):
+                    open_count, what = each.lag + each.retry_lag, f"topic {each.topic} of group {group}"
                     if each.in_flight:
-                        return what.format(f"{each.in_flight} messages in flight")
-                    if pulling and each.lag + each.retry_lag and not each.waiters:
-                        return what.format(f"{each.lag + each.retry_lag} messages that no client has pulled")
+                        return f"{each.in_flight} messages of {what} are in flight"
+                    if open_count and not each.waiters:
+                        return f"{open_count} messages of {what} wait for a client that does not pull"
             return self._checking_reason()
+
+    def _stats(self, group: str) -> list[SubscriptionStats]:
+        if not any(each.name == group for each in self.consumer.groups()):
+            return []
+        return self.consumer.group_stats(group).wait(WAIT_S)
 
     def _checking_reason(self) -> str:
         """A client that polls for checks polls again once it has answered them."""
-        answering = any(not (each.closed or each.is_polling) for each in self._pollers)
-        self._pollers = [each for each in self._pollers if not each.closed]
+        answering = any(each.pulls is None and not (each.closed or each.is_polling) for each in self._holding)
         undecided = any(owned.held.core.open for owned in self.producer.transactions.ready())
         return "a producer's check is asked about a transaction" if answering and undecided else ""
 
@@ -255,15 +278,13 @@ class InProcessServer:
         """Name a group that pulls the topic and has unfinished messages of it; "": there is none."""
         with self.entered():
             positions = self.levels.positions()
-            for group in self.consumer.groups():
-                if not any(each.connected for each in self.consumer.clients(group.name)):
-                    continue
-                for each in self.consumer.group_stats(group.name).wait(WAIT_S):
-                    if each.topic != topic:
-                        continue
-                    count = views.count_retries(self.backend, positions, group.name, topic)
-                    if count + each.lag + each.retry_lag:
-                        return f"group {group.name}, {count + each.lag + each.retry_lag} messages"
+            for group in {group for group, _ in self._pulling()}:
+                for each in self._stats(group):
+                    if each.topic == topic:
+                        count = views.count_retries(self.backend, positions, group, topic)
+                        count += each.lag + each.retry_lag
+                        if count:
+                            return f"{count} messages of group {group}"
             return ""
 
     def messages(self, topic: str) -> list[dict[str, Any]]:
@@ -306,6 +327,7 @@ class InProcessConnection:
     def __init__(self, server: InProcessServer, part: ServedPart, peer: str) -> None:
         self.peer = peer
         self.call: InProcessCall | None = None
+        self.pulls: tuple[str, str] | None = None  # group and client of its pulls
         self.closed = False
         self._server = server
         self._part = part

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 from ddmq_client.aio.consumer import AsyncConsumer
 from ddmq_client.aio.producer import AsyncProducer
+from ddmq_client.callables import function_kind
 from ddmq_client.delays import moment
-from ddmq_client.errors import ClientError
+from ddmq_client.errors import ClientError, OptionError
 from ddmq_client.in_process import enter_proxy, remove_proxy
 from ddmq_client.net.consumer import Consumer
 from ddmq_client.producer import Producer
@@ -35,6 +37,7 @@ HOST = "192.0.2.1"  # of a network that is kept for documentation, so it is nobo
 TIMEOUT_S = 10.0
 CHANGE_S = 0.05  # the longest wait for a change before it is looked again
 ACK_FLUSH_MS = 1
+LAST_MS = 0.001  # a delay counts from the end of the millisecond in which it was accepted
 JOIN_MAX = timedelta(days=30)
 _ports = itertools.count(1)
 
@@ -56,6 +59,7 @@ class BrokerClock:
     def advance(self, by: timedelta, *, timeout_s: float = TIMEOUT_S) -> None:
         """Let so much time pass: from one delay, retry, lease or check that is due to the next.
 
+        Where a delay ends within a millisecond after that, it passes too: proxies count whole milliseconds.
         Handlers run in between as `run_until_idle` lets them, so that what they cause happens in its time.
         """
         for _ in self._broker.steps(by):
@@ -84,6 +88,8 @@ class TestBroker:
         self.producers = self._enter("producer")
         self.consumers = self._enter("consumer")
         self._clients: list[Producer | Consumer] = []
+        self._pull_clients: set[str] = set()
+        self.running = RunningHandlers(self)
         self._is_closed = False
 
     def _enter(self, part: str) -> str:
@@ -111,12 +117,27 @@ class TestBroker:
         A group that does not exist is created, and starts at the first message (`start`). `options`: as the
         class takes them.
         """
-        consumer = Consumer(self.consumers, group, topics, handler=handler, **_with_defaults(options))
+        handler, options = self.running.count(handler, options)
+        consumer = Consumer(self.consumers, group, topics, handler=handler, **options)
         self._clients.append(consumer)
-        if handler is not None or "batch_handler" in options:
+        if self.note_handling(consumer, handler, options):
             consumer.start()
             self._wait(lambda: self.arrival_reason(consumer, group), TIMEOUT_S)
         return consumer
+
+    def note_handling(
+        self, consumer: Consumer | AsyncConsumer, handler: object, options: Mapping[str, object]
+    ) -> bool:
+        """Return whether a consumer has a handler; nothing waits for one that has none."""
+        is_handling = handler is not None or options.get("batch_handler") is not None
+        if not is_handling:
+            self._pull_clients.add(consumer.client_id)
+        return is_handling
+
+    def busy_reason(self) -> str:
+        """Say what some client is about to do; "" when all of them wait."""
+        reason: str = self.server.busy_reason(self._pull_clients)
+        return reason or ("a handler has not returned" if self.running.calls else "")
 
     def arrival_reason(self, consumer: Consumer | AsyncConsumer, group: str) -> str:
         """Say why a consumer that was started does not pull yet; "" when it does. ClientError: refused."""
@@ -130,26 +151,44 @@ class TestBroker:
 
     def create_topic(self, topic: str, queues: int = 4) -> None:
         """Create a topic, which a first send would do too; one that exists stays as it is."""
-        self.server.create_topic(topic, queues)
+        with self._rejecting():
+            self.server.create_topic(topic, queues)
 
     def create_group(self, group: str, topic: str, **settings: Any) -> None:
         """Create a group's subscription to a topic, or change it, as `ddmq group set` does.
 
         `settings`: order_key, retry_intervals_ms, retry_steps, on_dead_letter … (docs/configuration.md).
         """
-        self.server.set_group(group, topic, {"start": "first", **settings})
+        if settings.get("actions"):
+            raise OptionError(
+                f"actions={settings['actions']!r}; allowed: none, the test broker pushes nothing"
+            )
+        with self._rejecting():
+            self.server.set_group(group, topic, {"start": "first", **settings})
 
     def park(self, group: str, key: str) -> None:
         """Deliver nothing of an order key until it is replayed."""
-        self.server.act_on_key(group, "park", key)
+        self._act_on_key(group, "park", key)
 
     def skip(self, group: str, key: str) -> None:
         """Make the head of a blocked order key a dead letter; the messages behind it go on."""
-        self.server.act_on_key(group, "skip", key)
+        self._act_on_key(group, "skip", key)
 
     def replay(self, group: str, key: str) -> None:
         """Deliver the head of a blocked or parked order key now, its attempts counted anew."""
-        self.server.act_on_key(group, "replay", key)
+        self._act_on_key(group, "replay", key)
+
+    def _act_on_key(self, group: str, action: str, key: str) -> None:
+        with self._rejecting():
+            self.server.act_on_key(group, action, key)
+
+    @contextmanager
+    def _rejecting(self) -> Iterator[None]:
+        """Raise OptionError for what the server rejects."""
+        try:
+            yield
+        except self.server.rejection as error:
+            raise OptionError(str(error)) from error
 
     # --- running
 
@@ -157,10 +196,10 @@ class TestBroker:
         """Wait until no handler runs and every consumer has pulled what it can have now. Time stands still.
 
         What waits for its time, a delay or a retry, is not waited for: see `clock.advance` and `join`. A
-        group without a connected consumer is not either. BusyBrokerError when the time is up first.
+        consumer without a handler is not either. BusyBrokerError when the time is up first.
         """
         self._flush(timeout_s)
-        self._wait(self.server.busy_reason, timeout_s)
+        self._wait(self.busy_reason, timeout_s)
 
     def join(self, topic: str, timeout_s: float = TIMEOUT_S) -> None:
         """Let time pass until every message of the topic is finished, or a dead letter.
@@ -178,6 +217,9 @@ class TestBroker:
         yield
         while server.clock.monotonic() < until:
             server.step(until)
+            yield
+        if server.next_event() <= until + LAST_MS:
+            server.step(until + LAST_MS)
             yield
 
     def join_steps(self, topic: str) -> Iterator[None]:
@@ -270,15 +312,16 @@ class AsyncBroker:
     ) -> AsyncConsumer:
         """Return a consumer, started if it has a handler; stop it. Else as TestBroker's."""
         broker = self._broker
-        consumer = AsyncConsumer(broker.consumers, group, topics, handler=handler, **_with_defaults(options))
-        if handler is not None or "batch_handler" in options:
+        handler, options = broker.running.count(handler, options)
+        consumer = AsyncConsumer(broker.consumers, group, topics, handler=handler, **options)
+        if broker.note_handling(consumer, handler, options):
             await consumer.start()
             await self._wait(lambda: broker.arrival_reason(consumer, group), TIMEOUT_S)
         return consumer
 
     async def run_until_idle(self, timeout_s: float = TIMEOUT_S) -> None:
         """See TestBroker."""
-        await self._wait(self._broker.server.busy_reason, timeout_s)
+        await self._wait(self._broker.busy_reason, timeout_s)
 
     async def advance(self, by: timedelta, *, timeout_s: float = TIMEOUT_S) -> None:
         """See BrokerClock."""
@@ -310,5 +353,53 @@ class AsyncBroker:
             stop()
 
 
-def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
-    return {"start": "first", "ack_flush_ms": ACK_FLUSH_MS, **options}
+class RunningHandlers:
+    """The handlers of a broker's consumers: how many calls of them have not returned.
+
+    A handler may go on after it has acknowledged its messages, for example behind a block of replies.
+    """
+
+    def __init__(self, broker: TestBroker) -> None:
+        self.calls = 0
+        self._broker = broker
+        self._lock = threading.Lock()
+
+    def count(
+        self, handler: Callable[..., object] | None, options: dict[str, Any]
+    ) -> tuple[Callable[..., object] | None, dict[str, Any]]:
+        """Return the handler and the options of a consumer with every call of a handler counted."""
+        counted = {"start": "first", "ack_flush_ms": ACK_FLUSH_MS, **options}
+        if callable(options.get("batch_handler")):
+            counted["batch_handler"] = self._wrap(options["batch_handler"])
+        return self._wrap(handler) if callable(handler) else handler, counted
+
+    def _wrap(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        kind = function_kind(handler)
+        if kind == "an async function":
+
+            async def handle_async(*arguments: Any) -> Any:
+                with self._counting():
+                    return await handler(*arguments)
+
+            return handle_async
+        if kind:
+            return handler  # which the consumer rejects
+
+        def handle(*arguments: Any) -> Any:
+            with self._counting():
+                return handler(*arguments)
+
+        return handle
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        self._add(1)
+        try:
+            yield
+        finally:
+            self._add(-1)
+            self._broker.server.report_change()
+
+    def _add(self, count: int) -> None:
+        with self._lock:
+            self.calls += count
