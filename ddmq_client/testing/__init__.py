@@ -4,14 +4,18 @@
 
 docs/testing-handlers.md shows both. The pytest fixtures `ddmq_broker` and `ddmq_server` come with the
 installation (plugin.py). The broker is the server's own code over its engine in memory; it needs the packages
-of the extra `testing`, which are loaded with the first broker.
+of the extra `testing`. Names are loaded when they are first used: pytest loads the plugin of every run.
 """
 
 from __future__ import annotations
 
-from ddmq_client.testing.broker import AsyncBroker, BrokerClock, BusyBrokerError, TestBroker
-from ddmq_client.testing.messages import Settlement, make_message, settlement
-from ddmq_client.testing.views import BlockedKey, DeadLetter, DelayedMessage, StoredMessage
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddmq_client.testing.broker import AsyncBroker, BrokerClock, BusyBrokerError, TestBroker
+    from ddmq_client.testing.messages import Settlement, make_message, settlement
+    from ddmq_client.testing.views import BlockedKey, DeadLetter, DelayedMessage, StoredMessage
 
 __all__ = [
     "AsyncBroker",
@@ -26,3 +30,25 @@ __all__ = [
     "make_message",
     "settlement",
 ]
+
+_HOMES = {
+    "AsyncBroker": "broker",
+    "BrokerClock": "broker",
+    "BusyBrokerError": "broker",
+    "TestBroker": "broker",
+    "Settlement": "messages",
+    "make_message": "messages",
+    "settlement": "messages",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'views')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
