@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from contract_engines import FileLogEngine
-from contract_kit import Kit
 from killed_writer import FINISHED_EACH, SETTING
 
 from backend.records import Bounds, QueueRef, ReadStatus
+from backend.testing.kit import Kit
 from ddmq_common.delivery import decode
 from tests.support.waits import done
 

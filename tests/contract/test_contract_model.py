@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from contract_engines import MODELLED
-from contract_kit import Kit
 from contract_model import Model, ModelProgress, ModelTopic
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -28,6 +27,7 @@ from hypothesis.stateful import (
 )
 
 from backend.records import AppendStatus, Bounds, CommitBatch, NewRecord, ProgressDelta, QueueRef, ReadStatus
+from backend.testing.kit import Kit
 from ddmq_common.errors import FencedError, UnknownTopicError
 from tests.examples import examples
 from tests.support.waits import done
