@@ -45,11 +45,11 @@ class InProcessCall(Call):
 
     @property
     def linger_ms(self) -> int:
-        """How long the client lets the call wait."""
+        """The time for which the client lets the call wait."""
         return self._linger_ms
 
     @property
-    def name(self) -> str:
+    def method_name(self) -> str:
         """The method that is called."""
         return self._method.name
 
@@ -64,20 +64,20 @@ class InProcessCall(Call):
         self.reply_encoded(encode_result(self._method, self.wire, **{declared[2]: exception}))
 
     def reply_encoded(self, result: bytes) -> None:
-        self._answer(REPLY, result)
+        self._send_answer(REPLY, result)
 
     def fault(self, kind: Fault, text: str) -> None:
-        self._answer(EXCEPTION, encode_fault(self.wire, kind, text))
+        self._send_answer(EXCEPTION, encode_fault(self.wire, kind, text))
 
-    def _answer(self, kind: int, body: bytes) -> None:
+    def _send_answer(self, kind: int, body: bytes) -> None:
         if self.is_answered:
-            raise RuntimeError(f"{self.name} was answered twice")
+            raise RuntimeError(f"{self.method_name} was answered twice")
         self.is_answered = True
         if not (self._method.oneway or self.is_gone):
             envelope = Envelope(self._method.name.encode(), kind)
             self._on_answer(envelope.build_frame(self.wire, self._header.sequence, bytes(body)))
 
-    def abandon(self) -> None:
+    def abandon_call(self) -> None:
         """The client goes before the answer."""
         if self.open:
             self.is_gone = True

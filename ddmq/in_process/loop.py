@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any
 
 from ddmq_common.clock import NEVER, ManualClock
+from ddmq_common.event_loop import LoopByHand
 
 TURNS_MAX = 1_000_000  # callbacks and timers of one `run`: more than that is a loop without an end
 
@@ -35,14 +36,14 @@ class ManualTimer:
         self._set(self._after)
 
     def stop(self) -> None:
-        """Ring no more."""
+        """Do not ring until it is started again."""
         self._callback, self.rings_at = None, NEVER
 
     def close(self) -> None:
-        """Ring no more."""
+        """Stop the timer for good."""
         self.stop()
 
-    def ring(self) -> None:
+    def ring_now(self) -> None:
         """Call the callback; a timer that repeats is set again before."""
         callback, self.rings_at = self._callback, NEVER
         if self._repeat > 0:
@@ -55,8 +56,8 @@ class ManualTimer:
         self._loop.put_timer(self)
 
 
-class ManualLoop:
-    """See the module. It is a LoopByHand of ddmq_common/event_loop.py."""
+class ManualLoop(LoopByHand):
+    """A loop whose callbacks and timers run when its owner says so."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
@@ -119,5 +120,5 @@ class ManualLoop:
                 due.append(timer)
         for timer in due:
             if timer.rings_at <= now:
-                timer.ring()
+                timer.ring_now()
         return bool(due)

@@ -2,8 +2,8 @@
 
 Nothing runs on its own. A client's request is served on the client's thread in these steps: one thread enters
 the server, the request is handled, everything runs that is ready at this moment, and the thread leaves. Time
-passes in `step`, from one thing that is due to the next. A request may need a little time, because the first
-one of its kind creates topics; single timers, of milliseconds, ring for it.
+passes in `step_time`, from one thing that is due to the next. A request may need a little time, because the
+first one of its kind creates topics; single timers, of milliseconds, ring for it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class InProcessServer:
         self._holding: list[InProcessConnection] = []  # those that have pulled, or polled for checks
         with self._lock, use_loop(self.loop):
             self._start(Random(seed))
-            self._creep(self._is_started)
+            self._run_until(self._is_started)
 
     # --- putting it together
 
@@ -104,7 +104,7 @@ class InProcessServer:
 
     def close(self) -> None:
         """Stop every part. Clients that are connected find their connections closed."""
-        with self.entered():
+        with self.enter_loop():
             if self._closed:
                 return
             self._closed = True
@@ -116,7 +116,7 @@ class InProcessServer:
     # --- entering
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
+    def enter_loop(self) -> Iterator[None]:
         """Enter the server: one thread at a time; what is ready is run before it is left."""
         with self._lock, use_loop(self.loop):
             yield
@@ -130,7 +130,7 @@ class InProcessServer:
         for watcher in list(self._watchers):
             watcher()
 
-    def watch(self, watcher: Callable[[], object]) -> Callable[[], None]:
+    def watch_changes(self, watcher: Callable[[], object]) -> Callable[[], None]:
         """Call `watcher()` after each entry, on that thread, until the function returned is called."""
         self._watchers.append(watcher)
         return lambda: self._watchers.remove(watcher)
@@ -146,40 +146,40 @@ class InProcessServer:
         """Return a connection to "producer" or "consumer"."""
         return InProcessConnection(self, self._parts[part], f"{ADDRESS}:{1023 + next(self._numbers)}")
 
-    def serve(
+    def serve_frame(
         self, connection: InProcessConnection, part: ServedPart, frame: bytes, on_answer: Answered
     ) -> None:
         """Serve one request of a connection, up to its answer unless it is held."""
-        with self.entered():
+        with self.enter_loop():
             if self._closed:
                 connection.close()
                 return
             call = part.open_call(frame, connection.peer, on_answer)
             connection.call = call
-            if call is not None and call.name in (PULL, POLL) and not call.is_rejected:
+            if call is not None and call.method_name in (PULL, POLL) and not call.is_rejected:
                 self._note_holding(connection, call)
-            if call is not None and call.open and call.name not in HELD_CALLS:
-                self._creep(lambda: not call.open)
+            if call is not None and call.open and call.method_name not in HELD_CALLS:
+                self._run_until(lambda: not call.open)
 
     def _note_holding(self, connection: InProcessConnection, call: InProcessCall) -> None:
         request = call.args.request
-        if call.name == PULL and request.clientId is not None:
+        if call.method_name == PULL and request.clientId is not None:
             connection.pulls = request.groupId.decode(), request.clientId.decode()
         self._holding = [each for each in self._holding if not each.closed and each is not connection]
         self._holding.append(connection)
 
-    def _pulling(self) -> set[tuple[str, str]]:
+    def _list_pulling(self) -> set[tuple[str, str]]:
         """Group and client of every connection that pulls."""
         return {each.pulls for each in self._holding if each.pulls is not None and not each.closed}
 
     def end_wait(self, call: InProcessCall) -> None:
         """Answer a held call: its client will wait no longer."""
-        with self.entered():
+        with self.enter_loop():
             if call.open:
                 self.consumer.end_wait(call)
                 self.producer.transactions.polls.held.end_wait(call)
 
-    def _creep(self, condition: Callable[[], bool]) -> None:
+    def _run_until(self, condition: Callable[[], bool]) -> None:
         """Run until the condition holds; let single timers ring where nothing else is left to run."""
         for _ in range(NUDGES_MAX):
             if self.loop.run_until(condition):
@@ -192,27 +192,27 @@ class InProcessServer:
     # --- time
 
     def next_event(self) -> float:
-        """When the next delay, retry, lease or check is due, in monotonic seconds; NEVER: nothing is."""
+        """Return when the next delay, retry, lease or check is due, in monotonic seconds; NEVER: none."""
         now, wall_ms = self.clock.monotonic(), self.backend.clock_ms()
         moments = [self.consumer.next_due()]
         for shard in self.delays.shards.values():
-            moments.append(_moment(shard.first_due_ms(), now, self.clock.wall_ms()))
-        moments += [_moment(due_ms, now, wall_ms) for due_ms in self.levels.first_due()]
+            moments.append(_to_moment(shard.first_due_ms(), now, self.clock.wall_ms()))
+        moments += [_to_moment(due_ms, now, wall_ms) for due_ms in self.levels.first_due()]
         steady_ms = self.producer.transactions.now_ms()
-        moments += [_moment(due_ms, now, steady_ms) for due_ms in self.producer.transactions.first_due()]
+        moments += [_to_moment(due_ms, now, steady_ms) for due_ms in self.producer.transactions.first_due()]
         return min((moment if moment > now else now + OVERDUE_S for moment in moments), default=NEVER)
 
-    def step(self, until: float) -> None:
+    def step_time(self, until: float) -> None:
         """Let time pass to the next thing that is due, at most to `until` (monotonic seconds), and do it."""
-        with self.entered():
+        with self.enter_loop():
             moment = min(self.next_event(), until)
             step_s = STEP_S if self.producer.transactions.first_due() else NEVER
             while self.clock.monotonic() < moment:
                 self.loop.move_to(min(moment, self.clock.monotonic() + step_s))
-                self._look()
-            self._look()
+                self._do_due_work()
+            self._do_due_work()
 
-    def _look(self) -> None:
+    def _do_due_work(self) -> None:
         self.loop.run()
         self.consumer.tick()
         self.producer.transactions.look()
@@ -222,15 +222,15 @@ class InProcessServer:
 
     def create_topic(self, name: str, queues: int = QUEUES_DEFAULT) -> TopicInfo:
         """Create a topic, or return the one that exists."""
-        with self.entered():
+        with self.enter_loop():
             info = self.backend.topic(name)
             if info is None:
-                info = self.backend.put_topic(TopicInfo(name, 0, queues), self._deadline()).wait(WAIT_S)
+                info = self.backend.put_topic(TopicInfo(name, 0, queues), self._next_deadline()).wait(WAIT_S)
             return info
 
     def set_group(self, group: str, topic: str, settings: Mapping[str, Any]) -> None:
         """Create a group's subscription with these settings, or change them. Raises CallerError."""
-        with self.entered():
+        with self.enter_loop():
             exists = any(each.name == group and topic in each.topics for each in self.consumer.groups())
             if not exists:
                 start = settings.get("start", SubscriptionDefaults().start)
@@ -239,23 +239,23 @@ class InProcessServer:
             if rest:
                 self.consumer.change_subscription(group, topic, rest).wait(WAIT_S)
 
-    def stats(self, group: str) -> list[SubscriptionStats]:
+    def list_stats(self, group: str) -> list[SubscriptionStats]:
         """Every subscription of a group; none where there is no such group."""
-        with self.entered():
-            return self._stats(group)
+        with self.enter_loop():
+            return self._read_stats(group)
 
-    def clients(self, group: str) -> list[str]:
+    def list_clients(self, group: str) -> list[str]:
         """The ids of the clients that pull for a group."""
-        with self.entered():
-            return [client for name, client in self._pulling() if name == group]
+        with self.enter_loop():
+            return [client for name, client in self._list_pulling() if name == group]
 
     def busy_reason(self, ignored: Collection[str] = ()) -> str:
         """Say what some client is about to do, or could do now; "" when all of them wait.
 
         `ignored`: ids of clients without a handler, which keep what they have until the test settles it."""
-        with self.entered():
-            for group in {group for group, client in self._pulling() if client not in ignored}:
-                for each in self._stats(group):
+        with self.enter_loop():
+            for group in {group for group, client in self._list_pulling() if client not in ignored}:
+                for each in self._read_stats(group):
                     open_count, what = each.lag + each.retry_lag, f"topic {each.topic} of group {group}"
                     if each.in_flight:
                         return f"{each.in_flight} messages of {what} are in flight"
@@ -263,7 +263,7 @@ class InProcessServer:
                         return f"{open_count} messages of {what} wait for a client that does not pull"
             return self._checking_reason()
 
-    def _stats(self, group: str) -> list[SubscriptionStats]:
+    def _read_stats(self, group: str) -> list[SubscriptionStats]:
         if not any(each.name == group for each in self.consumer.groups()):
             return []
         return self.consumer.group_stats(group).wait(WAIT_S)
@@ -276,10 +276,10 @@ class InProcessServer:
 
     def waiting_for_retry(self, topic: str) -> str:
         """Name a group that pulls the topic and has unfinished messages of it; "": there is none."""
-        with self.entered():
+        with self.enter_loop():
             positions = self.levels.positions()
-            for group in {group for group, _ in self._pulling()}:
-                for each in self._stats(group):
+            for group in {group for group, _ in self._list_pulling()}:
+                for each in self._read_stats(group):
                     if each.topic == topic:
                         count = views.count_retries(self.backend, positions, group, topic)
                         count += each.lag + each.retry_lag
@@ -287,29 +287,29 @@ class InProcessServer:
                             return f"{count} messages of group {group}"
             return ""
 
-    def messages(self, topic: str) -> list[dict[str, Any]]:
+    def list_messages(self, topic: str) -> list[dict[str, Any]]:
         """The messages of a topic, in the order in which they were stored."""
-        with self.entered():
+        with self.enter_loop():
             return views.list_messages(self.backend, topic)
 
     def dead_letters(self, group: str) -> list[dict[str, Any]]:
         """The dead letters of a group, oldest first."""
-        with self.entered():
+        with self.enter_loop():
             return views.list_dead_letters(self.backend, group)
 
     def waiting_delays(self) -> list[dict[str, Any]]:
         """The delayed messages that wait, the one that is due first first."""
-        with self.entered():
+        with self.enter_loop():
             return views.list_delays(self.delays)
 
     def blocked_keys(self, group: str, limit: int = KEYS_MAX) -> list[dict[str, Any]]:
         """The order keys of a group whose head is not finished."""
-        with self.entered():
+        with self.enter_loop():
             return [dataclasses.asdict(each) for each in self.consumer.order_keys(group).blocked_keys(limit)]
 
     def act_on_key(self, group: str, action: str, key: str) -> list[KeyOutcome]:
         """Park, skip or replay the key that this text means. Raises CallerError."""
-        with self.entered():
+        with self.enter_loop():
             ordering = self.consumer.order_keys(group)
             actions = {"park": ordering.park, "skip": ordering.skip, "replay": ordering.replay}
             as_text = canonical_key(json.dumps(key, ensure_ascii=False))
@@ -317,7 +317,7 @@ class InProcessServer:
             internal = key if key in blocked and as_text not in blocked else as_text
             return actions[action](internal).wait(WAIT_S)
 
-    def _deadline(self) -> float:
+    def _next_deadline(self) -> float:
         return self.clock.monotonic() + WAIT_S
 
 
@@ -338,7 +338,7 @@ class InProcessConnection:
         try:
             frame = self._frames.feed_bytes(bytes(data))
             while frame is not None and not self.closed:
-                self._server.serve(self, self._part, frame, on_answer)
+                self._server.serve_frame(self, self._part, frame, on_answer)
                 frame = self._frames.next_frame()
         except FrameRefusedError:
             self.close()
@@ -356,20 +356,20 @@ class InProcessConnection:
 
     @property
     def linger_s(self) -> float | None:
-        """How long the client lets the open call wait; None: it is not held."""
+        """The time for which the client lets the open call wait; None: it is not held."""
         call = self.call
-        if call is None or not call.open or call.name not in HELD_CALLS:
+        if call is None or not call.open or call.method_name not in HELD_CALLS:
             return None
         return call.linger_ms / 1_000
 
     def close(self) -> None:
-        """The client goes."""
+        """Close the connection from the client's side."""
         if self.closed:
             return
         self.closed = True
-        with self._server.entered():
+        with self._server.enter_loop():
             if self.call is not None:
-                self.call.abandon()
+                self.call.abandon_call()
             self._part.close_connection(self.peer)
 
 
@@ -378,7 +378,7 @@ def canonical_key(text: str) -> str:
     return bound_text(text_of_raw(text.encode()) or "null")
 
 
-def _moment(due_ms: int | None, now: float, clock_ms: int) -> float:
+def _to_moment(due_ms: int | None, now: float, clock_ms: int) -> float:
     return NEVER if due_ms is None else now + max(0, due_ms - clock_ms) / 1_000
 
 

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ddmq_client.testing.broker import AsyncBroker, BrokerClock, BusyBrokerError, TestBroker
-    from ddmq_client.testing.messages import Settlement, make_message, settlement
-    from ddmq_client.testing.views import BlockedKey, DeadLetter, DelayedMessage, StoredMessage
+    from ddmq_client.testing.messages import RecordedOutcome, make_message, read_outcome
+    from ddmq_client.testing.views import DeadLetterView, DelayedMessageView, KeyView, MessageView
 
 __all__ = [
     "AsyncBroker",
-    "BlockedKey",
     "BrokerClock",
     "BusyBrokerError",
-    "DeadLetter",
-    "DelayedMessage",
-    "Settlement",
-    "StoredMessage",
+    "DeadLetterView",
+    "DelayedMessageView",
+    "KeyView",
+    "MessageView",
+    "RecordedOutcome",
     "TestBroker",
     "make_message",
-    "settlement",
+    "read_outcome",
 ]
 
 _HOMES = {
@@ -36,9 +36,9 @@ _HOMES = {
     "BrokerClock": "broker",
     "BusyBrokerError": "broker",
     "TestBroker": "broker",
-    "Settlement": "messages",
+    "RecordedOutcome": "messages",
     "make_message": "messages",
-    "settlement": "messages",
+    "read_outcome": "messages",
 }
 
 

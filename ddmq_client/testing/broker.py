@@ -16,6 +16,7 @@ import asyncio
 import itertools
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -26,12 +27,12 @@ from ddmq_client.aio.producer import AsyncProducer
 from ddmq_client.callables import function_kind
 from ddmq_client.delays import moment
 from ddmq_client.errors import ClientError, OptionError
-from ddmq_client.in_process import enter_proxy, remove_proxy
 from ddmq_client.net.consumer import Consumer
 from ddmq_client.producer import Producer
 from ddmq_client.testing.engine import load_server_class
+from ddmq_client.testing.proxies import enter_proxy, remove_proxy
 from ddmq_client.testing.sockets import BrokerProxy
-from ddmq_client.testing.views import BlockedKey, DeadLetter, DelayedMessage, StoredMessage, view_of
+from ddmq_client.testing.views import DeadLetterView, DelayedMessageView, KeyView, MessageView, view_of
 
 HOST = "192.0.2.1"  # of a network that is kept for documentation, so it is nobody's
 TIMEOUT_S = 10.0
@@ -62,11 +63,29 @@ class BrokerClock:
         Where a delay ends within a millisecond after that, it passes too: proxies count whole milliseconds.
         Handlers run in between as `run_until_idle` lets them, so that what they cause happens in its time.
         """
-        for _ in self._broker.steps(by):
+        for _ in self._broker.pass_time(by):
             self._broker.run_until_idle(timeout_s)
 
 
-class TestBroker:
+class BrokerClients(ABC):
+    """The clients that a broker makes, and stops when it closes."""
+
+    @abstractmethod
+    def producer(self, **options: Any) -> Any:
+        """Return a producer of this broker. `options`: as the class takes them."""
+
+    @abstractmethod
+    def consumer(
+        self,
+        topics: str | Sequence[str],
+        group: str,
+        handler: Callable[..., object] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Return a consumer of this broker, started if it has a handler."""
+
+
+class TestBroker(BrokerClients):
     """A broker of the test's own. Close it, or use it as a context manager.
 
     now        the time at which it begins, with a time zone; the machine's when absent
@@ -85,14 +104,14 @@ class TestBroker:
         self.server: Any = load_server_class()(int(begin.timestamp() * 1000), seed)
         self.clock = BrokerClock(self)
         self.aio = AsyncBroker(self)
-        self.producers = self._enter("producer")
-        self.consumers = self._enter("consumer")
+        self.producers = self._enter_proxy("producer")
+        self.consumers = self._enter_proxy("consumer")
         self._clients: list[Producer | Consumer] = []
         self._pull_clients: set[str] = set()
         self.running = RunningHandlers(self)
         self._is_closed = False
 
-    def _enter(self, part: str) -> str:
+    def _enter_proxy(self, part: str) -> str:
         address = (HOST, next(_ports) % 65_535 + 1)
         enter_proxy(address, BrokerProxy(lambda: self.server.connect(part)))
         return f"{address[0]}:{address[1]}"
@@ -117,7 +136,7 @@ class TestBroker:
         A group that does not exist is created, and starts at the first message (`start`). `options`: as the
         class takes them.
         """
-        handler, options = self.running.count(handler, options)
+        handler, options = self.running.count_calls(handler, options)
         consumer = Consumer(self.consumers, group, topics, handler=handler, **options)
         self._clients.append(consumer)
         if self.note_handling(consumer, handler, options):
@@ -141,7 +160,7 @@ class TestBroker:
 
     def arrival_reason(self, consumer: Consumer | AsyncConsumer, group: str) -> str:
         """Say why a consumer that was started does not pull yet; "" when it does. ClientError: refused."""
-        if consumer.client_id in self.server.clients(group):
+        if consumer.client_id in self.server.list_clients(group):
             return ""
         if consumer.last_error is not None:
             raise ClientError(consumer.last_error)
@@ -151,7 +170,7 @@ class TestBroker:
 
     def create_topic(self, topic: str, queues: int = 4) -> None:
         """Create a topic, which a first send would do too; one that exists stays as it is."""
-        with self._rejecting():
+        with self._translate_rejections():
             self.server.create_topic(topic, queues)
 
     def create_group(self, group: str, topic: str, **settings: Any) -> None:
@@ -163,7 +182,7 @@ class TestBroker:
             raise OptionError(
                 f"actions={settings['actions']!r}; allowed: none, the test broker pushes nothing"
             )
-        with self._rejecting():
+        with self._translate_rejections():
             self.server.set_group(group, topic, {"start": "first", **settings})
 
     def park(self, group: str, key: str) -> None:
@@ -179,11 +198,11 @@ class TestBroker:
         self._act_on_key(group, "replay", key)
 
     def _act_on_key(self, group: str, action: str, key: str) -> None:
-        with self._rejecting():
+        with self._translate_rejections():
             self.server.act_on_key(group, action, key)
 
     @contextmanager
-    def _rejecting(self) -> Iterator[None]:
+    def _translate_rejections(self) -> Iterator[None]:
         """Raise OptionError for what the server rejects."""
         try:
             yield
@@ -210,16 +229,16 @@ class TestBroker:
         for _ in self.join_steps(topic):
             self.run_until_idle(timeout_s)
 
-    def steps(self, by: timedelta) -> Iterator[None]:
+    def pass_time(self, by: timedelta) -> Iterator[None]:
         """Let time pass; at each yield the clients should come to rest."""
         server = self.server
         until = server.clock.monotonic() + max(0.0, by.total_seconds())
         yield
         while server.clock.monotonic() < until:
-            server.step(until)
+            server.step_time(until)
             yield
         if server.next_event() <= until + LAST_MS:
-            server.step(until + LAST_MS)
+            server.step_time(until + LAST_MS)
             yield
 
     def join_steps(self, topic: str) -> Iterator[None]:
@@ -230,16 +249,16 @@ class TestBroker:
         while reason := server.waiting_for_retry(topic):
             if server.clock.monotonic() >= until or server.next_event() > until:
                 raise BusyBrokerError(f"topic {topic} is not finished: {reason}")
-            server.step(until)
+            server.step_time(until)
             yield
 
     def _wait(self, find_reason: Callable[[], str], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while reason := find_reason():
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 raise BusyBrokerError(f"the broker is not idle after {timeout_s:g} s: {reason}")
-            self.server.wait_for_change(min(left, CHANGE_S))
+            self.server.wait_for_change(min(remaining, CHANGE_S))
 
     def _flush(self, timeout_s: float) -> None:
         for client in self._clients:
@@ -249,25 +268,25 @@ class TestBroker:
 
     # --- looking
 
-    def messages(self, topic: str) -> list[StoredMessage]:
+    def messages(self, topic: str) -> list[MessageView]:
         """Every message of a topic, consumed or not, in the order in which they were stored."""
-        return [view_of(StoredMessage, row) for row in self.server.messages(topic)]
+        return [view_of(MessageView, row) for row in self.server.list_messages(topic)]
 
-    def dead_letters(self, group: str) -> list[DeadLetter]:
+    def dead_letters(self, group: str) -> list[DeadLetterView]:
         """The dead letters of a group, oldest first."""
-        return [view_of(DeadLetter, row) for row in self.server.dead_letters(group)]
+        return [view_of(DeadLetterView, row) for row in self.server.dead_letters(group)]
 
-    def delays(self) -> list[DelayedMessage]:
+    def delayed_messages(self) -> list[DelayedMessageView]:
         """The delayed messages that wait, the one that is due first first. Not those of a delay level."""
-        return [view_of(DelayedMessage, row) for row in self.server.waiting_delays()]
+        return [view_of(DelayedMessageView, row) for row in self.server.waiting_delays()]
 
-    def blocked_keys(self, group: str) -> list[BlockedKey]:
+    def blocked_keys(self, group: str) -> list[KeyView]:
         """The order keys of a group whose head is not finished."""
-        return [view_of(BlockedKey, row) for row in self.server.blocked_keys(group)]
+        return [view_of(KeyView, row) for row in self.server.blocked_keys(group)]
 
-    def lag(self, group: str, topic: str) -> int:
-        """How many messages of a topic a group has not finished, its retries not counted."""
-        return sum(each.lag for each in self.server.stats(group) if each.topic == topic)
+    def group_lag(self, group: str, topic: str) -> int:
+        """Count the messages of a topic that a group has not finished, without those on the retry path."""
+        return sum(each.lag for each in self.server.list_stats(group) if each.topic == topic)
 
     # --- the end
 
@@ -293,7 +312,7 @@ class TestBroker:
         self.close()
 
 
-class AsyncBroker:
+class AsyncBroker(BrokerClients):
     """A broker's clients and waits for asyncio. What TestBroker shows never blocks: use it as it is."""
 
     def __init__(self, broker: TestBroker) -> None:
@@ -312,7 +331,7 @@ class AsyncBroker:
     ) -> AsyncConsumer:
         """Return a consumer, started if it has a handler; stop it. Else as TestBroker's."""
         broker = self._broker
-        handler, options = broker.running.count(handler, options)
+        handler, options = broker.running.count_calls(handler, options)
         consumer = AsyncConsumer(broker.consumers, group, topics, handler=handler, **options)
         if broker.note_handling(consumer, handler, options):
             await consumer.start()
@@ -320,34 +339,34 @@ class AsyncBroker:
         return consumer
 
     async def run_until_idle(self, timeout_s: float = TIMEOUT_S) -> None:
-        """See TestBroker."""
+        """Wait as TestBroker.run_until_idle does."""
         await self._wait(self._broker.busy_reason, timeout_s)
 
     async def advance(self, by: timedelta, *, timeout_s: float = TIMEOUT_S) -> None:
-        """See BrokerClock."""
-        for _ in self._broker.steps(by):
+        """Let time pass as BrokerClock.advance does."""
+        for _ in self._broker.pass_time(by):
             await self.run_until_idle(timeout_s)
 
     async def join(self, topic: str, timeout_s: float = TIMEOUT_S) -> None:
-        """See TestBroker."""
+        """Let time pass as TestBroker.join does."""
         for _ in self._broker.join_steps(topic):
             await self.run_until_idle(timeout_s)
 
     async def _wait(self, find_reason: Callable[[], str], timeout_s: float) -> None:
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         deadline = loop.time() + timeout_s
-        stop = self._broker.server.watch(lambda: loop.call_soon_threadsafe(changed.set))
+        stop = self._broker.server.watch_changes(lambda: loop.call_soon_threadsafe(changed.set))
         try:
             while True:
                 changed.clear()
                 reason = find_reason()
                 if not reason:
                     return
-                left = deadline - loop.time()
-                if left <= 0:
+                remaining = deadline - loop.time()
+                if remaining <= 0:
                     raise BusyBrokerError(f"the broker is not idle after {timeout_s:g} s: {reason}")
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(min(left, CHANGE_S)):
+                    async with asyncio.timeout(min(remaining, CHANGE_S)):
                         await changed.wait()
         finally:
             stop()
@@ -364,21 +383,21 @@ class RunningHandlers:
         self._broker = broker
         self._lock = threading.Lock()
 
-    def count(
+    def count_calls(
         self, handler: Callable[..., object] | None, options: dict[str, Any]
     ) -> tuple[Callable[..., object] | None, dict[str, Any]]:
         """Return the handler and the options of a consumer with every call of a handler counted."""
         counted = {"start": "first", "ack_flush_ms": ACK_FLUSH_MS, **options}
         if callable(options.get("batch_handler")):
-            counted["batch_handler"] = self._wrap(options["batch_handler"])
-        return self._wrap(handler) if callable(handler) else handler, counted
+            counted["batch_handler"] = self._wrap_handler(options["batch_handler"])
+        return self._wrap_handler(handler) if callable(handler) else handler, counted
 
-    def _wrap(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_handler(self, handler: Callable[..., Any]) -> Callable[..., Any]:
         kind = function_kind(handler)
         if kind == "an async function":
 
             async def handle_async(*arguments: Any) -> Any:
-                with self._counting():
+                with self._count_call():
                     return await handler(*arguments)
 
             return handle_async
@@ -386,13 +405,13 @@ class RunningHandlers:
             return handler  # which the consumer rejects
 
         def handle(*arguments: Any) -> Any:
-            with self._counting():
+            with self._count_call():
                 return handler(*arguments)
 
         return handle
 
     @contextmanager
-    def _counting(self) -> Iterator[None]:
+    def _count_call(self) -> Iterator[None]:
         self._add(1)
         try:
             yield

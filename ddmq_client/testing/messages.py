@@ -22,7 +22,7 @@ from ddmq_client.errors import ClientError
 from ddmq_client.idl import consumer as idl
 from ddmq_client.idl.codes import OK_TEXT, Code
 from ddmq_client.outgoing import OutgoingMessage, SendResult
-from ddmq_client.received import DEAD_LETTER, DeliveryContext, Message, Origin, Outcome
+from ddmq_client.received import DEAD_LETTER, DeliveryContext, Message, Origin, Outcome, Settling
 from ddmq_client.wire.codec import Specs, decode
 
 _offsets = count()
@@ -30,8 +30,8 @@ _REPLY = Specs().register(idl.ReplyMessage)
 
 
 @dataclass(slots=True)
-class Settlement:
-    """What became of a message of `make_message`.
+class RecordedOutcome:
+    """The outcome of a message of `make_message`, as its handler stated it.
 
     `outcome` None: the handler has not settled it. `delay`: what a fail asked for. `is_dead_letter`: a fail
     without a retry. `extensions`: calls of `extend`. `replies`: what was sent with its acknowledgement.
@@ -45,28 +45,28 @@ class Settlement:
     replies: list[OutgoingMessage] = field(default_factory=list)
 
 
-class RecordedSettling:
-    """Takes what a message says became of it, and keeps it."""
+class RecordedSettling(Settling):
+    """The receiver of a message's outcome, which keeps it."""
 
     def __init__(self, *, inline: bool) -> None:
         self.inline = inline
-        self.settlement = Settlement()
+        self.recorded = RecordedOutcome()
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str) -> bool:
         if message.outcome is not None:
             return False
-        message.outcome = self.settlement.outcome = outcome
-        self.settlement.reason = reason
-        self.settlement.is_dead_letter = delay_ms == DEAD_LETTER
+        message.outcome = self.recorded.outcome = outcome
+        self.recorded.reason = reason
+        self.recorded.is_dead_letter = delay_ms == DEAD_LETTER
         if delay_ms is not None and delay_ms >= 0:
-            self.settlement.delay = timedelta(milliseconds=delay_ms)
+            self.recorded.delay = timedelta(milliseconds=delay_ms)
         return True
 
     def extend(self, message: Message) -> bool:
         if message.outcome is not None:
             return False
         message.extended_at = time.monotonic()
-        self.settlement.extensions += 1
+        self.recorded.extensions += 1
         return True
 
     def hand_back(self, message: Message) -> bool:
@@ -84,7 +84,7 @@ class RecordedSettling:
         if message.outcome is not None:
             raise ClientError(f"{message!r} is settled, or has no lease; nothing is sent with it")
         self.settle(message, Outcome.ACKED, None, "")
-        self.settlement.replies += map(_read_reply, messages)
+        self.recorded.replies += map(_read_reply, messages)
         return [_stored_result() for _ in messages]
 
 
@@ -128,12 +128,12 @@ def make_message(
     return message
 
 
-def settlement(message: Message) -> Settlement:
-    """Return what became of a message of `make_message`. ClientError for any other."""
+def read_outcome(message: Message) -> RecordedOutcome:
+    """Return the outcome of a message of `make_message`. ClientError for any other message."""
     settling = message.delivery.settling
     if not isinstance(settling, RecordedSettling):
-        raise ClientError(f"{message!r} is not made by make_message; a broker keeps what became of it")
-    return settling.settlement
+        raise ClientError(f"{message!r} is not made by make_message; the broker keeps its outcome")
+    return settling.recorded
 
 
 def _read_reply(encoded: bytes) -> OutgoingMessage:

@@ -27,7 +27,7 @@ def missing_server() -> str:
     return ""
 
 
-class ServerProcess:
+class LocalServer:
     """One server. `start` it, and `stop` it; or use it as a context manager.
 
     folder     for its data and its log

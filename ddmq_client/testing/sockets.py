@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
-from ddmq_client.in_process import InProcessProxy
+from ddmq_client.testing.proxies import InProcessProxy
 
 
 class BrokerConnection(Protocol):
@@ -43,18 +43,20 @@ class BrokerSocket:
         self._timeout: float | None = None
         self._is_shut = False
 
-    def setsockopt(self, level: int, option: int, value: int) -> None:
+    def ignore_option(self, level: int, option: int, value: int) -> None:
         """Do nothing: there is no network."""
 
-    def settimeout(self, timeout: float | None) -> None:
+    def set_timeout(self, timeout: float | None) -> None:
+        """Limit the wait of each later call, in seconds; None: no limit."""
         self._timeout = timeout
 
-    def sendall(self, data: bytes) -> None:
+    def send_bytes(self, data: bytes) -> None:
+        """Send a request; the broker serves it before this returns."""
         if self._is_shut or self._connection.closed:
             raise BrokenPipeError(errno.EPIPE, "the broker has closed the connection")
         self._connection.send(data, self._add_answer)
 
-    def recv(self, size: int, flags: int = 0) -> bytes:
+    def receive_bytes(self, size: int, flags: int = 0) -> bytes:
         """Return bytes of an answer; b"" once the connection is closed."""
         now = time.monotonic()
         until = None if self._timeout is None else now + self._timeout
@@ -86,7 +88,8 @@ class BrokerSocket:
         finally:
             self._arrived.acquire()
 
-    def shutdown(self, how: int) -> None:
+    def shut_down(self, how: int) -> None:
+        """Close both directions of the connection."""
         self.close()
 
     def close(self) -> None:
@@ -100,6 +103,14 @@ class BrokerSocket:
         with self._arrived:
             self._data += frame
             self._arrived.notify_all()
+
+    setsockopt, settimeout, sendall, recv, shutdown = (
+        ignore_option,
+        set_timeout,
+        send_bytes,
+        receive_bytes,
+        shut_down,
+    )
 
 
 class BrokerTransport(asyncio.Transport):
@@ -124,7 +135,7 @@ class BrokerTransport(asyncio.Transport):
             return
         self._connection.send(bytes(data), self._add_answer)
         if self._connection.closed:
-            self._lose()
+            self._lose_connection()
             return
         linger_s = self._connection.linger_s
         if linger_s is not None:
@@ -132,9 +143,9 @@ class BrokerTransport(asyncio.Transport):
 
     def _add_answer(self, frame: bytes) -> None:
         with suppress(RuntimeError):  # the loop was closed with the answer under way
-            self._loop.call_soon_threadsafe(self._deliver, frame)
+            self._loop.call_soon_threadsafe(self._deliver_frame, frame)
 
-    def _deliver(self, frame: bytes) -> None:
+    def _deliver_frame(self, frame: bytes) -> None:
         if not self._is_lost:
             self._stop_timer()
             self._protocol.data_received(frame)
@@ -144,14 +155,13 @@ class BrokerTransport(asyncio.Transport):
             self._timer.cancel()
             self._timer = None
 
-    def abort(self) -> None:
-        """End the connection."""
-        self._lose()
-
     def close(self) -> None:
-        self._lose()
+        """End the connection; an answer that is under way is lost."""
+        self._lose_connection()
 
-    def _lose(self) -> None:
+    abort = close
+
+    def _lose_connection(self) -> None:
         if not self._is_lost:
             self._is_lost = True
             self._stop_timer()

@@ -13,7 +13,7 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
-class StoredMessage:
+class MessageView:
     """One message of a topic, whether or not anybody has consumed it."""
 
     topic: str
@@ -28,7 +28,7 @@ class StoredMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetterView:
     """One dead letter of a group. `topic`, `queue_id`, `offset`: where the message was sent to.
 
     `reason`: failed, timed-out, client, skipped …; `error`: a handler's last; `attempts`: deliveries.
@@ -50,7 +50,7 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class DelayedMessage:
+class DelayedMessageView:
     """One message that waits for its time; of a repeated one the next delivery."""
 
     topic: str
@@ -62,7 +62,7 @@ class DelayedMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockedKey:
+class KeyView:
     """One order key of a group whose head is not finished. `key`: as canonical JSON, so a text has quotes.
 
     `state`: ready, in flight, retrying, parked or "to the dead letters"; `waiting`: messages behind the head.

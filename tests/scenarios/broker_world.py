@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from ddmq_client import Consumer, Producer
 from ddmq_client.testing import TestBroker
-from ddmq_client.testing.server import ServerProcess
+from ddmq_client.testing.server import LocalServer
 from tests.support.waits import until
 
 Row = dict[str, Any]
@@ -67,7 +67,7 @@ class MemoryWorld:
         self.producer = self.broker.producer
         self.consumer = self.broker.consumer
         self.create_group = self.broker.create_group
-        self.lag = self.broker.lag
+        self.lag = self.broker.group_lag
         self.now = self.broker.clock.now
         self.close = self.broker.close
 
@@ -97,7 +97,7 @@ class MemoryWorld:
     bodies_if_any = bodies
 
     def delays(self, topic: str) -> list[str]:
-        return [each.body.decode() for each in self.broker.delays() if each.topic == topic]
+        return [each.body.decode() for each in self.broker.delayed_messages() if each.topic == topic]
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         for _ in range(STEPS):
@@ -113,7 +113,7 @@ class ServerWorld:
 
     name = "server"
 
-    def __init__(self, server: ServerProcess) -> None:
+    def __init__(self, server: LocalServer) -> None:
         self._server = server
         self._clients: list[Producer | Consumer] = []
 

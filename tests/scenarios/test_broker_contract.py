@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from ddmq_client import DelayStatus, InvalidMessageError, Message, OutgoingMessage
-from ddmq_client.testing.server import ServerProcess
+from ddmq_client.testing.server import LocalServer
 from ddmq_client.transactions import Decision, UndecidedTransaction
 from tests.scenarios.broker_world import BrokerWorld, MemoryWorld, ServerWorld
 from tests.support.own_name import own_name
@@ -20,8 +20,8 @@ ORDERED = {"order_key": "KEY", "retry_intervals_ms": [50], "ordered_interval_ms"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("contract")) as started:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    with LocalServer(tmp_path_factory.mktemp("contract")) as started:
         yield started
 
 

@@ -90,7 +90,7 @@ class TransactionShard:
 
     @property
     def first_due_ms(self) -> int | None:
-        """When the first open transaction is due to be asked about; None: none is open."""
+        """Return when the first open transaction is due to be asked about; None: none is open."""
         return min([one.due_ms for one in self.open.values() if not one.deciding], default=None)
 
     @property

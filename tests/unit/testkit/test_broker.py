@@ -35,7 +35,7 @@ def test_delays_fire_at_their_times_and_in_their_order() -> None:
         broker.consumer("reminders", "mailer", lambda m: seen.append((m.text(), broker.clock.now() - begin)))
         for hours in (30, 2, 500):
             producer.send("reminders", str(hours), delay=hours * HOUR)
-        assert [delay.body for delay in broker.delays()] == [b"2", b"30", b"500"]
+        assert [delay.body for delay in broker.delayed_messages()] == [b"2", b"30", b"500"]
         broker.clock.advance(29 * HOUR)
         assert [body for body, _ in seen] == ["2"]
         broker.clock.advance(500 * HOUR)
@@ -63,7 +63,7 @@ def test_retries_happen_while_time_passes() -> None:
         broker.clock.advance(timedelta(seconds=59))
         assert len(attempts) == 2
         broker.join("orders")
-        assert broker.lag("billing", "orders") == 0
+        assert broker.group_lag("billing", "orders") == 0
         (letter,) = broker.dead_letters("billing")
     assert [attempt for attempt, _ in attempts[:3]] == [1, 2, 3]
     assert letter.attempts == len(attempts)

@@ -10,7 +10,7 @@ import pytest
 
 from ddmq_client import ClientError, Message, Outcome
 from ddmq_client.outgoing import OutgoingMessage
-from ddmq_client.testing import make_message, settlement
+from ddmq_client.testing import make_message, read_outcome
 
 
 def test_it_has_what_was_given() -> None:
@@ -48,7 +48,7 @@ def test_it_is_settled_once(settle, outcome) -> None:
     message = make_message()
     assert settle(message)
     assert message.outcome is outcome
-    assert settlement(message).outcome is outcome
+    assert read_outcome(message).outcome is outcome
     assert not message.ack()
     assert not message.extend()
     assert message.outcome is outcome
@@ -57,7 +57,7 @@ def test_it_is_settled_once(settle, outcome) -> None:
 def test_a_fail_keeps_its_reason_and_its_delay() -> None:
     message = make_message()
     message.fail(delay_ms=1_500, reason=ValueError("no such order"))
-    found = settlement(message)
+    found = read_outcome(message)
     assert (found.delay, found.reason) == (timedelta(seconds=1.5), "ValueError: no such order")
     assert not found.is_dead_letter
 
@@ -65,8 +65,8 @@ def test_a_fail_keeps_its_reason_and_its_delay() -> None:
 def test_a_dead_letter_is_one() -> None:
     message = make_message()
     message.dead_letter("for good")
-    assert settlement(message).is_dead_letter
-    assert settlement(message).delay is None
+    assert read_outcome(message).is_dead_letter
+    assert read_outcome(message).delay is None
 
 
 def test_extensions_are_counted() -> None:
@@ -74,7 +74,7 @@ def test_extensions_are_counted() -> None:
     before = message.expires_at
     assert message.extend()
     assert message.expires_at >= before
-    assert settlement(message).extensions == 1
+    assert read_outcome(message).extensions == 1
 
 
 def test_replies_are_kept_and_acknowledge() -> None:
@@ -83,7 +83,7 @@ def test_replies_are_kept_and_acknowledge() -> None:
         replies.send("bills", b"one", key="k", tags="t", properties={"a": "b"})
         replies.send("bills", "two")
     assert message.outcome is Outcome.ACKED
-    assert settlement(message).replies == [
+    assert read_outcome(message).replies == [
         OutgoingMessage("bills", b"one", "k", "t", {"a": "b"}),
         OutgoingMessage("bills", b"two"),
     ]
@@ -95,7 +95,7 @@ def test_replies_of_a_failed_block_are_not_sent() -> None:
     with suppress(ZeroDivisionError), message.replies() as replies:
         replies.send("bills", b"one")
         raise ZeroDivisionError
-    assert (message.outcome, settlement(message).replies) == (None, [])
+    assert (message.outcome, read_outcome(message).replies) == (None, [])
 
 
 def test_an_asyncio_handler_awaits_its_replies() -> None:
@@ -106,11 +106,11 @@ def test_an_asyncio_handler_awaits_its_replies() -> None:
             replies.send("bills", b"one")
 
     asyncio.run(handle())
-    assert [reply.topic for reply in settlement(message).replies] == ["bills"]
+    assert [reply.topic for reply in read_outcome(message).replies] == ["bills"]
 
 
 def test_only_its_own_messages_have_a_settlement() -> None:
     message = make_message()
     message.delivery.settling = None
     with pytest.raises(ClientError, match="not made by make_message"):
-        settlement(message)
+        read_outcome(message)

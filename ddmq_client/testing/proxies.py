@@ -28,12 +28,12 @@ _proxies: dict[tuple[str, int], InProcessProxy] = {}
 
 def enter_proxy(address: tuple[str, int], proxy: InProcessProxy) -> None:
     """Let connections to this address go to `proxy` from now on."""
-    _proxies[tuple(address)] = proxy
+    _proxies[address] = proxy
 
 
 def remove_proxy(address: tuple[str, int]) -> None:
     """Undo `enter_proxy`. May be called twice."""
-    _proxies.pop(tuple(address), None)
+    _proxies.pop(address, None)
 
 
 def connect_in_process(address: tuple[str, int]) -> Any:
