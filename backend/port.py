@@ -1,6 +1,6 @@
 """The backend port: what the proxies and the delay service ask of any engine.
 
-Rules every engine keeps (tests/contract proves them):
+Rules every engine keeps (the tests of backend/testing prove them):
 * Nothing here blocks. A call that may wait returns a Completion, settled on the hub's thread, at the
   latest at its `deadline` (monotonic seconds, as Clock.monotonic). `into` hands in the caller's own
   Completion subclass, so that one request is one object.

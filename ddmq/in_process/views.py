@@ -8,6 +8,7 @@ from typing import Any
 from backend.internal_topics import REAL_TOPIC, read_dead_letter
 from backend.port import Backend
 from backend.records import StoredRecord
+from ddmq_client.idl.codes import FROM_CHRONOS
 from ddmq_common.delivery import decode
 from ddmq_common.names import SCHEDULE_TOPIC, dlq_topic, is_internal, retry_topic
 from delay_service.service import DelayService
@@ -59,7 +60,9 @@ def content_row(delivery: bytes) -> dict[str, Any]:
         "tags": content.tag.decode() or None,
         "body": bytes(content.value),
         "properties": {
-            name.decode(): text.decode("utf-8", "replace") for name, text in content.properties.items()
+            name.decode(): text.decode("utf-8", "replace")
+            for name, text in content.properties.items()
+            if name != FROM_CHRONOS.encode()  # the system adds it to a delayed message
         },
     }
 
