@@ -57,10 +57,10 @@ class BrokerWorld(Protocol):
     def close(self) -> None: ...
 
 
-class MemoryWorld:
+class KitWorld:
     """The test kit's broker."""
 
-    name = "memory"
+    name = "kit"
 
     def __init__(self) -> None:
         self.broker = TestBroker()

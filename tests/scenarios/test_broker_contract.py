@@ -12,7 +12,7 @@ import pytest
 from ddmq_client import DelayStatus, InvalidMessageError, Message, OutgoingMessage
 from ddmq_client.testing.server import LocalServer
 from ddmq_client.transactions import Decision, UndecidedTransaction
-from tests.scenarios.broker_world import BrokerWorld, MemoryWorld, ServerWorld
+from tests.scenarios.broker_world import BrokerWorld, KitWorld, ServerWorld
 from tests.support.own_name import own_name
 
 ONE_RETRY = {"retry_intervals_ms": [50], "retry_steps": 0}
@@ -25,11 +25,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
         yield started
 
 
-@pytest.fixture(params=("memory", "server"))
+@pytest.fixture(params=("kit", "server"))
 def world(request: pytest.FixtureRequest) -> Iterator[BrokerWorld]:
     made: BrokerWorld
-    if request.param == "memory":
-        made = MemoryWorld()
+    if request.param == "kit":
+        made = KitWorld()
     else:
         made = ServerWorld(request.getfixturevalue("server"))
     yield made
