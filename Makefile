@@ -15,7 +15,7 @@ LINT := lint-types lint-house lint-format lint-pages
 # Processes that share the fast tests without xdist: each reads its own files alone, not all.
 CHECK := check-1 check-2 check-3 check-4
 
-.PHONY: help setup demo demo-kafka test test-interpreted test-long test-kafka check $(CHECK) lint lint-format lint-types lint-house lint-pages format bench clean
+.PHONY: help setup demo demo-kafka test test-interpreted test-long test-kafka check $(CHECK) lint lint-format lint-types lint-house lint-pages format bench site charts clean
 
 help:
 	@echo "make demo    run the main job: send, kill -9, consume, prove; order keys, dead letters, resend"
@@ -26,6 +26,8 @@ help:
 	@echo "make test-kafka  contract, recordings, scenarios, commands on a real Kafka broker (needs Java, and Maven once)"
 	@echo "make check   format, lint, types, import contracts, fast tests (before every commit)"
 	@echo "make bench   every benchmark, with floors (see docs/performance.md)"
+	@echo "make site    the documentation as a website, in build/site: search, light and dark, no request to another host"
+	@echo "make charts  render the Helm chart into conf/kubernetes and validate it (needs Go)"
 	@echo "make setup   fill .venv, and compile the modules of a message's way that were edited since (others do it themselves, but for check)"
 
 setup: $(STAMP)
@@ -96,6 +98,17 @@ format: $(STAMP)
 
 bench: setup
 	$(PY) -m ddmq bench all
+
+# Pages are read in place; a warning, such as a link without a target, is an error.
+site: $(STAMP)
+	@$(PY) -m sphinx -q -W --keep-going -b html -c docs/site . build/site
+	@echo "build/site/index.html"
+
+# Helm and kubeconform are built from their Go modules, once (two to three minutes).
+charts: $(STAMP)
+	@[ -x $(VENV)/bin/helm ] || $(PY) -m tools.charts --install
+	@$(PY) -m tools.charts
+	@$(PYTEST) tests/unit/operations/test_chart.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis ddmq_common/_compiled

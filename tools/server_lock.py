@@ -1,8 +1,8 @@
 """Write conf/docker/server.lock and build.lock from requirements.lock; `--check` only says if they are so.
 
-What the image installs: the server without extras, and what builds its wheel. Each is the closure of its
-requirements (by the metadata of the packages in this environment, for Linux), with the versions and hashes of
-requirements.lock, so that pip takes nothing else with --require-hashes.
+The image installs the server with the extra for Kafka, and what builds its wheel. Each file is the closure
+of its requirements (by the metadata of the packages in this environment, for Linux), with the versions and
+hashes of requirements.lock, so that pip takes nothing else with --require-hashes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ def locks() -> dict[str, str]:
     """Return the text of each file."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     required = {
-        "server.lock": project["project"]["dependencies"],
+        "server.lock": [
+            *project["project"]["dependencies"],
+            *project["project"]["optional-dependencies"]["kafka"],
+        ],
         "build.lock": [*project["build-system"]["requires"], *project["project"]["dependencies"]],
     }
     entries = _entries((ROOT / "requirements.lock").read_text(encoding="utf-8"))

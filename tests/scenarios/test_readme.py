@@ -1,4 +1,4 @@
-"""The README's commands, typed one after the other as it shows them, while a consumer fails key 17."""
+"""The commands of the README and of the first steps, one after the other, while a consumer fails key 17."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.support.waits import until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 README = (REPOSITORY / "README.md").read_text()
+FIRST_STEPS = (REPOSITORY / "docs" / "first-steps.md").read_text()
 
 
-def commands() -> list[str]:
-    """Those of the console blocks, but for the ones that start servers and fill the environment."""
-    blocks = "\n".join(re.findall(r"^```console\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
+def commands(page: str) -> list[str]:
+    """Return the commands of a page's console blocks, without those that start servers or the demo."""
+    blocks = "\n".join(re.findall(r"^```console\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
     blocks = blocks.replace("\\\n", "")
-    return [
-        line for line in re.findall(r"^\$ ddmq (.*)$", blocks, re.MULTILINE) if not line.startswith("serve")
-    ]
+    lines = re.findall(r"^\$ ddmq (.*)$", blocks, re.MULTILINE)
+    return [line for line in lines if not line.startswith(("serve", "demo"))]
 
 
 def fail_17(message: Message) -> None:
@@ -41,15 +41,27 @@ def blocked(server: RealServer, group: str) -> bool:
 
 
 def delay_id(server: RealServer) -> str:
-    """Of the message that is due first."""
+    """Return the id of the delayed message that is due first."""
     return str(server.admin("GET", "delay", "messages")["messages"][0]["id"])
 
 
 @pytest.mark.slow
-def test_its_commands_do_what_it_says(
+def test_the_commands_of_the_readme_do_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    typed = commands()
+    with running(tmp_path) as server:
+        for part, port in server.ports.items():
+            monkeypatch.setenv(f"DDMQ_{part.upper()}", f"127.0.0.1:{port}")
+        for line in commands(README):
+            assert run(shlex.split(line, comments=True)) == 0, line
+    assert re.search(r"^\d/0 key=17  order 17: two boxes\n", capsys.readouterr().out, re.M)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_first_steps_do_what_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = commands(FIRST_STEPS)
     assert {"group keys shipping", "dlq show shipping", "lag"} <= {
         line.split(" #")[0].strip() for line in typed
     }
@@ -74,29 +86,34 @@ def test_its_commands_do_what_it_says(
             consumer.stop()
 
 
-def python_blocks() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.slow
-def test_its_python_prints_its_message_on_a_fresh_server(tmp_path: Path) -> None:
-    (block,) = python_blocks()
+@pytest.mark.parametrize(
+    ("page", "group"), [(README, "shipping"), (FIRST_STEPS, "billing")], ids=["README", "first steps"]
+)
+def test_its_python_prints_its_message_on_a_fresh_server(page: str, group: str, tmp_path: Path) -> None:
+    (block,) = python_blocks(page)
     with running(tmp_path) as server:
         for part, port in (("producer", 9613), ("consumer", 9713)):
             block = block.replace(f"127.0.0.1:{port}", f"127.0.0.1:{server.ports[part]}")
-        program = subprocess.Popen(
-            [sys.executable, "-u", "-c", block],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        output = tmp_path / "output"
+        with output.open("w") as stdout:
+            program = subprocess.Popen(
+                [sys.executable, "-u", "-c", block],
+                stdin=subprocess.PIPE,
+                stdout=stdout,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
         try:
-            until(lambda: lag(server, "billing") == 0, "its message is acknowledged")
-            output, errors = program.communicate("\n", timeout=PATIENCE_S)
+            until(lambda: "order 17: two boxes\n" in output.read_text(), "its message is handled")
+            until(lambda: lag(server, group) == 0, "its message is acknowledged")
+            _, errors = program.communicate("\n", timeout=PATIENCE_S)
         finally:
             program.kill()
-    assert "handled: order 17: two boxes" in output
     assert (program.returncode, errors) == (0, "")
 
 
@@ -109,7 +126,7 @@ def lag(server: RealServer, group: str) -> int | None:
 def test_its_links_and_its_python_are_whole() -> None:
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", README):
         assert (REPOSITORY / link).exists(), link
-    for block in python_blocks():
+    for block in python_blocks(README):
         ast.parse(block)
 
 

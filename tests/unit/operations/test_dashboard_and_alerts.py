@@ -116,7 +116,7 @@ def test_an_alert_about_rare_events_sees_the_first(rule: dict[str, Any]) -> None
 
 def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
     names = [rule["alert"] for rule in ALERTS]
-    assert re.findall(r"^## (\w+)$", PAGE, re.MULTILINE) == names
+    assert re.findall(r"^### (\w+)$", PAGE, re.MULTILINE) == names
 
 
 def test_alerts_that_the_page_names_exist() -> None:
