@@ -118,8 +118,9 @@ class ServerWorld:
         self._clients: list[Producer | Consumer] = []
 
     def producer(self, **options: Any) -> Producer:
-        self._clients.append(Producer(self._server.producers, **options))
-        return self._clients[-1]
+        producer = Producer(self._server.producers, **options)
+        self._clients.append(producer)
+        return producer
 
     def consumer(self, topic: str, group: str, handler: Callable[..., object], **options: Any) -> Consumer:
         options = {"start": "first", **options}

@@ -71,7 +71,7 @@ def test_a_callback_that_raises_costs_nobody_else_an_answer(kit: Kit) -> None:
     commits[1].then(broken)
     reads = [kit.backend.read(queue, 0, 1, 1) for _ in range(5)]
     reads[1].then(broken)
-    everyone = [*appends, *commits, *reads, *waits]
+    everyone: list[Completion] = [*appends, *commits, *reads, *waits]
     until(lambda: all(call.done for call in everyone), "everyone answered")
     assert [done(call)[0].offset for call in appends] == list(range(5))
     assert [done(call) for call in commits] == [[]] * 5
