@@ -87,8 +87,9 @@ def sleep(seconds: float) -> None:
 def spawn_later(seconds: float, call: Callable[..., object], *arguments: Any) -> None:
     """Run `call` in a greenlet after so many seconds; on a loop by hand as a callback."""
     if _loops.by_hand is not None:
-        timer = _loops.by_hand.timer(seconds)
-        timer.start(lambda: call(*arguments))
+        from ddmq_common.hub_timer import HubTimer
+
+        HubTimer().once(seconds, lambda: call(*arguments))
         return
     import gevent
 
