@@ -19,7 +19,7 @@ LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 MENU = {
     "Start": "first-steps README promises from-ddmq from-celery",
     "Use": """client order-keys retries delay filters transactions replies push fetching spark dramatiq
-        opentelemetry""",
+        opentelemetry testing-handlers""",
     "Operate": """running deployment kubernetes kafka operating-groups configuration bounds retention metrics
         alerts report story metrics-job metrics-job-streaming admin-api performance licences""",
     "Inside": """architecture glossary states wire-additions testing formats formats-index formats-progress

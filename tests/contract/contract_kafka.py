@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from backend.kafka.engine.backend import KafkaBackend
 from backend.kafka.options import KafkaOptions
-from tests.contract.contract_kit import Engine, KitClock
+from backend.testing.kit import Engine, KitClock
 from tests.support.kafka import broker, delete_topics, fresh_name
 from tests.support.waits import until
 

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.sessions.election import ElectedLog, Election
+from backend.testing.kit import Engine
 from ddmq_common.metrics.registry import Registry
-from tests.contract.contract_kit import Engine
 from tests.played_memory import PlayedMemory
 
 

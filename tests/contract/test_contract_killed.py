@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from backend.records import Bounds, QueueRef, ReadStatus
+from backend.testing.kit import Kit
 from ddmq_common.delivery import decode
 from tests.contract.contract_engines import FileLogEngine
-from tests.contract.contract_kit import Kit
 from tests.contract.killed_writer import FINISHED_EACH, SETTING
 from tests.support.waits import done
 

@@ -25,9 +25,9 @@ from hypothesis.stateful import (
 )
 
 from backend.records import AppendStatus, Bounds, CommitBatch, NewRecord, ProgressDelta, QueueRef, ReadStatus
+from backend.testing.kit import Kit
 from ddmq_common.errors import FencedError, UnknownTopicError
 from tests.contract.contract_engines import MODELLED
-from tests.contract.contract_kit import Kit
 from tests.contract.contract_model import Model, ModelProgress, ModelTopic
 from tests.examples import examples
 from tests.support.waits import done

@@ -134,7 +134,7 @@ def test_a_client_that_goes_leaves_nothing_behind(rig: ConsumerRig) -> None:
     rig.send(1)
     rig.settle()
     assert not call.answered
-    assert rig.service._fetches._wheel.count == 0
+    assert rig.service._fetches.wheel.count == 0
     rig.advance(31)
     assert rig.service._fetches.groups == {}
 

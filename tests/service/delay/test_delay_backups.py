@@ -31,9 +31,9 @@ from ddmq_common.delivery import decode, encode
 from ddmq_common.errors import CallerError, TryLaterError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC
+from delay_service.store.memory_store import MemoryDelayStore
 from delay_service.store.opening import open_store
 from delay_service.store.port import Pending, StoreChanges
-from tests.delay_store_in_memory import MemoryDelayStore
 
 LOG = FileLogOptions(request_bytes_max=4 << 20)
 SIZES = [1] * 50 + [40_000] * 300 + [3 << 20] * 3 + [1] * 50
