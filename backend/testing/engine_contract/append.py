@@ -170,13 +170,15 @@ def test_positions_order_all_topics(kit: Kit) -> None:
     kit.make("bills")
     for topic, queue_id in [("orders", 0), ("bills", 0), ("orders", 1), ("orders", 0), ("bills", 0)]:
         kit.append(kit.new(topic, queue_id))
-    found = [
+    records = [
         (record.position, record.message_id)
         for queue in [*kit.queues("orders"), *kit.queues("bills")]
         for record in kit.stored(queue)
     ]
-    assert [message_id for _, message_id in sorted(found)] == sorted(message_id for _, message_id in found)
-    assert len({position for position, _ in found}) == 5
+    assert [message_id for _, message_id in sorted(records)] == sorted(
+        message_id for _, message_id in records
+    )
+    assert len({position for position, _ in records}) == 5
 
 
 def test_many_records_in_one_append(kit: Kit) -> None:

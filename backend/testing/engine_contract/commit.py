@@ -140,25 +140,25 @@ def test_appends_and_commits_called_in_order_are_stored_in_order(kit: Kit) -> No
         else:
             calls.append(kit.backend.commit(CommitBatch([record]), kit.soon))
     offsets = [done(call)[0].offset for call in calls]
-    stored = kit.stored(kit.queue("orders"))
-    assert offsets == [record.offset for record in stored] == sorted(set(offsets))
+    records = kit.stored(kit.queue("orders"))
+    assert offsets == [record.offset for record in records] == sorted(set(offsets))
     assert offsets == list(range(200)) or not kit.engine.gapless
-    assert [decode(bytes(record.delivery)).value for record in stored] == [b"%d" % n for n in range(200)]
+    assert [decode(bytes(record.delivery)).value for record in records] == [b"%d" % n for n in range(200)]
 
 
 def test_behind_a_later_commit_it_is_known_what_became_of_an_earlier_one(kit: Kit) -> None:
     """Also of one whose answer was not waited for: what is not there by then never comes."""
     queue = kit.make_queue("orders")
-    known: list[bool] = []
+    answers: list[bool] = []
     for n in range(20):
         deadline = kit.clock.monotonic() + n / 2_000
         early = CommitBatch([kit.new("orders")], [delta(queue, 1, finished=((n, n + 1),))])
         kit.backend.commit(early, deadline)
         kit.commit(progress=[delta(queue, 1)])
-        known.append(finished(kit, queue, n))
+        answers.append(finished(kit, queue, n))
     kit.commit(progress=[delta(queue, 1)])
-    assert [finished(kit, queue, n) for n in range(20)] == known
-    assert contents(kit) == [sum(known)]
+    assert [finished(kit, queue, n) for n in range(20)] == answers
+    assert contents(kit) == [sum(answers)]
 
 
 # --- progress

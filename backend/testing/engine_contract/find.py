@@ -87,12 +87,12 @@ def test_by_key_newest_first(kit: Kit) -> None:
     kit.make("orders", 3)
     for n in range(12):
         kit.append(kit.new("orders", n % 3, b"%d" % n, key=b"odd" if n % 2 else b"even"))
-    found = done(kit.backend.find("orders", key=b"odd"))
-    bodies = [bytes(record.delivery) for record in found]
+    matches = done(kit.backend.find("orders", key=b"odd"))
+    bodies = [bytes(record.delivery) for record in matches]
     assert bodies == [kit.new("orders", body=b"%d" % n, key=b"odd").delivery for n in (11, 9, 7, 5, 3, 1)]
-    assert [(record.queue_id, record.offset) for record in found[:2]] == [(2, 3), (0, 3)]
+    assert [(record.queue_id, record.offset) for record in matches[:2]] == [(2, 3), (0, 3)]
     newest = done(kit.backend.find("orders", key=b"odd", count_max=2))
-    assert [record.message_id for record in newest] == [record.message_id for record in found[:2]]
+    assert [record.message_id for record in newest] == [record.message_id for record in matches[:2]]
 
 
 def test_by_message_id(kit: Kit) -> None:
@@ -100,8 +100,8 @@ def test_by_message_id(kit: Kit) -> None:
     records = [kit.new("orders", body=b"%d" % n) for n in range(5)]
     kit.append(*records)
     for offset, record in enumerate(records):
-        found = done(kit.backend.find("orders", message_id=record.message_id))
-        assert [(hit.offset, bytes(hit.delivery)) for hit in found] == [(offset, record.delivery)]
+        matches = done(kit.backend.find("orders", message_id=record.message_id))
+        assert [(hit.offset, bytes(hit.delivery)) for hit in matches] == [(offset, record.delivery)]
     assert done(kit.backend.find("orders", message_id=b"\xff" * 16)) == []
 
 

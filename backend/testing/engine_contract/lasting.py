@@ -168,18 +168,18 @@ def test_what_was_drained_is_there(lasting: Kit) -> None:
 def test_a_close_with_appends_under_way_keeps_a_prefix(lasting: Kit) -> None:
     lasting.make("orders")
     for _ in range(5):
-        known = len(lasting.stored(lasting.queue("orders")))
+        count = len(lasting.stored(lasting.queue("orders")))
         calls = [
             lasting.backend.append([lasting.new("orders", body=b"%d" % n)], lasting.soon)
-            for n in range(known, known + 50)
+            for n in range(count, count + 50)
         ]
         done(calls[9])
         lasting.engine.reopen()
         records = lasting.stored(lasting.queue("orders"))
-        assert len(records) >= known + 10
+        assert len(records) >= count + 10
         assert [record.offset for record in records] == list(range(len(records)))
-        bodies = [bytes(record.delivery) for record in records[known:]]
-        expected = [lasting.new("orders", body=b"%d" % n).delivery for n in range(known, known + 50)]
+        bodies = [bytes(record.delivery) for record in records[count:]]
+        expected = [lasting.new("orders", body=b"%d" % n).delivery for n in range(count, count + 50)]
         assert bodies == expected[: len(bodies)]
 
 

@@ -38,9 +38,9 @@ def test_members_never_share_a_queue(kit: Kit) -> None:
     members = [Member(kit, "billing", "orders") for _ in range(3)]
 
     def all_held_once() -> bool:
-        held = [queue for member in members for queue in member.held]
-        assert len(held) == len(set(held)), held
-        return sorted(held) == kit.queues("orders")
+        queues = [queue for member in members for queue in member.held]
+        assert len(queues) == len(set(queues)), queues
+        return sorted(queues) == kit.queues("orders")
 
     until(all_held_once, "every queue held")
     while members:

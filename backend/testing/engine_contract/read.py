@@ -126,12 +126,12 @@ def test_into_is_what_a_read_settles(kit: Kit) -> None:
 def test_reads_while_appends_are_under_way_see_a_prefix(kit: Kit) -> None:
     queue = kit.make_queue("orders")
     calls = [kit.backend.append([kit.new("orders", body=b"%d" % n)], kit.soon) for n in range(200)]
-    seen = 0
-    while seen < 200:
+    offset_count = 0
+    while offset_count < 200:
         offsets = [offset for batch in kit.batches(queue) for offset in batch.offsets]
         assert offsets == list(range(len(offsets)))
-        assert len(offsets) >= seen
-        seen = len(offsets)
+        assert len(offsets) >= offset_count
+        offset_count = len(offsets)
     assert all(done(call) for call in calls)
 
 

@@ -42,12 +42,12 @@ def test_later_commits_win(kit: Kit) -> None:
 
 
 def test_the_change_is_there_when_it_is_answered_and_when_it_is_told(kit: Kit) -> None:
-    told: list[tuple[str, bytes | None]] = []
-    stop = kit.backend.watch_settings(lambda key: told.append((key, kit.backend.setting(key))))
+    changes: list[tuple[str, bytes | None]] = []
+    stop = kit.backend.watch_settings(lambda key: changes.append((key, kit.backend.setting(key))))
     kit.commit(settings={"a": b"1", "b": b"2"})
-    until(lambda: sorted(told) == [("a", b"1"), ("b", b"2")], f"told of both: {told}")
+    until(lambda: sorted(changes) == [("a", b"1"), ("b", b"2")], f"told of both: {changes}")
     kit.commit(settings={"a": None})
-    until(lambda: ("a", None) in told, "told of the end")
+    until(lambda: ("a", None) in changes, "told of the end")
     stop()
 
 
@@ -94,10 +94,10 @@ def test_what_must_be_absent_is_made_once(kit: Kit) -> None:
         for n in range(5)
     ]
     until(lambda: all(each.done for each in made), "all answered")
-    stored = [n for n, each in enumerate(made) if each.error is None]
-    assert len(stored) == 1
+    numbers = [n for n, each in enumerate(made) if each.error is None]
+    assert len(numbers) == 1
     assert all(isinstance(each.error, FencedError) for each in made if each.error is not None)
-    assert (kit.backend.setting("k"), kit.backend.setting("by")) == (b"%d" % stored[0],) * 2
+    assert (kit.backend.setting("k"), kit.backend.setting("by")) == (b"%d" % numbers[0],) * 2
     kit.commit(settings={"k": None})
     done(kit.backend.commit(CommitBatch(settings={"k": b"again"}, absent=["k", "other"]), kit.soon))
     assert kit.backend.setting("k") == b"again"

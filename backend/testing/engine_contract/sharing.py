@@ -220,8 +220,8 @@ def test_holders_are_told_by_their_address(kit: Kit) -> None:
     members = [Member(kit, "billing", "orders", address=f"h:{n}") for n in range(2)]
     come_to([[0, 1], [2]], *members)
     queues = kit.queues("orders")
-    held = done(kit.backend.holders("billing", "orders", kit.soon))
-    assert held == {queues[0]: "h:0", queues[1]: "h:0", queues[2]: "h:1"}
+    holders = done(kit.backend.holders("billing", "orders", kit.soon))
+    assert holders == {queues[0]: "h:0", queues[1]: "h:0", queues[2]: "h:1"}
     assert done(kit.backend.holders("audit", "orders", kit.soon)) == {}
     members[0].leave()
     until(
