@@ -82,15 +82,3 @@ def sleep(seconds: float) -> None:
     import gevent
 
     gevent.sleep(seconds)
-
-
-def spawn_later(seconds: float, call: Callable[..., object], *arguments: Any) -> None:
-    """Run `call` in a greenlet after so many seconds; on a loop by hand as a callback."""
-    if _loops.by_hand is not None:
-        from ddmq_common.hub_timer import HubTimer
-
-        HubTimer().once(seconds, lambda: call(*arguments))
-        return
-    import gevent
-
-    gevent.spawn_later(seconds, call, *arguments)

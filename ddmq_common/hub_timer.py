@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ddmq_common.event_loop import current_loop
+from ddmq_common.event_loop import current_loop, loop_by_hand
 
 
 class HubTimer:
@@ -57,3 +57,13 @@ class HubTimer:
             self.active = False
             watcher.stop()
             watcher.close()
+
+
+def spawn_later(seconds: float, call: Callable[..., object], *arguments: Any) -> None:
+    """Run `call` in a greenlet after so many seconds; on a loop by hand as a callback."""
+    if loop_by_hand() is not None:
+        HubTimer().once(seconds, lambda: call(*arguments))
+        return
+    import gevent
+
+    gevent.spawn_later(seconds, call, *arguments)

@@ -26,7 +26,8 @@ from backend.records import NewRecord
 from backend.traces import TraceWriter
 from ddmq_common.delays.command import ADD, COMMAND_PROPERTY
 from ddmq_common.errors import CallerError
-from ddmq_common.event_loop import current_loop, spawn_later
+from ddmq_common.event_loop import current_loop
+from ddmq_common.hub_timer import spawn_later
 from ddmq_common.names import DELAY_DLQ_TOPIC
 from ddmq_common.native_threads import off_hub
 from ddmq_common.trace.events import TraceKind

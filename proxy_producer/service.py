@@ -22,8 +22,7 @@ from ddmq_client.idl import producer
 from ddmq_common.clock import Clock
 from ddmq_common.config import Reloaded, merge_live_values
 from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
-from ddmq_common.event_loop import spawn_later
-from ddmq_common.hub_timer import HubTimer
+from ddmq_common.hub_timer import HubTimer, spawn_later
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Fault, Service
 from proxy_producer import wire
