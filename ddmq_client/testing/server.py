@@ -15,7 +15,7 @@ from typing import Self
 
 from ddmq_client.errors import ClientError
 
-READY_WITHIN_S = 60.0
+READY_WITHIN_S = 120.0
 STOP_WITHIN_S = 20.0
 LOG_CHARS = 2_000
 

@@ -17,7 +17,8 @@ import pytest
 from tests.scenarios.real_server import running
 from tests.support.wheels import client_wheel, contents, install, packages_folder
 
-BYTES_MAX = 5_000_000
+BYTES_MAX = 5_000_000  # installed, compiled; the test kit's copy of the server has its own bound
+COPY_BYTES_MAX = 5_000_000
 WORK = """
 import importlib.util, sys
 import ddmq_client
@@ -96,6 +97,10 @@ def extra_packages(wheel: Path) -> list[Path]:
     return [path for path in found if path.exists() and path.name != "__pycache__"]
 
 
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_client_is_a_distribution_of_its_own(tmp_path: Path) -> None:
@@ -104,7 +109,9 @@ def test_the_client_is_a_distribution_of_its_own(tmp_path: Path) -> None:
     python = home / "bin" / "python"
     install(home, client_wheel(tmp_path / "wheels"))
     site = packages_folder(home)
-    assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < BYTES_MAX
+    copy = site / "ddmq_client" / "testing" / "_server"
+    assert size_of(copy) < COPY_BYTES_MAX
+    assert size_of(site) - size_of(copy) < BYTES_MAX
     for package in thrift_packages():
         (site / package.name).symlink_to(package)
     with running(tmp_path / "server") as server:
