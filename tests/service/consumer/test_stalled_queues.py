@@ -114,7 +114,7 @@ def test_what_comes_again_is_not_told_any_more(
     said = [record.getMessage() for record in caplog.records]
     assert [text for text in said if text.startswith("queues stand")] == [
         "queues stand still though clients wait for their messages",
-        "queues stand still no more",
+        "queues no longer stand still",
     ]
 
 

@@ -233,7 +233,7 @@ def test_form_params2_of_no_object_is_the_body_alone(body: bytes) -> None:
         (["Hdfs"], PushConfig(), "use File"),
         (["Hbase"], PushConfig(), "use AsyncHttp"),
         (["Json"], PushConfig(), "the last must be one of PullServer"),
-        (["PullServer", "Json", "PullServer"], PushConfig(), "stands twice"),
+        (["PullServer", "Json", "PullServer"], PushConfig(), "is listed twice"),
         (["PullServer", "AsyncHttp"], PushConfig(http=HTTP), "PullServer is a sink"),
         (["Transit", "Json", "PullServer"], PushConfig(transit={"a": "b"}), "put Json before"),
         (["QueryParams", "AsyncHttp"], PushConfig(query_params={"a": "b"}), "put Json before"),
