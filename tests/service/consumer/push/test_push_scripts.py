@@ -149,7 +149,7 @@ def test_a_task_whose_process_is_killed_gets_another(workers: ScriptWorkers, reg
         assert registry.cell(SCRIPTS_ENDED).value == 1
         os.kill(started[1]._process.pid, signal.SIGKILL)
         mortal = {3}
-        with pytest.raises(ScriptError, match="killed again and again"):
+        with pytest.raises(ScriptError, match="killed repeatedly from outside"):
             workers.run(config, message({"a": 1}), True)
         assert len(started) == 3
         assert workers.run(config, message({"a": 2}), True).ending is Ending.FINISH
