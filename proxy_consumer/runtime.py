@@ -51,9 +51,8 @@ class Runtime:
         self.held: Counter = Count()  # bytes read and not delivered, over all subscriptions
         self.open_commits = 0
         self.stopping = False  # all queues are being released, and none is acquired any more
-        self.lost: dict[
-            tuple[bytes, bytes, bytes], float
-        ] = {}  # recently lost queues: (group, topic, qid) → until when their results are refused
+        self.lost: dict[tuple[bytes, bytes, bytes], float] = {}  # (group, topic, qid) → until when
+        """Recently lost queues, whose results are rejected until their new owner is known."""
         self.traces: TraceWriter | None = None
         self.traced: dict[TickTask, None] = {}  # the traced subscriptions
         self.address = ""  # HOST:PORT where other proxies reach this one; "": nowhere

@@ -157,9 +157,7 @@ class Arrivals:
             if refusal is None:
                 queue.reread[offset] = (batch, index)
             elif refusal.fault and not (queue.stream is None or queue.stream.is_first(offset)):
-                queue.step_back(
-                    offset
-                )  # it fails once it heads its chain; messages behind it must not overtake it
+                queue.step_back(offset)  # it fails once it heads its chain; no message overtakes it
             elif refusal.fault:
                 queue.fail_undelivered(offset, now, refusal.fault)
             else:

@@ -4,8 +4,7 @@ Which results take effect:
 
 * with a lease id: only on messages leased under exactly that id;
 * without: an ack finishes messages that are leased, wait for redelivery, or were delivered before according
-to group progress, and those delivered before this proxy lost the queue and got it back; a fail counts only
-while the message is leased;
+  to group progress, or before this proxy lost the queue and got it back; a fail needs a leased message;
 * messages that clients held when the queue moved here (`out`) stay theirs, under the same lease;
 * every other result changes nothing and is counted, as late (a lease id that is not current) or unknown.
 
@@ -106,8 +105,7 @@ class SubscribedQueue:
         ready: deque[SubscribedQueue],
         observer: JobObserver | None = None,
     ) -> None:
-        """`first`: the offset of the queue's first message; without recorded progress, lower offsets are
-        finished.
+        """`first`: offset of the queue's first message; without recorded progress, lower ones are finished.
 
         `read_bytes`: counts the bytes of messages read and not delivered. `ready`: the queues of the
         subscription that may have messages, served in turn.
@@ -128,9 +126,7 @@ class SubscribedQueue:
         self.ack_map = AckMap(first if view.committed is None else view.committed)
         self.ack_map.finish(view.finished)
         self.leases = LeaseTable(budget)
-        self.out: set[int] = (
-            set()
-        )  # leased since before the queue moved here; in an ordered stream: not placed
+        self.out: set[int] = set()  # leased since before it moved here; in an ordered stream: not placed
         self.used_up: set[int] = set()  # recorded, to be exhausted when their chains reach them
         self.uncommitted = UncommittedProgress()
         self.reread: dict[int, tuple[ReadBatch, int]] = {}
@@ -179,15 +175,13 @@ class SubscribedQueue:
         self.expire_ranges(expired)
 
     def drop_overtaken(self) -> None:
-        """Drop the buffer after messages were finished that may be in it; the next reads skip finished
-        ones."""
+        """Drop the buffer, which may hold finished messages; the next reads skip finished ones."""
         self.overtaken = False
         self.feed.drop_read_ahead()
         self.feed.finished_until = max(self.feed.finished_until, self.delivered_until)
 
     def forget_bytes(self) -> None:
-        """Drop the bytes of ready messages, which are read again before delivery (the filter changed, or
-        memory is needed)."""
+        """Drop the bytes of ready messages, which are read again before their delivery."""
         if self.stream is not None:
             for offset in self.stream.drop_all_ready():
                 self.table.release(offset)
@@ -195,10 +189,7 @@ class SubscribedQueue:
     # --- delivery
 
     def adopt_leases(self, runs: Iterable[LeasedRun], acked: Iterable[Range], now: float) -> None:
-        """Take over the leases and acknowledgements that the queue's previous owner recorded.
-
-        Leases that have expired meanwhile are dropped.
-        """
+        """Take over the current leases and the acknowledgements from the queue's previous owner."""
         last = 0
         for start, end in acked:
             if self.finish_handed_out(start, end):
@@ -228,8 +219,7 @@ class SubscribedQueue:
             at += end - start
 
     def take_in_order(self, stream: QueueStream, count: int, bytes_max: int) -> list[ReadyMessage]:
-        """Remove and return up to `count` ready messages within `bytes_max`; none if all must wait for their
-        chain's head."""
+        """Remove and return up to `count` ready messages within `bytes_max`, which may be none."""
         messages = stream.take_messages(count, bytes_max)
         if stream.ledger.table.batch == 1:
             return messages
@@ -237,8 +227,7 @@ class SubscribedQueue:
         return [message for message in messages if message.offset not in late] if late else messages
 
     def close(self, stream: QueueStream, offsets: list[int]) -> set[int]:
-        """Fix which of these messages go into a reply; return those that must wait behind others of their
-        chain."""
+        """Fix which of these messages go into a reply; return those that must wait."""
         behind = stream.close(offsets)
         for offset in behind:
             if not self.leases.turn_back(offset):
@@ -253,8 +242,7 @@ class SubscribedQueue:
                 self.table.change(job, JobEvent.DELIVERED)
 
     def drop_adopted(self, start: int, end: int) -> None:
-        """Record that clients no longer hold these messages, if the queue's previous owner had delivered
-        them."""
+        """Record that clients no longer hold these messages from the queue's previous owner."""
         returned = [offset for offset in range(start, end) if offset in self.out] if self.out else ()
         if returned:
             self.out.difference_update(returned)
@@ -268,8 +256,7 @@ class SubscribedQueue:
     # --- chains and operators
 
     def exhaust_used_up(self, offset: int) -> bool:
-        """Mark a job that its chain has reached as exhausted, if its attempts are used up; return whether it
-        was."""
+        """Exhaust a job that its chain has reached if its attempts are used up; return whether they were."""
         self.used_up.discard(offset)
         exhausted = self.policy.parks and self.table.exhaust_recorded(offset, self.policy)
         if exhausted and self.observer is not None:
@@ -277,10 +264,7 @@ class SubscribedQueue:
         return exhausted
 
     def replay(self, offset: int) -> bool:
-        """Make a parked, exhausted or waiting job due now and reset its attempts, also in progress.
-
-        Returns False if there is no such job.
-        """
+        """Make a parked, exhausted or waiting job due and reset its attempts; False if there is none."""
         job = self.table.replay(offset)
         if job is not None and job.is_recorded:
             self.uncommitted.mark_attempts(offset, job.packed_attempts)
@@ -312,12 +296,8 @@ class SubscribedQueue:
             self.observer.on_change(JobNews.SENT_BACK, offset)
 
     def dead_letter(self, offset: int, reason: str) -> None:
-        """Turn the message into a dead letter at once, whatever its state; a client that holds it is late
-        from now on.
-
-        A reserved message becomes a dead letter only if its acknowledgement is not stored. Its chain
-        continues once the dead letter is stored.
-        """
+        """Turn the message into a dead letter at once; a client that holds it is late from now on. A reserved
+        message becomes one only if its acknowledgement is not stored. Then its chain continues."""
         self._withdraw_ready(offset)
         self.leases.take_leased(offset, offset + 1, None)
         self.drop_adopted(offset, offset + 1)
@@ -334,9 +314,9 @@ class SubscribedQueue:
     # --- results
 
     def finish_messages(self, offsets: Sequence[int], lease_ids: Sequence[int] | None, now: float) -> int:
-        """Acknowledge messages, each under the lease id at the same index (absent or 0: without one).
+        """Acknowledge messages; return how many this finished.
 
-        Returns how many were finished by it.
+        `lease_ids` has the lease id of each offset by index; a missing one or 0: without a lease.
         """
         finished = 0
         for lease_id, group in by_lease(offsets, lease_ids):
@@ -388,10 +368,7 @@ class SubscribedQueue:
         return len(waiting)
 
     def finish_handed_out(self, start: int, end: int) -> int:
-        """Finish unfinished messages of the range; return how many there were.
-
-        They were delivered under an earlier epoch or by another owner, and not since.
-        """
+        """Finish the unfinished messages of a range that was delivered before this epoch; return how many."""
         unfinished = self.open_offsets(start, end)
         self.overtaken = self.overtaken or bool(unfinished)
         if self.stream is not None:
@@ -408,8 +385,7 @@ class SubscribedQueue:
     def fail(
         self, offset: int, lease_id: int | None, delay_ms: int | None, now: float, error: str = ""
     ) -> bool:
-        """Make a failed message wait (`delay_ms`, or the next retry interval) or use it up; False if the
-        result is ignored."""
+        """Make a failed message wait (`delay_ms`, or the next interval) or use it up; False if ignored."""
         job = self._take_job(offset, lease_id)
         if job is None:
             if self.uncommitted.in_commit and (waiting_job := self.table.jobs.get(offset)) is not None:
@@ -419,8 +395,7 @@ class SubscribedQueue:
         return True
 
     def _take_job(self, offset: int, lease_id: int | None) -> UpstreamJob | None:
-        """End the lease of a message that a client returns and return its job; None, and counted, if not
-        leased."""
+        """End the lease of a returned message and return its job; None, and counted, if not leased."""
         pieces = self.leases.take_leased(offset, offset + 1, lease_id)
         if pieces:
             return self._returned_job(offset, pieces[0][2])
@@ -433,11 +408,7 @@ class SubscribedQueue:
         return job
 
     def give_up(self, offset: int, lease_id: int | None, error: str, *, parks: bool = False) -> bool:
-        """Handle a failed message that must not be retried: it becomes a dead letter.
-
-        With `parks` it is treated like a message whose attempts are used up. Returns False if the result is
-        ignored.
-        """
+        """Make a failed message a dead letter, or with `parks` treat it as used up; False if ignored."""
         job = self._take_job(offset, lease_id)
         if job is None:
             return False
@@ -483,10 +454,10 @@ class SubscribedQueue:
             self.table.wait(job, now + wait_ms / 1000)
 
     def _use_up(self, job: UpstreamJob, reason: str, *, in_chain: bool) -> None:
-        """Move a job whose attempts are used up to another topic, or make its key wait for an operator.
+        """Move a job whose attempts are used up to another topic, or (with a key) make it wait for an
+        operator.
 
-        `in_chain`: the job waits in its chain again. A message without a key blocks no others, and is always
-        moved.
+        `in_chain`: the job waits in its chain again.
         """
         if self.policy.parks and in_chain:
             self.used_up.add(job.offset)
@@ -496,8 +467,7 @@ class SubscribedQueue:
             self.table.spend_job(job, reason)
 
     def step_back(self, offset: int) -> bool:
-        """Return the jobs behind one that cannot continue to their chain; True if the job itself was returned
-        too."""
+        """Return the jobs behind a blocked one to their chain; True if the job itself returned, too."""
         stream = self.stream
         if stream is None:
             self.out.discard(offset)
@@ -523,8 +493,7 @@ class SubscribedQueue:
             self.observer.on_extensions(lease_ids)
 
     def extend_parts(self, offsets: Sequence[int], lease_ids: Sequence[int], now: float) -> list[int]:
-        """Restart the timeout of single messages; return the offsets that are not held by the lease named for
-        them."""
+        """Restart the timeout of single messages; return the offsets that their leases do not hold."""
         late = self.leases.extend_parts(offsets, lease_ids, now)
         self._tally.late.value += len(late)
         if self.observer is not None:
@@ -534,8 +503,7 @@ class SubscribedQueue:
         return late
 
     def take_back(self, offset: int, lease_id: int) -> bool:
-        """Make a message that a client returned unprocessed due again at once; False if the result is
-        ignored."""
+        """Make a message that a client returned unprocessed due again at once; False if ignored."""
         job = self._take_job(offset, lease_id)
         if job is None:
             return False
@@ -606,20 +574,17 @@ class SubscribedQueue:
     # --- progress on its way to the backend
 
     def finish_of(self, group: str, offset: int) -> ProgressDelta:
-        """Return the progress that finishes the message, to be committed in one step with its copies in other
-        topics."""
+        """Return the progress that finishes the message, to be committed with its copies in other topics."""
         return ProgressDelta(group, self.ref, self.epoch, self.generation, ((offset, offset + 1),))
 
     def on_published(self, offset: int, *, acked: bool = False) -> None:
-        """Finish a message whose copies in other topics and progress are durable. `acked`: a client finished
-        it."""
+        """Finish a message whose progress and copies are durable. `acked`: by a client's acknowledgement."""
         self._finish_run(offset, offset + 1, durable=True)
         if self.observer is not None:
             self.observer.on_change(JobNews.ACKED if acked else JobNews.MOVED, offset)
 
     def collect_progress(self, group: str) -> ProgressDelta | None:
-        """Return the uncommitted progress as one delta, which counts as in flight from now on; None if there
-        is none."""
+        """Return the uncommitted progress as one delta, in flight from now on; None if there is none."""
         return self.uncommitted.collect_delta(group, self.ref, self.epoch, self.generation)
 
     def release_all(self) -> None:

@@ -24,7 +24,7 @@ class Unobserved:
     __slots__ = ()
 
     def observe(self, value: float) -> None:
-        """Ignore the value."""
+        """Ignore the value completely."""
 
 
 class Count:
@@ -65,7 +65,7 @@ class Tally:
 
 
 class Budget:
-    """How many messages one subscription holds at the moment, over all its queues."""
+    """The number of messages that one subscription holds at the moment, over all its queues."""
 
     __slots__ = ("leased", "leased_bytes", "retrying")
 

@@ -102,9 +102,7 @@ class FetchGathering:
             target.next_offset = nearest_valid(target.next_offset, batch.bounds)
             return not target.asked
         if batch.status is ReadStatus.NONE:
-            target.next_offset = max(
-                target.next_offset, batch.next_offset
-            )  # past the messages that the tags excluded
+            target.next_offset = max(target.next_offset, batch.next_offset)  # past excluded messages
         target.gone = batch.status is ReadStatus.GONE
         return False
 
@@ -188,9 +186,7 @@ class Fetch(Lingering):
         self._newest: dict[QueueRef, int] = {}
         self._parked = False
         self._again = False  # the queues to read have changed during a read
-        self._late = (
-            call.frame_bytes > FETCH_BYTES_MAX
-        )  # the deadline has passed, or the frame is too large to wait
+        self._late = call.frame_bytes > FETCH_BYTES_MAX  # it does not wait, or no longer
         self.closed = False
 
     def start(self) -> None:
@@ -208,9 +204,7 @@ class Fetch(Lingering):
             return
         self._targets = targets
         first = int(self._runtime.now() * 1000) % len(targets) if targets else 0
-        order = (
-            targets[first:] + targets[:first]
-        )  # so that a full reply does not always leave out the same queue
+        order = targets[first:] + targets[:first]  # a full reply does not always omit the same queue
         bytes_max = self._runtime.config.answer_bytes_max
         FetchGathering(self._runtime.backend, order, bytes_max, self._on_gathered, self.one_queue).start()
 

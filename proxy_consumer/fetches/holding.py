@@ -106,8 +106,7 @@ class HeldTopic(ClaimOwner):
 
     @property
     def retry_at(self) -> float | None:
-        """When `on_use` must be called again after the backend refused to join, in monotonic seconds; None:
-        need not be."""
+        """Monotonic seconds when `on_use` must be called again after a rejected join; None: need not be."""
         return self._claims.retry_at
 
     def on_use(self, config: SubscriptionDefaults) -> None:
@@ -116,7 +115,7 @@ class HeldTopic(ClaimOwner):
         self._claims.join(Join(self.group, self.topic, sharing, address=address))
 
     def leave(self) -> None:
-        """Release every queue."""
+        """Release every queue of the topic."""
         self.positions.clear()
         self._claims.leave()
 

@@ -37,7 +37,7 @@ def check_work(data: bytes, deep: int = 1) -> None:
 
 
 class Allowance:
-    """How many more values a key's text may consist of, while it is built."""
+    """A limit on the number of values in a key's text, counted down while the text is built."""
 
     __slots__ = ("_left",)
 

@@ -116,9 +116,7 @@ class PushRunner(Pusher):
         self.stopped = True
         self._update_line()
         parked, self._parked = [row[2] for row in self._parked], []
-        for pushed in sorted(
-            parked, key=lambda each: each.offset, reverse=True
-        ):  # within a chain the last first
+        for pushed in sorted(parked, key=lambda each: each.offset, reverse=True):  # a chain's last first
             self._let_go(pushed)
         self._close_when_empty()
 

@@ -56,7 +56,7 @@ class Sink(Protocol):
 
     @property
     def fault(self) -> str | None:
-        """Why the sink cannot be used at this proxy as configured, so that its messages stay in their queues;
+        """The reason why the sink cannot be used at this proxy, so that its messages stay in their queues;
         else None."""
 
     def push(self, pushed: Pushed) -> Verdict:

@@ -268,9 +268,7 @@ class RetryPublisher:
         self._owner = owner
         self._retry_queues = RetryQueues(runtime, owner.group_name)
         self._waiting: deque[MessageMove] = deque()
-        self._cells: dict[
-            tuple[Metric, str], MetricCell
-        ] = {}  # by metric, and the reason of a dead letter or the step
+        self._cells: dict[tuple[Metric, str], MetricCell] = {}  # by metric, and reason or step
         self._busy = 0
         self._busy_bytes = 0
         self._again_at = 0.0

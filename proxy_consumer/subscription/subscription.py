@@ -98,10 +98,7 @@ class Subscription(SubscriptionBase):
         self.group.serve()
 
     def start_anew(self) -> None:
-        """Release and acquire its queues again, with those that share its chains; clients keep their leases.
-
-        The new epoch fences all earlier commits.
-        """
+        """Reload its queues, and those sharing its chains, under a new epoch; clients keep leases."""
         self.group.start_anew(self.group.sharing_members() if self.group_wide else [self])
 
     # --- use and membership
@@ -235,8 +232,7 @@ class Subscription(SubscriptionBase):
         self.group.queues[queue.name.key] = queue
 
     def on_lease_note(self, setting: str) -> None:
-        """Handle a changed setting with client leases of a queue: load the queue that waited for it, or
-        ignore it."""
+        """Handle a changed setting with client leases: load a queue that waited for it, or ignore it."""
         if self.membership.is_expected(setting, self.buffer.queues.values()) and self.joined:
             self.wake(self.runtime.now() + SOON_S)
 
@@ -342,8 +338,7 @@ class Subscription(SubscriptionBase):
     # --- tracing
 
     def switch_trace(self) -> bool:
-        """Start or stop tracing by the present settings; return True if the queues must be reloaded for
-        it."""
+        """Start or stop tracing by the settings; return True if the queues must be reloaded for it."""
         runtime, before = self.runtime, self.trace
         if runtime.traces is None:
             return False
@@ -440,9 +435,7 @@ class Group:
         self.waiting = HeldPulls()
         self.subscriptions: dict[bytes, Subscription] = {}
         self.queues: dict[tuple[bytes, bytes], SubscribedQueue] = {}
-        self.pushers: dict[
-            str, list[Pusher]
-        ] = {}  # by topic: the current one last, before it those that are ending
+        self.pushers: dict[str, list[Pusher]] = {}  # by topic: the current one last, before it ending ones
         self.unknown_queue = runtime.ignored_cell(name, "unknown queue")
         self.source = source
         self.created_ms = 0
@@ -491,10 +484,8 @@ class Group:
     def hand_over(
         self, refs: Mapping[str, Collection[QueueRef]], until: float, then: Callable[[], None]
     ) -> None:
-        """Call `then` when no message of these queues is being pushed any more, at `until` at the latest.
-
-        `refs`: the queues by the topic of their subscription; `until`: monotonic seconds.
-        """
+        """Call `then` when no message of these queues (by their subscription's topic) is being pushed any
+        more, at `until` (monotonic seconds) at the latest."""
         busy = [(pusher, refs[topic]) for topic in refs for pusher in self.pushers.get(topic, ())]
         unfinished = 1 + len(busy)
 

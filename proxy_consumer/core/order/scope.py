@@ -75,9 +75,7 @@ class OrderScope:
         self._turn = 0
         self._news: dict[QueueStream, None] = {}  # streams to examine; the others are in one of:
         self._some: dict[QueueStream, None] = {}  # those with buffered messages
-        self._blind: dict[
-            QueueStream, None
-        ] = {}  # those being read, of which this is unknown; the rest is quiet
+        self._blind: dict[QueueStream, None] = {}  # those being read; the rest is quiet
         self._quiet_at = _NO_READ  # number of the oldest read at which a quiet stream had no messages
         self._asking = False  # the ends of the quiet queues were requested
         self._ends_failed = False

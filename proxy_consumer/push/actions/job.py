@@ -24,7 +24,7 @@ _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
 class Work:
-    """How much more work the paths of one message may cause."""
+    """A limit on the work that the paths of one message cause, counted down as they are evaluated."""
 
     __slots__ = ("_bytes_left", "_bytes_max", "_values_left")
 

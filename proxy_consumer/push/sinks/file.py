@@ -113,7 +113,7 @@ class FilesFolder:
 
     @property
     def fault(self) -> str | None:
-        """Why the File sink cannot be used at this proxy; None if it can."""
+        """The reason why the File sink cannot be used at this proxy; None if it can."""
         if self.path is None:
             return "push_files_dir is not set in proxy_consumer.yaml of the proxy; File writes nowhere"
         return None

@@ -260,8 +260,7 @@ class HttpSink:
 
     @property
     def fault(self) -> str | None:
-        """Why the first of the URLs that push_targets does not allow is not allowed; None if all are
-        allowed."""
+        """The error text for the first URL that push_targets does not allow; None if all are allowed."""
         faults = (self._allowed().url_fault(url) for url in self._urls)
         return next((fault for fault in faults if fault is not None), None)
 

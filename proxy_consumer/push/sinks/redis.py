@@ -260,8 +260,7 @@ class RedisSink:
 
     @property
     def fault(self) -> str | None:
-        """Why the first of the hosts that push_targets does not allow is not allowed; None if all are
-        allowed."""
+        """The error text for the first host that push_targets does not allow; None if all are allowed."""
         faults = (self._allowed().find_fault(*host) for host in self._commands.hosts)
         return next((fault for fault in faults if fault is not None), None)
 
