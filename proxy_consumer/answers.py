@@ -157,7 +157,7 @@ def message_of(raw: bytes, offset: int) -> Any:
     )
 
 
-def tell_own(message: Any, stored: StoredRecord, next_offset: int) -> None:
+def set_client_fields(message: Any, stored: StoredRecord, next_offset: int) -> None:
     """Set the message fields that only ddmq_client reads, in the replies to pulls and to fetches."""
     message.messageId = stored.message_id.hex()
     message.bornMs = stored.born_ms
@@ -172,7 +172,7 @@ def _build_response(name: QueueName, delivery: Delivery, next_offset: int | None
         message = message_of(raw, offset)
         if next_offset is not None:
             stored = messages.batch.record(index)
-            tell_own(message, stored, next_offset)
+            set_client_fields(message, stored, next_offset)
             message.leaseId = delivery.lease.id
             message.attempt = delivery.queue.table.attempt_of(offset) + attempts_before(stored.system)
         messages_on_wire.append(message)

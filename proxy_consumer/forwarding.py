@@ -70,16 +70,16 @@ class Forwarding:
             return False
         return self._runtime.qid(QueueRef(topic, info.incarnation, int(number))).encode() == qid
 
-    def send(self, taken: list[Taken], judge: Callable[[list[Taken], Done], None], done: Done) -> None:
+    def send(self, taken: list[Taken], apply: Callable[[list[Taken], Done], None], done: Done) -> None:
         """Forward results; `done` is called with the first error, or None once all are answered.
 
-        `judge` is called to apply the results of queues that this proxy has acquired.
+        `apply` is called to apply the results of queues that this proxy has acquired.
         """
         lookups = {
             place: self._find_holders(place)
             for place in {_holders_key(group, one.context) for group, one in taken}
         }
-        when_all(lookups.values(), lambda: self._dispatch_results(taken, lookups, judge, done))
+        when_all(lookups.values(), lambda: self._dispatch_results(taken, lookups, apply, done))
 
     def pass_on(self, group: Group, context: Any, passed: PassedReply) -> None:
         """Forward an acknowledgement with messages to the proxy that holds its queue."""
@@ -94,7 +94,7 @@ class Forwarding:
                 return
             self._known.pop(place, None)
             if looked_up.error is None and not holders and not self._runtime.stopping:
-                self._take_up(group, context.topic)  # a repeated acknowledgement is handled here
+                self._acquire_queues(group, context.topic)  # a repeated acknowledgement is handled here
             self._between.value += 1
             passed.done(TryLaterError(f"queue {_as_text(context.qid)} is between two owners"))
 
@@ -132,11 +132,11 @@ class Forwarding:
         self,
         taken: list[Taken],
         found: Mapping[tuple[str, bytes], Completion[_Holders]],
-        judge: Callable[[list[Taken], Done], None],
+        apply: Callable[[list[Taken], Done], None],
         done: Done,
     ) -> None:
         by_address: dict[str, list[Any]] = {}
-        taken_up: list[Taken] = []
+        acquiring: list[Taken] = []
         error: Exception | None = None
         for group, result in taken:
             context = result.context
@@ -149,8 +149,8 @@ class Forwarding:
                 self._known.pop(_holders_key(group, context), None)
                 if self._runtime.stopping:
                     error = error or DrainingError("this proxy is shutting down; send the results again")
-                elif self._take_up(group, context.topic):
-                    taken_up.append((group, result))
+                elif self._acquire_queues(group, context.topic):
+                    acquiring.append((group, result))
                 else:
                     self._nobody.value += 1
                     group.unknown_queue.value += 1
@@ -162,13 +162,13 @@ class Forwarding:
                 )
             else:
                 by_address.setdefault(holders[context.qid], []).append(result)
-        if not taken_up:
+        if not acquiring:
             self._submit_results(by_address, error, done)
             return
-        waiting = TakingUp(self._runtime, taken_up, judge, done)
+        waiting = AwaitedQueues(self._runtime, acquiring, apply, done)
         self._submit_results(by_address, error, waiting.passed_on)
 
-    def _take_up(self, group: Group, topic: bytes) -> bool:
+    def _acquire_queues(self, group: Group, topic: bytes) -> bool:
         """Start to acquire the group's unowned queues of `topic`, as a pull does; False if the topic cannot
         be pulled here."""
         subscription = group.subscriptions.get(topic)
@@ -209,20 +209,20 @@ class Forwarding:
         self._peers.close()
 
 
-class TakingUp:
+class AwaitedQueues:
     """Results that wait until this proxy has acquired their queues. Also a task of the timer queue."""
 
     def __init__(
         self,
         runtime: Runtime,
         taken: list[Taken],
-        judge: Callable[[list[Taken], Done], None],
+        apply: Callable[[list[Taken], Done], None],
         done: Done,
     ) -> None:
         self.wake_at = NEVER
         self._runtime = runtime
         self._taken = taken
-        self._judge = judge
+        self._apply = apply
         self._done = done
         self._until = runtime.now() + TAKE_UP_S
         self._error: Exception | None = None
@@ -239,7 +239,7 @@ class TakingUp:
             each for group, each in self._taken if (each.context.topic, each.context.qid) not in group.queues
         ]
         if not unheld:
-            self._judge(self._taken, lambda error: self._done(error or self._error))
+            self._apply(self._taken, lambda error: self._done(error or self._error))
         elif now < self._until and not self._runtime.stopping:
             self._runtime.timers.set(self, now + LOOK_S)
         else:

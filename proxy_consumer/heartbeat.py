@@ -29,7 +29,7 @@ class Heartbeat:
         self._timers = timers
         timers.woken = self.wake_up
         self._timer = HubTimer(ref=False)
-        self._tick: Callable[[], bool] = _nobody_waits
+        self._tick: Callable[[], bool] = _has_no_waiters
         self._resting = self._stopped = False
         self._quiet = 0
 
@@ -42,14 +42,14 @@ class Heartbeat:
     def wake_up(self) -> None:
         """Tick frequently from now on, because a call waits."""
         if self._resting:
-            self._go_on()
+            self._tick_often()
 
     def stop(self) -> None:
         """Stop ticking for good."""
         self._stopped, self._resting = True, False
         self._timer.stop()
 
-    def _go_on(self) -> None:
+    def _tick_often(self) -> None:
         self._resting, self._quiet = False, 0
         self._timers.rest_until = -NEVER
         self._timer.every(self._tick_s, self._run_tick)
@@ -67,10 +67,10 @@ class Heartbeat:
             self._timer.once(rest_s, self._end_rest)
 
     def _end_rest(self) -> None:
-        self._go_on()  # also when this tick fails
+        self._tick_often()  # also when this tick fails
         if not self._tick() and not self._stopped:
             self._begin_rest()
 
 
-def _nobody_waits() -> bool:
+def _has_no_waiters() -> bool:
     return False

@@ -254,7 +254,7 @@ class Pulls:
         """Reply to a pull with messages, and count them as in flight at its client."""
         queue = delivery.queue
         if pull.client is not None:
-            delivery.lease.given_to(pull.client)
+            delivery.lease.assign_to(pull.client)
         next_offset = None
         if pull.ours and pull.group is not None:
             next_offset = pull.group.subscription_of(queue).next_offset(queue, self._runtime.now())

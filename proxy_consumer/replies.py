@@ -23,7 +23,7 @@ from ddmq_common.names import DELAY_TOPIC, SCHEDULE_TOPIC
 from ddmq_rpc.api import Call
 from proxy_consumer.answers import IDL
 from proxy_consumer.core import replying
-from proxy_consumer.core.replying import Ack, AckTaking, KnownReply, Replied, reply_id
+from proxy_consumer.core.replying import Ack, KnownReply, Replied, ReservationResult, reply_id
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.forwarding import Forwarding
 from proxy_consumer.groups.consistency import CLIENT_ID_BYTES_MAX
@@ -83,12 +83,12 @@ class ReplyHandling:
         if earlier is not None and earlier.lease_id == request.lease:
             answer.report_outcome(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE, earlier.results)
             return
-        taking = replying.take_up(queue, request.offset, request.lease)
-        if taking is AckTaking.TAKEN_UP:
+        taking = replying.reserve_message(queue, request.offset, request.lease)
+        if taking is ReservationResult.RESERVED:
             PendingAck(self, answer, group.subscription_of(queue), queue, ack).begin()
-        elif taking is AckTaking.BUSY:
+        elif taking is ReservationResult.BUSY:
             answer.refuse_ack(Code.BUSY, f"this acknowledgement is being committed; {MOVES}")
-        elif taking is AckTaking.OVER:
+        elif taking is ReservationResult.OVER:
             group.subscription_of(queue).buffer.tally.late.value += 1
             text = f"the lease {request.lease} of offset {request.offset} is over; nothing is stored"
             answer.report_outcome(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.LEASE_OVER)
@@ -294,12 +294,12 @@ class PendingAck:
         runtime = self._runtime
         if not self._is_held:
             raise TryLaterError(f"the queue is not this proxy's any more; {MOVES}")
-        delta = self._queue.finish_of(self._ack.group, self._offset)
+        delta = self._queue.build_finish(self._ack.group, self._offset)
         batch = CommitBatch(records=records, progress=(delta,))
         runtime.backend.commit(batch, runtime.commit_deadline(), into=into)
 
     def refused(self, code: int, text: str) -> None:
-        self._put_down()
+        self._end_reservation()
         self._answer.refuse_ack(code, text)
 
     def late(self, code: int, text: str) -> None:
@@ -321,7 +321,7 @@ class PendingAck:
         if self._is_held:
             tally = subscription.buffer.tally
             job = self._queue.table.jobs.get(offset)
-            lease = replying.finish_taken_up(self._queue, offset)
+            lease = replying.finish_reserved(self._queue, offset)
             tally.acked.value += 1
             tally.process.observe((self._runtime.now() - lease.since) * 1e6)
             if job is not None:
@@ -334,7 +334,7 @@ class PendingAck:
         subscription = self._subscription
         if isinstance(error, RemoteError):
             if self._is_held:
-                subscription.start_anew()
+                subscription.reload_queues()
             self._release_message()
             self._answer.refuse_ack(Code.TIMED_OUT, f"{text}; ask again to learn whether it is stored")
         elif isinstance(error, FencedError):
@@ -344,9 +344,9 @@ class PendingAck:
 
     # --- its end
 
-    def _put_down(self) -> None:
+    def _end_reservation(self) -> None:
         if self._is_held:
-            replying.put_down(self._queue, self._offset)
+            replying.end_reservation(self._queue, self._offset)
         self._release_message()
 
     def _release_message(self) -> None:

@@ -124,13 +124,13 @@ class Results:
 
         self.forwarding.send(
             applied.foreign,
-            lambda taken, judged: self._apply_taken_up(taken, applied.late, judged),
+            lambda taken, applied_all: self._apply_acquired(taken, applied.late, applied_all),
             on_part_done,
         )
         if shares:
             ProgressCommit(self._runtime, shares, on_part_done).start()
 
-    def _apply_taken_up(self, taken: list[Taken], late: list[Any], done: Done) -> None:
+    def _apply_acquired(self, taken: list[Taken], late: list[Any], done: Done) -> None:
         """Apply results of queues that this proxy has acquired meanwhile, and commit their progress.
 
         LateResults are appended to `late`; `done` is called with the error of the commit, or None.

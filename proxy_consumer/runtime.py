@@ -31,7 +31,7 @@ LEASE_ID_BITS = 46  # random bits, so that leases of an earlier process are not 
 class TickTask(Protocol):
     """A task that is run at each tick."""
 
-    def look(self) -> None: ...
+    def run_tick(self) -> None: ...
 
 
 class Runtime:
@@ -117,11 +117,11 @@ class Runtime:
             process=FirstUse(lambda: self.metrics.histogram(catalogue.PROCESS, group, topic)),
         )
 
-    def delivery_cells(self, group: str, topic: str, tally: Tally) -> HandedOut:
+    def build_delivery_metrics(self, group: str, topic: str, tally: Tally) -> DeliveryMetrics:
         """Build the metrics of one subscription's deliveries; `tally` holds its counter of redelivered
         messages."""
         wait = FirstUse(lambda: self.metrics.histogram(catalogue.QUEUE_WAIT, group, topic))
-        return HandedOut(wait, tally.redelivered)
+        return DeliveryMetrics(wait, tally.redelivered)
 
     def ignored_cell(self, group: str, reason: str) -> MetricCell:
         """Return the metric cell for results of a group that changed nothing, by reason."""
@@ -149,7 +149,7 @@ class FirstUse:
         observe(value)
 
 
-class HandedOut:
+class DeliveryMetrics:
     """The metrics of one subscription's deliveries. `wait`: microseconds from store to delivery."""
 
     __slots__ = ("_redelivered", "_wait")

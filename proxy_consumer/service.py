@@ -34,7 +34,7 @@ from proxy_consumer.groups.changes import Changes, SubscriptionChange
 from proxy_consumer.groups.consistency import Difference, GroupClient
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.gauges import Gauges
-from proxy_consumer.groups.group import SOURCE_LOG, Stored
+from proxy_consumer.groups.group import SOURCE_LOG, StoredSubscription
 from proxy_consumer.groups.ordering import GroupOrdering
 from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
 from proxy_consumer.groups.stalled import Stall
@@ -131,7 +131,7 @@ class ConsumerService:
         self._pulls.expire_due(now)
         self._fetches.expire_due(now)
         for trace in list(self._runtime.traced):
-            trace.look()
+            trace.run_tick()
         if self._drained is not None:
             self._drain_on(now)
 
@@ -309,7 +309,7 @@ class ConsumerService:
         return self._changes.change_settings(group, topic, settings, unset)
 
     def differences(self, group: str) -> list[Difference]:
-        """Return the clients of a group that subscribe differently, as far as this proxy knows."""
+        """Return how clients of a group subscribe differently, as far as this proxy knows."""
         return self._pulls.consistency.list_differences(group)
 
     def is_used(self, group: str, topic: str) -> bool:
@@ -331,9 +331,9 @@ class ConsumerService:
         """Return the clients that pull for a group at this proxy, with their messages in flight."""
         return self._pulls.consistency.list_clients(group)
 
-    def subscription_source(self, group: str, topic: str) -> Stored:
+    def subscription_source(self, group: str, topic: str) -> StoredSubscription:
         """Return the values that a subscription sets itself, and its owner: `log`, or the name of a file."""
-        return self._changes.stored_settings(group, topic) or Stored({}, 0, SOURCE_LOG)
+        return self._changes.stored_settings(group, topic) or StoredSubscription({}, 0, SOURCE_LOG)
 
     def message_state(self, group: str, topic: str, queue: QueueRef, offset: int) -> LiveState | None:
         """Return the state of a message; None if this proxy does not own the queue."""

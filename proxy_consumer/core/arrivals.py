@@ -153,7 +153,7 @@ class Arrivals:
         for index, offset in enumerate(batch.offsets):
             if not queue.table.is_due(offset):
                 continue
-            refusal = None if message_filter is None else message_filter.judge(batch.deliveries[index])
+            refusal = None if message_filter is None else message_filter.find_refusal(batch.deliveries[index])
             if refusal is None:
                 queue.reread[offset] = (batch, index)
             elif refusal.fault and not (queue.stream is None or queue.stream.is_first(offset)):
@@ -239,7 +239,7 @@ def _apply_filter(
     passing: list[int] = []
     faulty: list[int] = []
     for index in indexes:
-        refusal = message_filter.judge(batch.deliveries[index])
+        refusal = message_filter.find_refusal(batch.deliveries[index])
         if refusal is None:
             passing.append(index)
         elif refusal.fault:

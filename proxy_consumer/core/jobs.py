@@ -184,7 +184,7 @@ class UpstreamJob:
         """All counters packed into the one number that progress stores."""
         return pack_attempts(self.fails, self.timeouts, self.replays, final=self.final)
 
-    def why_used_up(self, policy: RetryPolicy) -> str:
+    def used_up_reason(self, policy: RetryPolicy) -> str:
         """Return why the job must not be retried, as the reason of its dead letter; "" if it may be
         retried."""
         return REASON_GIVEN_UP if self.final else policy.used_up(self.fails, self.timeouts)
@@ -390,7 +390,7 @@ class JobTable:
         job = self.jobs.get(offset)
         if job is None or job.state is not JobState.RECORDED:
             return False
-        reason = job.why_used_up(policy)
+        reason = job.used_up_reason(policy)
         if reason:
             self.exhaust_job(job, reason)
         return bool(reason)
@@ -417,7 +417,7 @@ class JobTable:
         job.reason = reason
         self.spent.append(job)
 
-    def go_back(self, job: UpstreamJob) -> None:
+    def return_to_chain(self, job: UpstreamJob) -> None:
         """Return the job to its chain, where it waits again."""
         self.change(job, JobEvent.SENT_BACK if job.is_recorded else JobEvent.FORGOTTEN)
 

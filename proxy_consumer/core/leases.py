@@ -5,8 +5,8 @@ run, unless the queue had gaps). Finishing part of a run splits it, and so does 
 part has its own deadline under the same id. No other state is kept per message. Runs are disjoint and sorted
 by offset, so that a result with an offset and no lease id finds its lease by bisection.
 
-A message whose acknowledgement is being committed together with other records (replying.py) is *taken up*
-(reserved): it still counts as leased, but no other result can finish it, and its lease does not expire.
+A message whose acknowledgement is being committed together with other records (replying.py) is *reserved*:
+it still counts as leased, but no other result can finish it, and its lease does not expire.
 
 The byte count of a run is divided in proportion when the run is split: sums stay exact, single pieces are
 estimates.
@@ -59,7 +59,7 @@ class Lease:
         self.left = 0
         self.recipient: Recipient | None = None
 
-    def given_to(self, recipient: Recipient) -> None:
+    def assign_to(self, recipient: Recipient) -> None:
         """Count the messages of this lease as in flight at `recipient`."""
         self.recipient = recipient
         recipient.in_flight += self.left
@@ -95,7 +95,7 @@ class LeaseRun:
         self.lease = lease
 
 
-class TakenUp:
+class ReservedMessage:
     """A reserved message, whose acknowledgement is being committed.
 
     `turned`: if that commit fails, the message must wait in its chain again.
@@ -112,7 +112,7 @@ class TakenUp:
 class LeaseTable:
     """The leased runs of one queue, counted in the subscription's budget.
 
-    `jobs`: how many messages of the queue are leased. `taken_up`: the reserved messages by offset.
+    `jobs`: how many messages of the queue are leased. `reserved`: the reserved messages by offset.
     """
 
     __slots__ = ("_budget", "_leases", "_runs", "_starts", "jobs", "next_deadline", "taken_up")
@@ -124,7 +124,7 @@ class LeaseTable:
         self._leases: dict[int, list[Lease]] = {}  # by id; parts with different deadlines are separate leases
         self.jobs = 0
         self.next_deadline = NEVER  # a lower bound; exact after `take_expired`
-        self.taken_up: dict[int, TakenUp] = {}
+        self.reserved: dict[int, ReservedMessage] = {}
 
     def add(self, start: int, end: int, size: int, lease: Lease) -> None:
         """Lease the offsets `[start, end)`, none of which may be leased already."""
@@ -151,29 +151,29 @@ class LeaseTable:
         self._budget.leased += jobs
         self._budget.leased_bytes += size
 
-    def take_up(self, offset: int, lease_id: int) -> bool:
+    def reserve_message(self, offset: int, lease_id: int) -> bool:
         """Reserve a message that is leased under this id; return False if it is not, or is already
         reserved."""
         lease = self.lease_of(offset)
-        if lease is None or lease.id != lease_id or offset in self.taken_up:
+        if lease is None or lease.id != lease_id or offset in self.reserved:
             return False
         ((_, _, size),) = self.take_leased(offset, offset + 1, lease_id)
         self._add_to_budget(lease, 1, size)
-        self.taken_up[offset] = TakenUp(lease, size)
+        self.reserved[offset] = ReservedMessage(lease, size)
         return True
 
-    def turn_back(self, offset: int) -> bool:
+    def return_if_reserved(self, offset: int) -> bool:
         """Note that a reserved message must wait in its chain again if its commit fails; False if it is not
         reserved."""
-        pending = self.taken_up.get(offset)
+        pending = self.reserved.get(offset)
         if pending is not None:
             pending.turned = True
         return pending is not None
 
-    def put_down(self, offset: int) -> TakenUp:
+    def end_reservation(self, offset: int) -> ReservedMessage:
         """End the reservation of a message, and its lease."""
-        pending = self.taken_up.pop(offset)
-        self._give_back(pending.lease, 1, pending.size)
+        pending = self.reserved.pop(offset)
+        self._subtract_leased(pending.lease, 1, pending.size)
         return pending
 
     def take_leased(self, start: int, end: int, lease_id: int | None) -> list[Piece]:
@@ -186,7 +186,7 @@ class LeaseTable:
             if lease_id is not None and run.lease.id != lease_id:
                 return []
             del self._starts[index], self._runs[index]
-            self._give_back(run.lease, end - start, run.size)
+            self._subtract_leased(run.lease, end - start, run.size)
             return [(start, end, run.size)]
         return self._take_pieces(index, start, end, lease_id)
 
@@ -216,10 +216,10 @@ class LeaseTable:
             parts.append(LeaseRun(after, run.end, rest - size_before, run.lease))
         self._runs[index : index + 1] = parts
         self._starts[index : index + 1] = [part.start for part in parts]
-        self._give_back(run.lease, count, size)
+        self._subtract_leased(run.lease, count, size)
         return (first, after, size), index + len(parts)
 
-    def _give_back(self, lease: Lease, jobs: int, size: int) -> None:
+    def _subtract_leased(self, lease: Lease, jobs: int, size: int) -> None:
         self.jobs -= jobs
         self._budget.leased -= jobs
         self._budget.leased_bytes -= size
@@ -235,10 +235,10 @@ class LeaseTable:
     def clear(self) -> None:
         """End all leases without expiring them, because another proxy owns the queue."""
         for run in self._runs:
-            self._give_back(run.lease, run.end - run.start, run.size)
+            self._subtract_leased(run.lease, run.end - run.start, run.size)
         self._starts, self._runs = [], []
-        for offset in list(self.taken_up):
-            self.put_down(offset)
+        for offset in list(self.reserved):
+            self.end_reservation(offset)
         self.next_deadline = NEVER
 
     def extend(self, lease_id: int, now: float) -> bool:
@@ -272,10 +272,10 @@ class LeaseTable:
         for start, end, size in pieces:
             self.add(start, end, size, part)
         extended = [offset for start, end, _ in pieces for offset in range(start, end)]
-        for offset in self.taken_up.keys() & set(offsets) if self.taken_up else ():
-            pending = self.taken_up[offset]
+        for offset in self.reserved.keys() & set(offsets) if self.reserved else ():
+            pending = self.reserved[offset]
             if pending.lease.id == lease_id:
-                self._give_back(pending.lease, 1, pending.size)
+                self._subtract_leased(pending.lease, 1, pending.size)
                 self._add_to_budget(part, 1, pending.size)
                 pending.lease = part
                 extended.append(offset)
@@ -289,7 +289,7 @@ class LeaseTable:
         """Make the lease of one message expire at `now`; return False if the message is not leased, or is
         reserved."""
         lease = self.lease_of(offset)
-        if lease is None or offset in self.taken_up:
+        if lease is None or offset in self.reserved:
             return False
         part = lease.renewed_copy(now)
         part.deadline = now
@@ -306,7 +306,7 @@ class LeaseTable:
             self._runs = [run for run in self._runs if run.lease.deadline > now]
             self._starts = [run.start for run in self._runs]
             for run in expired:
-                self._give_back(run.lease, run.end - run.start, run.size)
+                self._subtract_leased(run.lease, run.end - run.start, run.size)
         self.next_deadline = min((run.lease.deadline for run in self._runs), default=NEVER)
         return [(run.start, run.end, run.size) for run in expired]
 
@@ -316,7 +316,7 @@ class LeaseTable:
         The leases are copies that count no messages.
         """
         runs = [(run.start, run.end, run.size, run.lease) for run in self._runs]
-        runs += [(at, at + 1, pending.size, pending.lease) for at, pending in self.taken_up.items()]
+        runs += [(at, at + 1, pending.size, pending.lease) for at, pending in self.reserved.items()]
         copies = {id(lease): lease.copy() for _, _, _, lease in runs}
         return sorted(
             ((start, end, size, copies[id(lease)]) for start, end, size, lease in runs),
@@ -325,8 +325,8 @@ class LeaseTable:
 
     def lease_of(self, offset: int) -> Lease | None:
         """Return the lease that holds `offset` now, whatever its id; None if it is not leased."""
-        if offset in self.taken_up:
-            return self.taken_up[offset].lease
+        if offset in self.reserved:
+            return self.reserved[offset].lease
         index = bisect_right(self._starts, offset) - 1
         if index < 0 or offset >= self._runs[index].end:
             return None

@@ -156,7 +156,7 @@ class PullBuffer:
         if scope is not None and stream is not None:
             scope.drop_queue(stream)  # its chains continue without it
         if queue.in_ready:
-            self._stand_back(queue)
+            self._remove_ready(queue)
         return queue
 
     def holds_queue(self, queue: SubscribedQueue) -> bool:
@@ -197,7 +197,7 @@ class PullBuffer:
             elif step is not None and queue.stream is not None and not queue.stream.deliverable:
                 return step  # it may need further reads
             elif queue.in_ready:
-                self._stand_back(queue)
+                self._remove_ready(queue)
                 if step is not None and queue.stream is not None:
                     self._scopes[queue].waiting_streams.append(queue.stream)
             if step is not None:
@@ -227,7 +227,7 @@ class PullBuffer:
         soon."""
         return any(scope.short for scope in self._short)
 
-    def _stand_back(self, queue: SubscribedQueue) -> None:
+    def _remove_ready(self, queue: SubscribedQueue) -> None:
         """Remove a queue from those that are ready."""
         self._ready.remove(queue)
         queue.in_ready = False
@@ -238,18 +238,18 @@ class PullBuffer:
             scope = self._scopes[queue]
             if not scope.open:
                 return None
-        again = self._step_again(queue, now, room)
+        again = self._step_due(queue, now, room)
         if again is not None or only_again:
             return again
         if stream is not None and scope is not None:
             step = self._step_in_order(queue, stream, scope, now, room)
-            return self._step_again(queue, now, room) if step is None else step
+            return self._step_due(queue, now, room) if step is None else step
         messages = queue.feed.take_messages(room, self._answer_bytes_max) if queue.has_span() else None
         if messages is None:
             return read_new(queue, room)
         return self._build_delivery(queue, messages, now, redelivered=queue.table.recorded > 0)
 
-    def _step_again(self, queue: SubscribedQueue, now: float, room: int) -> Delivery | ReadRequest | None:
+    def _step_due(self, queue: SubscribedQueue, now: float, room: int) -> Delivery | ReadRequest | None:
         """Deliver due retries and released jobs of a queue: return the delivery, the read needed for it, or
         None."""
         table = queue.table
@@ -262,7 +262,7 @@ class PullBuffer:
         if late:
             remaining = [at for at, offset in enumerate(step.offsets) if offset not in late]
             if not remaining:
-                return self._step_again(queue, now, room)
+                return self._step_due(queue, now, room)
             step = step.pick_messages(remaining)
         return self._build_delivery(queue, step, now, redelivered=True)
 
@@ -278,8 +278,8 @@ class PullBuffer:
         if not stream.deliverable:
             return None
         ready_messages = queue.take_in_order(stream, room, self._answer_bytes_max)
-        if stream.ledger.made_room:
-            scope.go_on()
+        if stream.ledger.gained_capacity:
+            scope.apply_ledger()
         if not ready_messages:
             return self._step_in_order(queue, stream, scope, now, room)
         offsets = [message.offset for message in ready_messages]
@@ -293,7 +293,7 @@ class PullBuffer:
         queue.lease(messages, lease)
         self._timed[queue] = None
         if queue.stream is not None and (scope := self._scopes[queue]).full:
-            scope.made_room()
+            scope.on_capacity()
         self.tally.delivered.value += len(messages.offsets)
         if self._bucket is not None:
             self._bucket.take_tokens(len(messages.offsets))
@@ -338,8 +338,8 @@ class PullBuffer:
             queue.drop_overtaken()
         if queue.stream is not None and queue.feed.state is not FeedState.GONE:
             scope, ledger = self._scopes[queue], queue.stream.ledger
-            if ledger.let_out or ledger.made_room:
-                scope.go_on()
+            if ledger.let_out or ledger.gained_capacity:
+                scope.apply_ledger()
             scope.note_news(queue.stream)
         queue.wake_up()
 

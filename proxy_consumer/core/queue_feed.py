@@ -45,7 +45,7 @@ class Filter(Protocol):
 
     tags: frozenset[int] | None
 
-    def judge(self, delivery: bytes) -> Refusal | None:
+    def find_refusal(self, delivery: bytes) -> Refusal | None:
         """Return why the message must not be delivered; None if it passes. Never raises."""
 
 

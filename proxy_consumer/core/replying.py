@@ -1,8 +1,9 @@
 """Acknowledgements that carry messages (replies): which may be committed, and the effects of their commit.
 
-`take_up` reserves a leased message for the client that holds its lease, which may then finish it together
-with other messages, its *replies*; `finish_taken_up` and `put_down` end the reservation. In between the lease
-does not expire, results of other clients are late, and the chain of the message waits (leases.py).
+`reserve_message` reserves a leased message for the client that holds its lease, which may then finish it
+together with other messages, its *replies*; `finish_reserved` and `end_reservation` end the reservation. In
+between the lease does not expire, results of other clients are late, and the chain of the message waits
+(leases.py).
 
 A client that lost the response repeats its acknowledgement: `Replied` remembers the newest acknowledgements,
 and `reply_id` is the same id for a reply each time.
@@ -25,36 +26,40 @@ RESULTS_MAX = 50_000  # replies in all remembered acknowledgements
 ID_BYTES = 16
 
 
-class AckTaking(Enum):
+class ReservationResult(Enum):
     """The result of reserving a message for an acknowledgement; each value describes it in words."""
 
-    TAKEN_UP = "its lease is current; it may be committed"
+    RESERVED = "its lease is current; it may be committed"
     BUSY = "it is reserved already"
     OVER = "its lease has expired, and the message is not finished"
     FINISHED = "the message is finished"
 
 
-def take_up(queue: SubscribedQueue, offset: int, lease_id: int) -> AckTaking:
+def reserve_message(queue: SubscribedQueue, offset: int, lease_id: int) -> ReservationResult:
     """Reserve a leased message for an acknowledgement under this lease id."""
     if queue.ack_map.is_finished(offset):
-        return AckTaking.FINISHED
-    pending = queue.leases.taken_up.get(offset)
+        return ReservationResult.FINISHED
+    pending = queue.leases.reserved.get(offset)
     if pending is not None and pending.lease.id == lease_id:
-        return AckTaking.BUSY
-    return AckTaking.TAKEN_UP if queue.leases.take_up(offset, lease_id) else AckTaking.OVER
+        return ReservationResult.BUSY
+    return (
+        ReservationResult.RESERVED
+        if queue.leases.reserve_message(offset, lease_id)
+        else ReservationResult.OVER
+    )
 
 
-def finish_taken_up(queue: SubscribedQueue, offset: int) -> Lease:
+def finish_reserved(queue: SubscribedQueue, offset: int) -> Lease:
     """Finish a reserved message after its commit succeeded; return the lease that it was finished under."""
-    pending = queue.leases.put_down(offset)
+    pending = queue.leases.end_reservation(offset)
     queue.drop_adopted(offset, offset + 1)
     queue.on_published(offset, acked=True)
     return pending.lease
 
 
-def put_down(queue: SubscribedQueue, offset: int) -> None:
+def end_reservation(queue: SubscribedQueue, offset: int) -> None:
     """End the reservation of a message whose commit failed; events of the meantime take effect now."""
-    pending = queue.leases.put_down(offset)
+    pending = queue.leases.end_reservation(offset)
     job = queue.table.jobs.get(offset)
     if queue.ack_map.is_finished(offset):
         return
@@ -83,7 +88,7 @@ class KnownReply(NamedTuple):
 
 
 class Replied:
-    """Remembers the newest acknowledgements that carried replies, up to two bounds."""
+    """Remembers the newest acknowledgements that carried replies, at most so many and so many replies."""
 
     def __init__(self, count_max: int = REMEMBERED_MAX, results_max: int = RESULTS_MAX) -> None:
         self._count_max = count_max

@@ -147,7 +147,7 @@ class SubscribedQueue:
             if self.ack_map.is_finished(offset):
                 continue
             job = self.table.add_recorded(offset, packed)
-            reason = job.why_used_up(self.policy)
+            reason = job.used_up_reason(self.policy)
             if reason and self.policy.parks:
                 self.used_up.add(offset)
             elif reason:
@@ -230,7 +230,7 @@ class SubscribedQueue:
         """Fix which of these messages go into a reply; return those that must wait."""
         behind = stream.close(offsets)
         for offset in behind:
-            if not self.leases.turn_back(offset):
+            if not self.leases.return_if_reserved(offset):
                 self.send_back(offset)
         return set(behind).intersection(offsets) if behind else set()
 
@@ -289,7 +289,7 @@ class SubscribedQueue:
         """Return a released job that is not leased to its chain."""
         job = self.table.jobs.get(offset)
         if job is not None:
-            self.table.go_back(job)
+            self.table.return_to_chain(job)
         if self.stream is not None:
             self.stream.put_back(offset)
         if self.observer is not None:
@@ -297,16 +297,16 @@ class SubscribedQueue:
 
     def dead_letter(self, offset: int, reason: str) -> None:
         """Turn the message into a dead letter at once; a client that holds it is late from now on. A reserved
-        message becomes one only if its acknowledgement is not stored. Then its chain continues."""
+        message becomes one only if its acknowledgement is not stored. Its chain then continues."""
         self._withdraw_ready(offset)
         self.leases.take_leased(offset, offset + 1, None)
         self.drop_adopted(offset, offset + 1)
-        is_taken_up = offset in self.leases.taken_up
-        state = JobState.LEASED if is_taken_up else JobState.PLAIN
+        is_reserved = offset in self.leases.reserved
+        state = JobState.LEASED if is_reserved else JobState.PLAIN
         job = self.table.jobs.get(offset) or self.table.add(offset, state)
         if job.state is not JobState.SPENT:
             job.final, job.reason = True, reason
-            if not is_taken_up:
+            if not is_reserved:
                 self.table.spend_job(job, reason)
         if self.observer is not None:
             self.observer.on_change(JobNews.SPENT, offset, f"{reason}: {job.error}" if job.error else reason)
@@ -321,7 +321,7 @@ class SubscribedQueue:
         finished = 0
         for lease_id, group in by_lease(offsets, lease_ids):
             lease, before = self.leases.lease_of(group[0]), finished
-            if lease is not None and lease_id in (None, lease.id) and group[0] not in self.leases.taken_up:
+            if lease is not None and lease_id in (None, lease.id) and group[0] not in self.leases.reserved:
                 self._tally.process.observe((now - lease.since) * 1e6)
             for start, end in ranges_of(group):
                 finished += self._finish_range(start, end, lease_id)
@@ -379,8 +379,8 @@ class SubscribedQueue:
 
     def open_offsets(self, start: int, end: int) -> list[int]:
         """Return the offsets that are neither finished, nor on their way to another topic, nor reserved."""
-        finished, is_spent, taken_up = self.ack_map.is_finished, self.table.is_spent, self.leases.taken_up
-        return [at for at in range(start, end) if not (finished(at) or is_spent(at) or at in taken_up)]
+        finished, is_spent, reserved = self.ack_map.is_finished, self.table.is_spent, self.leases.reserved
+        return [at for at in range(start, end) if not (finished(at) or is_spent(at) or at in reserved)]
 
     def fail(
         self, offset: int, lease_id: int | None, delay_ms: int | None, now: float, error: str = ""
@@ -395,7 +395,7 @@ class SubscribedQueue:
         return True
 
     def _take_job(self, offset: int, lease_id: int | None) -> UpstreamJob | None:
-        """End the lease of a returned message and return its job; None, and counted, if not leased."""
+        """End the lease of a returned message and return its job; count it and return None if not leased."""
         pieces = self.leases.take_leased(offset, offset + 1, lease_id)
         if pieces:
             return self._returned_job(offset, pieces[0][2])
@@ -475,10 +475,10 @@ class SubscribedQueue:
         if offset in self.out:
             # it was not placed yet, or waits in its chain, which will reach it
             self.drop_adopted(offset, offset + 1)
-            self.table.go_back(self.table.jobs[offset])
+            self.table.return_to_chain(self.table.jobs[offset])
             return True
         for follower in stream.on_failing(offset):
-            if not self.leases.turn_back(follower):
+            if not self.leases.return_if_reserved(follower):
                 self.leases.take_leased(follower, follower + 1, None)
                 self.send_back(follower)
         if stream.is_first(offset):
@@ -533,7 +533,7 @@ class SubscribedQueue:
             return
         if self.stream is not None:
             for follower in self.stream.on_failing(offset):
-                turned = self.leases.turn_back(follower)
+                turned = self.leases.return_if_reserved(follower)
                 if not turned and self.leases.take_leased(follower, follower + 1, None):
                     self.send_back(follower)  # extended on its own
         job = self._returned_job(offset, size)
@@ -573,7 +573,7 @@ class SubscribedQueue:
 
     # --- progress on its way to the backend
 
-    def finish_of(self, group: str, offset: int) -> ProgressDelta:
+    def build_finish(self, group: str, offset: int) -> ProgressDelta:
         """Return the progress that finishes the message, to be committed with its copies in other topics."""
         return ProgressDelta(group, self.ref, self.epoch, self.generation, ((offset, offset + 1),))
 

@@ -33,7 +33,7 @@ class TimerQueue:
 
     def __init__(self) -> None:
         self.rest_until = -NEVER
-        self.woken: Callable[[], None] = _nobody
+        self.woken: Callable[[], None] = _ignore_wake_up
         self._heap: list[tuple[float, int, TimedTask]] = []
         self._sequence = count()
 
@@ -60,5 +60,5 @@ class TimerQueue:
                 task.due(now)
 
 
-def _nobody() -> None:
+def _ignore_wake_up() -> None:
     """Do nothing: the heartbeat is not resting."""

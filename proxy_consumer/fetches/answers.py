@@ -14,7 +14,7 @@ from ddmq_client.idl import consumer
 from ddmq_common.delivery import STOP, encode_tail, varint, zigzag
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.codec import constant_result
-from proxy_consumer.answers import IDL, SERVICE, context_of, list_header, message_of, tell_own
+from proxy_consumer.answers import IDL, SERVICE, context_of, list_header, message_of, set_client_fields
 from proxy_consumer.core.queue_feed import Filter
 from proxy_consumer.core.subscribed_queue import QueueName
 
@@ -157,6 +157,6 @@ def _build_messages(target: Target, next_offsets: dict[Any, int] | None) -> list
     for raw, offset, record in zip(target.deliveries, target.offsets, target.records, strict=True):
         message = message_of(raw, offset)
         if next_offsets is not None:
-            tell_own(message, record(), max(next_offsets.get(target.queue, 0), target.next_offset))
+            set_client_fields(message, record(), max(next_offsets.get(target.queue, 0), target.next_offset))
         messages.append(message)
     return messages

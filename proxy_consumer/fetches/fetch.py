@@ -38,7 +38,7 @@ class _TargetRead(Completion[ReadBatch]):
 
     def settled(self) -> None:
         if not self.inline:
-            self.gathering.went_on(self)
+            self.gathering.on_read_done(self)
 
 
 class FetchGathering:
@@ -75,7 +75,7 @@ class FetchGathering:
             self._take_read(read)
         self._done()
 
-    def went_on(self, read: _TargetRead) -> None:
+    def on_read_done(self, read: _TargetRead) -> None:
         """Accept a read that completed later, and continue with the next."""
         self._take_read(read)
         self.start()
@@ -112,7 +112,7 @@ class FetchGathering:
                 continue
             if not is_for_group(batch, index, target.group):
                 continue
-            if target.message_filter is not None and target.message_filter.judge(delivery) is not None:
+            if target.message_filter is not None and target.message_filter.find_refusal(delivery) is not None:
                 continue
             size = len(delivery) + MESSAGE_BYTES
             if size > self._left and self._taken:

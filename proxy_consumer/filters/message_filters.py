@@ -108,7 +108,7 @@ class TagFilter:
         hashes = frozenset(map(tag_hash, self._texts))
         self.tags: frozenset[int] | None = hashes if len(hashes) <= HASHES_MAX else None
 
-    def judge(self, delivery: bytes) -> Refusal | None:
+    def find_refusal(self, delivery: bytes) -> Refusal | None:
         """Return FILTERED unless the message has one of the tags, compared as text.
 
         The backend compares only the hash of a tag, if it compares at all.
@@ -132,7 +132,7 @@ class SqlFilter:
         self._tag = TAGS in compiled.names
         self._key = KEYS in compiled.names
 
-    def judge(self, delivery: bytes) -> Refusal | None:
+    def find_refusal(self, delivery: bytes) -> Refusal | None:
         """Return FILTERED unless the message matches; only properties in the expression are decoded."""
         try:
             return None if self._match(self._decode_row(delivery)) else FILTERED

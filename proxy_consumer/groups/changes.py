@@ -21,7 +21,7 @@ from proxy_consumer.groups.directory import Directory, check_stated
 from proxy_consumer.groups.group import (
     SOURCE_LOG,
     SUBSCRIPTION_PREFIX,
-    Stored,
+    StoredSubscription,
     encode_subscription,
     stored_subscription,
     subscription_key,
@@ -101,7 +101,7 @@ class Changes:
 
         return followed(self._directory.subscribe(group, topic, config, given=wanted.given)[1], on_made)
 
-    def _settings_before(self, stored: Stored) -> SubscriptionDefaults:
+    def _settings_before(self, stored: StoredSubscription) -> SubscriptionDefaults:
         """Return the settings in force; the defaults if the stored ones contradict the present defaults."""
         defaults = self._runtime.config.defaults
         try:
@@ -109,13 +109,13 @@ class Changes:
         except ConfigError:
             return defaults
 
-    def stored_settings(self, group: str, topic: str) -> Stored | None:
+    def stored_settings(self, group: str, topic: str) -> StoredSubscription | None:
         """Return the values that a subscription sets itself; None if there is no such subscription."""
         key = subscription_key(group, topic)
         value = self._runtime.backend.setting(key)
         return None if value is None else stored_subscription(key, value)
 
-    def _store_alone(self, group: str, topic: str, wanted: Stored) -> Completion[Any]:
+    def _store_alone(self, group: str, topic: str, wanted: StoredSubscription) -> Completion[Any]:
         key = subscription_key(group, topic)
         if key in self._busy:
             raise TryLaterError(f"group {group!r} on topic {topic!r} is being changed just now; do it again")
@@ -124,7 +124,7 @@ class Changes:
         commit.then(lambda _: self._busy.discard(key))
         return commit
 
-    def _store_settings(self, group: str, topic: str, wanted: Stored) -> Completion[Any]:
+    def _store_settings(self, group: str, topic: str, wanted: StoredSubscription) -> Completion[Any]:
         runtime = self._runtime
         value = encode_subscription(wanted.given, wanted.created_ms, wanted.source)
         batch = CommitBatch(settings={subscription_key(group, topic): value})
@@ -162,7 +162,7 @@ class Changes:
         if was == wanted and stored.source == source:
             return succeeded(None)
         check_stated(config, was.over(self._runtime.config.defaults))
-        return self._store_settings(group, topic, Stored(wanted.given, stored.created_ms, source))
+        return self._store_settings(group, topic, StoredSubscription(wanted.given, stored.created_ms, source))
 
     def _declare_made(
         self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults], source: str
@@ -173,12 +173,12 @@ class Changes:
             return succeeded(None)
         return self._declare_one(group, topic, wanted, source)
 
-    def _release(self, group: str, topic: str, stored: Stored) -> Completion[Any]:
+    def _release(self, group: str, topic: str, stored: StoredSubscription) -> Completion[Any]:
         facts = {"group": group, "topic": topic, "file": stored.source}
         log.info("subscription no longer in the file; `ddmq group set` may change it", extra=facts)
         return self._store_settings(group, topic, stored._replace(source=SOURCE_LOG))
 
-    def _owned_by(self, source: str) -> Iterable[tuple[str, str, Stored]]:
+    def _owned_by(self, source: str) -> Iterable[tuple[str, str, StoredSubscription]]:
         for key, value in self._runtime.backend.settings(SUBSCRIPTION_PREFIX).items():
             group, _, topic = key.removeprefix(SUBSCRIPTION_PREFIX).partition("/")
             stored = stored_subscription(key, value)

@@ -236,9 +236,9 @@ class Consistency:
         return sorted(group_clients, key=lambda each: (-each.in_flight, each.client_id))
 
     def list_differences(self, group: str) -> list[Difference]:
-        """Return the clients of a group that subscribe differently, the longest first.
+        """Return the differences between the clients of a group, the oldest first.
 
-        `topic` is "" if they read other topics than the group.
+        `topic` is "" if a client reads other topics than the group.
         """
         now = self._runtime.now()
         clients = [each for each in self._groups.get(group.encode(), {}).values() if each.gone_at > now]

@@ -24,7 +24,7 @@ from proxy_consumer.groups.group import (
     RESET_PREFIX,
     SOURCE_LOG,
     SUBSCRIPTION_PREFIX,
-    Stored,
+    StoredSubscription,
     changed_settings,
     decode_group,
     encode_group,
@@ -129,7 +129,7 @@ class Directory:
         elif kind == "trace":
             for subscription in self.all_subscriptions():
                 if subscription.topic == rest and subscription.switch_trace():
-                    subscription.start_anew()
+                    subscription.reload_queues()
         elif kind in ("topic", "retry"):
             self._queues_changed(kind, rest, group_concerned(key))
         elif group is None:
@@ -187,7 +187,7 @@ class Directory:
             subscription = self.ready_group(name).add(topic, config)
         subscription.created_ms = stored.created_ms
         if is_new:
-            subscription.come_along()
+            subscription.join_with_members()
         elif subscription.config != config:
             subscription.apply_config(config)
 
@@ -292,7 +292,7 @@ class Directory:
             if error is None:
                 if group.waiting.waiting_for(topic):
                     subscription.on_use(self._runtime.now())
-                subscription.come_along()
+                subscription.join_with_members()
                 creation.succeed(skipped)
                 return
             creation.fail(error)  # first: a pull that waits for it is rejected, not answered empty
@@ -300,9 +300,9 @@ class Directory:
 
         if given is None:
             given = changed_settings(config, self._runtime.config.defaults)
-        create_subscription(self._runtime, name, topic, config.start, Stored(given, 0, source)).then(
-            on_stored
-        )
+        create_subscription(
+            self._runtime, name, topic, config.start, StoredSubscription(given, 0, source)
+        ).then(on_stored)
         return subscription, creation
 
     def _setting_exists(self, name: str, topic: str) -> bool:
@@ -338,7 +338,7 @@ class Directory:
 
 
 def create_subscription(
-    runtime: Runtime, group: str, topic: str, start: str, wanted: Stored
+    runtime: Runtime, group: str, topic: str, start: str, wanted: StoredSubscription
 ) -> Completion[int]:
     """Determine where the queues start, then store the subscription, and its group if it is missing.
 
@@ -386,7 +386,7 @@ def _store_created(
     runtime: Runtime,
     group: str,
     topic: str,
-    wanted: Stored,
+    wanted: StoredSubscription,
     resets: Sequence[ProgressDelta],
     skipped: int,
 ) -> Completion[int]:

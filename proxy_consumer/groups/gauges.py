@@ -28,7 +28,7 @@ from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
 from proxy_consumer.groups.stalled import Stalled
-from proxy_consumer.groups.unheld import Behind, Name, Unheld
+from proxy_consumer.groups.unheld import Name, QueueLag, Unheld
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import Subscription
 
@@ -68,7 +68,7 @@ class Share(NamedTuple):
     proxy."""
 
     subscription: Subscription
-    late: list[Behind]
+    late: list[QueueLag]
     ack_span: int = 0
 
 
@@ -145,7 +145,7 @@ class Gauges:
         self._oldest.look_up(row for share in shares.values() for row in _late_queues(share))
         self._show_shares(unknown)
 
-    def _on_unheld(self, subscription: Subscription, rows: list[Behind]) -> None:
+    def _on_unheld(self, subscription: Subscription, rows: list[QueueLag]) -> None:
         """Set the gauges of a subscription that no proxy owns; with no `rows`, some proxy owns it or it has
         no lag."""
         name = _name_of(subscription)
@@ -177,8 +177,7 @@ class Gauges:
             self._clear(name)
 
     def _show_retry_paths(self, found: Completion[RetryPath]) -> None:
-        """Set the gauges of messages in the delay levels; one proxy does so, the same as for unowned
-        subscriptions."""
+        """Set the gauges of the messages that wait in the delay levels; only one proxy reports them."""
         if found.error is not None or not self._unheld.is_reporter:
             return  # the gauges keep their last values
         now_ms = self._runtime.clock.wall_ms()
@@ -246,17 +245,17 @@ def _late_queues(share: Share) -> Iterator[tuple[str, QueueRef, int]]:
         yield share.subscription.group.name, row.queue, row.committed
 
 
-def _find_behind(committed: Mapping[QueueRef, int], nexts: Mapping[QueueRef, int]) -> list[Behind]:
+def _find_behind(committed: Mapping[QueueRef, int], nexts: Mapping[QueueRef, int]) -> list[QueueLag]:
     """Return the queues that have a lag."""
     return [
-        Behind(queue, offset, nexts[queue])
+        QueueLag(queue, offset, nexts[queue])
         for queue, offset in committed.items()
         if nexts.get(queue, 0) > offset
     ]
 
 
 class BlockedKeys(NamedTuple):
-    """Blocked order keys: how many, for how many seconds the longest, and how many of them are parked."""
+    """Counts of blocked order keys: all, the seconds that the longest is blocked, and the parked ones."""
 
     number: int
     longest_s: float

@@ -55,7 +55,7 @@ def decode_group(value: bytes) -> dict[str, Any]:
     return _decode_object(value, "group")
 
 
-class Stored(NamedTuple):
+class StoredSubscription(NamedTuple):
     """The JSON members of the setting `subscription/GROUP/TOPIC`. `given`: the values that the subscription
     sets itself."""
 
@@ -70,10 +70,10 @@ class Stored(NamedTuple):
         return build(SubscriptionDefaults, settings, ConfigPlace(f"setting {key}", ""))
 
 
-def stored_subscription(key: str, value: bytes) -> Stored:
+def stored_subscription(key: str, value: bytes) -> StoredSubscription:
     """Decode the value of `subscription/GROUP/TOPIC`. Raises ConfigError."""
     members = _decode_object(value, key)
-    return Stored(
+    return StoredSubscription(
         members.get("settings", {}), int(members.get("created_ms", 0)), str(members.get("source", SOURCE_LOG))
     )
 

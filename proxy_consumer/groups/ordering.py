@@ -142,7 +142,7 @@ class GroupOrdering:
 
     def _replay(self, head: KeyHead, *, take_away: bool) -> str:
         queue, job = head.queue, head.job
-        if head.offset in queue.leases.taken_up:
+        if head.offset in queue.leases.reserved:
             return BEING_ACKNOWLEDGED
         if head.lease is not None:
             return self._take_away(head) if take_away else LEFT_IN_FLIGHT

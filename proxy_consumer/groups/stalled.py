@@ -43,7 +43,7 @@ class Stall(NamedTuple):
     held_up_by: tuple[str, ...]
 
 
-class Seen(NamedTuple):
+class ObservedProgress(NamedTuple):
     """The progress of a queue, and since when it has not changed (monotonic seconds)."""
 
     committed: int
@@ -51,14 +51,14 @@ class Seen(NamedTuple):
     since: float
 
 
-class Watched:
+class WatchedSubscription:
     """The observed progress of one subscription."""
 
     def __init__(self) -> None:
         self.waited_at = float("-inf")
         self.looked_at = float("-inf")
         self.lag = False
-        self.queues: dict[int, Seen] = {}
+        self.queues: dict[int, ObservedProgress] = {}
         self.told: set[int] = set()  # the queues whose stall was logged
 
 
@@ -74,7 +74,7 @@ class Stalled:
         self._runtime = runtime
         self._subscriptions = subscriptions
         self._fetched = fetched
-        self._known: dict[Name, Watched] = {}
+        self._known: dict[Name, WatchedSubscription] = {}
         self.wake_at = NEVER
 
     def start(self) -> None:
@@ -90,11 +90,11 @@ class Stalled:
             del self._known[name]
         for name, each in here.items():
             if is_waited_for(each):
-                self._known.setdefault(name, Watched()).waited_at = now
+                self._known.setdefault(name, WatchedSubscription()).waited_at = now
         groups = {name[0] for name, watch in self._known.items() if watch.waited_at + WAITED_S >= now}
         names = []
         for name, each in here.items():
-            watch = self._known.setdefault(name, Watched())
+            watch = self._known.setdefault(name, WatchedSubscription())
             together = each.group_wide and name[0] in groups
             if together or watch.waited_at + WAITED_S >= now:
                 names.append((watch.looked_at, name))
@@ -152,7 +152,7 @@ class Stalled:
         if watch.waited_at + WAITED_S >= now:
             for row in found.queues:
                 if row.lag and not self._is_explained(subscription, row, holders.get(row.queue_id)):
-                    progress = Seen(row.committed, row.ack_span, now)
+                    progress = ObservedProgress(row.committed, row.ack_span, now)
                     last = before.get(row.queue_id, progress)
                     watch.queues[row.queue_id] = last if last[:2] == progress[:2] else progress
         self._log_changes(subscription, watch, now)
@@ -192,7 +192,7 @@ class Stalled:
         return tuple(sorted(topics))
 
     @staticmethod
-    def _stalled_queues(known: Watched, now: float) -> dict[int, float]:
+    def _stalled_queues(known: WatchedSubscription, now: float) -> dict[int, float]:
         """Return the queues that have stood still for long enough, with the time since when."""
         return {
             number: progress.since
@@ -200,7 +200,7 @@ class Stalled:
             if progress.since + STALLED_S <= now
         }
 
-    def _log_changes(self, subscription: Subscription, known: Watched, now: float) -> None:
+    def _log_changes(self, subscription: Subscription, known: WatchedSubscription, now: float) -> None:
         name, since = (subscription.group.name, subscription.topic), self._stalled_queues(known, now)
         self._runtime.metrics.cell(catalogue.STALLED_QUEUES, *name).value = len(since)
         facts = {"group": name[0], "topic": name[1], "queues": sorted(since or known.told)}

@@ -158,7 +158,7 @@ class ActionFilter:
     def __init__(self, chain: ActionChain) -> None:
         self._chain = chain
 
-    def judge(self, delivery: bytes) -> Refusal | None:
+    def find_refusal(self, delivery: bytes) -> Refusal | None:
         """Return why the chain does not let the message pass; None if it is delivered. Never raises."""
         try:
             outcome = self._chain.run(job_of(decode(delivery)))

@@ -117,7 +117,7 @@ class PushRunner(Pusher):
         self._update_line()
         parked, self._parked = [row[2] for row in self._parked], []
         for pushed in sorted(parked, key=lambda each: each.offset, reverse=True):  # a chain's last first
-            self._let_go(pushed)
+            self._return_message(pushed)
         self._close_when_empty()
 
     def deliver(self, delivery: Delivery) -> None:
@@ -157,7 +157,7 @@ class PushRunner(Pusher):
         parked, self._parked = self._parked, []
         for row in sorted(parked, key=lambda row: row[2].offset, reverse=True):
             if row[2].queue.ref in queues:
-                self._let_go(row[2])
+                self._return_message(row[2])
             else:
                 heappush(self._parked, row)
         self._runtime.timers.set(self, until)
@@ -202,7 +202,7 @@ class PushRunner(Pusher):
 
     def _try_sink(self, pushed: Pushed) -> None:
         if self.stopped:  # the sink may have been replaced, or is no longer allowed
-            self._let_go(pushed)
+            self._return_message(pushed)
             return
         started_at = time.perf_counter()
         try:
@@ -222,7 +222,7 @@ class PushRunner(Pusher):
         queue = pushed.queue
         moves = any(queue.ref in move.queues for move in self._moving)
         if self.stopped or moves or not self.subscription.buffer.holds_queue(queue):
-            self._let_go(pushed)
+            self._return_message(pushed)
             return
         heappush(self._parked, (verdict.again_at, next(self._sequence), pushed))
         self._runtime.timers.set(self, verdict.again_at)
@@ -256,7 +256,7 @@ class PushRunner(Pusher):
         self._leave(lease_id)
         self._settle_later(queue)
 
-    def _let_go(self, pushed: Pushed) -> None:
+    def _return_message(self, pushed: Pushed) -> None:
         """Return a message without counting an attempt, unless its queue was lost: it is redelivered at
         once."""
         queue = pushed.queue
@@ -281,7 +281,7 @@ class PushRunner(Pusher):
     def _close_when_empty(self) -> None:
         if self.stopped and not self.here and not self._closed:
             self._closed = True
-            self.group.pushes_no_more(self, self.subscription.topic)
+            self.group.remove_pusher(self, self.subscription.topic)
             self.sink.close()
 
     def _settle_later(self, queue: SubscribedQueue) -> None:
@@ -332,7 +332,7 @@ class PushRunner(Pusher):
             if self.subscription.buffer.holds_queue(pushed.queue):
                 gevent.spawn(self._try_sink, pushed)
             else:
-                self._let_go(pushed)
+                self._return_message(pushed)
         if self._parked:
             self._runtime.timers.set(self, self._parked[0][0])
         self._runtime.timers.set(self, self._extend_at)

@@ -121,13 +121,13 @@ class MessageMove:
         backend, deadline = self._runtime.backend, self._runtime.commit_deadline()
         if self._in_doubt:
             behind = replace(self._build_delta(), finished=())
-            backend.commit(CommitBatch(progress=(behind,)), deadline).then(self._come_to_it)
+            backend.commit(CommitBatch(progress=(behind,)), deadline).then(self._read_outcome)
         elif self._appended:
             self._commit_finish()
         else:
             backend.read(self.queue.ref, self.job.offset, 1, 0).then(self._on_read)
 
-    def _come_to_it(self, behind: Completion[list[AppendResult]]) -> None:
+    def _read_outcome(self, behind: Completion[list[AppendResult]]) -> None:
         """Read whether an earlier attempt was stored, now that it cannot be in flight any more."""
         if behind.error is not None:
             self._ended(behind.error)
@@ -216,7 +216,7 @@ class MessageMove:
         self._runtime.backend.commit(batch, self._runtime.commit_deadline()).then(self._on_committed)
 
     def _build_delta(self) -> ProgressDelta:
-        return self.queue.finish_of(self._group, self.job.offset)
+        return self.queue.build_finish(self._group, self.job.offset)
 
     def _on_committed(self, committed: Completion[Any]) -> None:
         if committed.error is None:
@@ -293,9 +293,9 @@ class RetryPublisher:
         for job in queue.table.take_spent():
             move = MessageMove(self._runtime, self._group, self._retry_queues, queue, job, self._on_try_done)
             self._waiting.append(move)
-        self.go_on(self._runtime.now())
+        self.start_moves(self._runtime.now())
 
-    def go_on(self, now: float) -> None:
+    def start_moves(self, now: float) -> None:
         """Start waiting moves, up to the bounds on concurrent ones, unless a pause after an error is still
         on."""
         while self._waiting and now >= self._again_at and self._has_room():
@@ -313,7 +313,7 @@ class RetryPublisher:
         return self._busy < AT_ONCE_MAX and self._busy_bytes + self._waiting[0].size <= BYTES_AT_ONCE_MAX
 
     def next_event(self) -> float:
-        """Return when `go_on` can start a waiting move; NEVER if none waits."""
+        """Return when `start_moves` can start a waiting move; NEVER if none waits."""
         return self._again_at if self._waiting and not self._busy else NEVER
 
     def _on_try_done(self, move: MessageMove, error: Exception | None) -> None:
@@ -331,7 +331,7 @@ class RetryPublisher:
             self._count_move(move)
         self._owner.on_moved(move.queue, move.job, gone=move.gone)
         self._no_longer_watched(move.job, MoveEnd.GONE if move.gone else MoveEnd.STORED)
-        self.go_on(self._runtime.now())
+        self.start_moves(self._runtime.now())
 
     def _count_move(self, move: MessageMove) -> None:
         dead = move.step == DEAD_LETTER

@@ -63,16 +63,17 @@ def leases_key(group: str, queue: QueueRef) -> str:
     return f"{LEASES_PREFIX}{group}/{queue.topic}/{queue.queue_id}"
 
 
-def carried_of(queue: SubscribedQueue, *, pushed: bool) -> Inherited:
+def handover_state(queue: SubscribedQueue, *, pushed: bool) -> Inherited:
     """Return the leases of a queue and its acknowledgements that may not be durable; pushed messages have no
     lease there."""
     runs = [] if pushed else queue.leases.leased_runs()
     return Inherited(queue.epoch, queue.generation, runs, queue.uncommitted.uncertain_acks(queue.ack_map))
 
 
-def note_of(queue: SubscribedQueue, now: float, wall_ms: int, *, pushed: bool) -> bytes:
-    """Encode the state from `carried_of` as the value of the setting, with deadlines as wall-clock times."""
-    state = carried_of(queue, pushed=pushed)
+def encode_note(queue: SubscribedQueue, now: float, wall_ms: int, *, pushed: bool) -> bytes:
+    """Encode the state from `handover_state` as the value of the setting; its deadlines are wall-clock
+    times."""
+    state = handover_state(queue, pushed=pushed)
     runs = [
         (start, end, size, lease.id, wall_ms + int((lease.deadline - now) * 1000), int(lease.length_s * 1000))
         for start, end, size, lease in state.runs[:RUNS_MAX]
@@ -120,7 +121,7 @@ def handover_notes(owner: SubscriptionBase, queues: Iterable[SubscribedQueue]) -
     always = bool(config.scope and config.handover_wait_ms and not pushed)
     now, wall_ms = runtime.now(), runtime.clock.wall_ms()
     return {
-        leases_key(owner.group_name, queue.ref): note_of(queue, now, wall_ms, pushed=pushed)
+        leases_key(owner.group_name, queue.ref): encode_note(queue, now, wall_ms, pushed=pushed)
         for queue in queues
         if runtime.topic_lives(queue.ref) and (always or _holds_more(queue, leases=not pushed))
     }
@@ -159,12 +160,12 @@ class SubscriptionMembership(ClaimOwner):
         """Join the group for the topic, unless joined; after a rejection, a little later."""
         if not self.claims.joined:
             self._join = Join(self._owner.group_name, self.topic, sharing, queues, self._runtime.address)
-            self._go_on()
+            self._join_claims()
 
     def load(self) -> None:
         """Load the progress of the queues that are not loaded yet."""
         if self.claims.joined:
-            self._go_on()
+            self._join_claims()
 
     def join_again(self) -> None:
         """Join again after a rejection, once the pause is over; each pause is twice as long as the one
@@ -175,11 +176,11 @@ class SubscriptionMembership(ClaimOwner):
         if self.claims.joined or self.claims.retry_at is None:
             return
         if self._runtime.now() >= self._again_at:
-            self._go_on()
+            self._join_claims()
         if not self.claims.joined:
             self._owner.wake(self._again_at)
 
-    def _go_on(self) -> None:
+    def _join_claims(self) -> None:
         self.claims.join(self._join)
         if self.claims.retry_at is not None:
             self._owner.wake(self.claims.retry_at)
@@ -196,7 +197,7 @@ class SubscriptionMembership(ClaimOwner):
         queue.is_lost = True
         until = max(queue.delivered_until, queue.feed.next_offset())
         self._delivered[queue.ref] = (queue.generation, until)
-        self._inherited[queue.ref] = carried_of(queue, pushed=owner.config.pushed)
+        self._inherited[queue.ref] = handover_state(queue, pushed=owner.config.pushed)
         runtime.lost[owner.group_name.encode(), *queue.name.key] = runtime.now() + LOST_S
 
     def _knows_holder(self, ref: QueueRef) -> bool:
@@ -243,8 +244,8 @@ class SubscriptionMembership(ClaimOwner):
         self._owner.update_order()
 
     def may_load(self, queue: QueueRef) -> bool:
-        """Whether a queue can be loaded: not while a living proxy may still write the setting with its
-        leases."""
+        """Whether the queue's progress may be read now: not while its previous owner may still write the
+        client leases."""
         if self.claims.loading[queue] == 1 or self._runtime.now() >= self._notes_until:
             return True
         if self._knows_holder(queue):

@@ -88,7 +88,7 @@ class SubscriptionOrder:
         """Forget the scope, because the subscription has released its queues."""
         self._own = None
 
-    def starts_anew(self, scope: OrderScope) -> bool:
+    def must_reload(self, scope: OrderScope) -> bool:
         """Whether an invalid scope must be reloaded now: its lost queue is back, or need not be waited for
         any more."""
         return scope.invalid and (scope.returned or self._runtime.now() >= self.torn_until)
@@ -97,7 +97,7 @@ class SubscriptionOrder:
         """Open or close these scopes by `ready`; return True, and change nothing more, if one must be
         reloaded."""
         for scope in scopes:
-            if self.starts_anew(scope):
+            if self.must_reload(scope):
                 return True
             set_open(scope, ready)
         return False

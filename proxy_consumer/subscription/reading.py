@@ -92,7 +92,7 @@ class Reading:
             self._pass_over_other_lives(queue, read.value)
         bounds = read.value.bounds if read.value.status is ReadStatus.OUT_OF_RANGE else None
         if read.request.purpose is Purpose.NEW and bounds is not None:
-            self.tell_gone(queue.ref, queue.feed.cursor, bounds.min)
+            self.warn_expired(queue.ref, queue.feed.cursor, bounds.min)
         if self._owner.trace is not None:
             self._owner.trace.on_read(queue, read.value)
         now = self._runtime.now()
@@ -108,7 +108,7 @@ class Reading:
             owner.after_results((queue,))
         return loaded
 
-    def tell_gone(self, queue: QueueRef, place: int | None, first: int) -> None:
+    def warn_expired(self, queue: QueueRef, place: int | None, first: int) -> None:
         """Log a warning if retention deleted unconsumed messages from `place` to `first`."""
         if place is not None and place < first:
             where = {"group": self._owner.group_name, "topic": queue.topic, "queue": queue.queue_id}
@@ -231,8 +231,8 @@ class _Both:
         self._second = second
         self.tags = first.tags
 
-    def judge(self, delivery: bytes) -> Refusal | None:
-        return self._first.judge(delivery) or self._second.judge(delivery)
+    def find_refusal(self, delivery: bytes) -> Refusal | None:
+        return self._first.find_refusal(delivery) or self._second.find_refusal(delivery)
 
 
 # --- what the backend answers

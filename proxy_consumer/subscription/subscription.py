@@ -1,10 +1,9 @@
 """One consumer group at this proxy, and its subscriptions to topics.
 
 A subscription joins its group (membership.py) with the first pull and leaves it after `idle_ms` without one.
-Its queues are read on demand (reading.py) into its PullBuffer.
-
-Subscriptions whose chains cover the group share one ordered scope. All of them are joined as soon as one is
-pulled from. When one reloads its queues, all do, because their waiting messages depend on its messages too.
+Its queues are read on demand (reading.py) into its PullBuffer. Subscriptions whose chains cover the group
+share one ordered scope. All of them are joined as soon as one is pulled from. When one reloads its queues,
+all do, because their waiting messages depend on its messages too.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Subscription(SubscriptionBase):
         self.halted = 0  # number of pending reloads; while there are any, nothing is delivered
         self.last_used = runtime.now()
         self.order = SubscriptionOrder(runtime, group.shared, config)
-        self.handed = runtime.delivery_cells(group.name, topic, buffer.tally)
+        self.handed = runtime.build_delivery_metrics(group.name, topic, buffer.tally)
         self.retries = RetryPublisher(runtime, self)
         self.membership = SubscriptionMembership(runtime, self, topic)
         self.retry_membership = SubscriptionMembership(runtime, self, retry_topic(group.name))
@@ -93,13 +92,13 @@ class Subscription(SubscriptionBase):
         if not same_filter(before, config):
             self.buffer.filter_by(filter_of(config))
         if self.switch_trace() or not same_order(before, config):
-            self.start_anew()
-            self.come_along()
+            self.reload_queues()
+            self.join_with_members()
         self.group.serve()
 
-    def start_anew(self) -> None:
+    def reload_queues(self) -> None:
         """Reload its queues, and those sharing its chains, under a new epoch; clients keep leases."""
-        self.group.start_anew(self.group.sharing_members() if self.group_wide else [self])
+        self.group.reload_queues(self.group.sharing_members() if self.group_wide else [self])
 
     # --- use and membership
 
@@ -119,7 +118,7 @@ class Subscription(SubscriptionBase):
                 if not other.joined and not other.creating:
                     other.join_alone()
 
-    def come_along(self) -> None:
+    def join_with_members(self) -> None:
         """Join at once if topics that share its chains deliver already."""
         members = self.group.sharing_members()
         if self in members and not self.creating and any(each.joined for each in members):
@@ -179,7 +178,7 @@ class Subscription(SubscriptionBase):
         if self.group_wide:
             self.group.open_shared()
         elif not self.halted and self.order.open_scopes(self.buffer.ordered_scopes(), ready=self.is_ready):
-            self.group.start_anew([self])
+            self.group.reload_queues([self])
 
     @property
     def is_ready(self) -> bool:
@@ -219,7 +218,7 @@ class Subscription(SubscriptionBase):
         queue.epoch = epoch
         load_notes(runtime, self.group_name, queue)
         self.reading.note_end(ref, bounds.next)
-        self.reading.tell_gone(ref, view.committed, bounds.min)
+        self.reading.warn_expired(ref, view.committed, bounds.min)
         qid = retry_qid(runtime.backend.cluster, ref.queue_id) if retry else runtime.qid(ref)
         queue.name = QueueName(self.group_name, self.topic, qid)
         queue.delivered_until = membership.delivered_until(ref, view.generation)
@@ -356,7 +355,7 @@ class Subscription(SubscriptionBase):
             runtime.heartbeat.wake_up()
         return True
 
-    def look(self) -> None:
+    def run_tick(self) -> None:
         """Record what holds up deliveries now; called at each tick while the subscription is traced."""
         if self.removed:
             self.runtime.traced.pop(self, None)
@@ -390,7 +389,9 @@ class Subscription(SubscriptionBase):
     def due(self, now: float) -> None:
         """Handle leases, retries, progress, failed reads and idleness; called by the timer queue."""
         if self.removed:
-            self.retries.go_on(now)  # nothing is moved any more; callers that wait for a move are notified
+            self.retries.start_moves(
+                now
+            )  # nothing is moved any more; callers that wait for a move are notified
             return
         self.buffer.expire_due(now)
         self.flush()
@@ -399,7 +400,7 @@ class Subscription(SubscriptionBase):
         self.retry_membership.load()
         self.retry_membership.join_again()
         self.update_order()
-        self.retries.go_on(now)
+        self.retries.start_moves(now)
         self.wake(self.retries.next_event())
         self.after_results(self.buffer.queues.values())
         for moment in (self.order.open_at, self.order.torn_until):
@@ -475,7 +476,7 @@ class Group:
         pushers = self.pushers.get(topic)
         return pushers[-1] if pushers else None
 
-    def pushes_no_more(self, pusher: Pusher, topic: str) -> None:
+    def remove_pusher(self, pusher: Pusher, topic: str) -> None:
         """Remove a stopped push runner once its messages in flight are done."""
         self.pushers[topic].remove(pusher)
         if not self.pushers[topic]:
@@ -512,12 +513,12 @@ class Group:
             return
         if scope is None or not scope.queues:
             self.shared.scope = None
-        elif all(each.order.starts_anew(scope) for each in members):
-            self.start_anew(members)
+        elif all(each.order.must_reload(scope) for each in members):
+            self.reload_queues(members)
         else:
             set_open(scope, all(each.is_ready for each in members))
 
-    def start_anew(self, subscriptions: Sequence[Subscription]) -> None:
+    def reload_queues(self, subscriptions: Sequence[Subscription]) -> None:
         """Reload all queues of these subscriptions; their clients keep their leases.
 
         Pushes in progress end first, for at most PUSHES_S, because their outcome would otherwise be unknown.
@@ -580,7 +581,7 @@ class Group:
             waiter.give_up()
 
     def _can_serve(self, subscription: Subscription) -> bool:
-        """Whether a waiting pull accepts messages of the subscription that are ready."""
+        """Whether the subscription has ready messages that a waiting pull accepts."""
         return subscription.buffer.has_ready and self._find_waiter(subscription) is not None
 
     def _find_waiter(self, subscription: Subscription) -> HeldPull | None:

@@ -34,7 +34,7 @@ _NOWHERE: dict[Any, int] = {}
 
 
 class Chain:
-    """The jobs of one key. `heads`: the released and unfinished spots, in order."""
+    """The jobs of one key. `heads`: the released and unfinished messages, as (stream, offset), in order."""
 
     __slots__ = ("heads", "kept", "key", "mark", "open", "unindexed")
 
@@ -50,7 +50,7 @@ class Chain:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether the chain has, or may have, spots behind its heads."""
+        """Whether messages wait, or may wait, behind the heads."""
         return bool(self.kept or self.unindexed)
 
 
@@ -109,7 +109,7 @@ class ChainTable:
         self.kept += 1
 
     def finish_job(self, chain: Chain, stream: QueueStream, offset: int) -> Iterable[tuple[QueueStream, int]]:
-        """Remove a finished head from its chain; return the spots that this releases (the new heads)."""
+        """Remove a finished head from its chain; return the messages that this releases (the new heads)."""
         heads = chain.heads
         if len(heads) > 1:
             heads.remove((stream, offset))
@@ -118,9 +118,9 @@ class ChainTable:
         return self.let_out(chain)
 
     def let_out(self, chain: Chain) -> Iterable[tuple[QueueStream, int]]:
-        """Release and return the next spots of a chain without heads.
+        """Release and return the next messages of a chain without heads.
 
-        A chain without kept spots starves if more may be unindexed, and otherwise ends.
+        A chain without cached waiting messages starves if more may be unindexed, and otherwise ends.
         """
         waiting = chain.kept
         if waiting:
@@ -150,7 +150,7 @@ class ChainTable:
         return [other for where, other in chain.heads if where is stream and other > offset]
 
     def put_back(self, chain: Chain, stream: QueueStream, offset: int) -> None:
-        """Return a released job to its old position among the waiting spots of its chain."""
+        """Return a released job to its old position among the waiting jobs of its chain."""
         chain.heads.remove((stream, offset))
         at, waiting = 0, chain.kept
         while at < len(waiting) and waiting[at][0] is stream and waiting[at][1] < offset:
@@ -185,7 +185,8 @@ class ChainTable:
     # --- streams that leave
 
     def drop_stream(self, stream: QueueStream) -> list[Chain]:
-        """Forget a stream's spots; return the chains that thereby release spots of other streams."""
+        """Forget the messages of a stream; return the chains that thereby release messages of other
+        streams."""
         going: list[Chain] = []
         for chain in list(self.chains.values()):
             remaining = [spot for spot in chain.kept if spot[0] is not stream]
@@ -217,11 +218,11 @@ class ScopeLedger:
     """State that the streams of one scope share.
 
     `parked_keys`: the keys that an operator parked. `ready`: how many messages of all streams are ready for
-    delivery, at most `ready_max`. `let_out`: released spots on which the scope has yet to act. `made_room`:
-    whether `ready` has fallen below its maximum since the scope last checked.
+    delivery, at most `ready_max`. `let_out`: released messages on which the scope has yet to act.
+    `gained_capacity`: whether `ready` has fallen below its maximum since the scope last checked.
     """
 
-    __slots__ = ("let_out", "made_room", "parked_keys", "ready", "ready_max", "table")
+    __slots__ = ("gained_capacity", "let_out", "parked_keys", "ready", "ready_max", "table")
 
     def __init__(self, table: ChainTable) -> None:
         self.table = table
@@ -229,11 +230,11 @@ class ScopeLedger:
         self.ready = 0
         self.ready_max = READY_MAX
         self.let_out: list[tuple[Chain, list[tuple[QueueStream, int]]]] = []
-        self.made_room = False
+        self.gained_capacity = False
 
     def take_ready(self, count: int) -> None:
         """Record that `count` messages are no longer ready."""
-        self.made_room |= self.ready >= self.ready_max
+        self.gained_capacity |= self.ready >= self.ready_max
         self.ready -= count
 
 
@@ -318,7 +319,7 @@ class QueueStream:
         return self.ledger.table.offsets_behind(chain, self, offset)[::-1]
 
     def put_back(self, offset: int) -> None:
-        """Return a job to its chain; if it was the only released one, the chain's next spots are released."""
+        """Return a job to its chain; if it was the only released one, the chain releases its next jobs."""
         self.drop_ready(offset)
         chain, table = self.busy.pop(offset), self.ledger.table
         table.put_back(chain, self, offset)

@@ -116,7 +116,7 @@ def place_rows(
         placed += 1
         key = part.key_of(delivery)
         if parked or part.faulty or part.out or part.used_up or key is None:
-            _place_with_care(ledger, part, ReadyMessage(offset, delivery, part.batch, index, None), key)
+            _place_special(ledger, part, ReadyMessage(offset, delivery, part.batch, index, None), key)
         elif key not in chains:
             part.busy[offset] = chain = chains[key] = Chain(key, part.stream, offset)
             part.ready.append(message(ReadyMessage, (offset, delivery, part.batch, index, chain)))
@@ -128,7 +128,7 @@ def place_rows(
     return placed
 
 
-def _place_with_care(ledger: ScopeLedger, part: ReadAhead, message: ReadyMessage, key: str | None) -> None:
+def _place_special(ledger: ScopeLedger, part: ReadAhead, message: ReadyMessage, key: str | None) -> None:
     """Place one message whose key is missing or parked, that is faulty, leased or exhausted: the slow
     path."""
     offset, queue = message.offset, part.queue

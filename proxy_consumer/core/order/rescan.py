@@ -25,7 +25,7 @@ class _Page(NamedTuple):
     at: int
 
 
-class LookedBack(NamedTuple):
+class RescanStep(NamedTuple):
     """The result of one step: chains that got a job, a read that is needed, and whether the next step can run
     at once."""
 
@@ -61,7 +61,7 @@ class Rescan:
         self._eligible: dict[str, bool] = {}
         self.done = False
 
-    def read_on(self, look_max: int) -> LookedBack:
+    def read_on(self, look_max: int) -> RescanStep:
         """Examine up to `look_max` messages."""
         chains: list[Chain] = []
         looked = 0
@@ -76,13 +76,13 @@ class Rescan:
             if stream not in self._pages:
                 request = self._request_page(stream)
                 if request is not None:
-                    return LookedBack(chains, request, False)
+                    return RescanStep(chains, request, False)
                 continue
             if looked >= look_max:
-                return LookedBack(chains, None, True)
+                return RescanStep(chains, None, True)
             looked += 1
-            chains += self._look_at_next(stream)
-        return LookedBack(chains, None, False)
+            chains += self._examine_next(stream)
+        return RescanStep(chains, None, False)
 
     def _next_stream(self) -> QueueStream | None:
         """Return the stream with the lowest log position, or one whose position must be read first; None at
@@ -125,7 +125,7 @@ class Rescan:
         else:
             self._cursors[stream] = max(batch.next_offset, self._cursors[stream] + 1)
 
-    def _look_at_next(self, stream: QueueStream) -> list[Chain]:
+    def _examine_next(self, stream: QueueStream) -> list[Chain]:
         """Examine the next message of a stream; return the chain that it was added to, as a list of at most
         one."""
         batch, at = self._pages[stream]

@@ -121,7 +121,7 @@ class OrderScope:
 
     def drop_queue(self, stream: QueueStream) -> None:
         """Remove a queue that this proxy lost; chains continue without its messages."""
-        self.go_on()
+        self.apply_ledger()
         del self.queues[stream]
         for streams in (self._news, self._some, self._blind):
             streams.pop(stream, None)
@@ -162,7 +162,7 @@ class OrderScope:
 
     # --- chains
 
-    def go_on(self) -> None:
+    def apply_ledger(self) -> None:
         """Act on the ledger: release the jobs of chains that moved on, and read on if there is capacity
         again."""
         ledger = self.ledger
@@ -173,8 +173,8 @@ class OrderScope:
                     self._let_out(chain, spots)
                 elif self.table.starving:
                     self.wake_drivers()
-        if ledger.made_room:
-            ledger.made_room = False
+        if ledger.gained_capacity:
+            ledger.gained_capacity = False
             self.wake_drivers()
 
     def _let_out(self, chain: Chain, spots: list[tuple[QueueStream, int]]) -> None:
@@ -204,7 +204,7 @@ class OrderScope:
         if not self.open:
             return None
         if self.table.starving and not self._rescan_failed and not stream.deliverable:
-            request = self._look_back()
+            request = self._run_rescan()
             if request is not None or self.queues[stream].table.released:
                 return request
         looked, enough = 0, len(stream.deliverable) + want
@@ -240,7 +240,7 @@ class OrderScope:
             self.queues[fullest].forget_bytes()
         return not self.full
 
-    def made_room(self) -> None:
+    def on_capacity(self) -> None:
         """Read on if the scope was `full`, after messages were delivered."""
         self.full = False
         self.wake_drivers()
@@ -248,10 +248,10 @@ class OrderScope:
     def _choose_streams(self, want: int) -> list[QueueStream] | ReadRequest | EndsRequest | None:
         """Return the streams to merge now, or the request that must be answered first, or None."""
         if self._merged or len(self.queues) == 1:
-            return self._to_merge(want)
+            return self._streams_to_merge(want)
         return self._next_in_turn(want)
 
-    def _to_merge(self, want: int) -> list[QueueStream] | ReadRequest | EndsRequest | None:
+    def _streams_to_merge(self, want: int) -> list[QueueStream] | ReadRequest | EndsRequest | None:
         """Return all streams with messages, once it is certain that the others have no older ones.
 
         Otherwise returns the request that must be answered first, or None if one is pending.
@@ -259,7 +259,7 @@ class OrderScope:
         if self._asking:
             return None
         while self._news:
-            request = self._look_at(self._news.popitem()[0], want)
+            request = self._examine_stream(self._news.popitem()[0], want)
             if request is not None:
                 return request
         if self._blind or not self._some:
@@ -270,7 +270,7 @@ class OrderScope:
             return self._ask_ends()
         return list(self._some)
 
-    def _look_at(self, stream: QueueStream, want: int) -> ReadRequest | None:
+    def _examine_stream(self, stream: QueueStream, want: int) -> ReadRequest | None:
         """Determine whether a queue has messages; return the read needed to find out, or None."""
         self._some.pop(stream, None)
         self._blind.pop(stream, None)
@@ -371,7 +371,7 @@ class OrderScope:
 
     # --- rescan of the messages that wait in starving chains
 
-    def _look_back(self) -> ReadRequest | None:
+    def _run_rescan(self) -> ReadRequest | None:
         if self._rescan is None:
             self._rescans += 1
             self._rescan = Rescan(self.table, self.queues, self._merged, self._rescans)

@@ -73,7 +73,7 @@ def build_transit(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOut
         base_value = {} if base is None else base(job)
         if not isinstance(base_value, dict):
             return fail(f"Transit: {mapping[BASE]} is the base and is not an object")
-        made_value = _Made(base_value, job.work)
+        made_value = _TransitResult(base_value, job.work)
         for names, source in moves:
             value = source(job)
             if value is not ABSENT:
@@ -92,7 +92,7 @@ def target_names(target: str) -> tuple[str, ...]:
     return names
 
 
-class _Made:
+class _TransitResult:
     """The new JSON of Transit, which shares the values of the old one; objects on the way to a target are
     copied, once."""
 

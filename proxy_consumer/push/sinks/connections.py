@@ -66,7 +66,7 @@ class Receiving:
             self._read_more()
         return self._take_buffered(count)
 
-    def to_the_end(self) -> bytes:
+    def read_to_end(self) -> bytes:
         """Read everything until the receiver closes the connection."""
         try:
             while True:
@@ -145,7 +145,7 @@ class Connection:
 C = TypeVar("C", bound=Connection)
 
 
-class KeptConnections(Generic[C]):
+class ReusableConnections(Generic[C]):
     """Reusable connections to one receiver, at most `connections_max`; a sound one is reused within
     `idle_s`."""
 

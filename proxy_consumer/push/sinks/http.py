@@ -74,11 +74,11 @@ def encode_form(params: Sequence[tuple[str, str | None]], requests: int) -> byte
 
 
 def _encode_plus(text: str) -> str:
-    return _plus_kept(text) if len(text) <= KEPT_CHARS_MAX else quote_plus(text)
+    return _encode_plus_cached(text) if len(text) <= KEPT_CHARS_MAX else quote_plus(text)
 
 
 @lru_cache(maxsize=4096)
-def _plus_kept(text: str) -> str:
+def _encode_plus_cached(text: str) -> str:
     """Encode a short text with a cache: names, topics and groups are the same in every message."""
     return quote_plus(text)
 
@@ -109,7 +109,7 @@ def request_count(job: ActionJob, requests: int) -> int:
     return requests
 
 
-def given_headers(job: ActionJob) -> tuple[dict[str, str], int]:
+def property_headers(job: ActionJob) -> tuple[dict[str, str], int]:
     """Return the headers in the property carrera_headers, and how many of them cannot be sent."""
     raw = job.properties.get(HEADERS_PROPERTY)
     if not raw:
@@ -316,7 +316,7 @@ class HttpSink:
     def _build_headers(self, job: ActionJob) -> dict[str, str]:
         own_headers: dict[str, str] = {}
         if self._with_headers:
-            own_headers, ignored = given_headers(job)
+            own_headers, ignored = property_headers(job)
             self._ignored.value += ignored
         theirs = {name.lower() for name in own_headers}
         ours = {name: value for name, value in OUR_HEADERS.items() if name.lower() not in theirs}

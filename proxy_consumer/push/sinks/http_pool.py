@@ -19,7 +19,7 @@ import gevent
 from gevent import ssl
 
 from proxy_consumer.push.actions.targets import Url
-from proxy_consumer.push.sinks.connections import Connection, KeptConnections, Receiving, UnboundedError
+from proxy_consumer.push.sinks.connections import Connection, Receiving, ReusableConnections, UnboundedError
 
 IDLE_S = 4.0  # shorter than servers keep idle connections open
 ORIGINS_MAX = 256
@@ -59,7 +59,7 @@ class _HttpConnection(Connection):
         return read_http(self.sock, bytes_max, until)
 
 
-_Origin = KeptConnections[_HttpConnection]
+_Origin = ReusableConnections[_HttpConnection]
 
 
 class HttpPool:
@@ -158,7 +158,7 @@ def read_http(sock: Any, body_bytes_max: int, until: float) -> HttpAnswer:
             raise BadAnswerError(f"the answer is over {body_bytes_max} bytes")
         body, delimited = receiving.read_exactly(head.length), True
     else:
-        body, delimited = receiving.to_the_end(), False
+        body, delimited = receiving.read_to_end(), False
         if len(body) > body_bytes_max:
             raise BadAnswerError(f"the answer is over {body_bytes_max} bytes")
     return HttpAnswer(head.status, body, delimited and not head.closes and not receiving.left_over)

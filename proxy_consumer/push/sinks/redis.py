@@ -21,7 +21,7 @@ from proxy_consumer.push.actions.config import RedisConfig
 from proxy_consumer.push.actions.job import ABSENT, ActionJob, plain_value
 from proxy_consumer.push.actions.paths import compile_path
 from proxy_consumer.push.actions.targets import AllowList, parse_address
-from proxy_consumer.push.sinks.connections import Connection, KeptConnections, Receiving, UnboundedError
+from proxy_consumer.push.sinks.connections import Connection, Receiving, ReusableConnections, UnboundedError
 from proxy_consumer.push.verdict import DONE, Pushed, Verdict, VerdictKind
 
 _HOLE = re.compile(r"\{([^{}]+)\}")
@@ -216,7 +216,7 @@ class RedisPool:
         self._password = password
         self._timeout_s = timeout_s
         self._connections_max = connections_max
-        self._hosts: dict[Address, KeptConnections[_RedisConnection]] = {}
+        self._hosts: dict[Address, ReusableConnections[_RedisConnection]] = {}
 
     def close(self) -> None:
         """Close the idle connections; commands in progress end by themselves."""
@@ -225,7 +225,7 @@ class RedisPool:
 
     def run(self, address: Address, commands: Sequence[Sequence[bytes]]) -> None:
         """Run the commands in order until the first error. Raises CommandError."""
-        connections = self._hosts.setdefault(address, KeptConnections(self._connections_max))
+        connections = self._hosts.setdefault(address, ReusableConnections(self._connections_max))
         with connections.use_connection(lambda: _RedisConnection(*address)) as connection:
             try:
                 with gevent.Timeout(self._timeout_s):

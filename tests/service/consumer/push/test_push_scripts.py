@@ -225,6 +225,6 @@ def test_in_front_of_a_pull_it_is_refused(what: str) -> None:
     )
     refusing = filter_for_actions(config.actions, config.push)
     assert refusing is not None
-    refusal = refusing.judge(encode(b"k", msgspec.json.encode(body), b"", {}))
+    refusal = refusing.find_refusal(encode(b"k", msgspec.json.encode(body), b"", {}))
     assert isinstance(refusal, Refusal)
     assert "too much work for a script in front of a pull" in refusal.fault

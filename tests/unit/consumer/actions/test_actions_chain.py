@@ -274,7 +274,7 @@ def test_usual_chains_are_taken(actions: tuple[str, ...]) -> None:
 
 
 def test_what_is_pushed_is_not_broadcast() -> None:
-    with pytest.raises(ValueError, match="shared out"):
+    with pytest.raises(ValueError, match="divided among the proxies"):
         SubscriptionDefaults(actions=("AsyncHttp",), push=PushConfig(http=HTTP), model="broadcasting")
 
 
