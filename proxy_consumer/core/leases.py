@@ -115,7 +115,7 @@ class LeaseTable:
     `jobs`: how many messages of the queue are leased. `reserved`: the reserved messages by offset.
     """
 
-    __slots__ = ("_budget", "_leases", "_runs", "_starts", "jobs", "next_deadline", "taken_up")
+    __slots__ = ("_budget", "_leases", "_runs", "_starts", "jobs", "next_deadline", "reserved")
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
