@@ -95,7 +95,7 @@ class KindFilter:
     def __init__(self) -> None:
         self.mended = False
 
-    def judge(self, delivery: bytes) -> Refusal | None:
+    def find_refusal(self, delivery: bytes) -> Refusal | None:
         kind = delivery.split(b"/")[1]
         if kind == b"filtered":
             return FILTERED

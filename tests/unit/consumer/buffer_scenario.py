@@ -45,7 +45,7 @@ class Scenario:
         self.durable = [GroupProgress(), GroupProgress()]
         self.restart()
 
-    def judge(self, delivery: bytes) -> Refusal | None:
+    def find_refusal(self, delivery: bytes) -> Refusal | None:
         """The filter: `-name` is not wanted, `!name` cannot be judged."""
         return {b"-": FILTERED, b"!": Refusal("faulty")}.get(delivery[:1])
 

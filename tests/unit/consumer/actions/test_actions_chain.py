@@ -321,7 +321,7 @@ def test_a_filter_of_actions_before_a_pull() -> None:
     config = SubscriptionDefaults(
         actions=("Json", "Script", "PullServer"), push=PushConfig(script=ScriptConfig(filter="body.a > 1"))
     )
-    judge = pull_filter(config).judge
+    judge = pull_filter(config).find_refusal
     assert judge(encode(b"k", b'{"a":2}', b"", None)) is None
     assert judge(encode(b"k", b'{"a":1}', b"", None)) is FILTERED
     assert judge(encode(b"k", b"", b"", None)) is FILTERED
@@ -381,7 +381,7 @@ def test_a_fault_in_an_action_fails_its_message_and_is_not_thrown(monkeypatch: p
     monkeypatch.setattr(ActionJob, "properties_text", lambda _: 1 // 0)
     script = PushConfig(script=ScriptConfig(filter="properties.a == 'x'"))
     config = SubscriptionDefaults(actions=("Script", "PullServer"), push=script)
-    assert "ZeroDivisionError" in pull_filter(config).judge(encode(b"k", b"x", b"", None)).fault
+    assert "ZeroDivisionError" in pull_filter(config).find_refusal(encode(b"k", b"x", b"", None)).fault
 
 
 WIDE = b'{"items":[' + b",".join([b"[]"] * 400_000) + b"]}"
