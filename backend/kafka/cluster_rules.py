@@ -57,8 +57,9 @@ class ClusterFacts(NamedTuple):
 
 
 class ClusterFinding(NamedTuple):
-    """A setting that breaks a promise, with all resources where it does. `loses`: acknowledged messages may
-    be lost.
+    """A setting that breaks a promise, with all resources where it does.
+
+    `loses`: acknowledged messages may be lost.
     """
 
     resources: tuple[str, ...]

@@ -168,8 +168,9 @@ class Election:
         )
 
     def _try_lock(self) -> ElectedLog | None:
-        """Take the lock and open the log; return None if another process holds the lock, or this one may not
-        write.
+        """Take the lock and open the log.
+
+        Return None if another process holds the lock, or this one may not write.
         """
         if not self._may_write:
             return None
@@ -194,8 +195,9 @@ class Election:
         return opened
 
     def _is_socket_served(self) -> bool:
-        """Return whether another process serves the socket although the lock was free (its lock file was
-        deleted).
+        """Return whether another process serves the socket although the lock was free.
+
+        Its lock file was deleted then.
         """
         sock = connect(self._directory)
         if sock is None:
@@ -212,8 +214,9 @@ class Election:
         )
 
     def _try_socket(self) -> MemberBackend:
-        """Try to open a session with the writer; the returned member's `link.is_ready` says whether that
-        worked.
+        """Try to open a session with the writer.
+
+        The returned member's `link.is_ready` says whether that worked.
         """
         member = self._member
         if member is None:
@@ -324,7 +327,7 @@ class ElectedMembership:
 
 
 class _Relay:
-    """Passes the listener calls of one backend on to a membership, until the membership leaves that backend."""
+    """Passes the listener calls of one backend on to a membership, until it leaves that backend."""
 
     def __init__(self, membership: ElectedMembership) -> None:
         self._membership, self._move = membership, membership.moves
@@ -357,8 +360,7 @@ _bound: Any = None
 
 
 class ElectedBackend(Backend):
-    """The backend that the proxies use: it forwards every call to `current`, the writer's or a member's
-    backend.
+    """The backend of the proxies; it forwards every call to `current`, the writer's or a member's.
 
     `on_close` ends the election. Do not store one of this object's bound methods: it would keep calling the
     backend that was current at the time; store the object.
@@ -384,7 +386,7 @@ class ElectedBackend(Backend):
         self._unwatch = backend.watch_settings(self._watchers.notify_changed)
 
     def switch_backend(self, backend: Backend, leftovers: Sequence[SessionRequest]) -> None:
-        """Make `backend` current, and send it `leftovers`: the requests that the previous one did not send."""
+        """Make `backend` current and send it `leftovers`, the requests that the previous one did not send."""
         old = self.current
         changed = find_changed_keys(old.topics(), backend.topics(), old.settings(""), backend.settings(""))
         for membership in self._memberships:

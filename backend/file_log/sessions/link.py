@@ -54,8 +54,8 @@ class Owner(Protocol):
         """Handle a frame that answers no request. Raises msgspec.MsgspecError if it is malformed."""
 
     def on_ready(self) -> None:
-        """Called when the session is ready: unanswered requests have been resent, held ones are sent after
-        this.
+        """Called when the session is ready, after unanswered requests were resent, before held ones
+        are sent.
         """
 
     def on_caught_up(self) -> None:
@@ -139,7 +139,10 @@ class Link:
             self._on_lost(reason, text)
 
     def send_ping(self) -> None:
-        """Send a ping, or end the session if the writer has been silent for too long; called every `ping_s`."""
+        """Send a ping, or end the session if the writer has been silent for too long.
+
+        Called every `ping_s`.
+        """
         now = self._clock.monotonic()
         stalled = now - self._pinged_at > 2 * self.limits.ping_s
         self._pinged_at = now
@@ -233,8 +236,9 @@ class Link:
             self._owner.on_push(FrameKind.FAULT, ident, codec.encode(codec.error_row(error)))
 
     def _on_rejected(self, request: SessionRequest, error: Exception) -> None:
-        """Settle a rejected request with `error`; split a frame of several calls if one of them may be
-        invalid.
+        """Settle a rejected request with `error`.
+
+        Split a frame of several calls if one of them may be invalid.
         """
         may_split = isinstance(error, (CallerError, BoundReachedError, ValueError, TypeError, OverflowError))
         if may_split and isinstance(request, AppendFrame) and len(request.calls) > 1:
@@ -319,7 +323,10 @@ class Outstanding:
         return self._limits.in_flight_bytes_max - self.bytes
 
     def admit_request(self, request: SessionRequest) -> bool:
-        """Count a request as outstanding. At a bound or once closed, reject it from the hub and return False."""
+        """Count a request as outstanding.
+
+        At a bound or once closed, reject it from the hub and return False.
+        """
         error = self._why_rejected(request)
         if error is not None:
             self._loop.run_callback(request.on_fault, error)
@@ -370,8 +377,9 @@ class Outstanding:
             self.held = dict.fromkeys(sorted(self.held, key=lambda one: (not one.is_sent, one.number)))
 
     def session_lost(self) -> None:
-        """Hold the sent requests that may be resent, before all others; settle the rest with an unknown
-        outcome.
+        """Hold the sent requests that may be resent, before all others.
+
+        Settle the rest with an unknown outcome.
         """
         repeated: dict[SessionRequest, None] = {}
         unknown: list[SessionRequest] = []
@@ -408,8 +416,9 @@ class Outstanding:
     # --- deadlines and the end
 
     def when_idle(self, deadline: float, done: Completion[None]) -> None:
-        """Settle `done` once no request is outstanding, or fail it at the deadline. Fails parked waits at
-        once.
+        """Settle `done` once no request is outstanding, or fail it at the deadline.
+
+        Fails parked waits at once.
         """
         for request in [*self.sent.values(), *self.held]:
             if isinstance(request, WaitRequest):

@@ -105,8 +105,13 @@ READABLE, WRITABLE = 1, 2
 
 
 class Pipe:
-    """Sends and receives frames on one socket. `frame_bytes_max` bounds one body, `out_bytes_max` the bytes
-    waiting to be sent.
+    """Sends and receives frames on one socket.
+
+    `frame_bytes_max` bounds one body, `out_bytes_max` the bytes waiting to be sent.
+
+    `frame_bytes_max` bounds one body, `out_bytes_max` the bytes waiting to be sent.
+
+    `frame_bytes_max` bounds one body, `out_bytes_max` the bytes waiting to be sent.
 
     * What is sent during one turn of the hub leaves with one system call.
     * `on_frame(kind, id, body)` runs on the hub; it may close the pipe. The body is the frame's own bytes.
@@ -259,7 +264,10 @@ class Pipe:
                 self._chunks.append(data[at:] if at else data)
 
     def _take_frames(self, data: bytes) -> int:
-        """Pass the complete frames in `data` to `on_frame`; return where the first incomplete frame starts."""
+        """Pass the complete frames in `data` to `on_frame`.
+
+        Return where the first incomplete frame starts.
+        """
         at, end = 0, len(data)
         while end - at >= HEAD.size:
             length, kind, ident = HEAD.unpack_from(data, at)

@@ -66,7 +66,10 @@ class Reads:
         self._link.submit_request(WaitRequest(queue, offset, deadline, wait))
 
     def on_ready(self) -> None:
-        """Called when a session is ready, possibly with another writer; the link resends parked waits itself."""
+        """Called when a session is ready, possibly with another writer.
+
+        The link resends parked waits itself.
+        """
 
     def on_ping(self) -> None:
         """Close files that were deleted on disk: an open file keeps occupying its space."""
@@ -86,8 +89,9 @@ def local_reads(directory: Path, options: FileLogOptions) -> MakeReads:
 
 
 class LocalReads(Reads):
-    """Reads for a member that opens the log's files in `directory` itself and asks the writer only for the
-    rest.
+    """Reads for a member that opens the log's files itself.
+
+    It asks the writer for everything that the files do not show.
     """
 
     def __init__(
@@ -118,8 +122,9 @@ class LocalReads(Reads):
         )
 
     def _read_salting(self) -> Salting:
-        """Return the directory's checksum salting; if it is unknown, no entry is valid and all reads go to
-        the writer.
+        """Return the directory's checksum salting.
+
+        If it is unknown, no entry is valid and all reads go to the writer.
         """
         try:
             return read_format(self._storage, self._directory) or UNSALTED
@@ -179,7 +184,10 @@ class LocalReads(Reads):
     def _read_records(
         self, call: ReadCall, picked: SelectedEntries, completion: Completion[ReadBatch]
     ) -> None:
-        """Read the selected records from the log files; if there are none, answer only with the next offset."""
+        """Read the selected records from the log files.
+
+        If there are none, answer only with the next offset.
+        """
         cold = self._reader.list_cold(picked.entries, call.bytes_max)
         if not cold:
             self._hub.loop.run_callback(self._answer_read, call, picked, completion)
@@ -191,10 +199,10 @@ class LocalReads(Reads):
     # --- inside
 
     def _read_entries(self, call: ReadCall) -> bytes:
-        """Return the consume-queue entries from the call's offset on; b"" if the writer must be asked
-        instead.
+        """Return the consume-queue entries from the call's offset on.
 
-        Entries are returned only if the log segments of their records are mapped.
+        B"" if the writer must be asked instead. Entries are returned only if the log segments of their
+        records are mapped.
         """
         info = self._mirror.topics.get(call.queue.topic)
         if info is None or info.incarnation != call.queue.incarnation or not info.readable or self._closed:
@@ -208,7 +216,7 @@ class LocalReads(Reads):
         return b""
 
     def _has_segments(self, entries: bytes) -> bool:
-        """Return whether the segments of the first and last entry are mapped, after one reload if necessary."""
+        """Return whether the segments of the first and last entry are mapped; reload once if necessary."""
         first = ENTRY_ROWS.unpack_from(entries)[0]
         position, size = ENTRY_ROWS.unpack_from(entries, len(entries) - ENTRY_BYTES)[:2]
         if not size:

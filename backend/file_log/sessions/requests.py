@@ -39,8 +39,9 @@ TOPIC_KEY = "topic/"  # how Backend.watch_settings names a changed topic
 
 
 class SessionRequestKind(NamedTuple):
-    """One kind of request: how its body is encoded and which backend method it calls; see
-    docs/formats-sessions.md.
+    """One kind of request: the encoding of its body and the backend method that it calls.
+
+    docs/formats-sessions.md describes the bytes.
 
     * `encode(arguments, left_ms)` makes the body of a request, `decode` reads it back as (left_ms,
       arguments); left_ms is None for a call without a deadline of its own.
@@ -186,8 +187,9 @@ def not_sent(request: str) -> TryLaterError:
 
 
 class SessionRequest(ABC):
-    """One request of a member to the writer. `size`: the bytes that it counts against the bound of the
-    session.
+    """One request of a member to the writer.
+
+    `size`: the bytes that it counts against the bound of the session.
     """
 
     __slots__ = ("can_resend", "deadline", "ident", "is_sent", "kind", "number", "size")
@@ -227,10 +229,16 @@ class SessionRequest(ABC):
 
     @abstractmethod
     def reissue_on(self, backend: Backend) -> Completion[Any] | None:
-        """Make the call on `backend` instead of the session. Returns the completion if the call is a commit."""
+        """Make the call on `backend` instead of the session.
+
+        Returns the completion if the call is a commit.
+        """
 
     def settle_expired(self, now: float) -> float | None:
-        """Settle the calls past their deadline; return the next deadline, or None if every call is settled."""
+        """Settle the calls past their deadline.
+
+        Return the next deadline, or None if every call is settled.
+        """
         self.settle_unknown()
         return None
 
@@ -383,7 +391,7 @@ class SessionCommit(SessionRequest):
 
 
 class PlainRequest(SessionRequest):
-    """A request whose body is encoded once; a time left that it contains counts from the moment of sending."""
+    """A request whose body is encoded once; a time left in it counts from the moment of sending."""
 
     __slots__ = ("_arguments", "_body", "completion")
 

@@ -79,8 +79,9 @@ class SessionServer:
         return len(self._sessions)
 
     def announce_stop(self) -> None:
-        """Announce to members that this writer will stop: they send no new requests, open ones are still
-        answered.
+        """Announce to members that this writer will stop; open requests are still answered.
+
+        Members send new requests to the next writer.
         """
         for session in self._sessions.values():
             session.pipe.send(FrameKind.GOING, 0, b"")

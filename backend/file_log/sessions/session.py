@@ -94,7 +94,10 @@ class Session:
     # --- calls of the pipe
 
     def on_frame(self, kind: int, ident: int, body: bytes) -> None:
-        """Handle one frame: a malformed frame ends the session, a rejected request is answered with an error."""
+        """Handle one frame.
+
+        A malformed frame ends the session, a rejected request is answered with an error.
+        """
         self.heard_at = self.host.clock.monotonic()
         try:
             if not self.is_welcomed and kind != FrameKind.HELLO:
@@ -111,7 +114,10 @@ class Session:
             self.pause_or_resume()
 
     def end(self, reason: str, text: str) -> None:
-        """Close the pipe, release memberships, cancel waits and notify the server. Does nothing once closed."""
+        """Close the pipe, release memberships, cancel waits and notify the server.
+
+        Does nothing once closed.
+        """
         if not self.pipe.closed:
             self.pipe.close()
             self.on_closed(reason, text)
@@ -279,8 +285,9 @@ class Session:
 
 
 def _call_engine(answer: RequestAnswer | WaitAnswer, call: Callable[[], object]) -> None:
-    """Call the engine; if it raises, answer the request with the error, so that the in-flight counts stay
-    correct.
+    """Call the engine.
+
+    If it raises, answer the request with the error, so that the in-flight counts stay correct.
     """
     try:
         call()
@@ -337,7 +344,7 @@ class WaitAnswer(Wait):
 
 
 class RemoteListener:
-    """The membership listener that the engine calls for a remote member; silent after the session has ended."""
+    """The membership listener that the engine calls for a remote member, until the session ends."""
 
     def __init__(self, session: Session, ident: int) -> None:
         self._session, self._ident = session, ident

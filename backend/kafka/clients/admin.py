@@ -65,8 +65,9 @@ COMPACTED = {**SYSTEM_COMPACTED, "max.message.bytes": str(RECORD_BYTES_MAX)}  # 
 
 
 class Survey(NamedTuple):
-    """The result of one survey: the names of all admitted topics, descriptions of those that changed, and the
-    cluster's id.
+    """The result of one survey of the cluster's topics.
+
+    It has the names of all admitted topics, descriptions of those that changed, and the cluster's id.
     """
 
     names: frozenset[str]

@@ -36,8 +36,9 @@ Partition = tuple[str, int]  # topic, partition
 
 
 class FollowedRow(NamedTuple):
-    """One followed record, or with `is_record` False the note that a partition was read up to `offset`
-    (exclusive).
+    """One followed record.
+
+    With `is_record` False it only states that the partition was read up to `offset` (exclusive).
     """
 
     topic: str
@@ -55,7 +56,7 @@ class FollowerThread:
     The hub releases `room` once for each batch that it has applied. The callbacks run in this thread.
     `on_begun(first)`: the first offset of each partition is known. `on_rows`: the next rows.
     `on_truncated(first)`: the coordination topic now begins at this offset. `on_trouble(reason)`: following
-    failed, or with an empty reason works again.
+    failed and is retried.
     """
 
     def __init__(
@@ -128,8 +129,9 @@ class FollowerThread:
             consumer.close()
 
     def _ensure_topics(self) -> dict[str, int]:
-        """Create missing system topics and return each one's number of partitions; empty if the thread is
-        stopped.
+        """Create missing system topics and return each one's number of partitions.
+
+        Empty if the thread is stopped.
         """
         last_error = LastError(self._options)
         admin = AdminClient({**self._client, "error_cb": last_error})  # type: ignore[dict-item]

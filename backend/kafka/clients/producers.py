@@ -73,8 +73,9 @@ class OutcomeKind(Enum):
 
 
 class WriteOutcome(NamedTuple):
-    """The outcome of a write job. `offsets`: of the records, in their order, if known. `error`: set unless
-    stored.
+    """The outcome of a write job.
+
+    `offsets`: of the records, in their order, if known. `error`: set unless stored.
     """
 
     kind: OutcomeKind
@@ -103,11 +104,11 @@ def to_rejection(error: KafkaError) -> DdmqError:
 
 
 class Producers:
-    """Writes commits and coordination events with Kafka producers in one native thread, one job after the
-    other.
+    """Writes commits and coordination events with Kafka producers in one native thread.
 
-    `call` runs a function on the hub; the `then` of each job is called there with its outcome.
-    `event_failed(tag, reason)` reports an event of the coordination topic that was not written.
+    Jobs run one after the other. `call` runs a function on the hub; the `then` of each job is called there
+    with its outcome. `event_failed(tag, reason)` reports an event of the coordination topic that was not
+    written.
     """
 
     def __init__(
@@ -152,7 +153,10 @@ class Producers:
         self._add_job(self._ensure_namespace_producer, then)
 
     def take_new_id(self, name: str, then: Callable[[WriteOutcome], None]) -> None:
-        """Take a new transactional id; when `then` is called, every transaction under the old one has ended."""
+        """Take a new transactional id.
+
+        When `then` is called, every transaction under the old one has ended.
+        """
         self._add_job(lambda: self._change_id(name), then)
 
     def write_event(self, topic: str, value: bytes, tag: object) -> None:
@@ -240,7 +244,10 @@ class Producers:
             log.debug("a producer has failed: %s", error)
 
     def _poll(self, producer: Producer, wait_s: float) -> None:
-        """Let a producer call its callbacks. A plain producer that has failed for good is marked as broken."""
+        """Let a producer call its callbacks.
+
+        A plain producer that has failed for good is marked as broken.
+        """
         try:
             producer.poll(wait_s)
         except RAISED as error:
@@ -285,8 +292,9 @@ class Producers:
     def _produce_records(
         self, producer: Producer, writes: Sequence[ProducerRecord]
     ) -> tuple[list[int], list[KafkaError]]:
-        """Pass records to a producer; return their offsets, filled in as they are reported (-1 until then),
-        and errors.
+        """Pass records to a producer.
+
+        Return their offsets, filled in as they are reported (-1 until then), and errors.
         """
         offsets = [-1] * len(writes)
         errors: list[KafkaError] = []
@@ -437,8 +445,9 @@ def namespace_transactional_id(options: KafkaOptions) -> str:
 
 
 def fence_names(client: Mapping[str, object], names: Sequence[str]) -> str | None:
-    """Take over transactional ids in a native thread, so that their users are fenced; return the error text,
-    or None.
+    """Take over transactional ids in a native thread, so that their users are fenced.
+
+    Return the error text, or None.
     """
     errors: list[str] = []
 

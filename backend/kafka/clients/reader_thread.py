@@ -30,9 +30,7 @@ Partition = tuple[str, int]  # Kafka's name of the topic, and the number
 
 
 class StreamChunk:
-    """The next records of one stream, optionally followed by the partition's end, or by the error that ends
-    the stream.
-    """
+    """The next records of one stream, then optionally the partition's end, or the error that ends it."""
 
     __slots__ = ("bounds", "ended", "error", "records", "serial")
 
@@ -175,8 +173,9 @@ class ReaderThread:
             self._unassign_partition(partition)
 
     def _unassign_partition(self, partition: Partition) -> None:
-        """Stop consuming a partition, resuming it first: a pause would outlive the assignment and block the
-        next one.
+        """Stop consuming a partition, and resume it if paused.
+
+        A pause would outlive the assignment and block the next one.
         """
         where = [TopicPartition(*partition)]
         if self._assigned.pop(partition).paused:

@@ -302,8 +302,9 @@ class CommitQueue:
         return self._is_busy
 
     def renew(self, reason: str) -> None:
-        """Give up the transactional id and take a new one after the job in flight. Does nothing if already
-        renewing.
+        """Give up the transactional id and take a new one after the job in flight.
+
+        Does nothing if already renewing.
         """
         if not self._renewing and not self._closed:
             self._renewing = True
@@ -501,7 +502,7 @@ class CommitQueue:
             self._start_under_name()
 
     def _resolve_uncertain(self, barrier: Completion[None]) -> None:
-        """Answer or retry the batch with the uncertain outcome: the caught-up state now shows whether it is
+        """Answer or retry the batch with the uncertain outcome, now that the state shows whether it is
         stored.
         """
         assert self._uncertain is not None

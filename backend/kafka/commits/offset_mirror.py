@@ -57,8 +57,9 @@ class _MirrorFailure(NamedTuple):
 
 
 class _OffsetCommitter:
-    """The native thread that commits offsets to Kafka. It calls `told(group, error)` after each commit; None
-    is success.
+    """The native thread that commits offsets to Kafka.
+
+    It calls `told(group, error)` after each commit; None is success.
     """
 
     def __init__(self, options: KafkaOptions, told: Callable[[str, Exception | None], object]) -> None:
@@ -104,7 +105,7 @@ class _OffsetCommitter:
             self._on_done(group, None)
 
     def _check_owner(self, consumer: Consumer, checked: set[str], offsets: Offsets) -> None:
-        """Raise StorageError if any partition of these topics has an offset that another program committed."""
+        """Raise StorageError if another program committed an offset on any partition of these topics."""
         for topic in sorted({at.topic for at in offsets} - checked):
             partitions = consumer.list_topics(topic, REQUEST_S).topics[topic].partitions
             for committed in consumer.committed(

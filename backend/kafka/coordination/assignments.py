@@ -38,8 +38,9 @@ FLOOR_KEPT_S = 60.0  # after a member left: by then its calls are answered, and 
 
 
 class KafkaMembership:
-    """One member of a group; it survives changes of the process's name, until `leave`. See
-    backend.port.Membership.
+    """One member of a group; it survives changes of the process's name, until `leave`.
+
+    See backend.port.Membership.
     """
 
     def __init__(
@@ -96,8 +97,13 @@ class MemberAssignments:
     # --- epochs that have ended
 
     def epoch_floor(self, key: Key, epoch: int, is_held: Callable[[Key], bool]) -> int:
-        """Return the lowest epoch under which this process may write progress. `epoch`: that of the change to
-        check.
+        """Return the lowest epoch under which this process may write progress.
+
+        `epoch`: that of the change to check.
+
+        `epoch`: that of the change to check.
+
+        `epoch`: that of the change to check.
 
         A group without members counts with the group whose epoch it uses: the fired messages of the delay
         service are recorded under the epoch of its commands.
@@ -180,9 +186,7 @@ class MemberAssignments:
             self._later(self.notify_now)
 
     def notify_now(self) -> None:
-        """Make the pending listener calls at once, so that a member that lost its queues delivers no more
-        messages.
-        """
+        """Make the pending listener calls now, so that a member delivers no message of a lost queue."""
         while self._notifications and not self._is_notifying:
             membership, call_listener = self._notifications.popleft()
             self._is_notifying = True

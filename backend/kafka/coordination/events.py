@@ -32,7 +32,10 @@ class Begun(_Event, tag="begin"):
 
 
 class Joined(_Event, tag="join"):
-    """A process joined a group for a topic. `incarnation`, `queue_count`: the topic as that process sees it."""
+    """A process joined a group for a topic.
+
+    `incarnation`, `queue_count`: the topic as that process sees it.
+    """
 
     process: str
     number: int
@@ -62,7 +65,7 @@ class Released(_Event, tag="release"):
 
 
 class Recalled(_Event, tag="recall"):
-    """All queues of a topic are requested back from their holders, who become the last candidates for them."""
+    """Requests all queues of a topic back from their holders, who become the last candidates for them."""
 
     group: str
     topic: str
@@ -76,8 +79,9 @@ class Beat(_Event, tag="beat"):
 
 
 class Died(_Event, tag="dead"):
-    """A process has ended with all its memberships. `by`: itself, or the process that fenced it. Its name is
-    never reused.
+    """A process has ended with all its memberships.
+
+    `by`: itself, or the process that fenced it. Its name is never reused.
     """
 
     process: str

@@ -50,8 +50,9 @@ EPOCH_GAP = 1_000_000  # above every recorded epoch, when the log begins anew
 
 
 class KafkaMemberships:
-    """All memberships of this process. MemberWatch calls `tick`; the commit queue calls the `on_name…`
-    methods.
+    """All memberships of this process.
+
+    MemberWatch calls `tick`; the commit queue calls the `on_name…` methods.
     """
 
     def __init__(
@@ -91,9 +92,7 @@ class KafkaMemberships:
 
     @property
     def heartbeat_times(self) -> tuple[float, float]:
-        """When the newest heartbeat was sent, and when the newest heartbeat that was read back was sent
-        (monotonic s).
-        """
+        """The send times (monotonic s) of the newest heartbeat, and of the newest one that was read back."""
         return self._last_sent_at, self._last_returned_at
 
     @property
@@ -195,7 +194,10 @@ class KafkaMemberships:
     # --- the life of this process
 
     def is_alive(self) -> bool:
-        """Return whether no other process can have declared this one dead; if it may have, give the name up."""
+        """Return whether no other process can have declared this one dead.
+
+        If it may have, give the name up.
+        """
         if self._confirmed_at is None or self._closed:
             return True
         silent_s = self._clock.monotonic() - self._confirmed_at

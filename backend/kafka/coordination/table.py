@@ -54,7 +54,10 @@ TopicQueues = tuple[int, int]  # incarnation, number of queues
 
 
 class TableState:
-    """The assignment table together with the topics and processes that it depends on. Only events change it."""
+    """The assignment table together with the topics and processes that it depends on.
+
+    Only events change it.
+    """
 
     def __init__(self, epoch: int, lines_max: int = LINES_MAX) -> None:
         self.epoch = epoch  # the highest that was granted
