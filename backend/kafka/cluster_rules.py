@@ -24,7 +24,7 @@ IsViolated = Callable[[str, Mapping[str, str], int], bool]
 
 
 class Kind(Enum):
-    """What the engine uses a topic or broker for; a rule applies to some of these kinds."""
+    """The use that the engine makes of a topic or broker; each rule applies to some of these kinds."""
 
     STATE = "compacted system topic"
     COORDINATION = "coordination topic"

@@ -54,9 +54,7 @@ class Owner(Protocol):
         """Handle a frame that answers no request. Raises msgspec.MsgspecError if it is malformed."""
 
     def on_ready(self) -> None:
-        """Called when the session is ready, after unanswered requests were resent, before held ones
-        are sent.
-        """
+        """Called when the session is ready: unanswered requests were resent, held ones follow after this."""
 
     def on_caught_up(self) -> None:
         """Called once per session, after `on_ready`, when every resent request has been answered."""

@@ -502,9 +502,7 @@ class CommitQueue:
             self._start_under_name()
 
     def _resolve_uncertain(self, barrier: Completion[None]) -> None:
-        """Answer or retry the batch with the uncertain outcome, now that the state shows whether it is
-        stored.
-        """
+        """Answer or retry the batch with the uncertain outcome; the state now shows whether it is stored."""
         assert self._uncertain is not None
         if self._closed:
             return

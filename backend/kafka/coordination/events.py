@@ -157,7 +157,7 @@ _decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 
 def encode_event(event: Event) -> bytes:
-    """Encode one event."""
+    """Encode an event for the coordination topic."""
     return _VERSION_BYTE + _encode(event)
 
 

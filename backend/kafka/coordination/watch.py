@@ -112,7 +112,7 @@ class MemberWatch:
                 self._members.write_snapshot()
 
     def close(self) -> None:
-        """Stop the timer."""
+        """Stop the timer of the checks."""
         self._timer.stop()
 
     # --- the others
