@@ -178,8 +178,6 @@ class Backend(ABC):
 
         Queues are only added.
 
-        Queues are only added.
-
         Creating an existing topic with incarnation 0 returns it unchanged, so that two proxies may create it
         on first use at the same time. Fails with BoundReachedError if there would be more than `topics_max`
         topics. The engine decides that for all processes together; on Kafka each process decides by the

@@ -48,7 +48,7 @@ def has_key(message: OutgoingMessage) -> bool:
 
 
 def with_level(properties: Mapping[str, str] | None, level: int | None) -> Mapping[str, str] | None:
-    """Return the properties that ask for a delay level, too; OptionError for one that is not 1 to 18."""
+    """Add the property that requests a delay level. Raises OptionError unless `level` is 1 to 18."""
     if level is None:
         return properties
     if not isinstance(level, int) or isinstance(level, bool) or not 1 <= level <= LEVEL_MAX:
@@ -99,36 +99,36 @@ class SendResult:
 
     @property
     def durability_class(self) -> DurabilityClass | None:
-        """Return `durability` as a member of the enumeration."""
+        """The value of `durability` as a member of the enumeration."""
         return None if self.durability is None else DurabilityClass(self.durability)
 
     @property
     def duplicate(self) -> bool:
-        """Return whether the message was stored before, by an earlier send."""
+        """Whether the message was already stored by an earlier send."""
         return bool(self.duplicate_code)
 
     @property
     def body_differs(self) -> bool:
-        """Return whether the message was stored before, with another body."""
+        """Whether the message was already stored, with another body."""
         return self.duplicate_code == STORED_DIFFERENTLY
 
     @property
     def delayed(self) -> bool:
-        """Return whether the message is stored for later delivery, by a delay level or another delay."""
+        """Whether the message is stored for later delivery, by a delay level or another delay."""
         return self.offset is None and (self.delay_id is not None or self.message_id is not None)
 
     @property
     def due_at(self) -> datetime | None:
-        """Return the (first) due time of a delayed message, in UTC; None for others, and for delay levels."""
+        """The (first) due time of a delayed message, in UTC; None for others, and for delay levels."""
         return None
 
     @property
     def stored(self) -> bool:
-        """Return whether the message is confirmed as stored."""
+        """Whether the message is confirmed as stored."""
         return self.error is None and self.code >= 0
 
     def raise_for_error(self) -> SendResult:
-        """Return the result itself if the message is stored; raise `error` otherwise."""
+        """Return this result if the message is stored; otherwise raise `error`."""
         if self.error is not None:
             raise self.error
         return self

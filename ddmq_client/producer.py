@@ -79,7 +79,7 @@ class Producer(ProducerBase):
         serializer: Serializer | None = None,
         observer: ClientObserver | None = None,
     ) -> None:
-        """Checks its arguments (OptionError); connects with the first send."""
+        """Check the arguments (raises OptionError); the first send connects."""
         settings = ProducerSettings(
             timeout_ms=timeout_ms,
             retry_unknown=retry_unknown,
@@ -105,10 +105,11 @@ class Producer(ProducerBase):
         on_done: Callable[[SendResult], None] | None = None,
         timeout_ms: int | None = None,
     ) -> Future[SendResult]:
-        """Send in the background: a future with the SendResult, or the error that `send` would raise.
+        """Send in the background.
 
-        `on_done` is called with the SendResult either way (see `error`), on a worker's thread: it must not
-        block. Sends that wait together travel in one request. A future cancelled early is not sent.
+        Return a future with the SendResult, or with the error that `send` would raise. `on_done` is always
+        called with the SendResult (see its `error`), on a worker's thread: it must not block. Sends that wait
+        at the same time share a request. A future that is cancelled early enough is not sent.
         """
         check_function("on_done", on_done)
         if self._observer is None:
@@ -135,12 +136,12 @@ class Producer(ProducerBase):
         return future
 
     def flush(self, timeout_ms: int | None = None) -> bool:
-        """Wait until no `send_async` is under way; False when the time was up first."""
+        """Wait until no `send_async` is in progress; return False if the timeout came first."""
         self._home.check_process()
         return self._background.flush(self._deadline_after(timeout_ms))
 
     def close(self, timeout_ms: int | None = None) -> None:
-        """Send what waits, at most for `timeout_ms`, then close. What is left gets NotStoredError."""
+        """Send waiting messages, for at most `timeout_ms`, then close. The rest fails with NotStoredError."""
         if self._closed or self._home.is_forked:
             return
         self._closed = True

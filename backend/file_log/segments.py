@@ -297,12 +297,6 @@ class SegmentSet:
 
         Raises what `remove` raises.
 
-        Raises what `remove` raises.
-
-        Raises what `remove` raises.
-
-        Raises what `remove` raises.
-
         Returns the blocking call that renames its file durably; that one returns the call which marks the
         segment as kept, for the hub.
         """

@@ -152,7 +152,7 @@ class AsyncConsumer:
         on_error: OnError | None = None,
         observer: ClientObserver | None = None,
     ) -> None:
-        """Checks its arguments (OptionError); connects when started."""
+        """Check the arguments (raises OptionError); `start` connects."""
         check_observer(observer)
         check_handlers(AWAITS, handler, batch_handler)
         self._settings = ConsumerSettings(
@@ -185,12 +185,12 @@ class AsyncConsumer:
 
     @property
     def client_id(self) -> str:
-        """Return the name this consumer gives itself."""
+        """The name of this consumer in the proxies' logs."""
         return self._settings.client_id
 
     @property
     def last_error(self) -> str | None:
-        """Return the text of the last failed call; None if it succeeded."""
+        """The error text of the last call to a proxy; None if it succeeded."""
         return self._coordinator.last_error if self._coordinator else None
 
     def counts(self) -> ConsumerCounts:
@@ -198,12 +198,12 @@ class AsyncConsumer:
         return self._coordinator.counts() if self._coordinator else ConsumerCounts()
 
     async def start(self) -> None:
-        """Start pulling, and the workers. Returns at once; unreachable proxies are tried again and again."""
+        """Start pulling, and the workers. Returns at once; unreachable proxies are retried."""
         if not await self._begin_once():
             raise ClientError(f"the consumer is {self._state}; it can be started once")
 
     async def _begin_once(self) -> bool:
-        """Start, unless that, or a stop, has been asked for before; whether it was started here."""
+        """Start unless `start` or `stop` was called before; return whether this call started the consumer."""
         handling = bool(self._handler or self._batch_handler)
         with self._lock:
             if self._state != "new":
@@ -226,10 +226,10 @@ class AsyncConsumer:
         return True
 
     def pause(self) -> None:
-        """Stop pulling until `resume`. Messages that no handler has seen go back at once, uncounted, for
-        others.
+        """Stop pulling until `resume`.
 
-        Handlers finish what they have. What an older proxy or a broadcast has brought is still handled.
+        Messages that no handler has started go back at once for other consumers, and do not count as
+        attempts. Running handlers finish. Messages from an older proxy or a broadcast are still handled.
         """
         self._set_paused(True)
 
@@ -244,7 +244,7 @@ class AsyncConsumer:
                 self._coordinator.set_paused(paused)
 
     async def stop(self, timeout_ms: int = 30_000) -> bool:
-        """Stop pulling, let handlers end, submit the results, close; in all for `timeout_ms` at most.
+        """Stop pulling, let handlers finish, submit results and close, within `timeout_ms` in all.
 
         What no handler has seen goes back at once, uncounted, for others. True when handlers have ended and
         results were delivered. What was not comes again after the group's ack time-out, as do messages
@@ -279,18 +279,18 @@ class AsyncConsumer:
             self._amid.discard(current_worker())
 
     async def _is_over(self, until: float) -> bool:
-        """Wait for the end of the first `stop`, until this time; return whether it has ended."""
+        """Wait until the first `stop` ends, at most until `until`; return whether it has ended."""
         with self._lock:
             while not self._ended and await self._over.wait(until - now()):
                 pass
             return self._ended
 
     async def run(self, stop_timeout_ms: int = 30_000) -> bool:
-        """Handle messages until SIGTERM or Ctrl-C (or `stop` is called); then stop, as `stop` says.
+        """Handle messages until SIGTERM or Ctrl-C, or until `stop` is called; then stop, as `stop` does.
 
-        Starts the consumer if need be. PullError when the first pulls are refused for what they ask (no such
-        group, another filter), or what answers is no consumer proxy: a wrong start fails at once. Signals
-        are minded on the main thread only; a second one does what it did before.
+        Starts the consumer if necessary. Raises PullError if the first pulls are rejected for good (no such
+        group, another filter), or the server is no consumer proxy, so that a wrong configuration shows at the
+        start. Signals are handled on the main thread only; a second signal has its former effect.
         """
         check("stop_timeout_ms", stop_timeout_ms, 0, TIMEOUT_MS_MAX)
         if not (self._handler or self._batch_handler):
@@ -308,11 +308,11 @@ class AsyncConsumer:
         return await self.stop(stop_timeout_ms)
 
     async def pull(self, max_messages: int | None = None, timeout_ms: int = 1_000) -> list[Message]:
-        """Return up to `max_messages` (max_batch) as soon as there are any; none when the time is up.
+        """Return up to `max_messages` (default: max_batch) as soon as there are any.
 
-        Starts the consumer if need be. Settle each message; nothing is pulled that was not asked for. Raises
-        PullError when the proxies refuse, or as long as none has answered and one could not be reached;
-        ClosedError after `stop`, ClientError beside a handler.
+        An empty list after `timeout_ms`. Starts the consumer if necessary. Settle each message. No messages
+        are pulled beyond those requested. Raises PullError if the proxies refuse, or while none has answered
+        and one could not be reached; ClosedError after `stop`; ClientError if the consumer has a handler.
         """
         count = self._settings.max_batch if max_messages is None else max_messages
         check("max_messages", count, 1, 1_000_000)
@@ -335,7 +335,7 @@ class AsyncConsumer:
         return messages
 
     async def _request_messages(self, count: int, deadline: float, one: bool) -> list[Message]:
-        """Take messages from the coordinator until there are some whose bodies can be deserialized."""
+        """Wait for messages from the coordinator, until some have a body that can be deserialized."""
         assert self._coordinator is not None
         while True:
             messages = await self._coordinator.request_messages(count, deadline, one)
@@ -348,10 +348,11 @@ class AsyncConsumer:
         return messages if serializer is None else deserialize_messages(serializer, messages)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Return messages one by one, for ever: until `stop`. Settle each one.
+        """Iterate over messages, one by one, until `stop`. Settle each one.
 
-        What was pulled and not yet looked at goes back for others, uncounted: at once when the loop is
-        left, or when one message takes longer than a second (or a third of the lease).
+        Messages that were pulled and not yet returned go back for other consumers without counting as
+        attempts: when the loop is left, or when one message takes longer than a second (or a third of the
+        lease).
         """
         while True:
             try:
@@ -376,7 +377,7 @@ class AsyncConsumer:
         await self.stop()
 
     async def _handle(self, messages: list[Message]) -> int:
-        """Run the handler; the number of times it raised."""
+        """Run the handler on messages; return how often it raised."""
         messages = self._deserialize(messages)
         if not messages:
             return 0
@@ -409,7 +410,7 @@ class AsyncConsumer:
         return 0
 
     async def _run_handler(self, messages: list[Message]) -> None:
-        """Call the handler and wait for it; OptionError where it returned work that was not done."""
+        """Call the handler and wait for it. Raises OptionError if it returned work that was not done."""
         if self._batch_handler is not None:
             name, answer = "batch_handler", self._batch_handler(list(messages))
         else:

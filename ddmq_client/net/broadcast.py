@@ -27,7 +27,7 @@ _log = logging.getLogger("ddmq_client.consumer")
 
 
 class BroadcastPuller:
-    """Fetches until the consumer stops."""
+    """Fetches messages of a broadcasting consumer from one proxy at a time, until the consumer stops."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class BroadcastPuller:
         self.activity = Activity(self._run, "ddmq-broadcast")
 
     def end(self) -> None:
-        """End after the fetch that is under way."""
+        """Stop after the fetch in progress."""
         self._coordinator.end(self._source)
 
     def abort(self) -> None:
-        """Break off the fetch that is under way."""
+        """Interrupt the fetch in progress."""
         self.end()
         if self._connection is not None:
             self._connection.close()
@@ -62,7 +62,7 @@ class BroadcastPuller:
             self.activity.cancel()
 
     def save(self) -> bool:
-        """Store where this instance is; False when that failed."""
+        """Store the offsets of this instance in its file; return False if that failed."""
         self._saved_at = self._clock()
         if self._file is None:
             return True
@@ -149,13 +149,13 @@ class BroadcastPool(WorkerPool):
         self._puller = BroadcastPuller(coordinator, proxies, settings, file)
 
     def start(self, workers: int, batch: int, handle: Handle | None) -> None:
-        """Start from the stored offsets. OptionError if another consumer has the offsets file."""
+        """Start from the stored offsets. Raises OptionError if another consumer uses the offsets file."""
         if self._file is not None and self._coordinator.places is not None:
             self._coordinator.places.start(self._file.lock_and_load())
         super().start(workers, batch, handle)
 
     def stop(self, deadline: float, flush_deadline: float) -> bool:
-        """Stop without waiting for the fetch, which holds no lease; then store the offsets."""
+        """Stop without waiting for the fetch in progress, which holds no lease; then store the offsets."""
         self._puller.abort()
         try:
             clean = super().stop(deadline, flush_deadline)

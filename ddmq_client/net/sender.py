@@ -29,14 +29,14 @@ UNRESOLVED = "no proxy address is known: no name resolves"
 
 
 class JobSender:
-    """Runs jobs, each where it is called. Safe for many threads."""
+    """Runs send jobs to their end, each in its caller's thread or task. Safe for many threads."""
 
     def __init__(self, router: ProxyRouter) -> None:
         self._router = router
         self.last_error: SendError | None = None  # of the latest attempt, also of one that is tried again
 
     def run(self, job: SendJob, read: Read = read_results) -> list[SendResult]:
-        """Return all results, within the job's deadline. `read` finds them in an answer."""
+        """Run a job within its deadline; return all results. `read` extracts the results from an answer."""
         router = self._router
         try:
             while True:
@@ -61,7 +61,7 @@ class JobSender:
         return job.results
 
     def oneway(self, make_frame: Callable[[float, int], bytes], deadline: float) -> None:
-        """Write a request that has no answer; NotStoredError where it could not be written."""
+        """Write a request that has no answer. Raises NotStoredError if it could not be written."""
         tried: set[Node] = set()
         failure = NotStoredError(UNRESOLVED)
         for _ in range(ONEWAY_ATTEMPTS):
@@ -78,7 +78,7 @@ class JobSender:
         raise failure
 
     def _attempt_send(self, job: SendJob, node: Node, read: Read) -> bool:
-        """Make one attempt; return whether a node in rotation is still untried."""
+        """Make one attempt at `node`; return whether an untried node is in rotation."""
         try:
             results = self._exchange_frames(job, node, read)
         except CallFailed as failure:
@@ -120,7 +120,7 @@ class JobSender:
 
 
 class Sends(ABC):
-    """`send`, as the producer and a transaction have it."""
+    """The `send` methods, shared by the producer and its transactions."""
 
     _observer: ClientObserver | None
     _single: SendCall  # what an observer is told of a send
@@ -172,7 +172,7 @@ class Sends(ABC):
         return self._send(message, when, timeout_ms)
 
     def send_message(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> SendResult:
-        """`send`, for a message at hand."""
+        """Send one message, given as an object, and wait until it is stored; see `send`."""
         if self._observer is not None:
             return self._send_observed(message, None, timeout_ms)
         return self._send(message, None, timeout_ms)
@@ -187,9 +187,9 @@ class Sends(ABC):
             return result
 
     def _argument_error(self, error: OptionError) -> OptionError:
-        """Return the error that a send with wrong arguments raises; nothing was sent."""
+        """Convert the error about wrong arguments of a send, of which nothing was sent."""
         return error
 
     @abstractmethod
     def _send(self, message: OutgoingMessage, when: When | None, timeout_ms: int | None) -> SendResult:
-        """Send it; raises what became of it otherwise."""
+        """Send a message; return the result if it is stored, else raise its error."""

@@ -109,14 +109,6 @@ class Pipe:
 
     `frame_bytes_max` bounds one body, `out_bytes_max` the bytes waiting to be sent.
 
-    `frame_bytes_max` bounds one body, `out_bytes_max` the bytes waiting to be sent.
-
-    `frame_bytes_max` bounds one body, `out_bytes_max` the bytes waiting to be sent.
-
-    `frame_bytes_max` bounds one body, `out_bytes_max` the bytes waiting to be sent.
-
-    `frame_bytes_max` bounds one body, `out_bytes_max` the bytes waiting to be sent.
-
     * What is sent during one turn of the hub leaves with one system call.
     * `on_frame(kind, id, body)` runs on the hub; it may close the pipe. The body is the frame's own bytes.
     * `on_closed(reason, text)` runs once when the other side goes ("gone"), breaks the protocol ("malformed")

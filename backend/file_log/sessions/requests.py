@@ -43,10 +43,6 @@ class SessionRequestKind(NamedTuple):
 
     docs/formats-sessions.md describes the bytes.
 
-    docs/formats-sessions.md describes the bytes.
-
-    docs/formats-sessions.md describes the bytes.
-
     * `encode(arguments, left_ms)` makes the body of a request, `decode` reads it back as (left_ms,
       arguments); left_ms is None for a call without a deadline of its own.
     * `call(backend, arguments, deadline, into)` makes the call of the port; `into` is settled with its

@@ -101,14 +101,6 @@ class MemberAssignments:
 
         `epoch`: that of the change to check.
 
-        `epoch`: that of the change to check.
-
-        `epoch`: that of the change to check.
-
-        `epoch`: that of the change to check.
-
-        `epoch`: that of the change to check.
-
         A group without members counts with the group whose epoch it uses: the fired messages of the delay
         service are recorded under the epoch of its commands.
         """
