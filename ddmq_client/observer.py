@@ -29,8 +29,8 @@ _METHODS = ("sending", "handed_out", "handling")
 class SendCall:
     """One call of the application that sends messages, including its resends.
 
-    batch        it is a send_batch, also of one message
-    transaction  id of the transaction that the messages are of; they go in one request then
+    batch        whether it is a send_batch, even of one message
+    transaction  the id of the messages' transaction, if any; they are then sent in one request
     """
 
     client_id: str

@@ -57,10 +57,11 @@ class QueueBounds(NamedTuple):
 class RangeReader:
     """Reads any range of any queue of `topics`.
 
-    proxies     consumer proxies as of Consumer, each as good as the other
-    group       whose subscriptions say what may be read (their filter applies); model broadcasting
-    timeout_ms  for one method, in which all proxies are tried again and again
-    client_id   in the proxies' logs; made from host and process when absent
+    proxies     consumer proxies, written as for Consumer; any of them can serve every read
+    group       the group whose subscriptions define what may be read (with their filters); its model is
+                broadcasting
+    timeout_ms  for one method call, during which all proxies are retried
+    client_id   name in the proxies' logs; made from host and process when absent
     """
 
     def __init__(

@@ -152,17 +152,17 @@ class Message:
     """One delivered message. Attributes are read only.
 
     body          bytes as sent
-    value         what the consumer's serializer made of the body; None without a serializer
-    key, tags     text; None or empty where absent
+    value         the body as converted by the consumer's serializer; None without one
+    key, tags     text; None or empty if absent
     properties    text to text, without the reserved names
     offset        index in its queue
-    message_id    the id given when it was sent; None from old proxies, as all below
+    message_id    the id assigned when it was sent; None from old proxies, like all fields below
     attempt       1 for the first delivery
-    born_ms       epoch milliseconds when it was accepted by a producer proxy
-    stored_ms     epoch milliseconds when it was stored
-    next_offset   of the queue, when this was delivered: next_offset - offset - 1 messages lie behind it
+    born_ms       when a producer proxy accepted it, in epoch milliseconds
+    stored_ms     when it was stored, in epoch milliseconds
+    next_offset   the queue's next offset at delivery: next_offset - offset - 1 messages follow this one
     lease_id      the right to settle this delivery
-    lost          the proxy has said that this delivery's lease is over: someone else gets the message
+    lost          the proxy has reported that the lease has ended: another consumer gets the message
     """
 
     # Class attributes are the defaults of fields that were absent on the wire.

@@ -50,8 +50,8 @@ class Replying(Protocol):
 class Replies:
     """Messages that are stored together with the acknowledgement of a message; created by `Message.replies`.
 
-    results  after the block: where each landed, in the order they were sent; empty where the answer was lost
-             and nobody remembered it when it was asked for again
+    results  after the block, one result per message in the order of the sends, with its location; empty if
+             the answer was lost and no proxy remembered it when the request was repeated
     """
 
     def __init__(

@@ -160,14 +160,14 @@ class AsyncProducerBase(AsyncSends):
                 await tx.send("orders", b"paid", key="order-17")
                 await database.commit()
 
-        check        the producer's check, where it was not given to the producer itself; see the class
-        reference    what the application calls it, 1 to 255 characters: a check is told it, consumers have it
-                     as property `transaction-reference`
-        check_after  how long after its first message the check is asked first (60 s), where nobody has said
-                     how it ended
-        timeout_ms   of each of its sends, and of the end; the producer's own when absent
+        check        the producer's check, if it was not given to the producer itself; see the class
+        reference    the application's name for the transaction, 1 to 255 characters; the check receives it,
+                     and consumers see it as property `transaction-reference`
+        check_after  if the transaction has not ended: the time after its first message at which the check
+                     is first called (60 s)
+        timeout_ms   for each of its sends, and for its end; the producer's own when absent
 
-        OptionError where the producer has no producer_group. docs/transactions.md tells all of it.
+        Raises OptionError if the producer has no producer_group. docs/transactions.md has the details.
         """
         if self._settings.producer_group is None:
             raise OptionError(

@@ -32,10 +32,10 @@ SEND_DELAYED = b"sendDelaySync"
 class ResendPolicy(NamedTuple):
     """The limits of resending.
 
-    retry_unknown    also send again what may be stored where that makes a duplicate
-    attempts_max     per message
-    backoff_first_s  wait before a proxy is tried again; doubles
-    backoff_max_s    ceiling of that wait
+    retry_unknown    also resend a message that may be stored, even if that may create a duplicate
+    attempts_max     the maximum of attempts per message
+    backoff_first_s  the first wait before a proxy is tried again; it doubles each time
+    backoff_max_s    the maximum of that wait
     """
 
     retry_unknown: bool = False

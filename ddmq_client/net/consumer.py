@@ -7,14 +7,14 @@
     with Consumer("mq-1:9713,mq-2:9713", "billing", ["orders"], handler=handle):
         shutdown.wait()
 
-A message is done when the handler returns, failed when it raises; or the handler says so itself: `ack`,
-`fail`, `skip`, `extend`. Without a handler, take messages with `pull` or by iterating. Delivery is at
-least once.
+A message is acknowledged when the handler returns and fails when it raises, unless the handler itself calls
+`ack`, `fail`, `skip` or `extend`. Without a handler, take messages with `pull` or by iterating. Messages are
+delivered at least once.
 
-The blocking consumer is safe for many threads, and correct under gevent's monkey patching (threads are
-greenlets then). The one of `ddmq_client.aio` lives in one event loop: cancelling its `stop` ends at once, and
-cancelling the block as soon as the handlers that run have ended; what no handler has seen goes back for
-others. What was started before a fork raises ClientError after it.
+The blocking consumer is safe for many threads, and works under gevent's monkey patching (threads are then
+greenlets). The consumer of `ddmq_client.aio` belongs to one event loop: cancelling its `stop` ends it at once,
+and cancelling the block ends it when the running handlers have ended; messages that no handler has started go
+back for other consumers. A consumer that was started before a fork raises ClientError in the fork.
 """
 
 from __future__ import annotations
@@ -73,49 +73,50 @@ BatchHandler = Callable[[list[Message]], object]
 
 
 class Consumer:
-    """Receives messages. `start` and `stop` it, or use it as a context manager.
+    """Receives messages of a group. `start` and `stop` it, or use it as a context manager.
 
-    proxies        "host:port", several with commas, or a list; the port may be left out (9713). All are
-                   pulled from: each may own other queues. A name is resolved again every 30 s
+    proxies        "host:port", several with commas, or a list; the port may be left out (9713). Messages
+                   are pulled from all, as each may own other queues. A name is resolved again every 30 s
     group          the consumer group, which shares progress
     topics         names, at most 64; empty: all topics that the group subscribes to
     handler        called with one message at a time. Handlers of the asyncio consumer are coroutine
                    functions (plain ones must not block)
-    batch_handler  called with up to `max_batch` messages, perhaps of several topics; a raise fails those
-                   that it has not settled
-    threads        workers that call the handler, at the same time
+    batch_handler  called with up to `max_batch` messages, perhaps of several topics; if it raises, the
+                   messages that it has not settled fail
+    threads        the number of workers, which call the handler at the same time
     max_batch      messages per pull
-    linger_ms      how long a proxy holds a pull while there is nothing: 20 to 30,000
-    prefetch       messages that may wait here per proxy and topic; at least max_batch, its default. What
-                   has waited for a second, or a third of its lease, goes back, uncounted, for others
-    lease_ms       the group's ack time-out, where an older proxy does not tell it
-    ack_flush_ms   results that no pull has carried for so long are submitted by themselves
-    auto_ack       a handler's return settles its messages; without it the application settles each itself
-    timeout_ms     for one call, beyond the linger time
-    tags, sql      the filter that the subscription has ("A || B", or SQL92 on properties): the proxy refuses
-                   the pull when it has another one, rather than lose messages. A first pull makes it so
-    extend_for_ms  while a handler runs its messages' leases are extended, for so long at most (10 minutes);
-                   0: never. A handler that takes longer sees its message given to someone else
-    start          where a group starts that this consumer's first pull makes: "first" (the oldest message),
-                   "last" (only what is sent from then on), or a datetime with a time zone (what was stored
-                   since). None: as the server is set, normally "last". An existing group keeps its place;
-                   a server of the first release ignores it
+    linger_ms      how long a proxy holds a pull while there are no messages: 20 to 30,000
+    prefetch       messages that may wait here per proxy and topic; at least max_batch, its default. A message
+                   that has waited for a second, or a third of its lease, goes back for other consumers; this
+                   does not count as an attempt
+    lease_ms       the group's ack time-out, used if an older proxy does not state it
+    ack_flush_ms   results that no pull has carried for this time are submitted in a call of their own
+    auto_ack       a handler's return acknowledges its messages; if False, the application settles each itself
+    timeout_ms     for one call, in addition to the linger time
+    tags, sql      the subscription's filter ("A || B", or SQL92 on properties). If the subscription has
+                   another one, the proxy refuses the pull, so that no message is lost. The first pull of a
+                   new subscription sets it
+    extend_for_ms  while a handler runs, its messages' leases are extended, for at most this time (10
+                   minutes); 0: never. If it takes longer, its messages are given to another consumer
+    start          where a group starts that this consumer's first pull creates: "first" (the oldest message),
+                   "last" (only messages sent from then on), or a datetime with a time zone (messages stored
+                   since). None: the server's default, normally "last". An existing group continues where it
+                   is; a server of the first release ignores it
     order_key      messages with the same order key are handled one after another: "KEY" (the message's key),
-                   "QID" (its queue), or a JSONPath into the body such as "$.order.id". A group that this
-                   consumer's first pull makes gets it; if a group that exists has another one, the pull is
-                   rejected (SubscriptionError). None: as the group is set. A server of the first release
-                   ignores it
-    model          "clustering" (consumers share the messages) or "broadcasting": this instance gets
-                   all of them, at least once, from the newest on; no order, and a failed one is not repeated
-    instance       broadcasting: a name of this instance that lasts; client_id when absent
-    offsets_file   broadcasting: where this instance keeps its place over restarts (needs `instance`)
-    client_id      in the proxies' logs; made from host and process when absent
-    on_late        called with a LateResult for each ack or fail that came when the lease was over and did
-                   not count; such are logged and counted (`counts().late`), too
+                   "QID" (its queue), or a JSONPath into the body such as "$.order.id". The first pull of a
+                   new group sets it; if an existing group has another one, the pull is rejected
+                   (SubscriptionError). None: the group's setting. A server of the first release ignores it
+    model          "clustering" (consumers share the messages) or "broadcasting": this instance gets all
+                   messages from the newest on, at least once, without order; failed ones are not repeated
+    instance       broadcasting: a permanent name of this instance; client_id when absent
+    offsets_file   broadcasting: the file that stores this instance's offsets over restarts (needs `instance`)
+    client_id      name in the proxies' logs; made from host and process when absent
+    on_late        called with a LateResult for each ack or fail that did not count because the lease had
+                   ended; these are also logged and counted (`counts().late`)
     on_error       called with the error when pulls begin to fail: refused (PullError), or not answered
-    serializer     turns each body into `message.value`: see ddmq_client.serializers. A message whose body it
-                   rejects with a ValueError goes to the dead letters, with the reason, and no handler sees it
-    observer       is called for what is handed out and handled: see ddmq_client.observer, and
+    serializer     converts each body into `message.value`: see ddmq_client.serializers. A message whose body
+                   it rejects with a ValueError becomes a dead letter, with the reason, and no handler sees it
+    observer       is called for messages that are handed out and handled: see ddmq_client.observer, and
                    ddmq_client.opentelemetry for spans
     """
 
@@ -247,11 +248,12 @@ class Consumer:
     def stop(self, timeout_ms: int = 30_000) -> bool:
         """Stop pulling, let handlers finish, submit results and close, within `timeout_ms` in all.
 
-        What no handler has seen goes back at once, uncounted, for others. True when handlers have ended and
-        results were delivered. What was not comes again after the group's ack time-out, as do messages
-        of `pull` that are not settled before. A handler may call it, too: what it was called with must be
-        settled before, or comes again. A further call waits for the first one. A signal handler may call it,
-        too; where it has interrupted this consumer's own work, a thread stops it, and False comes at once.
+        Messages that no handler has started go back at once for other consumers, and do not count as
+        attempts. Returns True if handlers have ended and all results were delivered. Messages whose results
+        were not delivered are delivered again after the group's ack time-out, as are messages of `pull` that
+        were not settled. A handler may call this after settling its own messages, which are otherwise
+        delivered again. A further call waits for the first one. A signal handler may call this too; if it
+        has interrupted this consumer's own work, a thread stops the consumer, and False is returned at once.
         """
         check("timeout_ms", timeout_ms, 0, TIMEOUT_MS_MAX)
         if self._home.is_forked:

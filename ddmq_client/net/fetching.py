@@ -50,13 +50,13 @@ AGAIN_S = 0.2  # for what was resolved before: a name server that hangs does not
 
 
 class FetchConsumer:
-    """Fetches and acknowledges by offset.
+    """Fetches messages of all queues of a group, and acknowledges by offset.
 
-    proxies      as of Consumer; each has other queues, so all are asked, at the same time
+    proxies      written as for Consumer; each owns other queues, so all are called, at the same time
     group        the consumer group
-    consumer_id  who this is among the group's consumers; made up when absent. A proxy gives the queues of an
-                 id that was closed, or stays away for 30 s, to the others
-    timeout_ms   for one call, beyond its linger time
+    consumer_id  the id of this consumer in its group; generated when absent. A proxy gives the queues of an
+                 id that was closed, or made no call for 30 s, to other consumers
+    timeout_ms   for one call, in addition to its linger time
     """
 
     def __init__(

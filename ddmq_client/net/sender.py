@@ -149,17 +149,17 @@ class Sends(ABC):
         """Send one message and wait until it is stored. Arguments: see OutgoingMessage; timeout_ms: see
         the class.
 
-        delay, deliver_at  deliver it so much later, or at that moment (a datetime with a time zone)
-        level              deliver it after that delay level (1 to 18), without an id to cancel it by
-        cron, zone         deliver it at each time of a five-field cron, in that time zone (UTC)
-        every, times       deliver it again and again, `times` in all (for ever when absent); beside a cron:
-                           so often at each of its times
-        catch_up           deliveries missed while nothing ran: "fire_once" (default), "all" or "skip"
+        delay, deliver_at  deliver the message after this delay, or at this time (a datetime with a time zone)
+        level              deliver it after this delay level (1 to 18); such a message cannot be cancelled
+        cron, zone         deliver it at each time of a five-field cron expression, in this time zone (UTC)
+        every, times       deliver it repeatedly, `times` in all (without end when absent); with a cron,
+                           this often at each of its times
+        catch_up           the deliveries to make if some were missed: "fire_once" (default), "all" or "skip"
 
-        The result of a delayed message (but for `level`) is a DelayResult with `delay_id` and `due_at`.
+        The result of a delayed message (except by `level`) is a DelayResult with `delay_id` and `due_at`.
 
-        Raises InvalidMessageError, NoSuchTopicError, NotStoredError (ThrottledError, BusyError): certainly
-        not stored; UnknownOutcomeError: it may be; ClosedError.
+        Raises InvalidMessageError, NoSuchTopicError or NotStoredError (ThrottledError, BusyError) if the
+        message is certainly not stored, UnknownOutcomeError if it may be stored, and ClosedError.
         """
         try:
             when = when_of(delay, deliver_at, cron, zone, every, times, catch_up, level)

@@ -95,10 +95,10 @@ class TransactionCalls:
 class Transaction(Sends):
     """One transaction, created by the producer's `transaction`; a context manager.
 
-    id         32 hexadecimal digits, known from the start: a check is asked by it
-    reference  what the application calls it
-    results    after the commit: where each message landed, in the order they were sent; empty where the
-               answer to the commit was lost and asked for again
+    id         32 hexadecimal digits, known from the start; a check receives it
+    reference  the application's name for the transaction
+    results    after the commit, one result per message in the order of the sends, with its location; empty
+               if the answer to the commit was lost and the commit repeated
     """
 
     def __init__(

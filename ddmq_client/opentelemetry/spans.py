@@ -94,8 +94,6 @@ class OpenTelemetryObserver:
         Consumers call it around their handlers. An application that takes messages by `pull` or a loop may
         call it:
 
-        Consumers call it around their handlers. Who takes messages by `pull` or a loop may call it:
-
             with observer.handling([message]):
                 ...
                 message.ack()

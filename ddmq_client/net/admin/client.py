@@ -65,11 +65,11 @@ class Admin:
     Close it, or use it as a context manager.
 
     servers          "host:port", several with commas, or a list; the port may be left out (9813). The first
-                     that accepts a connection is asked. Only the proxy that delivers to a group knows its
-                     blocked keys and what is in flight
+                     that accepts a connection is used. Only the proxy that delivers to a group knows its
+                     blocked keys and its messages in flight
     producers        producer proxies, which change delayed messages; by default the servers' hosts, port 9613
-    timeout_ms       for one request, connecting included
-    connections_max  open connections; a call beyond them waits
+    timeout_ms       for one request, including connecting
+    connections_max  the maximum of open connections; a call beyond it waits
     """
 
     def __init__(
