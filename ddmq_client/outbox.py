@@ -9,7 +9,7 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from ddmq_client.core import frames
-from ddmq_client.core.pipeline import HURRY_SHARE, goes_alone, has_level, split_batches
+from ddmq_client.core.pipeline import HURRY_SHARE, has_level, needs_own_request, split_batches
 from ddmq_client.core.selectors import make_placer
 from ddmq_client.core.sending import SEND_DELAYED, SendJob, result_of
 from ddmq_client.core.sequences import Sequences
@@ -183,7 +183,7 @@ class Outbox:
                 continue
             if has_key(message):
                 keyed.add(at)
-            if not goes_alone(message):
+            if not needs_own_request(message):
                 together.append(member)
             elif has_level(message):
                 after.append([member])
@@ -198,7 +198,7 @@ class Outbox:
         return [members[part.start : part.stop] for part in parts]
 
 
-def hurry_at(now: float, timeout_s: float) -> float:
+def send_alone_at(now: float, timeout_s: float) -> float:
     """Return the time from which a waiting send is sent by itself instead of in a batch."""
     return now + timeout_s - timeout_s / HURRY_SHARE
 

@@ -15,14 +15,14 @@ from concurrent.futures import CancelledError, Future
 from functools import partial
 
 from ddmq_client.callables import check_function
-from ddmq_client.core.pipeline import QueuedSend, goes_alone
+from ddmq_client.core.pipeline import QueuedSend, needs_own_request
 from ddmq_client.core.selectors import Selector
 from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.net.background import Background
 from ddmq_client.net.producer import ProducerBase
 from ddmq_client.net.sync import now
 from ddmq_client.observer import ClientObserver, ObservedSend, observe_send
-from ddmq_client.outbox import hurry_at
+from ddmq_client.outbox import send_alone_at
 from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
 from ddmq_client.process import new_client_id
 from ddmq_client.serializers import Serializer
@@ -131,8 +131,8 @@ class Producer(ProducerBase):
         encoded = self._encode(message)
         time = now()
         future: Future[SendResult] = Future()
-        hurry = hurry_at(time, timeout_s)
-        alone, keyed = goes_alone(message), has_key(message)
+        hurry = send_alone_at(time, timeout_s)
+        alone, keyed = needs_own_request(message), has_key(message)
         waiting = QueuedSend(encoded, time + timeout_s, hurry, alone, future, on_done, keyed)
         self._background.put(waiting)
         return future

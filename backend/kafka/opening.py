@@ -54,24 +54,24 @@ def open_kafka(
     *,
     clock: Clock,
     data_dir: Path | None = None,
-    told: Callable[[str], object] = lambda reason: None,
+    on_waiting: Callable[[str], object] = lambda reason: None,
 ) -> KafkaBackend:
     """Open the Kafka engine; return when the cluster answers and its state was read.
 
     Blocks the calling greenlet. While the cluster does not answer, the reason is logged at once and then
-    every LOG_INTERVAL_S; `told` is called with it at each poll. Settings of the cluster that break a promise
-    are logged a moment later. `data_dir`: the local directory, which belongs to one cluster. Raises
+    every LOG_INTERVAL_S; `on_waiting` is called with it at each poll. Settings of the cluster that break a
+    promise are logged a moment later. `data_dir`: the local directory, which belongs to one cluster. Raises
     ConfigError if it belongs to another one, and for settings that librdkafka rejects.
     """
     sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
-    cluster_id = _await_cluster(options, clock, told)
+    cluster_id = _await_cluster(options, clock, on_waiting)
     if data_dir is not None:
         check_directory(data_dir, cluster_id, options.bootstrap)
     backend = KafkaBackend(options, clock)
     try:
         say_at = clock.monotonic() + LOG_INTERVAL_S
         while not (health := backend.health()).ready:
-            told(health.reason)
+            on_waiting(health.reason)
             if clock.monotonic() >= say_at:
                 say_at += LOG_INTERVAL_S
                 _log_waiting(options, health.reason)
@@ -86,7 +86,7 @@ def open_kafka(
     return backend
 
 
-def _await_cluster(options: KafkaOptions, clock: Clock, told: Callable[[str], object]) -> str:
+def _await_cluster(options: KafkaOptions, clock: Clock, on_waiting: Callable[[str], object]) -> str:
     """Wait until the cluster answers, and return its id."""
     say_at = clock.monotonic()
     look = ClusterCheck(options)
@@ -95,7 +95,7 @@ def _await_cluster(options: KafkaOptions, clock: Clock, told: Callable[[str], ob
             return in_thread(look.read_cluster_id)
         except RemoteError as error:
             reason = str(error)
-        told(reason)
+        on_waiting(reason)
         if clock.monotonic() >= say_at:
             say_at = clock.monotonic() + LOG_INTERVAL_S
             _log_waiting(options, reason)

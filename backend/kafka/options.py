@@ -75,7 +75,7 @@ class Names(NamedTuple):
             return None
         return name if self._is_same(name, kafka_name) else None
 
-    def lets_in(self, kafka_name: str) -> bool:
+    def is_admitted(self, kafka_name: str) -> bool:
         """Return whether a Kafka topic is visible here: ours, or an admitted one of another program."""
         return self.from_kafka(kafka_name) is not None
 

@@ -185,7 +185,7 @@ class QueueAssignment:
         """Begin to take the queue back from its member, which must release it by `deadline`."""
         self.state, self.deadline = AssignmentState.LEAVING, deadline
 
-    def told_to(self, member: GroupMember) -> bool:
+    def is_notified(self, member: GroupMember) -> bool:
         """Return whether `member` was notified that it owns the queue."""
         return self.member is member and self.state is not AssignmentState.GRANTING
 
@@ -217,11 +217,11 @@ class TopicLine:
         """Remove a member; the queues that it owned become free at once."""
         self.members.remove(member)
         for cell in self.cells.values():
-            if cell.told_to(member):
+            if cell.is_notified(member):
                 cell.free()
         self._choose_sharing()
 
-    def to_the_end(self, serial: int, members: Iterable[GroupMember]) -> None:
+    def move_to_end(self, serial: int, members: Iterable[GroupMember]) -> None:
         """Move these members to the end of the order, with serials above `serial`."""
         for member in members:
             member.serial = serial
@@ -240,7 +240,7 @@ class TopicLine:
         self.cells = {queue: self.cells.get(queue) or QueueAssignment() for queue in living}
         return by_member((queue, cell.member) for queue, cell in deleted if _is_told(cell))
 
-    def take_aim(self, holder: str | None) -> None:
+    def choose_members(self, holder: str | None) -> None:
         """Decide which member should own each queue; `holder` is the process that holds the group."""
         queues = list(self.cells)
         if self.sharing is Sharing.WHOLE_TOPIC:

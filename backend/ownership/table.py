@@ -119,7 +119,7 @@ class AssignmentTable:
             return []
         for queue in queues:
             cell = line.cells.get(queue)
-            if cell is not None and cell.told_to(member):
+            if cell is not None and cell.is_notified(member):
                 cell.free()
         return self._settle_line(line, now)
 
@@ -173,7 +173,7 @@ class AssignmentTable:
         if line is None:
             return []
         queues = line.where(lambda _, cell: cell.state is AssignmentState.HELD)
-        self._to_the_end(line, queues)
+        self._move_to_end(line, queues)
         return self._recall_queues(line, queues, deadline)
 
     def depose(self, group: str, topic: str, now: float) -> list[Decision]:
@@ -182,7 +182,7 @@ class AssignmentTable:
         if line is None:
             return []
         queues = line.where(lambda _, cell: cell.state in (AssignmentState.HELD, AssignmentState.LEAVING))
-        self._to_the_end(line, queues)
+        self._move_to_end(line, queues)
         return self._take_queues(line, queues) + self._settle_line(line, now)
 
     # --- questions
@@ -232,7 +232,7 @@ class AssignmentTable:
             group.withheld = False
             lines += [other for other in group.whole() if other is not line]
         for one in lines:
-            one.take_aim(group.holder)
+            one.choose_members(group.holder)
             decisions += self._recall_queues(one, one.where(_is_misplaced(one)), now + self._revoke_s)
         for one in lines:
             decisions += self._grant_free(one, group)
@@ -283,15 +283,15 @@ class AssignmentTable:
             and cell.member is grant.member
         ]
 
-    def _to_the_end(self, line: TopicLine, queues: Iterable[QueueRef]) -> None:
+    def _move_to_end(self, line: TopicLine, queues: Iterable[QueueRef]) -> None:
         members = set(by_member((queue, line.cells[queue].member) for queue in queues))
         processes = {member.process for member in members}
         group, serial = self._groups[line.group], self._next_serial()
-        line.to_the_end(serial, members)
+        line.move_to_end(serial, members)
         if line.sharing is Sharing.WHOLE_GROUP and group.holder in processes:
             group.holder = None
             for other in group.whole():
-                other.to_the_end(serial, [member for member in other.members if member.process in processes])
+                other.move_to_end(serial, [member for member in other.members if member.process in processes])
 
     def _next_serial(self) -> int:
         self._serial += 1

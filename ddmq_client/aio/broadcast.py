@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ddmq_client.aio.connection import AsyncFramedConnection, resolve_addresses
 from ddmq_client.aio.coordinator import AsyncCoordinator
-from ddmq_client.aio.sync import AsyncActivity, Handle, get_clock, off_loop
+from ddmq_client.aio.sync import AsyncActivity, Handle, get_clock, run_blocking
 from ddmq_client.aio.worker_pool import AsyncWorkerPool
 from ddmq_client.core.nodes import Pace, ProxyAddress
 from ddmq_client.core.prefetch_buffer import Source
@@ -66,7 +66,7 @@ class AsyncBroadcastPuller:
         if self._file is None:
             return True
         try:
-            await off_loop(self._file.save, self._coordinator.places_now())
+            await run_blocking(self._file.save, self._coordinator.places_now())
         except OSError as error:
             self._coordinator.last_error = f"the offsets file cannot be written: {error}"
             _log.error("the offsets file cannot be written: %s", error)
@@ -93,7 +93,7 @@ class AsyncBroadcastPuller:
             self._coordinator.pull_failed(self._source, None, error)
             name = "" if self._connection is None else self._connection.name
             if not (self._pace.is_failing or self._coordinator.pulling_stopped or self._source.ended):
-                self._coordinator.teller.report_pull_error(name, error)
+                self._coordinator.notifications.report_pull_error(name, error)
             if isinstance(error, PullError):
                 error.proxy = name
             else:

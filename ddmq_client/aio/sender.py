@@ -41,7 +41,7 @@ class AsyncJobSender:
             while True:
                 node = await router.pick_node(job.tried, job.deadline)
                 if node is None:
-                    job.gave_up(NotStoredError(UNRESOLVED))
+                    job.give_up(NotStoredError(UNRESOLVED))
                     return job.results
                 job.begin(node, router.recognises_resends())
                 elsewhere = await self._attempt_send(job, node, read)
@@ -52,9 +52,9 @@ class AsyncJobSender:
                 if wait:
                     await router.pause(wait)
         except BusyError as error:
-            job.gave_up(error)
+            job.give_up(error)
         except ClosedError as error:
-            job.gave_up(NotStoredError(str(error)))
+            job.give_up(NotStoredError(str(error)))
         finally:
             job.end()
         return job.results

@@ -174,6 +174,6 @@ async def wait_ended(activities: Iterable[AsyncActivity], deadline: float) -> bo
     return not late
 
 
-async def off_loop(work: Callable[..., object], *args: object) -> None:
+async def run_blocking(work: Callable[..., object], *args: object) -> None:
     """Run blocking `work` in a thread, so that the event loop is not blocked."""
     await asyncio.to_thread(work, *args)

@@ -23,7 +23,7 @@ from ddmq_client.core.acks import AckBatch
 from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, Pace, ProxyAddress, is_literal
 from ddmq_client.core.prefetch_buffer import ProxyConnection, Source
 from ddmq_client.errors import PullError
-from ddmq_client.teller import UNKNOWN_METHOD
+from ddmq_client.notifications import UNKNOWN_METHOD
 from ddmq_client.wire.consuming import (
     FAILURES,
     Pulled,
@@ -241,7 +241,7 @@ class AsyncPuller:
             raise
         self._coordinator.add_pulled(self._source, answer)
         self._coordinator.report_unapplied(acks, answer.unapplied)
-        self._coordinator.teller.log_notice(self._source.proxy.name, answer.notice)
+        self._coordinator.notifications.log_notice(self._source.proxy.name, answer.notice)
         return self._pace.pause_after_answer(len(answer.messages), self._clock() - started, linger_ms / 1000)
 
     async def _call(self, batch: int, linger_ms: int, acks: AckBatch | None) -> Pulled:
@@ -260,7 +260,7 @@ class AsyncPuller:
         if self._pace.is_failing:
             _log.debug("pull from %s failed: %s", self._source.proxy.name, error)
         else:
-            self._coordinator.teller.report_pull_error(self._source.proxy.name, error)
+            self._coordinator.notifications.report_pull_error(self._source.proxy.name, error)
 
 
 CLOSING_TRIES = 3

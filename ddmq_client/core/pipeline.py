@@ -43,7 +43,7 @@ class QueuedSend(NamedTuple, Generic[T]):
 
     encoded: bytes
     deadline: float  # monotonic seconds
-    hurry_at: float
+    send_alone_at: float
     alone: bool
     future: T
     on_done: Callable[[SendResult], None] | None
@@ -55,7 +55,7 @@ def has_level(message: OutgoingMessage) -> bool:
     return DELAY_PROPERTY in (message.properties or ())
 
 
-def goes_alone(message: OutgoingMessage) -> bool:
+def needs_own_request(message: OutgoingMessage) -> bool:
     """Return whether the message must have a request of its own, because it may ask for a delay."""
     names = message.properties
     if not names:
@@ -95,12 +95,12 @@ class Pipeline(Generic[T]):
             return []
         first = self._waiting.popleft()
         batch, size = [first], len(first.encoded)
-        if first.alone or now >= first.hurry_at:
+        if first.alone or now >= first.send_alone_at:
             return batch
         while self._waiting and len(batch) < self._batch_messages:
             following = self._waiting[0]
             size += len(following.encoded)
-            if following.alone or now >= following.hurry_at or size > self._batch_bytes:
+            if following.alone or now >= following.send_alone_at or size > self._batch_bytes:
                 break
             batch.append(self._waiting.popleft())
         return batch

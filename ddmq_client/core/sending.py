@@ -173,7 +173,7 @@ class SendJob:
         ]
         return verdict
 
-    def gave_up(self, error: SendError) -> None:
+    def give_up(self, error: SendError) -> None:
         """End the job: each pending message without a better error gets `error`."""
         for at in self._pending:
             if self.results[at] is _UNTRIED:

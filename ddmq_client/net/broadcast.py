@@ -16,7 +16,7 @@ from ddmq_client.core.prefetch_buffer import Source
 from ddmq_client.errors import PullError
 from ddmq_client.net.connection import FramedConnection, resolve_addresses
 from ddmq_client.net.coordinator import Coordinator
-from ddmq_client.net.sync import Activity, Handle, get_clock, off_loop
+from ddmq_client.net.sync import Activity, Handle, get_clock, run_blocking
 from ddmq_client.net.worker_pool import WorkerPool
 from ddmq_client.offsets_file import OffsetsFile
 from ddmq_client.received import FetchedQueue
@@ -67,7 +67,7 @@ class BroadcastPuller:
         if self._file is None:
             return True
         try:
-            off_loop(self._file.save, self._coordinator.places_now())
+            run_blocking(self._file.save, self._coordinator.places_now())
         except OSError as error:
             self._coordinator.last_error = f"the offsets file cannot be written: {error}"
             _log.error("the offsets file cannot be written: %s", error)
@@ -94,7 +94,7 @@ class BroadcastPuller:
             self._coordinator.pull_failed(self._source, None, error)
             name = "" if self._connection is None else self._connection.name
             if not (self._pace.is_failing or self._coordinator.pulling_stopped or self._source.ended):
-                self._coordinator.teller.report_pull_error(name, error)
+                self._coordinator.notifications.report_pull_error(name, error)
             if isinstance(error, PullError):
                 error.proxy = name
             else:

@@ -12,7 +12,7 @@ A message is acknowledged when the handler returns and fails when it raises, unl
 delivered at least once.
 
 The blocking consumer is safe for many threads, and works under gevent's monkey patching (threads are then
-greenlets). The consumer of `ddmq_client.aio` belongs to one event loop: cancelling its `stop` ends it at once,
+greenlets). The consumer of `ddmq_client.aio` belongs to one event loop: cancelling its `stop` ends it now,
 and cancelling the block ends it when the running handlers have ended; messages that no handler has started go
 back for other consumers. A consumer that was started before a fork raises ClientError in the fork.
 """
@@ -51,6 +51,7 @@ from ddmq_client.net.sync import (
     sleep,
 )
 from ddmq_client.net.worker_pool import WorkerPool
+from ddmq_client.notifications import ConsumerNotifications, OnError, OnLate
 from ddmq_client.observer import (
     ClientObserver,
     HandleCall,
@@ -64,7 +65,6 @@ from ddmq_client.process import RUN_LOOK_S, Home, Signals, new_client_id
 from ddmq_client.received import Message
 from ddmq_client.serializers import Serializer
 from ddmq_client.serializers.values import deserialize_messages
-from ddmq_client.teller import OnError, OnLate, Teller
 from ddmq_client.wire.consuming import pull_settings
 
 _log = logging.getLogger("ddmq_client.consumer")
@@ -178,7 +178,7 @@ class Consumer:
             serializer=serializer,
         )
         self._proxies = parse_addresses(proxies, CONSUMER_PORT)
-        self._teller = Teller(on_late, on_error)
+        self._notifications = ConsumerNotifications(on_late, on_error)
         self._place = broadcast_place(self._settings, instance, offsets_file)
         self._handler, self._batch_handler, self._observer = handler, batch_handler, observer
         self._home, self._lock = Home("consumer"), Lock()  # the lock: of _state and _ended
@@ -211,7 +211,7 @@ class Consumer:
             if self._state != "new":
                 return False
             self._home.check_process()
-            self._coordinator = Coordinator(self._settings, handling, self._teller)
+            self._coordinator = Coordinator(self._settings, handling, self._notifications)
             self._coordinator.set_paused(self._paused)
             pulls = pull_settings(self._settings)
             if self._place is None:

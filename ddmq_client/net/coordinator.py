@@ -26,8 +26,8 @@ from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.net.due_results import IDLE_WAKE_S, DueResults
 from ddmq_client.net.replying import ReplyCalls
 from ddmq_client.net.sync import INLINE, Condition, Lock, current_worker, get_clock
+from ddmq_client.notifications import ConsumerNotifications, FirstAnswer
 from ddmq_client.received import FetchedQueue, Message, Outcome
-from ddmq_client.teller import FirstAnswer, Teller
 from ddmq_client.wire.consuming import Pulled
 
 RIDE_S = 0.002  # a puller waits this long for results to ride on its next pull
@@ -41,9 +41,11 @@ class Coordinator:
 
     inline = INLINE
 
-    def __init__(self, settings: ConsumerSettings, handlers: bool, teller: Teller | None = None) -> None:
+    def __init__(
+        self, settings: ConsumerSettings, handlers: bool, notifications: ConsumerNotifications | None = None
+    ) -> None:
         self.settings = settings
-        self.teller = teller or Teller()
+        self.notifications = notifications or ConsumerNotifications()
         self._clock = get_clock()
         self._buffer = PrefetchBuffer(
             settings.prefetch,
@@ -389,7 +391,7 @@ class Coordinator:
         with self._lock:
             late, lost = late_results(acks, unapplied)
             self._buffer.counts.late += len(late)
-        self.teller.report_late(late, lost)
+        self.notifications.report_late(late, lost)
 
     def _extend(self, message: Message) -> bool:
         if not self._buffer.extend(message):

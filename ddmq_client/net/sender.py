@@ -42,7 +42,7 @@ class JobSender:
             while True:
                 node = router.pick_node(job.tried, job.deadline)
                 if node is None:
-                    job.gave_up(NotStoredError(UNRESOLVED))
+                    job.give_up(NotStoredError(UNRESOLVED))
                     return job.results
                 job.begin(node, router.recognises_resends())
                 elsewhere = self._attempt_send(job, node, read)
@@ -53,9 +53,9 @@ class JobSender:
                 if wait:
                     router.pause(wait)
         except BusyError as error:
-            job.gave_up(error)
+            job.give_up(error)
         except ClosedError as error:
-            job.gave_up(NotStoredError(str(error)))
+            job.give_up(NotStoredError(str(error)))
         finally:
             job.end()
         return job.results

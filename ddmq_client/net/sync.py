@@ -115,6 +115,6 @@ def wait_ended(activities: Iterable[Activity], deadline: float) -> bool:
     return not any(activity.is_alive for activity in waiting if not activity.is_current)
 
 
-def off_loop(work: Callable[..., object], *args: object) -> None:
+def run_blocking(work: Callable[..., object], *args: object) -> None:
     """Run blocking `work` in the calling thread, which may block."""
     work(*args)

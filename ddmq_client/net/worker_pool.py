@@ -24,7 +24,7 @@ from ddmq_client.errors import PullError
 from ddmq_client.net.connection import FramedConnection, resolve_addresses
 from ddmq_client.net.coordinator import Coordinator
 from ddmq_client.net.sync import Activity, Condition, Handle, Lock, get_clock, wait_ended
-from ddmq_client.teller import UNKNOWN_METHOD
+from ddmq_client.notifications import UNKNOWN_METHOD
 from ddmq_client.wire.consuming import (
     FAILURES,
     Pulled,
@@ -242,7 +242,7 @@ class Puller:
             raise
         self._coordinator.add_pulled(self._source, answer)
         self._coordinator.report_unapplied(acks, answer.unapplied)
-        self._coordinator.teller.log_notice(self._source.proxy.name, answer.notice)
+        self._coordinator.notifications.log_notice(self._source.proxy.name, answer.notice)
         return self._pace.pause_after_answer(len(answer.messages), self._clock() - started, linger_ms / 1000)
 
     def _call(self, batch: int, linger_ms: int, acks: AckBatch | None) -> Pulled:
@@ -261,7 +261,7 @@ class Puller:
         if self._pace.is_failing:
             _log.debug("pull from %s failed: %s", self._source.proxy.name, error)
         else:
-            self._coordinator.teller.report_pull_error(self._source.proxy.name, error)
+            self._coordinator.notifications.report_pull_error(self._source.proxy.name, error)
 
 
 CLOSING_TRIES = 3

@@ -59,12 +59,12 @@ class _MirrorFailure(NamedTuple):
 class _OffsetCommitter:
     """The native thread that commits offsets to Kafka.
 
-    It calls `told(group, error)` after each commit; None is success.
+    It calls `on_done(group, error)` after each commit; None is success.
     """
 
-    def __init__(self, options: KafkaOptions, told: Callable[[str, Exception | None], object]) -> None:
+    def __init__(self, options: KafkaOptions, on_done: Callable[[str, Exception | None], object]) -> None:
         self._options = options
-        self._on_done = told
+        self._on_done = on_done
         self._requests: queue.SimpleQueue[tuple[str, Offsets] | None] = queue.SimpleQueue()
         # With the time when each was used; the one used last is the last.
         self._consumers: OrderedDict[str, tuple[Consumer, float]] = OrderedDict()

@@ -132,7 +132,7 @@ class KafkaTopics:
                 del self._checks_left[name]
         job = partial(
             topic_admin.survey_topics,
-            let_in=self._names.lets_in,
+            let_in=self._names.is_admitted,
             unchanged=unchanged,
             before=before,
             on_grown=self._add_to_producer,

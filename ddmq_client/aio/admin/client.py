@@ -33,7 +33,7 @@ from ddmq_client.admin.records import (
 )
 from ddmq_client.aio.admin.pool import AsyncAdminConnections
 from ddmq_client.aio.producer import AsyncProducerBase
-from ddmq_client.aio.sync import off_loop
+from ddmq_client.aio.sync import run_blocking
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check, topic_names
 from ddmq_client.delays import CancelOutcome, epoch_ms
@@ -314,7 +314,7 @@ class AsyncAdmin:
             for start in range(0, len(letters), PAGE):
                 page = letters[start : start + PAGE]
                 bodies = await self._read_bodies(group, page)
-                await off_loop(_write_letters, lines, page, bodies)
+                await run_blocking(_write_letters, lines, page, bodies)
         finally:
             lines.close()
         return len(letters)

@@ -47,7 +47,7 @@ from ddmq_client.errors import (
 from ddmq_client.idl.codes import ADMIN_PORT, PRODUCER_PORT
 from ddmq_client.net.admin.pool import AdminConnections
 from ddmq_client.net.producer import ProducerBase
-from ddmq_client.net.sync import off_loop
+from ddmq_client.net.sync import run_blocking
 from ddmq_client.process import Home, new_client_id
 
 R = TypeVar("R")
@@ -315,7 +315,7 @@ class Admin:
             for start in range(0, len(letters), PAGE):
                 page = letters[start : start + PAGE]
                 bodies = self._read_bodies(group, page)
-                off_loop(_write_letters, lines, page, bodies)
+                run_blocking(_write_letters, lines, page, bodies)
         finally:
             lines.close()
         return len(letters)

@@ -19,7 +19,7 @@ OnLate = Callable[[LateResult], object]
 OnError = Callable[[Exception], object]
 
 
-class Teller:
+class ConsumerNotifications:
     """Calls the application's functions for late results and errors, from the consumer's activities."""
 
     def __init__(self, on_late: OnLate | None = None, on_error: OnError | None = None) -> None:
