@@ -122,15 +122,17 @@ Later = Callable[..., object]
 
 
 def at_once(notify: Callable[[str], None], key: str) -> None:
-    """Call `notify` now: the `later` of an engine that receives changes on the hub, in order."""
+    """Call `notify(key)` immediately.
+
+    Passed as `later` by engines whose changes already arrive in order on the hub and need no scheduling.
+    """
     notify(key)
 
 
 class Watchers:
-    """The listeners for changed settings and topics of one engine; each is called in the order of the
-    changes.
+    """The listeners for changed settings and topics of one engine, each called in the order of the changes.
 
-    `later` runs a function with its arguments from the hub.
+    `later` schedules a function call on the hub.
     """
 
     def __init__(self, later: Later) -> None:
@@ -160,7 +162,7 @@ class Watchers:
                 self._later(notify, key)
 
     def clear(self) -> None:
-        """Remove all listeners."""
+        """Remove all listeners for changes."""
         self._notifiers.clear()
 
 

@@ -110,7 +110,7 @@ class ProducerSequences:
         return before - len(locations)
 
     def forget_oldest(self) -> None:
-        """Forget the sequence that was stored first, and answer no lower one any more."""
+        """Forget the sequence that was stored first; repeats of it or a lower one are then refused."""
         oldest = next(iter(self.locations))
         del self.locations[oldest]
         self.below = max(self.below, oldest + 1)
@@ -139,7 +139,7 @@ class KeySlice:
 
 
 class StoredSends:
-    """The identities of the sends that were stored lately. See the module's text.
+    """Remembers the identities of recently stored sends; see the module's text.
 
     All times are in ms on the clock of this object, except those of `restore`, which are store times.
     """

@@ -105,7 +105,7 @@ def real_record(stored: StoredRecord) -> NewRecord:
 
 
 class Dying(Protocol):
-    """A message to copy into another record: a stored record, or another object with delivery bytes."""
+    """A message to copy into a dead letter: a stored record, or another object with delivery bytes."""
 
     @property
     def message_id(self) -> bytes: ...
@@ -150,7 +150,7 @@ DELAY, TRANSACTION = PREFIX + "delay", PREFIX + "transaction"
 
 
 class DeadLetter(NamedTuple):
-    """A dead letter, as stored in its topic. `content` None: its bytes do not parse.
+    """A parsed dead letter.
 
     `topic` "": the origin is unknown. `queue_id`, `offset` None: it was in no queue there yet, and `place`
     selects one. `time_ms`: the time it became a dead letter. `delay` "": without delay. `transaction`: the id

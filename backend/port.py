@@ -37,7 +37,10 @@ from backend.records import (
 
 
 class Wait(Completion[bool]):
-    """A wait for data: True when there is data past the offset, False at the deadline."""
+    """A wait for data.
+
+    It settles with True when there is data at or after the offset, or with False at the deadline.
+    """
 
     __slots__ = ("cancelled",)
 
@@ -81,7 +84,7 @@ class Sharing(Enum):
 
 
 class Join(NamedTuple):
-    """A request to take part in a group on one topic.
+    """A request to join a group for one topic.
 
     `queues`: the only queue numbers that this member can take, None = any. `address`: the HOST:PORT of the
     member's RPC server, reported by `holders`. `member`: the name of the member, if one process joins for
@@ -116,7 +119,7 @@ class MembershipListener(Protocol):
         """
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        """Called when queues belong to another member already; commits under the old epoch are refused.
+        """Called when queues already belong to another member; commits under the old epoch are refused.
 
         If the writer was replaced, every member loses all its queues; `queues` is then empty for a member
         that held none.
@@ -124,24 +127,30 @@ class MembershipListener(Protocol):
 
 
 class Membership(Protocol):
-    """One member's part in a group on one topic."""
+    """One member's membership of a group on one topic."""
 
     def release(self, queues: Iterable[QueueRef]) -> None:
         """Release queues that were revoked."""
 
     def leave(self) -> None:
-        """Leave the group; all queues move at once."""
+        """Leave the group; its queues go to other members at once."""
 
 
 class Health(NamedTuple):
-    """Whether an engine accepts appends (`ready`), and one line for people about any problem (`reason`)."""
+    """The state of an engine.
+
+    `ready`: it accepts appends. `reason`: one line that describes any problem.
+    """
 
     ready: bool
     reason: str
 
 
 class Backend(ABC):
-    """One opened engine. `cluster` and `broker` name it inside wire qids (conf, default R_default, a)."""
+    """One opened engine.
+
+    `cluster` and `broker` are its names inside wire qids (configurable; the defaults are R_default and a).
+    """
 
     capabilities: Capabilities
     cluster: str = "R_default"
@@ -165,7 +174,9 @@ class Backend(ABC):
     def put_topic(
         self, info: TopicInfo, deadline: float, into: TopicAnswer | None = None, topics_max: int | None = None
     ) -> TopicAnswer:
-        """Create (incarnation 0 in `info`: the engine assigns one) or change a topic; queues only grow.
+        """Create a topic (incarnation 0 in `info`; the engine assigns one) or change it.
+
+        Queues are only added.
 
         Creating an existing topic with incarnation 0 returns it unchanged, so that two proxies may create it
         on first use at the same time. Fails with BoundReachedError if there would be more than `topics_max`
@@ -191,13 +202,16 @@ class Backend(ABC):
 
     @abstractmethod
     def watch_settings(self, listener: Callable[[str], None], *prefixes: str) -> Callable[[], None]:
-        """Call `listener(key)` after each change of a setting, or of a topic, as `topic/NAME`.
+        """Call `listener(key)` after each change of a setting, or of a topic (with key `topic/NAME`).
 
-        `prefixes` restrict the keys. Returns the call that stops it.
+        `prefixes` restrict the keys. Returns a function that removes the listener.
         """
 
     def caught_up(self) -> Completion[None]:
-        """Settle when this process sees all changes of settings and topics that any process was answered."""
+        """Settle when this process sees every change that was confirmed to any process before this call.
+
+        Changes of settings and of topics are meant.
+        """
         return succeeded(None)
 
     # --- writing
@@ -209,11 +223,12 @@ class Backend(ABC):
         deadline: float,
         into: Completion[list[AppendResult]] | None = None,
     ) -> Completion[list[AppendResult]]:
-        """Append records; answers with one AppendResult per record, and succeeds even if none is stored.
+        """Append records; answer with one AppendResult per record.
 
-        A record whose topic does not exist is REFUSED with UnknownTopicError. An `idempotent` engine stores a
-        record with an IDENTITY once; a repetition is answered with the first one (AppendResult.first), when
-        that has the durability that its topic requires. Commits ignore IDENTITY.
+        The call succeeds even if no record is stored. A record whose topic does not exist is REFUSED with
+        UnknownTopicError. An `idempotent` engine stores a record with an IDENTITY once; a repetition is
+        answered with the location of the stored one (AppendResult.first), once that has the durability that
+        its topic requires. Commits ignore IDENTITY.
         """
 
     @abstractmethod
@@ -241,8 +256,7 @@ class Backend(ABC):
         tags: frozenset[int] | None = None,
         ids: bool = False,
     ) -> Completion[ReadBatch]:
-        """Read up to `count_max` records from `offset`: at least one, then until `bytes_max` of delivery
-        bytes.
+        """Read at least one and at most `count_max` records from `offset`, until `bytes_max` delivery bytes.
 
         A batch may hold fewer records than exist; continue at its `next_offset`.
         With `tags`, records whose tag hash (records.tag_hash) is not among them are passed over without
@@ -263,7 +277,7 @@ class Backend(ABC):
 
     @abstractmethod
     def wait(self, queue: QueueRef, offset: int, deadline: float, into: Wait | None = None) -> Wait:
-        """Wait until a record at or past `offset` can be read (True), or until the deadline (False)."""
+        """Wait until a record at or after `offset` can be read (True), or until the deadline (False)."""
 
     @abstractmethod
     def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
@@ -303,13 +317,15 @@ class Backend(ABC):
 
     @abstractmethod
     def holders(self, group: str, topic: str, deadline: float) -> Completion[Mapping[QueueRef, str]]:
-        """Return the address of the member that holds each queue; queues between two owners are absent."""
+        """Return the address of the member that holds each queue.
+
+        Queues that are being moved are left out.
+        """
 
     # --- the engine itself
 
     def trim(self, queue: QueueRef, before: int) -> None:  # noqa: B027
-        """Allow an engine without retention to delete the records of a queue below the offset `before`, some
-        time.
+        """Allow an engine without own retention to delete a queue's records below offset `before`.
 
         Returns at once.
         """

@@ -70,7 +70,7 @@ class AppendStatus(IntEnum):
 
 
 class FirstStored(NamedTuple):
-    """The stored message of which another send is a repetition.
+    """The location of the stored message that another send repeats.
 
     `differs`: the repetition has another body.
     """
@@ -122,7 +122,10 @@ class StoredRecord(NamedTuple):
 
 
 class ShortRecord(NamedTuple):
-    """A record in short. `value`: one of its system properties (UTF-8), b"" if the record lacks it."""
+    """The short form of a record.
+
+    `value`: one of its system properties (UTF-8), b"" if the record lacks it.
+    """
 
     offset: int
     message_id: bytes
@@ -139,10 +142,10 @@ def short_record(record: StoredRecord, name: str) -> ShortRecord:
 
 
 class ReadBatch(ABC):
-    """Records of one queue in columns: a pull touches slices and offsets, not an object a message.
+    """Records of one queue in columns, so that a pull needs no object per message.
 
-    Offsets ascend but may have gaps; continue at `next_offset`, never at the last offset + 1.
-    A damaged record is left out and counted; its offset is a gap.
+    Offsets ascend but may have gaps; continue at `next_offset`, never at the last offset + 1. A damaged
+    record is left out and counted; its offset is a gap.
     """
 
     status: ReadStatus
@@ -160,7 +163,7 @@ class ReadBatch(ABC):
         """Return the complete record at `index` of the columns."""
 
     def carried(self, name: str) -> list[ShortRecord]:
-        """Return all records in short, with the system property `name`.
+        """Return all records in the short form, with the system property `name`.
 
         Records that were damaged or deleted since the read are left out. An engine overrides this if it need
         not decode complete records.
@@ -219,10 +222,10 @@ CLUSTER_SETTINGS = ("replication_factor", "min_insync", "retention_ms")
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """The present settings of one topic. `delay`: both | none | only. `source`: "log", or the file that owns
-    it.
+    """The current settings of one topic.
 
-    `delay_dialects`: the delay-property dialects accepted on plain sends (names.DELAY_DIALECTS).
+    `delay`: both | none | only. `source`: "log", or the file that owns the topic. `delay_dialects`: the
+    delay-property dialects accepted on plain sends (names.DELAY_DIALECTS).
     """
 
     name: str
@@ -279,7 +282,7 @@ class ProgressView:
 
 
 class SettingsLimit(NamedTuple):
-    """At most `count_max` settings may have keys that start with `folder`, which is NAME/ or NAME/NAME/.
+    """A bound: at most `count_max` settings may have keys that start with `folder` (NAME/ or NAME/NAME/).
 
     `rejection`: the text of the BoundReachedError.
     """
@@ -306,7 +309,7 @@ class CommitBatch(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """One engine's limits and abilities."""
+    """The limits and optional abilities of one engine."""
 
     engine: str
     atomic: bool  # commit() of several queues and progress, all or nothing

@@ -54,7 +54,7 @@ class TraceTimer(Protocol):
 
 
 class _BufferedEvent(NamedTuple):
-    """An event in memory. `later` returns facts that were not known yet."""
+    """A trace event in memory. `later` returns facts that were not known when the event was added."""
 
     number: int
     kind: TraceKind
@@ -124,7 +124,10 @@ class TraceWriter:
         at_ms: int | None = None,
         later: Callable[[], Facts] | None = None,
     ) -> None:
-        """Add an event of a message, now or at `at_ms`. `later` is called for more facts within a second."""
+        """Add an event of a message, at `at_ms` or now.
+
+        `later` is called within a second, and the facts that it returns are added.
+        """
         if self._count >= EVENTS_MAX or self._bytes >= BYTES_MAX:
             self.count_dropped("memory")
             return
@@ -265,18 +268,18 @@ class TraceWriter:
 
 
 def queue_of(message_id: bytes, queues: int) -> int:
-    """Return the queue that holds the events of a message."""
+    """Return the number of the queue that holds the trace events of a message."""
     return crc32(message_id) % queues
 
 
 def one_in_of(backend: Backend, topic: str) -> int:
-    """Return n if one in n messages of a topic is traced, by the settings; 0 if none is."""
+    """Return n if the settings select one in n messages of a topic for tracing; 0 if none are traced."""
     text = backend.setting(TRACE_PREFIX + topic) or b""
     return int(text) if text.isdigit() and len(text) < 10 else 0
 
 
 def topic_info(backend: Backend) -> TopicInfo:
-    """Return the settings with which the trace topic is created: without a sync of its own, if possible."""
+    """Return the settings of the trace topic to create, without a sync of its own if possible."""
     can = backend.capabilities
     durability = Durability.WRITTEN if Durability.WRITTEN in can.durability else min(can.durability)
     retention_ms = RETENTION_MS if can.engine == "kafka" else None

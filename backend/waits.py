@@ -25,17 +25,20 @@ Guard = Callable[..., None]
 
 
 class WaitedQueue(Protocol):
-    """A queue with waits for data."""
+    """A queue that has parked waits for data."""
 
     waiting: list[tuple[int, Wait]]  # offset, wait
 
     @property
     def visible(self) -> int:
-        """The offset below which readers see the records."""
+        """The offset below which records are visible to readers."""
 
 
 class Waits:
-    """All waits of an engine, at most `waits_max`. `guard(call, *args)` contains the errors of callbacks."""
+    """All parked waits of an engine, at most `waits_max`.
+
+    `guard(call, *args)` calls a callback and contains its errors.
+    """
 
     def __init__(self, waits_max: int, guard: Guard) -> None:
         self._waits_max = waits_max
@@ -50,7 +53,7 @@ class Waits:
 
     @property
     def next_at(self) -> float:
-        """A time at or before the earliest deadline."""
+        """The time of the earliest deadline, or an earlier time."""
         return self._heap[0][0] if self._heap else NEVER
 
     def park(
@@ -75,7 +78,7 @@ class Waits:
             heapq.heappush(self._heap, (deadline, next(self._order), wait, queue))
 
     def wake(self, queue: WaitedQueue) -> None:
-        """Settle the waits of a queue for offsets that are visible now."""
+        """Settle a queue's waits for offsets that are visible now."""
         waiting, queue.waiting = queue.waiting, []
         for offset, wait in waiting:
             if wait.cancelled or wait.done:
@@ -92,7 +95,7 @@ class Waits:
             self._settle_wait(wait, wait.fail, error)
 
     def fail_all(self, error: Exception) -> None:
-        """Fail all waits, including later ones."""
+        """Fail all parked waits, and every later one."""
         self._closed_with = error
         heap, self._heap = self._heap, []
         for _, _, wait, queue in heap:
@@ -112,7 +115,7 @@ class Waits:
             self._guard(how, value)
 
     def _is_full(self) -> bool:
-        """Forget settled waits; return whether the bound is still reached."""
+        """Remove settled waits if the bound is reached; return whether it is still reached."""
         self._heap = [item for item in self._heap if not _is_settled(item[2])]
         heapq.heapify(self._heap)
         self._compact_at = min(max(COMPACT_AT, 2 * len(self._heap)), self._waits_max)

@@ -33,7 +33,7 @@ _KINDS: tuple[tuple[Callable[[Any], bool], str], ...] = (
 
 
 def check_function(name: str, function: object, *, awaits: bool = False, instead: str = "") -> None:
-    """Raise OptionError unless `function` is None, or something whose call runs it.
+    """Raise OptionError unless `function` is None, or a callable whose call runs its body.
 
     `awaits`: the caller awaits the result, so that async functions are allowed. `instead`: the class that
     awaits, named in the error.
@@ -51,9 +51,10 @@ def check_function(name: str, function: object, *, awaits: bool = False, instead
 
 
 def function_kind(function: object) -> str:
-    """Return the kind of a function whose call runs nothing of it; "" for all others.
+    """Return the kind of a function whose call runs none of its body (async, generator).
 
-    Looks through functools.partial, bound and static methods, and objects with `__call__`.
+    "" for other functions. Looks through functools.partial, bound and static methods, and objects with
+    `__call__`.
     """
     for _ in range(_UNWRAPPED_MAX):
         if _is_awaitable_generator(function):
@@ -71,7 +72,7 @@ def function_kind(function: object) -> str:
 def check_result(
     name: str, result: object, *, awaits: bool = False, instead: str = "", ends: bool = True
 ) -> None:
-    """Raise OptionError if a function of the application returned work in place of doing it.
+    """Raise OptionError if an application's function returned work instead of doing it.
 
     `ends`: the return must mean that the work has ended; without it, work that already runs elsewhere (a
     Future, a task) is allowed. A coroutine or generator is closed, so that it cannot run after its call has
@@ -100,7 +101,7 @@ def _inner_function(function: object) -> object:
 
 
 def _is_awaitable_generator(function: object) -> bool:
-    """Return whether it was made by `types.coroutine`: its generator can be awaited."""
+    """Return whether `types.coroutine` made this function, so that its generator can be awaited."""
     code = getattr(function, "__code__", None)
     return isinstance(code, types.CodeType) and bool(code.co_flags & inspect.CO_ITERABLE_COROUTINE)
 

@@ -24,7 +24,7 @@ _FIRST_ALLOWED = "allowed: one of delay, deliver_at, cron, level; or every alone
 
 
 class When(NamedTuple):
-    """The due time of a message, as the wire states it; None: not stated."""
+    """The due time of a message, as the wire states it; fields that are None are not stated."""
 
     due_ms: int | None = None
     delay_ms: int | None = None
@@ -58,9 +58,10 @@ _STATUS: dict[int, DelayStatus] = {
 
 
 class DelayResult(SendResult):
-    """The proxy's answer to an add or a change. `outcome`: ddmq_client.idl.codes.DelayOutcome.
+    """The proxy's answer to adding or changing a delayed message.
 
-    `due_ms`, `fired_at_ms`: epoch milliseconds, None where not told.
+    `outcome`: ddmq_client.idl.codes.DelayOutcome. `due_ms`, `fired_at_ms`: epoch milliseconds, None if not
+    stated.
     """
 
     __slots__ = ("due_ms", "fired_at_ms", "outcome")
@@ -81,8 +82,10 @@ class DelayResult(SendResult):
 
 @dataclass(frozen=True, slots=True)
 class CancelOutcome:
-    """The outcome of a cancel, a reschedule or a fire_now. `fired_at`, `due_at`: in UTC, where they are
-    known: with FIRED, and with RESCHEDULED. `text`: what the delay service said beside it, "" for nothing.
+    """The outcome of a cancel, a reschedule or a fire_now.
+
+    `fired_at` and `due_at`: in UTC, if known (with FIRED and RESCHEDULED respectively). `text`: a remark of
+    the delay service, or "".
     """
 
     status: DelayStatus
@@ -92,12 +95,15 @@ class CancelOutcome:
 
     @property
     def cancelled(self) -> bool:
-        """Return whether the message will not be delivered any more."""
+        """Whether the message will not be delivered any more."""
         return self.status is DelayStatus.CANCELLED
 
 
 def outcome_of(result: SendResult) -> CancelOutcome:
-    """Return the outcome in a confirmed answer; an answer of an old proxy has none: it is pending."""
+    """Return the outcome in a confirmed answer.
+
+    The answer of an old proxy has none: the outcome is PENDING.
+    """
     if not isinstance(result, DelayResult) or result.outcome is None:
         return CancelOutcome(DelayStatus.PENDING)
     status = _STATUS.get(result.outcome, DelayStatus.PENDING)
@@ -115,7 +121,11 @@ def when_of(
     catch_up: str | None = None,
     level: int | None = None,
 ) -> When | None:
-    """None: no delay of the delay service is asked for. OptionError for what does not fit together."""
+    """Convert the delay arguments of `send` into a due time.
+
+    None if they request no delay of the delay service. Raises OptionError for arguments that cannot be
+    combined.
+    """
     firsts = {"delay": delay, "deliver_at": deliver_at, "cron": cron, "level": level}
     firsts_set = [name for name, value in firsts.items() if value is not None]
     others = {"zone": zone, "every": every, "times": times, "catch_up": catch_up}
@@ -174,7 +184,7 @@ def _when(
 
 
 def epoch_ms(name: str, value: datetime) -> int:
-    """Return epoch milliseconds, rounded up. Raises OptionError for a datetime without a zone."""
+    """Convert a datetime into epoch milliseconds, rounded up. Raises OptionError if it has no time zone."""
     if not isinstance(value, datetime):
         raise OptionError(f"{name}={value!r} is {type(value).__name__}; allowed: a datetime with a time zone")
     if value.utcoffset() is None:
@@ -186,7 +196,7 @@ def epoch_ms(name: str, value: datetime) -> int:
 
 
 def start_text(start: object) -> str | None:
-    """Return where a subscription starts, as the wire says it: first, last, or epoch milliseconds."""
+    """Convert the start of a subscription into its wire form: first, last, or epoch milliseconds."""
     if start is None or start in ("first", "last"):
         return start if isinstance(start, str) else None
     if not isinstance(start, datetime):
@@ -198,7 +208,10 @@ def start_text(start: object) -> str | None:
 
 
 def duration_ms(name: str, value: timedelta, least: int) -> int:
-    """Return milliseconds, rounded up; OptionError for what is no timedelta or less than `least`."""
+    """Convert a timedelta into milliseconds, rounded up.
+
+    Raises OptionError for other types, or below `least`.
+    """
     if not isinstance(value, timedelta):
         raise OptionError(
             f"{name}={value!r} is {type(value).__name__}; allowed: a timedelta, as in timedelta(seconds=90)"

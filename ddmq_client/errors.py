@@ -34,11 +34,11 @@ from ddmq_client.printable import printable
 
 
 class ClientError(Exception):
-    """Root of what this library raises on purpose."""
+    """The base class of the errors that this library raises."""
 
 
 class OptionError(ClientError, ValueError):
-    """An argument or setting is out of its range; the text names it, its value and what is allowed."""
+    """An argument or setting is out of its range; the text names it, its value and the allowed values."""
 
 
 class ClosedError(ClientError):
@@ -46,7 +46,7 @@ class ClosedError(ClientError):
 
 
 class ProxyError(ClientError):
-    """A proxy refused a request, or did not carry it out; `code`: its code, if it gave one."""
+    """A proxy refused a request, or did not carry it out. `code`: its error code, or None."""
 
     def __init__(self, text: str, code: int | None = None, proxy: str = "") -> None:
         self.text = printable(text)
@@ -64,36 +64,44 @@ class SendError(ProxyError):
 
 
 class InvalidMessageError(SendError):
-    """The message is wrong as it stands (codes 11, 18, 19, 30 to 38); sending it again changes nothing."""
+    """The message is invalid (codes 11, 18, 19, 30 to 38); sending it again changes nothing."""
 
 
 class NoSuchTopicError(SendError):
-    """The topic is unknown there or not allowed for this client (codes 13, 14)."""
+    """The topic does not exist, or is not allowed for this client (codes 13, 14)."""
 
 
 class NotStoredError(SendError):
-    """Certainly not stored; safe to send again, later or elsewhere."""
+    """The message is certainly not stored; it is safe to send it again, later or to another proxy."""
 
 
 class ThrottledError(NotStoredError):
-    """Refused by a rate limit, or because the proxy is at a bound (code 15)."""
+    """The message was refused by a rate limit, or because the proxy is at a bound (code 15)."""
 
 
 class BusyError(NotStoredError):
-    """Refused by a bound of this client (connections or sends in flight); nothing was sent."""
+    """The message was refused by a bound of this client (connections or sends in flight).
+
+    Nothing was sent.
+    """
 
 
 class UnknownOutcomeError(SendError):
-    """May or may not be stored: no answer came in time, or the backend could not tell (codes 10, 12)."""
+    """The message may or may not be stored.
+
+    No answer came in time, or the backend does not know (codes 10, 12).
+    """
 
 
 class LeaseOverError(ProxyError):
-    """The message's lease is over: none of its replies is stored, and somebody else gets the message. Nothing
-    is to be done."""
+    """The message's lease has ended: none of its replies is stored, and another consumer gets the message.
+
+    The application need not do anything.
+    """
 
 
 class PullError(ProxyError):
-    """The consumer proxy refused the pull; the request is wrong or not allowed."""
+    """The consumer proxy refused the pull: the request is invalid or not allowed."""
 
 
 class SubscriptionError(PullError, OptionError):
@@ -102,7 +110,7 @@ class SubscriptionError(PullError, OptionError):
 
 
 class AdminError(ClientError):
-    """The admin API did not do what it was asked for; the text is the server's sentence.
+    """The admin API did not carry out a request; the text is the server's sentence.
 
     `status` is the HTTP status, None if there was no answer; `server` is "host:port".
     """
@@ -119,7 +127,7 @@ class NotFoundError(AdminError):
 
 
 class RejectedError(AdminError):
-    """The request is wrong as it stands (400, 405, 413): sending it again changes nothing."""
+    """The request is invalid (400, 405, 413): sending it again changes nothing."""
 
 
 class AccessError(AdminError):
@@ -127,7 +135,7 @@ class AccessError(AdminError):
 
 
 class UnavailableError(AdminError):
-    """No server answered, or it cannot answer now (503): nothing was changed; try again later."""
+    """No server answered, or it cannot answer now (503). Nothing was changed; try again later."""
 
 
 class UnknownChangeError(AdminError):
@@ -135,7 +143,7 @@ class UnknownChangeError(AdminError):
 
 
 class TransactionError(ProxyError):
-    """A transaction did not end as it was told to; `transaction_id` names it."""
+    """A transaction did not end as requested; `transaction_id` names it."""
 
     def __init__(self, text: str, transaction_id: str, code: int | None = None, proxy: str = "") -> None:
         super().__init__(text, code, proxy)
@@ -143,10 +151,15 @@ class TransactionError(ProxyError):
 
 
 class NotCommittedError(TransactionError):
-    """Certainly not committed: none of its messages is seen by anybody. Local work that went with it is to be
-    undone, or has been, and may be begun anew in another transaction."""
+    """The transaction is certainly not committed: none of its messages is visible.
+
+    Undo the local work that belongs to it, unless that has happened. It may be repeated in another
+    transaction.
+    """
 
 
 class UnknownEndError(TransactionError):
-    """No proxy has confirmed the end in time, so it may be as asked or still open. Nothing is to be done: the
-    check of its producer group is asked about it, and settles it."""
+    """No proxy has confirmed the end of the transaction in time: it may be as requested or still open.
+
+    The application need not do anything: the check of its producer group will settle it.
+    """

@@ -27,10 +27,10 @@ _METHODS = ("sending", "handed_out", "handling")
 
 @dataclass(frozen=True, slots=True)
 class SendCall:
-    """One call of the application that sends, with all that is sent again for it.
+    """One call of the application that sends messages, including its resends.
 
-    batch        it is a send_batch, also of one message
-    transaction  id of the transaction that the messages are of; they go in one request then
+    batch        whether it is a send_batch, even of one message
+    transaction  the id of the messages' transaction, if any; they are then sent in one request
     """
 
     client_id: str
@@ -40,49 +40,57 @@ class SendCall:
 
 @dataclass(frozen=True, slots=True)
 class HandleCall:
-    """One call of the application's handler. `batch`: it is a batch_handler, also with one message."""
+    """One call of the application's handler.
+
+    `batch`: the handler is a batch_handler, even with one message.
+    """
 
     client_id: str
     batch: bool = False
 
 
 class ObservedSend(Protocol):
-    """One call that sends. It is told once how that ended."""
+    """Observes one call that sends. Exactly one of its methods is called at the end."""
 
     messages: Sequence[OutgoingMessage]
     """What is sent: as many as the application gave, in their order, perhaps with more properties."""
 
     def ended(self, results: Sequence[SendResult]) -> None:
-        """Take the results, one per message in order; none at all for a oneway send."""
+        """Receive the results, one per message in order; none for a oneway send."""
 
     def failed(self, error: BaseException) -> None:
-        """Take the error that the send raised."""
+        """Receive the error that the send raised."""
 
 
 class ObservedHandling(AbstractContextManager[object], Protocol):
-    """One call of a handler, which runs in the block; its messages are settled as it ends, if at all."""
+    """Observes one call of a handler, as a context manager around it.
+
+    When the handler ends, its messages are settled, if at all.
+    """
 
     def raised(self, error: BaseException) -> None:
-        """Take the error that the handler raised; the block itself does not raise it."""
+        """Receive the error that the handler raised; the block itself does not raise it."""
 
 
 class ClientObserver(Protocol):
-    """An observer of sends and of handled messages."""
+    """Observes the sends and the handled messages of clients."""
 
     def sending(self, messages: Sequence[OutgoingMessage], call: SendCall) -> ObservedSend:
-        """Begin to observe a call that sends."""
+        """Begin to observe a call that sends; return its observer."""
 
     def handed_out(self, messages: Sequence[Message], client_id: str, asked_ns: int | None) -> None:
-        """Observe messages that the application gets: by `pull` or a loop, requested since `asked_ns` (epoch
-        nanoseconds), or for its handler (None).
+        """Observe messages that the application receives.
+
+        By `pull` or a loop: they were requested at `asked_ns` (epoch nanoseconds). For a handler: `asked_ns`
+        is None.
         """
 
     def handling(self, messages: Sequence[Message], call: HandleCall) -> ObservedHandling:
-        """Begin to observe a call of the handler."""
+        """Begin to observe a call of the handler; return its observer."""
 
 
 def check_observer(observer: object) -> None:
-    """Raise OptionError unless it has the methods of a ClientObserver, as plain functions, or is None."""
+    """Raise OptionError unless it is None, or has the methods of a ClientObserver as plain functions."""
     if observer is None:
         return
     if isinstance(observer, type) or not all(callable(getattr(observer, name, None)) for name in _METHODS):
@@ -95,7 +103,7 @@ def check_observer(observer: object) -> None:
 
 @contextmanager
 def observe_send(send: ObservedSend) -> Iterator[ObservedSend]:
-    """Wrap a block that sends `send.messages` and calls `ended`; report an error of it to `send`."""
+    """Wrap a block that sends and then calls `send.ended`; report an error of the block to `send.failed`."""
     _check_observed("sending", send, "ended", "failed")
     try:
         yield send
@@ -107,7 +115,7 @@ def observe_send(send: ObservedSend) -> Iterator[ObservedSend]:
 def notify_handed_out(
     observer: ClientObserver, messages: Sequence[Message], client_id: str, requested_ns: int | None
 ) -> None:
-    """Call `handed_out`; log an error where it returned work that nobody does."""
+    """Call the observer's `handed_out`; log an error if it returned a coroutine or the like."""
     hand_out: Callable[..., object] = observer.handed_out
     try:
         check_result("observer.handed_out", hand_out(messages, client_id, requested_ns), ends=False)
@@ -118,7 +126,10 @@ def notify_handed_out(
 def observe_handling(
     observer: ClientObserver, messages: Sequence[Message], call: HandleCall
 ) -> ObservedHandling | None:
-    """Call `handling`. None where that raised, or returned what no handler can run in: the messages fail."""
+    """Call the observer's `handling`; return its result.
+
+    Returns None if that raised, or returned an object in which no handler can run: the messages then fail.
+    """
     try:
         handling = observer.handling(messages, call)
         _check_observed("handling", handling, "raised", "__enter__", "__exit__")
@@ -131,7 +142,7 @@ def observe_handling(
 
 
 def _check_observed(method: str, observed: object, *methods: str) -> None:
-    """Raise OptionError unless what a method of the observer returned has `methods`, as plain functions."""
+    """Raise OptionError unless the result of the observer's `method` has `methods` as plain functions."""
     check_result(f"observer.{method}", observed)
     fault = _method_fault(cast(Any, type(observed)), methods)
     if fault:
@@ -140,7 +151,7 @@ def _check_observed(method: str, observed: object, *methods: str) -> None:
 
 @lru_cache(maxsize=64)
 def _method_fault(kind: Any, methods: Sequence[str]) -> str:
-    """Return which method an observer's object lacks, or which is async; "" for none."""
+    """Describe which method an observer's object lacks, or has as async; "" if all are correct."""
     for name in methods:
         method = getattr(kind, name, None)
         if method is None and name.startswith("__"):  # others may be found by the object's __getattr__

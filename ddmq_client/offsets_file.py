@@ -22,7 +22,7 @@ from ddmq_client.wire.consuming import FetchSettings
 
 
 class OffsetsFile:
-    """One file of one instance of one group."""
+    """The offsets file of one instance of one group."""
 
     def __init__(self, path: Path, group: str, instance: str) -> None:
         self._path = path
@@ -33,7 +33,7 @@ class OffsetsFile:
         self._ours = False
 
     def lock_and_load(self) -> Offsets:
-        """Lock the file until `leave`, and load it. OptionError if another consumer has it."""
+        """Lock the file until `leave`, and load it. Raises OptionError if another consumer has locked it."""
         import fcntl  # not everywhere, but where files are shared
 
         try:
@@ -53,7 +53,7 @@ class OffsetsFile:
             raise
 
     def leave(self) -> None:
-        """Unlock the file: others may take it, and no more offsets are stored here."""
+        """Unlock the file, so that other consumers can use it; nothing is stored by this one any more."""
         self._ours = False
         lock, self._lock = self._lock, None
         if lock is not None:
@@ -63,7 +63,7 @@ class OffsetsFile:
             lock.close()
 
     def load(self) -> Offsets:
-        """Return the stored offsets; none if there is no file. OptionError for an unusable file."""
+        """Return the stored offsets; none if there is no file. Raises OptionError for an unusable file."""
         try:
             text = self._path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -74,7 +74,7 @@ class OffsetsFile:
         return _from_text(text, self._group, self._instance, str(self._path))
 
     def save(self, offsets: Offsets) -> None:
-        """Store `offsets`: temporary file, fsync, rename, fsync of the folder. OSError when that fails."""
+        """Store `offsets` durably and atomically, through a temporary file. Raises OSError."""
         text = _to_text(self._group, self._instance, offsets)
         if not self._ours or text == self._written or not offsets:
             return
@@ -95,7 +95,10 @@ class OffsetsFile:
 def broadcast_place(
     settings: ConsumerSettings, instance: str | None, path: str | Path | None
 ) -> tuple[FetchSettings, OffsetsFile | None] | None:
-    """Return the fetch settings and the file of a broadcasting consumer; None for others. OptionError."""
+    """Return the fetch settings and the offsets file of a broadcasting consumer; None for other consumers.
+
+    Raises OptionError for arguments that do not fit.
+    """
     if not settings.broadcasting:
         if instance is not None or path is not None:
             raise OptionError("instance and offsets_file are for model='broadcasting' only")
@@ -121,7 +124,7 @@ def _to_text(group: str, instance: str, offsets: Offsets) -> str:
 
 
 def _from_text(text: str, group: str, instance: str, path: str) -> Offsets:
-    """Return the offsets of a file. OptionError names the file and what is wrong."""
+    """Decode the text of an offsets file. Raises OptionError, which names the file and the problem."""
     try:
         whole = json.loads(text)
     except ValueError as error:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from ddmq_client.core import frames
-from ddmq_client.core.pipeline import HURRY_SHARE, goes_alone, has_level, split_batches
+from ddmq_client.core.pipeline import HURRY_SHARE, has_level, needs_own_request, split_batches
 from ddmq_client.core.selectors import make_placer
 from ddmq_client.core.sending import SEND_DELAYED, SendJob, result_of
 from ddmq_client.core.sequences import Sequences
@@ -30,20 +30,20 @@ Member = tuple[int, bytes]  # index in the application's list, encoded message
 
 
 class BatchPlan(NamedTuple):
-    """A list of messages, cut into requests; messages that cannot be sent have their result already."""
+    """A list of messages split into requests. Messages that cannot be sent already have a result."""
 
     results: list[SendResult]
     requests: list[list[Member]]
     keyed: Collection[int]  # in the application's list: which have a key
 
     def fill_results(self, request: list[Member], results: Sequence[SendResult]) -> None:
-        """Put a request's results where its messages stood."""
+        """Store a request's results at the positions of its messages."""
         for (at, _), result in zip(request, results, strict=True):
             self.results[at] = result
 
 
 class Outbox:
-    """Checks, places and encodes messages; makes jobs."""
+    """Checks messages, selects their queues, encodes them and creates send jobs."""
 
     def __init__(self, settings: ProducerSettings) -> None:
         self.settings = settings
@@ -52,7 +52,7 @@ class Outbox:
         self._sequences = Sequences(_new_producer_field, Lock()) if settings.idempotent else None
 
     def encode(self, message: OutgoingMessage) -> bytes:
-        """Return the bytes of a message on the wire. Raises InvalidMessageError."""
+        """Encode a message. Raises InvalidMessageError."""
         settings = self.settings
         if message.idempotency_key is not None:
             check_text("idempotency_key", message.idempotency_key)
@@ -62,30 +62,36 @@ class Outbox:
         return encode_message(message, placement, settings.client_id, settings.producer_group)
 
     def timeout_s(self, timeout_ms: int | None) -> float:
-        """Return the seconds for a call: as stated, or the producer's own."""
+        """Return the timeout of a call in seconds: `timeout_ms`, or by default the producer's."""
         if timeout_ms is None:
             return self.settings.timeout_ms / 1000
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         return timeout_ms / 1000
 
     def job_of_message(self, message: OutgoingMessage, deadline: float) -> SendJob:
-        """Return the job of one message."""
+        """Create the job that sends one message."""
         encoded = self.encode(message)
         return self.build_job([encoded], deadline, _ALL_OF_ONE if has_key(message) else ())
 
     def job_of_request(self, plan: BatchPlan, request: list[Member], deadline: float) -> SendJob:
-        """Return the job of one request of a plan."""
+        """Create the job of one request of a plan."""
         keyed = [n for n, (at, _) in enumerate(request) if at in plan.keyed] if plan.keyed else ()
         return self.build_job([data for _, data in request], deadline, frozenset(keyed))
 
     def build_job(self, encoded: Sequence[bytes], deadline: float, keyed: Collection[int] = ()) -> SendJob:
-        """Return the job of one request: sendSync or sendBatch. `keyed`: which messages have a key."""
+        """Create the job of one request (sendSync or sendBatch).
+
+        `keyed`: the messages that have an idempotency key.
+        """
         sequences = self._sequences if len(keyed) < len(encoded) else None
         batch = len(encoded) > 1
         return SendJob(encoded, batch, deadline, self._policy, sequences=sequences, keyed=keyed)
 
     def job_of_delay(self, message: OutgoingMessage, when: When, deadline: float) -> SendJob:
-        """Return the job of a delayed message. Its uuid is fixed here, so a resend makes no second one."""
+        """Create the job of a delayed message.
+
+        Its uuid is fixed here, so that a resend creates no second one.
+        """
         if message.idempotency_key is not None:
             raise OptionError(
                 f"idempotency_key={message.idempotency_key!r} of a delayed message; allowed: None. By an id"
@@ -100,7 +106,7 @@ class Outbox:
     def job_of_change(
         self, action: DelayAction, delay: str | SendResult, deadline: float, when: When | None = None
     ) -> SendJob:
-        """Return the job that changes a delayed message; carried out twice, it has the effect of once."""
+        """Create the job that changes a delayed message; repeating it has no further effect."""
         delay_id = delay.delay_id if isinstance(delay, SendResult) else delay
         if not isinstance(delay_id, str) or not delay_id:
             raise OptionError(f"{delay!r} names no delayed message; allowed: the delay_id of a delayed send")
@@ -114,7 +120,7 @@ class Outbox:
         check_after_ms: int | None,
         when: When | None = None,
     ) -> PrepareJob:
-        """Return the job of messages of a transaction, all in one request."""
+        """Create the job that stores messages of a transaction, all in one request."""
         group, client_id = self._get_group(), self.settings.client_id
         request = prepare_request(transaction_id, group, client_id, check_after_ms, when is not None)
         encoded = [self.encode(with_due_time(message, when)) for message in messages]
@@ -136,7 +142,10 @@ class Outbox:
         check: int | None = None,
         messages: int | None = None,
     ) -> EndJob:
-        """The job of an end, or of the answer to a check. `messages`: how many a commit has."""
+        """Create the job that ends a transaction, or answers a check.
+
+        `messages`: the number of messages, stated in a commit.
+        """
         group, client_id = self._get_group(), self.settings.client_id
         request = end_request(transaction_id, group, client_id, action, through_offset, check, messages)
         return EndJob(request, deadline, self._policy)
@@ -152,8 +161,11 @@ class Outbox:
         return SendJob([encoded], False, deadline, policy, SEND_DELAYED, again)
 
     def plan_batch(self, messages: Iterable[OutgoingMessage]) -> BatchPlan:
-        """Encode and cut. What asks for a delay level goes alone, after the others; what the topic may take
-        for a delay, alone and in its place."""
+        """Encode messages and split them into requests.
+
+        A message that asks for a delay level has a request of its own, after all others. One whose properties
+        the topic may read as a delay has a request of its own, at its position.
+        """
         results: list[SendResult] = []
         requests: list[list[Member]] = []
         together: list[Member] = []
@@ -171,7 +183,7 @@ class Outbox:
                 continue
             if has_key(message):
                 keyed.add(at)
-            if not goes_alone(message):
+            if not needs_own_request(message):
                 together.append(member)
             elif has_level(message):
                 after.append([member])
@@ -186,8 +198,8 @@ class Outbox:
         return [members[part.start : part.stop] for part in parts]
 
 
-def hurry_at(now: float, timeout_s: float) -> float:
-    """Return the time after which a waiting send goes alone."""
+def send_alone_at(now: float, timeout_s: float) -> float:
+    """Return the time from which a waiting send is sent by itself instead of in a batch."""
     return now + timeout_s - timeout_s / HURRY_SHARE
 
 

@@ -22,14 +22,14 @@ class OutgoingMessage:
     """One message to send.
 
     topic       letters, digits, `_ - % |`, at most 127 bytes
-    body        bytes, or str (sent as UTF-8); of a producer with a serializer: what that takes. Not empty;
-                2 MiB at most unless the topic allows more
+    body        bytes, or str (sent as UTF-8); any value that the producer's serializer accepts, if it has
+                one. Not empty; 2 MiB at most unless the topic allows more
     key, tags   at most 255 characters each; empty counts as absent
     properties  text to text; no blank names or values, no reserved names
     shard_key   messages of one topic with the same shard key go to the same queue
-    queue       queue number, taken modulo the topic's queue count; goes before every selector
-    idempotency_key  1 to 255 characters: what is sent again with it to this topic, by whomever and within the
-                proxies' window (an hour), is not stored again
+    queue       queue number, taken modulo the topic's queue count; takes precedence over the selector
+    idempotency_key  1 to 255 characters: a message sent with the same key to this topic, by any producer
+                and within the proxies' window (an hour), is not stored again
     """
 
     topic: str
@@ -48,7 +48,7 @@ def has_key(message: OutgoingMessage) -> bool:
 
 
 def with_level(properties: Mapping[str, str] | None, level: int | None) -> Mapping[str, str] | None:
-    """Return the properties that ask for a delay level, too; OptionError for one that is not 1 to 18."""
+    """Add the property that requests a delay level. Raises OptionError unless `level` is 1 to 18."""
     if level is None:
         return properties
     if not isinstance(level, int) or isinstance(level, bool) or not 1 <= level <= LEVEL_MAX:
@@ -62,17 +62,18 @@ def with_level(properties: Mapping[str, str] | None, level: int | None) -> Mappi
 class SendResult:
     """The outcome for one message. Read only.
 
-    code         the proxy's code: 0 stored; -1 where no proxy answered
-    text         "OK", or what went wrong
-    message_id   the id that the message keeps until it is consumed; None from proxies that tell none
-    queue_id     queue it was stored in, None as above
-    offset       its index in that queue, None as above
-    durability   what the stored message survives (`ddmq_client.idl.codes.Durability`), None as above
-    delay_id     of a delayed message: what `Producer.cancel` takes; None for others
-    duplicate    it was stored before, by an earlier attempt or send: what stands here is that one's
-    body_differs     that one had another body, which stays
+    code         the proxy's code: 0 stored; -1 if no proxy answered
+    text         "OK", or a description of the error
+    message_id   the id that the message has until it is consumed; None from proxies that state none
+    queue_id     the queue in which it is stored; None as above
+    offset       its offset in that queue; None as above
+    durability   the failures that the stored message survives (`ddmq_client.idl.codes.DurabilityClass`);
+                 None as above
+    delay_id     the id of a delayed message, as `Producer.cancel` takes it; None for others
+    duplicate    the message was already stored, by an earlier attempt or send, and these are its data
+    body_differs     the message stored earlier has another body, which stays
     proxy        "host:port" of the proxy that answered
-    error        None when stored; else the exception that `Producer.send` would raise
+    error        None if stored; else the exception that `Producer.send` would raise
     """
 
     __slots__ = (
@@ -99,36 +100,36 @@ class SendResult:
 
     @property
     def durability_class(self) -> DurabilityClass | None:
-        """Return `durability` as a member of the enumeration."""
+        """The value of `durability` as a member of the enumeration."""
         return None if self.durability is None else DurabilityClass(self.durability)
 
     @property
     def duplicate(self) -> bool:
-        """Return whether the message was stored before, by an earlier send."""
+        """Whether the message was already stored by an earlier send."""
         return bool(self.duplicate_code)
 
     @property
     def body_differs(self) -> bool:
-        """Return whether the message was stored before, with another body."""
+        """Whether the message was already stored, with another body."""
         return self.duplicate_code == STORED_DIFFERENTLY
 
     @property
     def delayed(self) -> bool:
-        """Return whether the message is stored for later delivery, by a delay level or another delay."""
+        """Whether the message is stored for later delivery, by a delay level or another delay."""
         return self.offset is None and (self.delay_id is not None or self.message_id is not None)
 
     @property
     def due_at(self) -> datetime | None:
-        """Return the (first) due time of a delayed message, in UTC; None for others, and for delay levels."""
+        """The (first) due time of a delayed message, in UTC; None for others, and for delay levels."""
         return None
 
     @property
     def stored(self) -> bool:
-        """Return whether the message is confirmed as stored."""
+        """Whether the message is confirmed as stored."""
         return self.error is None and self.code >= 0
 
     def raise_for_error(self) -> SendResult:
-        """Return the result itself if the message is stored; raise `error` otherwise."""
+        """Return this result if the message is stored; otherwise raise `error`."""
         if self.error is not None:
             raise self.error
         return self

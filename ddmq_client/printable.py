@@ -7,9 +7,9 @@ _SPACES = " \u3000"
 
 
 def printable(text: str) -> str:
-    r"""Return the text on one line, at most TEXT_CHARS_MAX characters: ESC becomes `\x1b`.
+    r"""Convert the text into one printable line of at most TEXT_CHARS_MAX characters; ESC becomes `\x1b`.
 
-    What is printable already comes back unchanged.
+    A printable text is returned unchanged.
     """
     if len(text) > TEXT_CHARS_MAX:
         text = text[: TEXT_CHARS_MAX - 1] + "…"

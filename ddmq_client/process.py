@@ -24,7 +24,7 @@ def new_client_id() -> str:
 
 
 class Home:
-    """The process in which an object was used first."""
+    """The process in which an object was first used, to detect a fork."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -32,11 +32,14 @@ class Home:
 
     @property
     def is_forked(self) -> bool:
-        """Return whether this process is a fork of that one."""
+        """Whether this process is a fork of the process that used the object first."""
         return self._process is not None and self._process != os.getpid()
 
     def check_process(self) -> None:
-        """Record a use in this process; ClientError in a fork of the one that used it before."""
+        """Record a use in this process.
+
+        Raises ClientError in a fork of the process that used the object first.
+        """
         if self._process is None:
             self._process = os.getpid()
         elif self._process != os.getpid():
@@ -50,7 +53,10 @@ WATCHED = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
-    """The first of either sets `came` and puts the former handlers back; so does the end of the block."""
+    """Catches SIGTERM and SIGINT in its block: the first of them sets `came`.
+
+    The former handlers are restored then, and at the end of the block.
+    """
 
     def __init__(self) -> None:
         self.came = False

@@ -15,14 +15,14 @@ from concurrent.futures import CancelledError, Future
 from functools import partial
 
 from ddmq_client.callables import check_function
-from ddmq_client.core.pipeline import QueuedSend, goes_alone
+from ddmq_client.core.pipeline import QueuedSend, needs_own_request
 from ddmq_client.core.selectors import Selector
 from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.net.background import Background
 from ddmq_client.net.producer import ProducerBase
 from ddmq_client.net.sync import now
 from ddmq_client.observer import ClientObserver, ObservedSend, observe_send
-from ddmq_client.outbox import hurry_at
+from ddmq_client.outbox import send_alone_at
 from ddmq_client.outgoing import OutgoingMessage, SendResult, has_key
 from ddmq_client.process import new_client_id
 from ddmq_client.serializers import Serializer
@@ -34,27 +34,29 @@ class Producer(ProducerBase):
 
     proxies          "host:port", several with commas, or a list; the port may be left out (9613). A name with
                      several addresses counts as that many proxies and is resolved again every 30 s
-    timeout_ms       for one call, end to end: connecting, resending and waiting included
-    retry_unknown    also resend what may be stored already where nobody recognises it: fewer errors, but
-                     duplicates
-    idempotent       number the messages, so that proxies recognise what is sent again and what may be stored
-                     can be: fewer errors and no duplicates, where the engine can (docs/client.md)
-    attempts_max     per message, within the timeout (which ends sooner, by default)
-    selector         which queue: "hash" (by shard_key; any queue without), "key" (by shard_key, else by key),
-                     "random", or a callable that gets the OutgoingMessage and returns a number (taken modulo
-                     the queue count) or None for any queue
-    connections_max  open connections; a call past it waits, then raises BusyError
-    in_flight_max    sends of `send_async` under way; a call past it waits, then raises BusyError
-    async_workers    threads behind `send_async`, each with one request at a time. With 1, messages of one
+    timeout_ms       for one call as a whole, including connecting, resending and waiting
+    retry_unknown    also resend a message that may be stored if no proxy would recognise the resend: fewer
+                     errors, but duplicates
+    idempotent       number the messages, so that proxies recognise resent ones, and a message that may be
+                     stored can be resent: fewer errors and no duplicates, if the engine supports it
+                     (docs/client.md)
+    attempts_max     per message, within the timeout (which by default ends sooner)
+    selector         chooses the queue: "hash" (by shard_key; any queue without one), "key" (by shard_key,
+                     else by key), "random", or a callable that gets the OutgoingMessage and returns a number
+                     (taken modulo the queue count) or None for any queue
+    connections_max  the maximum of open connections; a call beyond it waits, then raises BusyError
+    in_flight_max    the maximum of unfinished `send_async` calls; a call beyond it waits, then raises
+                     BusyError
+    async_workers    threads of `send_async`, each with one request at a time. With 1, messages of one
                      shard key keep the order of their calls
     batch_bytes      encoded bytes per request of send_batch and send_async, at most 4 MiB
-    batch_messages   messages per request of the same
-    producer_group   name shared by producers that stand for each other; needed for transactions
-    check            function that is given an UndecidedTransaction of the producer group, also one of a
-                     process that is dead, and returns a Decision. It is asked from the `with` or the first
-                     send on, in a thread of its own, one at a time; one that raises says NOT_KNOWN_YET
-    client_id        in the proxies' logs; made from host and process when absent
-    serializer       turns the `body` of every send into bytes: see ddmq_client.serializers
+    batch_messages   messages per request of send_batch and send_async
+    producer_group   name shared by producers that can check each other's transactions; needed for those
+    check            function that gets an UndecidedTransaction of the producer group, perhaps from a process
+                     that has died, and returns a Decision. It is called from the `with` or the first send
+                     on, in a thread of its own, one call at a time; an exception counts as NOT_KNOWN_YET
+    client_id        name in the proxies' logs; made from host and process when absent
+    serializer       converts the `body` of every send into bytes: see ddmq_client.serializers
     observer         is called for every send: see ddmq_client.observer, and ddmq_client.opentelemetry for
                      spans
     """
@@ -79,7 +81,7 @@ class Producer(ProducerBase):
         serializer: Serializer | None = None,
         observer: ClientObserver | None = None,
     ) -> None:
-        """Checks its arguments (OptionError); connects with the first send."""
+        """Check the arguments (raises OptionError); the first send connects."""
         settings = ProducerSettings(
             timeout_ms=timeout_ms,
             retry_unknown=retry_unknown,
@@ -105,10 +107,11 @@ class Producer(ProducerBase):
         on_done: Callable[[SendResult], None] | None = None,
         timeout_ms: int | None = None,
     ) -> Future[SendResult]:
-        """Send in the background: a future with the SendResult, or the error that `send` would raise.
+        """Send in the background.
 
-        `on_done` is called with the SendResult either way (see `error`), on a worker's thread: it must not
-        block. Sends that wait together travel in one request. A future cancelled early is not sent.
+        Return a future with the SendResult, or with the error that `send` would raise. `on_done` is always
+        called with the SendResult (see its `error`), on a worker's thread: it must not block. Sends that wait
+        at the same time share a request. A future that is cancelled early enough is not sent.
         """
         check_function("on_done", on_done)
         if self._observer is None:
@@ -128,19 +131,19 @@ class Producer(ProducerBase):
         encoded = self._encode(message)
         time = now()
         future: Future[SendResult] = Future()
-        hurry = hurry_at(time, timeout_s)
-        alone, keyed = goes_alone(message), has_key(message)
+        hurry = send_alone_at(time, timeout_s)
+        alone, keyed = needs_own_request(message), has_key(message)
         waiting = QueuedSend(encoded, time + timeout_s, hurry, alone, future, on_done, keyed)
         self._background.put(waiting)
         return future
 
     def flush(self, timeout_ms: int | None = None) -> bool:
-        """Wait until no `send_async` is under way; False when the time was up first."""
+        """Wait until no `send_async` is in progress; return False if the timeout came first."""
         self._home.check_process()
         return self._background.flush(self._deadline_after(timeout_ms))
 
     def close(self, timeout_ms: int | None = None) -> None:
-        """Send what waits, at most for `timeout_ms`, then close. What is left gets NotStoredError."""
+        """Send waiting messages, for at most `timeout_ms`, then close. The rest fails with NotStoredError."""
         if self._closed or self._home.is_forked:
             return
         self._closed = True

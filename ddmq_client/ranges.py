@@ -36,7 +36,7 @@ LATER = (Code.BUSY, Code.SHUTTING_DOWN)
 
 
 class QueueBounds(NamedTuple):
-    """Offsets `[first, end)` of one queue can be read."""
+    """The range of readable offsets, `[first, end)`, of one queue."""
 
     topic: str
     queue: str
@@ -45,22 +45,23 @@ class QueueBounds(NamedTuple):
 
     @property
     def queue_id(self) -> int:
-        """Return the number of the queue in its topic, as `SendResult.queue_id`; -1 if its name has none."""
+        """The number of the queue in its topic, as `SendResult.queue_id`; -1 if its name has none."""
         return queue_number(self.queue)
 
     @property
     def number(self) -> int:
-        """Return `queue_id`; this name is there until the next release."""
+        """An old name of `queue_id`, which will be removed in the next release."""
         return self.queue_id
 
 
 class RangeReader:
     """Reads any range of any queue of `topics`.
 
-    proxies     consumer proxies as of Consumer, each as good as the other
-    group       whose subscriptions say what may be read (their filter applies); model broadcasting
-    timeout_ms  for one method, in which all proxies are tried again and again
-    client_id   in the proxies' logs; made from host and process when absent
+    proxies     consumer proxies, written as for Consumer; any of them can serve every read
+    group       the group whose subscriptions define what may be read (with their filters); its model is
+                broadcasting
+    timeout_ms  for one method call, during which all proxies are retried
+    client_id   name in the proxies' logs; made from host and process when absent
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class RangeReader:
         timeout_ms: int = 10_000,
         client_id: str | None = None,
     ) -> None:
-        """Checks its arguments (OptionError); connects with the first call."""
+        """Check the arguments (raises OptionError); the first call connects."""
         self._proxies = parse_addresses(proxies, CONSUMER_PORT)
         check_text("group", group)
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
@@ -93,7 +94,7 @@ class RangeReader:
     def bounds(self) -> list[QueueBounds]:
         """Return the readable range of every queue of the topics; a topic that does not exist has no queues.
 
-        PullError when the proxies refuse, or none answers in time.
+        Raises PullError if the proxies refuse, or none answers in time.
         """
         queues = [
             QueueBounds(one.topic, one.queue, one.first_offset or 0, one.end_offset or 0)
@@ -105,13 +106,12 @@ class RangeReader:
     def read(
         self, topic: str, queue: int | str, offset: int, max_messages: int = 1_000, linger_ms: int = 20
     ) -> FetchedQueue:
-        """Return messages of `queue` from `offset` on; the next ones are at `next_offset`.
+        """Return messages of `queue` from `offset` on; the next ones start at `next_offset`.
 
-        `queue`: the `queue_id`, or the name on the wire, of a queue of this reader's topics.
-
-        As many as the subscription's batch limit and 4 MiB allow, at most `max_messages`. At the end of the
-        queue it waits `linger_ms`. An offset out of range gives none, and the nearest one to go on at.
-        PullError when the queue does not exist (any more), or as of `bounds`.
+        `queue`: the `queue_id` or the wire name of a queue of this reader's topics. Returns at most
+        `max_messages`, and no more than the subscription's batch limit and 4 MiB allow. At the end of the
+        queue it waits `linger_ms`. For an offset out of range it returns no messages, and the nearest offset
+        to continue at. Raises PullError if the queue does not exist, and as `bounds` does.
         """
         check("offset", offset, 0, 2**63 - 1)
         check("max_messages", max_messages, 1, 1_000_000)
@@ -134,7 +134,8 @@ class RangeReader:
     def offset_at(self, bounds: QueueBounds, stored_ms: int) -> int:
         """Return the first offset of the queue whose message was stored at or after `stored_ms` (epoch ms).
 
-        `bounds.end` when all were stored before. Found by halving, one small read for each step.
+        Returns `bounds.end` if all messages were stored before. Uses a binary search with one small read per
+        step.
         """
         low, high = bounds.first, bounds.end
         while low < high:
@@ -147,7 +148,7 @@ class RangeReader:
         return low
 
     def _first_of(self, bounds: QueueBounds, offset: int, end: int) -> Message | None:
-        """Return the first message of `[offset, end)`; None when all of it is gaps."""
+        """Return the first message in `[offset, end)`; None if all offsets are gaps."""
         while offset < end:
             batch = self.read(bounds.topic, bounds.queue, offset, 1, 1)
             if batch.messages:

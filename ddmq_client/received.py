@@ -26,7 +26,7 @@ FAIL_DELAY_MS_MAX = 7 * 24 * 3600 * 1000
 
 
 class Outcome(Enum):
-    """The outcome of a message."""
+    """The outcome of processing a message."""
 
     ACKED = "acked"
     SKIPPED = "skipped"
@@ -35,22 +35,25 @@ class Outcome(Enum):
 
 
 def queue_number(name: str) -> int:
-    """Return the number of a queue from its name on the wire, which ends with it.
+    """Return the number of a queue from its wire name, which ends with it.
 
-    A queue of the retry path is no queue of a topic: its number is -1.
+    A queue of the retry path belongs to no topic: its number is -1.
     """
     number = name.rpartition("_")[2]
     return int(number) if number.isdecimal() and RETRY_QUEUE not in name else -1
 
 
 def message_position(topic: str, queue: str, offset: int) -> str:
-    """Return TOPIC/QUEUE/OFFSET, as commands show it; a queue of the retry path has its whole name."""
+    """Return TOPIC/QUEUE/OFFSET, as commands show it.
+
+    For a queue of the retry path, with its complete name.
+    """
     number = queue_number(queue)
     return f"{topic}/{queue if number < 0 else number}/{offset}"
 
 
 class Origin(NamedTuple):
-    """The context that a proxy wants echoed: where messages came from."""
+    """The source of messages, which the proxy expects back with their results."""
 
     group: str
     topic: str
@@ -58,10 +61,10 @@ class Origin(NamedTuple):
 
 
 class LateResult(NamedTuple):
-    """An acknowledgement or fail that came when the message's lease was over: it did not count.
+    """An acknowledgement or failure that did not count, because the message's lease had ended.
 
-    The message was given to a consumer again, or will be; `finished`: it is done meanwhile. `queue` is the
-    name of the queue on the wire, until the next release: use `queue_id`.
+    The message was or will be delivered to a consumer again; `finished`: it is done meanwhile. `queue` is the
+    wire name of the queue, until the next release: use `queue_id`.
     """
 
     group: str
@@ -72,12 +75,15 @@ class LateResult(NamedTuple):
 
     @property
     def queue_id(self) -> int:
-        """Return the number of the queue; -1: it is one of the retry path."""
+        """The number of the queue; -1 for one of the retry path."""
         return queue_number(self.queue)
 
 
 class Settling(Protocol):
-    """Takes what messages say became of them, from any thread. `inline`: `reply` is not awaited."""
+    """Receives the outcomes of messages, from any thread.
+
+    `inline`: whether `reply` returns without being awaited.
+    """
 
     inline: bool
 
@@ -88,7 +94,7 @@ class Settling(Protocol):
         """Extend the lease of a message."""
 
     def hand_back(self, message: Message) -> bool:
-        """Give a message back, for other consumers."""
+        """Return a message to the proxy, for other consumers."""
 
     def reply(self, message: Message, messages: Sequence[bytes], timeout_ms: int | None) -> Any:
         """Acknowledge a message and send others, in one commit; return their results, or raise."""
@@ -117,9 +123,10 @@ class NothingToSettle:
 
 
 class DeliveryContext:
-    """The context that the messages of one answer share: their origin, and the receiver of their results.
+    """The data that the messages of one answer share: their origin, and the receiver of their outcomes.
 
-    `lease_s`: how long the lease lasts, and each extension; `lease_stated`: the proxy has said so.
+    `lease_s`: the duration of the lease and of each extension. `lease_stated`: whether the proxy has stated
+    it.
     """
 
     __slots__ = ("arrived_at", "lease_s", "lease_stated", "origin", "settling", "source")
@@ -145,17 +152,17 @@ class Message:
     """One delivered message. Attributes are read only.
 
     body          bytes as sent
-    value         what the consumer's serializer made of the body; None without a serializer
-    key, tags     text; None or empty where absent
+    value         the body as converted by the consumer's serializer; None without one
+    key, tags     text; None or empty if absent
     properties    text to text, without the reserved names
     offset        index in its queue
-    message_id    the id given when it was sent; None from old proxies, as all below
+    message_id    the id assigned when it was sent; None from old proxies, like all fields below
     attempt       1 for the first delivery
-    born_ms       epoch milliseconds when it was accepted by a producer proxy
-    stored_ms     epoch milliseconds when it was stored
-    next_offset   of the queue, when this was delivered: next_offset - offset - 1 messages lie behind it
+    born_ms       when a producer proxy accepted it, in epoch milliseconds
+    stored_ms     when it was stored, in epoch milliseconds
+    next_offset   the queue's next offset at delivery: next_offset - offset - 1 messages follow this one
     lease_id      the right to settle this delivery
-    lost          the proxy has said that this delivery's lease is over: someone else gets the message
+    lost          the proxy has reported that the lease has ended: another consumer gets the message
     """
 
     # Class attributes are the defaults of fields that were absent on the wire.
@@ -180,77 +187,82 @@ class Message:
 
     @property
     def topic(self) -> str:
-        """Return the topic that the message was sent to."""
+        """The topic that the message was sent to."""
         return self.delivery.origin.topic
 
     @property
     def queue_id(self) -> int:
-        """Return the number of its queue, as `SendResult.queue_id`; -1: it comes from the retry path."""
+        """The number of the message's queue, as `SendResult.queue_id`; -1 if it comes from the retry path."""
         return queue_number(self.delivery.origin.queue)
 
     @property
     def position(self) -> str:
-        """Return TOPIC/QUEUE/OFFSET, as commands and logs name this message; no other message has it."""
+        """The unique position TOPIC/QUEUE/OFFSET of this message, as commands and logs show it."""
         return message_position(self.topic, self.delivery.origin.queue, self.offset)
 
     @property
     def queue(self) -> str:
-        """Return the name of its queue on the wire, until the next release: use `queue_id`."""
+        """The wire name of the message's queue, until the next release: use `queue_id`."""
         return self.delivery.origin.queue
 
     @property
     def group(self) -> str:
-        """Return the consumer group that the message was delivered to."""
+        """The consumer group that the message was delivered to."""
         return self.delivery.origin.group
 
     @property
     def leased_at(self) -> float:
-        """Return when the lease began or was last extended: monotonic seconds, as of `time.monotonic`."""
+        """The time when the lease began or was last extended, in seconds of `time.monotonic`."""
         return self.delivery.arrived_at if self.extended_at is None else self.extended_at
 
     @property
     def expires_at(self) -> float:
-        """Return when the lease ends; it is extended while a handler runs. Monotonic seconds."""
+        """The time when the lease ends, in monotonic seconds; it is extended while a handler runs."""
         return self.leased_at + self.delivery.lease_s
 
     def text(self) -> str:
-        """Return the body as UTF-8; UnicodeDecodeError (a ValueError) where it is none."""
+        """Return the body decoded as UTF-8. Raises UnicodeDecodeError (a ValueError)."""
         return self.body.decode("utf-8")
 
     def ack(self) -> bool:
-        """Acknowledge the message. False if it was settled before, or its lease has ended as far as is known.
+        """Acknowledge the message.
 
-        It is sent in the latter case, too. Whether it counted the proxy says later: where it did not, the
-        consumer's `on_late` is called, and `counts().late` counts it.
+        Returns False if it was settled before, or its lease has ended as far as this client knows. In the
+        latter case the acknowledgement is still sent, and the proxy reports later whether it counted: if not,
+        the consumer's `on_late` is called, and `counts().late` counts it.
         """
         return self._settle(Outcome.ACKED)
 
     def skip(self) -> bool:
-        """Acknowledge the message without processing it; skips are counted apart. False as for `ack`."""
+        """Acknowledge the message without processing it; skips are counted separately.
+
+        Returns False as `ack` does.
+        """
         return self._settle(Outcome.SKIPPED)
 
     def fail(self, delay_ms: int | None = None, reason: object = None) -> bool:
         """Fail the message: it is delivered again, after `delay_ms` (0 to 7 days) or the group's interval.
 
-        `reason`, text or an exception, is for people: it is seen with a blocked key and in the dead letter.
-        The proxy ends in the group's dead-letter topic what has failed too often. False as for `ack`.
+        `reason`, text or an exception, is shown with a blocked key and in the dead letter. A message that has
+        failed too often becomes a dead letter. Returns False as `ack` does.
         """
         if delay_ms is not None and not (type(delay_ms) is int and 0 <= delay_ms <= FAIL_DELAY_MS_MAX):
             raise ValueError(f"delay_ms={delay_ms!r} is not a whole number from 0 to {FAIL_DELAY_MS_MAX}")
         return self._settle(Outcome.FAILED, delay_ms, reason_text(reason))
 
     def dead_letter(self, reason: object = None) -> bool:
-        """Move the message to the group's dead-letter topic at once. Otherwise as `fail`."""
+        """Move the message to the group's dead-letter topic at once. Returns False as `ack` does."""
         return self._settle(Outcome.FAILED, DEAD_LETTER, reason_text(reason))
 
     def extend(self) -> bool:
-        """Extend the lease of a message."""
+        """Extend the lease of the message; return False if it is settled or has no lease."""
         return self.delivery.settling.extend(self)
 
     def hand_back(self) -> bool:
-        """Give a message back, for other consumers.
+        """Return the message for other consumers.
 
-        False, and it is as before, where it was settled, or cannot go back (an older proxy, a broadcast).
+        Returns False and changes nothing if it is settled, or cannot be returned (to an older proxy, or in a
+        broadcast).
         """
         return self.delivery.settling.hand_back(self)
 
@@ -274,10 +286,10 @@ class Message:
 
 
 class FetchedQueue(NamedTuple):
-    """The messages of one queue from a low-level fetch; the next fetch reads at `next_offset`.
+    """The messages of one queue from a low-level fetch; the next fetch begins at `next_offset`.
 
-    A RangeReader also gets the queue's bounds, as of after the read: its oldest readable offset and the
-    offset of the next message. `queue` is the name of the queue on the wire, `queue_id` its number.
+    A RangeReader also gets the queue's bounds after the read: its oldest readable offset and the offset of
+    the next message. `queue` is the wire name of the queue, `queue_id` its number.
     """
 
     topic: str
@@ -289,12 +301,12 @@ class FetchedQueue(NamedTuple):
 
     @property
     def queue_id(self) -> int:
-        """Return the number of the queue, as `SendResult.queue_id`."""
+        """The number of the queue, as `SendResult.queue_id`."""
         return queue_number(self.queue)
 
 
 def fetched_here(found: FetchedQueue, group: str, now: float) -> None:
-    """Set the origin and the arrival of messages that were fetched by offset."""
+    """Set the origin and the arrival time of messages that were fetched by offset."""
     origin = Origin(group, found.topic, found.queue)
     delivery = DeliveryContext(origin, now, None, NothingToSettle())
     for message in found.messages:
@@ -302,7 +314,7 @@ def fetched_here(found: FetchedQueue, group: str, now: float) -> None:
 
 
 def reason_text(reason: object) -> str:
-    """Return a reason as one line of at most 200 characters, which UTF-8 can carry; "" for None."""
+    """Convert a reason into one line of at most 200 characters that UTF-8 can encode; None becomes ""."""
     if reason is None:
         return ""
     text = _text_of(reason)[: 4 * REASON_CHARS_MAX]

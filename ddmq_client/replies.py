@@ -33,13 +33,13 @@ _place = make_placer("hash")
 
 
 class Delivered(Protocol):
-    """A message, as its replies see it."""
+    """The parts of a received message that its replies use."""
 
     def ack(self) -> bool: ...
 
 
 class Replying(Protocol):
-    """Takes acknowledgements with messages. `inline`: they are not awaited."""
+    """Sends acknowledgements with messages. `inline`: whether the call returns without being awaited."""
 
     inline: bool
 
@@ -48,10 +48,10 @@ class Replying(Protocol):
 
 
 class Replies:
-    """Messages that are stored together with the acknowledgement of one; made by `Message.replies`.
+    """Messages that are stored together with the acknowledgement of a message; created by `Message.replies`.
 
-    results  after the block: where each landed, in the order they were sent; empty where the answer was lost
-             and nobody remembered it when it was asked for again
+    results  after the block, one result per message in the order of the sends, with its location; empty if
+             the answer was lost and no proxy remembered it when the request was repeated
     """
 
     def __init__(
@@ -91,16 +91,20 @@ class Replies:
         times: int | None = None,
         catch_up: Literal["fire_once", "all", "skip"] | None = None,
     ) -> None:
-        """Take one message in; it is sent when the block ends. Arguments: see `Producer.send`.
+        """Add one message, which is sent when the block ends. Arguments: see `Producer.send`.
 
-        Raises OptionError and InvalidMessageError for what no proxy would take: so far as can be seen here.
+        Raises OptionError and InvalidMessageError for a message that no proxy would accept, as far as this
+        client can tell.
         """
         when = when_of(delay, deliver_at, cron, zone, every, times, catch_up, level)
         message = OutgoingMessage(topic, body, key, tags, with_level(properties, level), shard_key, queue)
         self._add_message(message, when)
 
     def send_message(self, message: OutgoingMessage) -> None:
-        """`send`, for a message at hand; it has no idempotency key: by its lease all is stored once."""
+        """Add one message, given as an object, which is sent when the block ends; see `send`.
+
+        It must have no idempotency key: the lease ensures that all messages are stored once.
+        """
         if message.idempotency_key is not None:
             raise OptionError(
                 f"idempotency_key={message.idempotency_key!r} of a reply; allowed: None, it is stored once"
@@ -153,7 +157,10 @@ class Replies:
         return self
 
     def _ends(self, error: BaseException | None) -> bool:
-        """End the block; return whether it has messages. Without any, the acknowledgement is a plain one."""
+        """End the block; return whether it has messages.
+
+        Without messages the acknowledgement is a plain one.
+        """
         self._state = "over"
         if error is None and not self._encoded:
             self._message.ack()

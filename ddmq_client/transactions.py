@@ -22,7 +22,7 @@ REFERENCE_CHARS_MAX = 255
 
 
 class Decision(Enum):
-    """The decision of a check about a transaction."""
+    """The possible answers of a check about a transaction."""
 
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
@@ -49,7 +49,7 @@ class UndecidedTransaction:
 
     @property
     def prepared_at(self) -> datetime:
-        """Return when the first message of the transaction was stored, in UTC."""
+        """The time when the first message of the transaction was stored, in UTC."""
         return to_datetime(self.prepared_ms)
 
 
@@ -73,28 +73,28 @@ class CheckCounts:
 
 
 def check_reference(reference: str | None) -> None:
-    """Raise OptionError for a reference that no property can carry."""
+    """Raise OptionError if the reference cannot be a property."""
     if reference is None or (is_text(reference) and 1 <= len(reference) <= REFERENCE_CHARS_MAX):
         return
     raise OptionError(f"reference={reference!r}; allowed: text of 1 to {REFERENCE_CHARS_MAX} characters")
 
 
 def reference_of(messages: Sequence[OutgoingMessage]) -> str | None:
-    """Return the reference that the messages were sent with."""
+    """Return the reference with which the messages were sent."""
     return next(
         (reference for each in messages if (reference := (each.properties or {}).get(REFERENCE))), None
     )
 
 
 def with_reference(message: OutgoingMessage, reference: str | None) -> OutgoingMessage:
-    """Return the message with a property that carries the reference."""
+    """Add a property with the reference to a message."""
     if reference is None:
         return message
     return replace(message, properties={**(message.properties or {}), REFERENCE: reference})
 
 
 def with_due_time(message: OutgoingMessage, when: When | None) -> OutgoingMessage:
-    """Return the message with properties that state its due time, as proxies read them in transactions."""
+    """Add properties that state the due time to a message, as proxies read them in transactions."""
     if when is None:
         return message
     delays = {

@@ -245,7 +245,7 @@ class QueueFiles:
         return f"{self._folder_of(ref)}/{names.queue_file_name(ref.incarnation, index * FILE_ENTRIES)}"
 
     def close(self) -> None:
-        """Close all files."""
+        """Close all consume-queue files."""
         with self._lock:
             while self._open:
                 self._open.popitem()[1].close()
@@ -370,14 +370,17 @@ class Tails:
         self.bytes += size
 
     def add_unwritten(self, queues: Iterable[LogQueue]) -> None:
-        """Add the entries that recovery could not write."""
+        """Add the entries that recovery could not write to the files."""
         for queue in queues:
             if queue.tail:
                 self.add_bytes(queue, len(queue.tail))
         self.on_commit()
 
     def on_commit(self) -> None:
-        """Write the entries, or schedule writing, after all tails of one commit have grown."""
+        """Write the entries that a commit added to the queues' tails, or schedule writing them.
+
+        They are written at once if other processes read the files, and when the tails are too large.
+        """
         if self.at_once and not self._busy:
             self._drop_written(self._write(self.list_writes()))
         elif self.bytes >= self._bytes_max and not self._busy:
@@ -404,7 +407,7 @@ class Tails:
         return [(queue, queue.flushed, bytes(queue.tail)) for queue in self._waiting.values()]
 
     def put(self, write: Write) -> None:
-        """Write entries to their file, unless the queue is deleted meanwhile. Blocking. Raises OSError."""
+        """Write entries to their file, unless the queue was deleted meanwhile. Blocking. Raises OSError."""
         queue, offset, entries = write
         self._files.write(queue.ref, offset, entries)
         if queue.is_deleted:  # deleted meanwhile, before this write created the file again

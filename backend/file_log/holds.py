@@ -25,7 +25,7 @@ WAIT_S = 30.0
 
 
 class _Head(NamedTuple):
-    """The oldest message of one level that has not fired; position -1: there is none."""
+    """The oldest message of one level that has not fired; position -1 means that there is none."""
 
     offset: int
     next: int
@@ -33,9 +33,9 @@ class _Head(NamedTuple):
 
 
 class LevelHolds:
-    """Return the hold for the unprocessed messages of one topic, as a callable. Raises what the port raises.
+    """A callable that returns the hold for the unprocessed messages of one topic.
 
-    `reason` names the held messages in log lines.
+    Raises what the port raises. `reason` names the held messages in log lines.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ KEEP_MS = 3 * 24 * 3_600_000
 
 
 class _DeadLetter(NamedTuple):
-    """One dead letter; position -1: there is none."""
+    """The position of one dead letter; -1 means that there is none."""
 
     offset: int
     position: int
@@ -100,7 +100,7 @@ _NONE = _DeadLetter(0, -1, 0)
 
 
 class DeadLetterHolds:
-    """Return which segments hold young dead letters, as a callable for one round of retention.
+    """A callable that returns, for one round of retention, a test of which segments hold young dead letters.
 
     A dead letter is retained for at least `keep_ms`. Raises what the port raises.
     """

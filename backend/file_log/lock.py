@@ -99,7 +99,7 @@ class DirectoryLock:
 
 
 def lock_holder(directory: Path) -> str:
-    """Return the last holder for messages, as `pid 12 on host h`, or "unknown" if the file names none."""
+    """Return the last holder of the lock, formatted like `pid 12 on host h`, or "unknown"."""
     try:
         with open(directory / LOCK_FILE, "rb") as file:
             text = file.read(_TEXT_BYTES_MAX).decode("utf-8", "replace").strip()

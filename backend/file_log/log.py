@@ -64,12 +64,12 @@ CLOSE_WAIT_S = 10.0  # wait for native threads; while one runs, the directory st
 
 
 class FileLog(Backend):
-    """One directory, opened for writing; see `backend.file_log.open_log`."""
+    """The backend port over one directory, opened for writing; see `backend.file_log.open_log`."""
 
     def __init__(
         self, opened: OpenedDirectory, options: FileLogOptions, clock: Clock, metrics: Registry
     ) -> None:
-        """`opened` is a recovered directory; its index, checkpoints and retention begin to run here."""
+        """Start index, checkpoints and retention on a recovered directory."""
         self._clock = clock
         self._options = options
         self.capabilities = local_capabilities(
@@ -219,15 +219,16 @@ class FileLog(Backend):
         return None if records is not None and not records else self._retention.refusal
 
     def _find_client_refusal(self, records: Sequence[NewRecord]) -> DdmqError | None:
-        """Return why sends of clients are refused now, or None; records that the system itself owes pass."""
+        """Return why sends of clients are refused now, or None.
+
+        Records that the system writes itself are not refused.
+        """
         if all(is_internal(record.topic) and record.topic not in _OF_CLIENTS for record in records):
             return None
         return self._retention.client_refusal
 
     def _on_published(self, frame: PackedFrame) -> None:
-        """Pass the entries of a frame that counts to the consume queues and the index; request a
-        checkpoint.
-        """
+        """Add the entries of a visible frame to the consume queues and the index; request a checkpoint."""
         changed, tails = self._state.changed_topics, self._tails
         for queue, before in frame.touched:
             changed.add(queue.ref.topic)
@@ -295,7 +296,7 @@ class FileLog(Backend):
 
     @property
     def durable_position(self) -> int:
-        """The log position below which everything is durable."""
+        """The log position below which all records are durable."""
         return self._writer.durable
 
     @property
@@ -313,9 +314,7 @@ class FileLog(Backend):
         self._checkpoints.request(then)
 
     def publish_entries(self, at_once: bool) -> None:
-        """Set whether consume-queue entries go to their files at every commit, for processes that read
-        them.
-        """
+        """Set whether each commit writes its consume-queue entries, for processes that read the files."""
         self._tails.at_once = at_once
         if at_once:
             self._tails.flush()
@@ -331,7 +330,7 @@ class FileLog(Backend):
         return checkpoint_hold + [hold for holder in self._holders for hold in holder()]
 
     def retention_floor(self) -> int:
-        """Return the log position from which segments must be retained, that of the older checkpoint."""
+        """Return the log position from which segments must be retained: that of the older checkpoint."""
         return self._checkpoints.floor
 
     # --- the engine itself

@@ -74,5 +74,8 @@ class FileLogOptions:
 
     @property
     def moved_bytes_max(self) -> int:
-        """The same limit in internal topics, where a message accepted under a higher limit must still fit."""
+        """The largest size of delivery bytes in internal topics.
+
+        A message that was accepted under a higher limit must still fit there.
+        """
         return max(self.delivery_bytes_max, self.request_bytes_max)

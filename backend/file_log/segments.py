@@ -29,7 +29,7 @@ SPARE_BYTES_MAX = 1 << 20  # a file system's own rounding; more after a segment'
 
 
 class Segment:
-    """One file of the commit log."""
+    """One segment: a file of the commit log, mapped for reading."""
 
     __slots__ = ("_map", "end", "file", "kept", "last_ms", "path", "salt", "start")
 
@@ -92,7 +92,10 @@ class Segment:
 
 
 class SegmentSet:
-    """The segments of one log, ascending."""
+    """The segments of one log, ascending.
+
+    A *kept* segment has expired and stays only for its dead letters; it is no longer part of the log.
+    """
 
     def __init__(self, storage: Storage, directory: str) -> None:
         self.storage = storage
@@ -123,7 +126,10 @@ class SegmentSet:
         self.starts, self.segments, self._kept = starts, segments, len(retained)
 
     def _list_files(self) -> tuple[dict[int, str], dict[int, int]]:
-        """Return the path of each file by its start, and the ends of the kept segments."""
+        """Scan the directory.
+
+        Return the path of each segment by its start, and the end of each kept segment by its start.
+        """
         paths: dict[int, str] = {}
         ends: dict[int, int] = {}
         for name in self.storage.list(self.folder):
@@ -146,9 +152,7 @@ class SegmentSet:
         return 0 if frame is None else frame.stored_ms
 
     def set_ages(self, newest_ms: int) -> None:
-        """Set the age of segments without one to that of the next segment; `newest_ms`: of the newest
-        record.
-        """
+        """Give each segment without an age that of the next segment, and the last one `newest_ms`."""
         for segment in reversed(self.segments):
             segment.last_ms = newest_ms = segment.last_ms or newest_ms
 
@@ -162,23 +166,29 @@ class SegmentSet:
 
     @property
     def last(self) -> Segment:
-        """The segment that is being written."""
+        """The segment that is being written, or was written last."""
         return self.segments[-1]
 
     @property
     def first_position(self) -> int:
-        """The log position where the log starts, after the kept segments; 0 when there are no segments."""
+        """The log position where the log starts: the first segment that is not kept only for dead letters.
+
+        0 if empty.
+        """
         if self._kept < len(self.starts):
             return self.starts[self._kept]
         return self.segments[-1].end if self.segments else 0
 
     def first_of(self, topic: str) -> int:
-        """Return where the log starts for a topic: dead letters may also lie in kept segments."""
+        """Return the log position from which a topic is readable.
+
+        Dead letters may also be in kept segments.
+        """
         return self.starts[0] if self._kept and is_dead_letters(topic) else self.first_position
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no segment apart from kept ones."""
+        """Whether the log has no segment, apart from those kept only for dead letters."""
         return self._kept == len(self.segments)
 
     def locate(self, position: int) -> Segment | None:
@@ -189,7 +199,10 @@ class SegmentSet:
         return self.segments[index]
 
     def missing_ranges(self, end: int) -> list[tuple[int, int]]:
-        """Return the ranges below `end` that no file holds, apart from deleted ones after kept segments."""
+        """Return the ranges of the log below `end` that no file holds.
+
+        Gaps between kept segments, where deleted segments were, do not count.
+        """
         ranges, at = [], self.first_position
         for segment in self.segments:
             if not segment.kept:
@@ -269,7 +282,7 @@ class SegmentSet:
         self.segments.append(segment)
 
     def remove(self, start: int) -> Segment:
-        """Remove a kept segment, or the oldest of the others, from the set; its file stays.
+        """Remove a kept segment, or the oldest of the others, from the set; its file stays on disk.
 
         Raises StorageError for any other segment, and for the last.
         """
@@ -280,8 +293,9 @@ class SegmentSet:
         return segment
 
     def keep_for_dead_letters(self, start: int) -> Callable[[], Callable[[], None]]:
-        """Retain the oldest segment that is not kept yet for its dead letters alone. Raises what `remove`
-        raises.
+        """Begin to retain the oldest segment of the log only for its dead letters.
+
+        Raises what `remove` raises.
 
         Returns the blocking call that renames its file durably; that one returns the call which marks the
         segment as kept, for the hub.
@@ -308,7 +322,7 @@ class SegmentSet:
         return index
 
     def close(self) -> None:
-        """Close all files and forget the segments."""
+        """Close all files and empty the set."""
         for segment in self.segments:
             segment.close()
         self.starts, self.segments, self._kept = [], [], 0

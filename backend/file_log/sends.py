@@ -119,7 +119,7 @@ class SendFiles:
         return complete
 
     def _valid_rows(self, number: int, rows: int) -> tuple[list[bytes], str]:
-        """Return the valid rows, and why others are not valid."""
+        """Return the valid rows of a slice's file, and why others are not valid."""
         data, why = self._read(number)
         available = len(data) // ROW_BYTES
         candidates = [data[at * ROW_BYTES : (at + 1) * ROW_BYTES] for at in range(min(rows, available))]

@@ -37,7 +37,7 @@ class LogQueue:
         self.is_deleted = False  # its topic was deleted
 
     def show_pending(self) -> None:
-        """Make the pending entries visible to readers."""
+        """Make the entries of written records visible to readers."""
         if self.tail:
             self.tail += self.pending
             self.pending.clear()

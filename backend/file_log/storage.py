@@ -41,7 +41,7 @@ class Space(NamedTuple):
 
 
 class File:
-    """An open file."""
+    """An open file with the operations that the log needs."""
 
     __slots__ = ("_dsync", "fd", "path")
 

@@ -14,7 +14,7 @@ from ddmq_common.errors import DamagedError
 class _TopicRow(msgspec.Struct, forbid_unknown_fields=False):
     """The stored fields of a TopicInfo, in its order.
 
-    Written out, not derived, because it is a format on disk.
+    They are listed here and not derived from TopicInfo, because they are an on-disk format.
     """
 
     queues: int

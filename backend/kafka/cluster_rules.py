@@ -24,7 +24,7 @@ IsViolated = Callable[[str, Mapping[str, str], int], bool]
 
 
 class Kind(Enum):
-    """The role of a topic or broker for the engine."""
+    """The use that the engine makes of a topic or broker; each rule applies to some of these kinds."""
 
     STATE = "compacted system topic"
     COORDINATION = "coordination topic"
@@ -41,7 +41,7 @@ MESSAGES = frozenset((Kind.DELAYED, Kind.INNER, Kind.MADE))
 
 
 class CheckedResource(NamedTuple):
-    """A topic or a broker. `settings` None: this user may not see them."""
+    """A topic or a broker with its settings; `settings` None means that this user may not read them."""
 
     name: str
     kind: Kind
@@ -57,7 +57,10 @@ class ClusterFacts(NamedTuple):
 
 
 class ClusterFinding(NamedTuple):
-    """One setting that breaks a promise, in all its places. `loses`: acknowledged messages may be lost."""
+    """A setting that breaks a promise, with all resources where it does.
+
+    `loses`: acknowledged messages may be lost.
+    """
 
     resources: tuple[str, ...]
     setting: str
@@ -67,7 +70,7 @@ class ClusterFinding(NamedTuple):
 
     @property
     def resource_names(self) -> str:
-        """The resources, the first ones by name."""
+        """The names of the resources as text, limited to the first few."""
         names, more = ", ".join(self.resources[:RESOURCES_NAMED]), len(self.resources) - RESOURCES_NAMED
         return names if more <= 0 else f"{names} and {more} more"
 
@@ -88,7 +91,7 @@ class ClusterRule(NamedTuple):
 
 
 def _to_number(value: str) -> int:
-    """A number of Kafka's, -1 for no bound."""
+    """Convert the text of a Kafka setting to an integer; -1 means unlimited."""
     try:
         return int(value)
     except ValueError:
@@ -126,7 +129,7 @@ _MOVE = (
 
 
 def rules_for(options: KafkaOptions) -> tuple[ClusterRule, ...]:
-    """Return the rules for an installation."""
+    """Return the rules that apply to an installation with these options."""
     return (*_safety_rules(), *_retention_rules(), *_message_rules(options), *_broker_rules(options))
 
 
@@ -363,7 +366,7 @@ def _name_resource(resource: CheckedResource) -> str:
 
 
 def _remedy_command(rule: ClusterRule, resources: Sequence[CheckedResource], options: KafkaOptions) -> str:
-    """Return the command with which an operator corrects the first of the resources."""
+    """Return the shell command with which an operator corrects the setting on the first resource."""
     kind = "brokers" if resources[0].kind is Kind.BROKER else "topics"
     name = "" if kind == "brokers" else f" --entity-name {resources[0].name}"
     default = " --entity-default" if kind == "brokers" else ""

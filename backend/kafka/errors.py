@@ -54,10 +54,11 @@ RAISED = (KafkaException, SystemError)  # by a call that serves reports: see `ca
 
 
 def cause_of(error: Exception) -> KafkaError:
-    """Return why a call of confluent-kafka has failed.
+    """Return the KafkaError behind an exception that confluent-kafka raised.
 
-    A fatal error comes out of whichever call serves it, not by `error_cb`. A report that the same call serves
-    after it finds that exception set, whatever it does fails with a SystemError, and that is raised then.
+    Re-raise the exception if there is none. A call that serves callbacks may raise a fatal error of the
+    client. If it then runs another callback, that one sees the exception already set, fails with a
+    SystemError, and the SystemError is raised instead.
     """
     raised: BaseException | None = error
     while raised is not None and not isinstance(raised, KafkaException):
@@ -69,7 +70,7 @@ def cause_of(error: Exception) -> KafkaError:
 
 
 def kafka_error(error: BaseException | KafkaError) -> KafkaError | None:
-    """Return Kafka's error inside an exception; None for any other."""
+    """Return the KafkaError inside an exception; None if there is none."""
     if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
         return error.args[0]
     return error if isinstance(error, KafkaError) else None
@@ -96,7 +97,7 @@ def to_ddmq_error(error: BaseException | KafkaError, what: str) -> Exception:
 
 @contextmanager
 def client_settings(options: KafkaOptions) -> Iterator[None]:
-    """Turn librdkafka's rejection of a client's settings into a ConfigError."""
+    """Convert librdkafka's rejection of a client's settings into a ConfigError, inside the `with` block."""
     try:
         yield
     except KafkaException as error:
@@ -105,10 +106,12 @@ def client_settings(options: KafkaOptions) -> Iterator[None]:
 
 
 class LastError:
-    """The `error_cb` of a client: why it cannot reach the brokers, which a call that timed out does not say.
+    """The `error_cb` of a client: records why the client cannot reach the brokers.
 
-    It is called in whichever thread serves the client (an admin client: where it is polled). What a broker
-    answered to credentials counts before that others cannot be reached.
+    A call that timed out does not say so itself.
+
+    It is called in the thread that serves the client (for an admin client, the thread that polls it). An
+    error about credentials takes precedence over connection errors.
     """
 
     def __init__(self, options: KafkaOptions) -> None:
@@ -124,7 +127,7 @@ class LastError:
             self._last = text
 
     def clear(self) -> None:
-        """Forget the last errors: the brokers answer."""
+        """Forget the last errors, because the brokers answer."""
         self._last = self._credentials_error = ""
 
     def reason_for(self, error: BaseException) -> str:
@@ -136,30 +139,30 @@ class LastError:
 
 
 def is_gone(error: BaseException | KafkaError) -> bool:
-    """Return whether the error says that there is no such topic or partition."""
+    """Return whether the error means that the topic or partition does not exist."""
     cause = kafka_error(error)
     return cause is not None and cause.code() in _GONE
 
 
 def is_temporary(error: BaseException | KafkaError) -> bool:
-    """Return whether a group's coordinator only could not be asked at that moment."""
+    """Return whether the error only means that a group's coordinator could not be reached at the moment."""
     cause = kafka_error(error)
     return cause is not None and cause.code() in _PASSING
 
 
 def has_code(error: BaseException | KafkaError, code: int) -> bool:
-    """Return whether it is this error of Kafka's."""
+    """Return whether the error is the Kafka error with this code."""
     cause = kafka_error(error)
     return cause is not None and cause.code() == code
 
 
 def to_failed_result(error: Exception, status: AppendStatus = AppendStatus.REFUSED) -> AppendResult:
-    """Return the result of a record that is not stored, or may not be."""
+    """Return the result of a record that is not stored, or with status UNKNOWN may be stored."""
     return AppendResult(status, -1, Durability.WRITTEN, error)
 
 
 def to_undelivered_result(error: KafkaError, topic: str, size: int, size_max: int) -> AppendResult:
-    """Convert a reported error of a record into its result."""
+    """Convert the error in a record's delivery report into the result of its append."""
     code = error.code()
     if code in TOO_LARGE and size > size_max:
         text = f"topic {topic}: a record of {size} bytes; Kafka takes at most {size_max} there"

@@ -54,24 +54,24 @@ def open_kafka(
     *,
     clock: Clock,
     data_dir: Path | None = None,
-    told: Callable[[str], object] = lambda reason: None,
+    on_waiting: Callable[[str], object] = lambda reason: None,
 ) -> KafkaBackend:
-    """Return once the cluster answers and its state is known here; blocks the calling greenlet until then.
+    """Open the Kafka engine; return when the cluster answers and its state was read.
 
-    A cluster that does not answer is waited for, and said at once and then every SAY_S; `told` hears the
-    reason each time that it is looked at. What of the cluster's settings breaks a promise is told in the log,
-    a moment later. `data_dir`: what is kept on this machine belongs to one cluster. Raises ConfigError when
-    that is another one, and for settings that librdkafka does not take.
+    Blocks the calling greenlet. While the cluster does not answer, the reason is logged at once and then
+    every LOG_INTERVAL_S; `on_waiting` is called with it at each poll. Settings of the cluster that break a
+    promise are logged a moment later. `data_dir`: the local directory, which belongs to one cluster. Raises
+    ConfigError if it belongs to another one, and for settings that librdkafka rejects.
     """
     sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
-    cluster_id = _await_cluster(options, clock, told)
+    cluster_id = _await_cluster(options, clock, on_waiting)
     if data_dir is not None:
         check_directory(data_dir, cluster_id, options.bootstrap)
     backend = KafkaBackend(options, clock)
     try:
         say_at = clock.monotonic() + LOG_INTERVAL_S
         while not (health := backend.health()).ready:
-            told(health.reason)
+            on_waiting(health.reason)
             if clock.monotonic() >= say_at:
                 say_at += LOG_INTERVAL_S
                 _log_waiting(options, health.reason)
@@ -86,8 +86,8 @@ def open_kafka(
     return backend
 
 
-def _await_cluster(options: KafkaOptions, clock: Clock, told: Callable[[str], object]) -> str:
-    """Return the id of the cluster, once it answers."""
+def _await_cluster(options: KafkaOptions, clock: Clock, on_waiting: Callable[[str], object]) -> str:
+    """Wait until the cluster answers, and return its id."""
     say_at = clock.monotonic()
     look = ClusterCheck(options)
     while True:
@@ -95,7 +95,7 @@ def _await_cluster(options: KafkaOptions, clock: Clock, told: Callable[[str], ob
             return in_thread(look.read_cluster_id)
         except RemoteError as error:
             reason = str(error)
-        told(reason)
+        on_waiting(reason)
         if clock.monotonic() >= say_at:
             say_at = clock.monotonic() + LOG_INTERVAL_S
             _log_waiting(options, reason)
@@ -116,10 +116,10 @@ _HIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATI
 
 
 class ClusterCheck:
-    """One check of a cluster.
+    """Reads the settings and the id of a cluster, within a deadline.
 
-    Raises RemoteError, with the reason, when it does not answer in time, and ConfigError for settings that
-    librdkafka does not take.
+    Raises RemoteError, with the reason, if the cluster does not answer in time, and ConfigError for settings
+    that librdkafka rejects.
     """
 
     def __init__(self, options: KafkaOptions, wait_s: float = CHECK_TIMEOUT_S) -> None:
@@ -131,11 +131,14 @@ class ClusterCheck:
             self._admin = AdminClient(settings)  # type: ignore[arg-type]
 
     def read_facts(self, made: Iterable[str] | None = None) -> ClusterFacts:
-        """Read the cluster's settings. `made`: topics that were made here; None: by the settings topic."""
+        """Read the settings that the cluster rules check.
+
+        `made`: the topics that this installation created; None reads them from the settings topic.
+        """
         return self._ask_cluster(lambda: self._read_facts(None if made is None else frozenset(made)))
 
     def read_cluster_id(self) -> str:
-        """Return the cluster's id; it is asked for each time."""
+        """Return the cluster's id, asking the cluster each time."""
         return self._ask_cluster(lambda: str(self._admin.list_topics(timeout=ANSWER_S).cluster_id or ""))
 
     def _ask_cluster(self, ask: Callable[[], T]) -> T:
@@ -185,7 +188,7 @@ class ClusterCheck:
         return Kind.MADE if topic in made else Kind.OTHERS
 
     def _read_topic_names(self, topic: str) -> frozenset[str]:
-        """Return the topics with stored settings, as a server reads them."""
+        """Return the topics that have stored settings, read from the settings topic `topic`."""
         state = SettingsState()
         consumer = Consumer(self._options.client_settings(
             group_id=f"{self._options.namespace}.check", enable_auto_commit=False, enable_partition_eof=True,
@@ -242,7 +245,10 @@ class ClusterCheck:
         return CheckedResource(str(number), Kind.BROKER, self._to_settings(answer))
 
     def _to_settings(self, answer: Any) -> dict[str, str] | None:
-        """Return settings; None when this user may not see them, empty when the topic is gone."""
+        """Convert one description into settings.
+
+        None if this user may not see them, empty if the topic is gone.
+        """
         try:
             return {
                 name: entry.value for name, entry in answer.result(self._remaining_s()).items() if entry.value
@@ -260,7 +266,7 @@ def _in_parts(names: list[str]) -> Iterable[list[str]]:
 
 
 def start_cluster_check(options: KafkaOptions, made: Iterable[str]) -> threading.Thread:
-    """Log one warning for each broken promise, from a thread that ends then."""
+    """Check the cluster's settings in a new thread, which logs a warning for each broken promise and ends."""
     topics = frozenset(made)
     thread = threading.Thread(target=_log_violations, args=(options, topics), name="kafka-check", daemon=True)
     thread.start()
@@ -283,7 +289,7 @@ WAIT_S = 10.0
 
 
 def read_recorded_id(data_dir: Path) -> str:
-    """Return the id of the cluster that the directory belongs to; empty when it belongs to none."""
+    """Return the id of the cluster that the directory belongs to; "" if none is recorded."""
     try:
         return (data_dir / FILE).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
@@ -291,7 +297,7 @@ def read_recorded_id(data_dir: Path) -> str:
 
 
 def check_directory(data_dir: Path, cluster_id: str, bootstrap: str) -> None:
-    """Reject a directory that belongs to another cluster. Raises ConfigError."""
+    """Raise ConfigError if the directory belongs to another cluster."""
     recorded = read_recorded_id(data_dir)
     if recorded and recorded != cluster_id:
         raise ConfigError(
@@ -302,7 +308,7 @@ def check_directory(data_dir: Path, cluster_id: str, bootstrap: str) -> None:
 
 
 def check_recorded_setting(recorded: bytes | None, topic: str, cluster_id: str, bootstrap: str) -> None:
-    """Reject settings that belong to another cluster. Raises ConfigError."""
+    """Raise ConfigError if the settings topic was copied from another cluster."""
     if recorded is not None and recorded.decode() != cluster_id:
         raise ConfigError(
             f"the topic {topic} belongs to Kafka cluster {recorded.decode()}, and {bootstrap} is cluster"
@@ -312,7 +318,10 @@ def check_recorded_setting(recorded: bytes | None, topic: str, cluster_id: str, 
 
 
 def record_cluster_id(backend: Backend, clock: Clock, data_dir: Path | None, cluster_id: str) -> None:
-    """Record the cluster's id where it is missing. Raises OSError when the directory cannot be written."""
+    """Record the cluster's id in the directory and the settings topic, where it is missing.
+
+    Raises OSError if the directory cannot be written.
+    """
     if data_dir is not None and not read_recorded_id(data_dir):
         making = data_dir / f"{FILE}.{os.getpid()}.making"
         with making.open("w", encoding="utf-8") as file:

@@ -29,18 +29,21 @@ _CODED = re.compile(r"-([0-9A-F]{2})")
 
 
 class Names(NamedTuple):
-    """The names of one installation: its namespace, its prefix, and which topics of others it lets in."""
+    """Converts between our topic names and Kafka's, for one installation.
+
+    It knows the namespace, the prefix, and which topics of other programs are admitted.
+    """
 
     namespace: str = "ddmq"
     prefix: str = ""
     patterns: tuple[str, ...] = ("*",)
 
     def system_topic(self, part: str) -> str:
-        """Return Kafka's name of one of the system's own topics, such as `settings`."""
+        """Return Kafka's name of the system topic `part`, such as `settings`."""
         return f"{self.prefix}{self.namespace}.{part}"
 
     def to_kafka(self, name: str) -> str:
-        """Return Kafka's name of our topic `name`. Raises CallerError when it is too long there."""
+        """Return Kafka's name of our topic `name`. Raises CallerError if that would be too long."""
         plain = name.replace("%2E", ".")
         if not self._is_plain(plain):
             plain = f"{self.namespace}.x." + _FORBIDDEN.sub(lambda found: f"-{ord(found[0]):02X}", name)
@@ -53,7 +56,10 @@ class Names(NamedTuple):
         return kafka_name
 
     def from_kafka(self, kafka_name: str) -> str | None:
-        """Return our name of a topic of Kafka's; None for one that is neither ours nor let in."""
+        """Return our name of the Kafka topic.
+
+        None if it is neither ours nor an admitted topic of another program.
+        """
         if not kafka_name.startswith(self.prefix):
             return None
         plain = kafka_name[len(self.prefix) :]
@@ -69,12 +75,12 @@ class Names(NamedTuple):
             return None
         return name if self._is_same(name, kafka_name) else None
 
-    def lets_in(self, kafka_name: str) -> bool:
-        """Return whether a topic of Kafka's is one of ours."""
+    def is_admitted(self, kafka_name: str) -> bool:
+        """Return whether a Kafka topic is visible here: ours, or an admitted one of another program."""
         return self.from_kafka(kafka_name) is not None
 
     def _is_plain(self, found: str) -> bool:
-        """Return whether a topic's name in Kafka may be used without the coded form."""
+        """Return whether our topic name may be used in Kafka without the coded form."""
         return (
             _LEGAL.match(found) is not None
             and found not in (".", "..")
@@ -134,7 +140,7 @@ APPEND_SETTINGS: Mapping[str, str | int | float | bool] = {
 
 @dataclass(frozen=True, slots=True)
 class KafkaOptions:
-    """Sizes in bytes, periods in the unit of the name."""
+    """The options of the Kafka engine: sizes in bytes, periods in the unit of the name."""
 
     bootstrap: str = "127.0.0.1:9092"  # HOST:PORT of one or more brokers, commas between
     namespace: str = "ddmq"  # the system's own topics are NAMESPACE.settings and so on
@@ -192,26 +198,29 @@ class KafkaOptions:
 
     @property
     def heartbeat_ms(self) -> int:
-        """The time between two heartbeats of a process: at least three fit into a session."""
+        """The time between two heartbeats of a process; at least three fit into a session."""
         return min(self.heartbeat_ms_max, self.session_ms // HEARTBEATS_PER_SESSION)
 
     @property
     def names(self) -> Names:
-        """The naming of topics."""
+        """The converter of topic names for this installation."""
         return Names(self.namespace, self.topic_prefix, self.topics)
 
     @property
     def message_bytes_max(self) -> int:
-        """max.message.bytes of topics that are made: body, properties twice, and what a retry adds."""
+        """The `max.message.bytes` of created topics: body, twice the properties, and what a retry adds."""
         return self.body_bytes_max + 4 * self.properties_bytes_max + 64 * 1024
 
     def client_settings(self, **settings: object) -> dict[str, object]:
-        """The settings of one librdkafka client; `settings` with _ for each dot. Ours win."""
+        """Return the settings of one librdkafka client.
+
+        `settings` have _ for each dot and take precedence over the configured ones.
+        """
         fixed = {name.replace("_", "."): value for name, value in settings.items()}
         return {**DEFAULT_SETTINGS, **self.librdkafka, "bootstrap.servers": self.bootstrap, **fixed}
 
     def mask_secrets(self, text: str) -> str:
-        """Replace every secret in a text of librdkafka or a broker."""
+        """Mask every configured secret in an error text of librdkafka or a broker."""
         secrets = (value for name, value in self.librdkafka.items() if _is_secret(name))
         for secret in sorted(map(str, secrets), key=len, reverse=True):
             if secret:
@@ -219,11 +228,11 @@ class KafkaOptions:
         return text
 
     def secret_names(self) -> list[str]:
-        """Return the settings of librdkafka that hold a secret."""
+        """Return the names of the configured librdkafka settings that hold a secret."""
         return [f"librdkafka.{name}" for name, value in self.librdkafka.items() if value and _is_secret(name)]
 
     def shown(self) -> dict[str, object]:
-        """Return all options for the log, secrets masked."""
+        """Return all options as they are logged, with secrets masked."""
         values = {option.name: getattr(self, option.name) for option in fields(self)}
         values["librdkafka"] = {
             name: MASKED if _is_secret(name) else value for name, value in self.librdkafka.items()

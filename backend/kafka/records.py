@@ -34,7 +34,7 @@ GROWTH_MAX = 5  # headers are at most so many times as long as properties: one w
 
 
 class ProducerRecord(NamedTuple):
-    """One record for a producer. `topic` is its name in Kafka."""
+    """One record to pass to a producer. `topic` is its name in Kafka."""
 
     topic: str
     partition: int
@@ -44,7 +44,7 @@ class ProducerRecord(NamedTuple):
 
 
 def encode(record: NewRecord) -> Encoded:
-    """Encode key, value and headers. Raises CallerError for a system property that no header can have."""
+    """Encode key, value and headers. Raises CallerError for a system property that cannot be a header."""
     headers: Headers = [(ID, record.message_id), (BORN, b"%d" % record.born_ms)]
     if record.tags:
         headers.append((TAG, record.tags))
@@ -86,10 +86,9 @@ def _header_name(name: bytes) -> str:
 
 
 def size_in_kafka(record: NewRecord, bytes_max: int) -> int:
-    """Return the bytes that `max.message.bytes` counts for a record that goes alone, at most.
+    """Return an upper bound of the bytes that `max.message.bytes` counts for this record alone.
 
-    Headers are encoded only where they may make the difference to `bytes_max`. Raises CallerError as
-    `encode`.
+    Headers are encoded only if they may decide whether `bytes_max` is exceeded. Raises what `encode` raises.
     """
     size = len(record.delivery) + RECORD_EXTRA
     most = size + sum(4 * len(text) for item in (record.system or {}).items() for text in item)
@@ -109,14 +108,14 @@ def _system_headers(system: Mapping[str, str]) -> Headers:
 
 
 class KafkaRecord:
-    """One message that was read: its values in the columns of a batch, and the rest of it."""
+    """One message read from Kafka: the values for the columns of a batch, and its remaining fields."""
 
     __slots__ = (
         "born_ms", "delivery", "due_ms", "flags", "message_id", "offset", "stored_ms", "system", "tag_hash",
     )  # fmt: skip
 
     def __init__(self, message: Any, topic_id: bytes) -> None:
-        """Take a confluent_kafka.Message without an error apart."""
+        """Decode a confluent_kafka.Message that has no error."""
         self.offset: int = message.offset()
         self.stored_ms: int = max(message.timestamp()[1], 0)
         self.born_ms = self.due_ms = self.flags = 0
@@ -164,7 +163,7 @@ class KafkaRecord:
         self.delivery = encode_delivery(key, message.value() or b"", tag, properties)
 
     def _read_prefixed(self, properties: dict[bytes, bytes], name: str, value: bytes | None) -> None:
-        """Headers of the system's that go by their beginning; what a later release adds is passed over."""
+        """Read a header whose name has one of our prefixes; ignore names that a later release added."""
         if name.startswith(SYSTEM):
             if not self.system:
                 self.system = {}
@@ -185,13 +184,13 @@ class KafkaRecord:
         )  # fmt: skip
 
     def to_short_record(self, name: str) -> ShortRecord:
-        """Return the record in short, with the system property `name`."""
+        """Return the record in the short form, with the system property `name`."""
         value = self.system.get(name, "").encode()
         return ShortRecord(self.offset, self.message_id, self.born_ms, self.flags, value, self.delivery)
 
 
 def foreign_id(topic_id: bytes, partition: int, offset: int) -> bytes:
-    """Derive the id of a message that came without one: always the same for the same message."""
+    """Derive the message id of a message that has none; the same message always gets the same id."""
     return blake2b(b"%b/%d/%d" % (topic_id, partition, offset), digest_size=16).digest()
 
 

@@ -15,7 +15,7 @@ from ddmq_common.names import COMPACTED_TOPICS
 
 
 class ClusterTopic(NamedTuple):
-    """One topic as the cluster describes it."""
+    """A topic as the cluster describes it."""
 
     kafka_name: str
     topic_id: str
@@ -34,7 +34,7 @@ class ClusterTopic(NamedTuple):
 
 
 class StoredInfo(msgspec.Struct, forbid_unknown_fields=False, omit_defaults=True):
-    """The settings of a topic that Kafka has no word for, as they are stored in the settings topic."""
+    """The settings of a topic that Kafka has no equivalent for, as stored in the settings topic."""
 
     incarnation: int
     durability: int = Durability.DURABLE
@@ -48,7 +48,7 @@ class StoredInfo(msgspec.Struct, forbid_unknown_fields=False, omit_defaults=True
 
 
 class KafkaTopic(NamedTuple):
-    """One existing topic, as this process uses it."""
+    """An existing topic, as this process uses it."""
 
     info: TopicInfo
     kafka_name: str
@@ -60,18 +60,18 @@ class KafkaTopic(NamedTuple):
 
 
 class TopicRegistry:
-    """The topics that this process knows to exist, by our names. KafkaTopics keeps it up to date."""
+    """The existing topics that this process knows, by our names. KafkaTopics keeps it up to date."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
         self.topics: dict[str, KafkaTopic] = {}
 
     def find_topic(self, name: str) -> KafkaTopic | None:
-        """Return the topic of this name."""
+        """Return the topic named `name`, or None."""
         return self.topics.get(name)
 
     def find_queue_topic(self, queue: QueueRef) -> KafkaTopic | None:
-        """Return the topic of an existing queue; None when the queue, its topic or incarnation is gone."""
+        """Return the topic of a queue; None if the queue, its topic or incarnation does not exist."""
         topic = self.topics.get(queue.topic)
         if (
             topic is None
@@ -82,7 +82,7 @@ class TopicRegistry:
         return topic
 
     def rejection_of(self, record: NewRecord) -> Exception | None:
-        """Return why a record is rejected, or None."""
+        """Return the error with which a record must be rejected, or None."""
         topic = self.topics.get(record.topic)
         if topic is None:
             return UnknownTopicError(f"topic {record.topic} does not exist")
@@ -99,12 +99,12 @@ class TopicRegistry:
         return self._names.to_kafka(name) if topic is None else topic.kafka_name
 
     def durability_of(self, name: str) -> Durability:
-        """Return the durability that an answered append to the topic has."""
+        """Return the durability of an acknowledged append to the topic."""
         topic = self.topics.get(name)
         return Durability.WRITTEN if topic is None else topic.durability
 
     def to_producer_record(self, record: NewRecord) -> ProducerRecord:
-        """Convert a record for a producer; in a compacted topic an empty value is a tombstone."""
+        """Convert a record for a producer; an empty value becomes a tombstone in a compacted topic."""
         key, value, headers = encode(record)
         stored_value = value or None if record.topic in COMPACTED_TOPICS else value
         return ProducerRecord(self.kafka_name(record.topic), record.queue_id, key, stored_value, headers)
@@ -114,14 +114,18 @@ _decode_info = msgspec.json.Decoder(StoredInfo).decode
 
 
 def encode_info(info: TopicInfo, changes: int = 0) -> bytes:
-    """Encode the settings of a topic that are stored beside it."""
+    """Encode the topic settings that Kafka has no equivalent for, to be stored in the settings topic.
+
+    `changes`: how often Kafka's own settings of the topic were changed; other processes describe the topic
+    again when it increases.
+    """
     fields = {name: getattr(info, name) for name in StoredInfo.__struct_fields__ if name != "changes"}
     fields["durability"] = int(info.durability)
     return msgspec.json.encode(StoredInfo(**fields, changes=changes))
 
 
 def decode_info(data: bytes | None) -> StoredInfo | None:
-    """Decode stored settings; None when there are none or they cannot be read."""
+    """Decode the stored settings of a topic; None if there are none or they cannot be decoded."""
     if data is None:
         return None
     try:
@@ -131,13 +135,13 @@ def decode_info(data: bytes | None) -> StoredInfo | None:
 
 
 def kafka_settings(info: TopicInfo) -> dict[str, str]:
-    """Return Kafka's own settings that `info` requests."""
+    """Return the Kafka topic settings that `info` requires."""
     settings = {"min.insync.replicas": info.min_insync, "retention.ms": info.retention_ms}
     return {name: str(value) for name, value in settings.items() if value is not None}
 
 
 def to_kafka_topic(name: str, described: ClusterTopic, stored: bytes | None) -> KafkaTopic:
-    """Join the cluster's description of a topic with the settings that are stored beside it."""
+    """Combine the cluster's description of a topic with its stored settings."""
     incarnation = incarnation_of(described.topic_id)
     durability = Durability.WRITTEN
     if described.replicas >= 2:
@@ -165,7 +169,7 @@ def to_kafka_topic(name: str, described: ClusterTopic, stored: bytes | None) -> 
 
 
 def rejection_of(record: NewRecord, topic: KafkaTopic) -> CallerError | None:
-    """Return why a record for an existing topic is rejected, or None."""
+    """Return the error with which a record for the existing topic must be rejected, or None."""
     name = record.topic
     if not 0 <= record.queue_id < topic.info.queues:
         queues = f"it has 0 to {topic.info.queues - 1}"

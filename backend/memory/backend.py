@@ -60,7 +60,10 @@ class MemoryOptions:
 
 
 class MemoryBackend(Backend):
-    """The model engine. Create it on the thread of the hub that will serve it."""
+    """The backend port in memory, and the model for other engines.
+
+    Create it on the thread of the hub that will serve it.
+    """
 
     def __init__(self, clock: Clock | None = None, options: MemoryOptions | None = None) -> None:
         self._clock: Clock = SystemClock() if clock is None else clock
@@ -185,7 +188,7 @@ class MemoryBackend(Backend):
         *,
         may_fail: bool = True,
     ) -> Completion[T]:
-        """Queue a write, or refuse it later."""
+        """Queue a write whose `act` returns the result, or refuse it later; return its completion."""
         write = Write(
             completion, deadline, act, refuse or (lambda error, _: completion.fail(error)), may_fail
         )

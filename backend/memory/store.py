@@ -36,7 +36,7 @@ NO_SYSTEM: Mapping[str, str] = {}
 
 
 class Entry:
-    """One stored record and the hash of its tags."""
+    """One stored record with the hash of its tags."""
 
     __slots__ = ("key", "record", "tag_hash")
 
@@ -69,7 +69,7 @@ class MemoryBatch(ReadBatch):
 
 
 class MemoryQueue:
-    """The records of one queue, from offset `min` on; a lost record leaves a gap."""
+    """The readable records of one queue, from offset `min` on; a lost record leaves a gap."""
 
     __slots__ = ("_entries", "min", "waiting")
 
@@ -107,7 +107,7 @@ class MemoryQueue:
         return offset
 
     def read(self, call: ReadCall) -> MemoryBatch:
-        """Read records, as Backend.read does for an existing queue."""
+        """Read records of an existing queue; see Backend.read."""
         _, offset, count_max, bytes_max, tags, _ = call
         if not self.min <= offset <= self.visible:
             return MemoryBatch(ReadStatus.OUT_OF_RANGE, [], offset, self.bounds())
@@ -317,7 +317,7 @@ class MemoryStore:
     # --- reading
 
     def read(self, call: ReadCall) -> MemoryBatch:
-        """Read records, as Backend.read does. Raises CallerError if the topic is not readable."""
+        """Read records; see Backend.read. Raises CallerError if the topic is not readable."""
         queue = self.queue(call.queue)
         if queue is None:
             return MemoryBatch(ReadStatus.GONE, [], call.offset)
@@ -331,7 +331,10 @@ class MemoryStore:
         return [None if queue is None else queue.bounds() for queue in existing]
 
     def offset_for_time(self, ref: QueueRef, wall_ms: int) -> int:
-        """Return an offset, as Backend.offset_for_time does. Raises UnknownTopicError."""
+        """Return the first offset stored at or after a time; see Backend.offset_for_time.
+
+        Raises UnknownTopicError.
+        """
         queue = self.queue(ref)
         if queue is None:
             raise UnknownTopicError(f"queue {ref} does not exist (any more)")

@@ -31,55 +31,61 @@ Release = Callable[[Sequence[QueueRef]], None]
 
 
 class ClaimOwner:
-    """The events of claimed queues, all on the hub; an owner overrides those that concern it."""
+    """The callbacks of QueueClaims, all made on the hub; an owner overrides those that it needs."""
 
     def assigned(self, assignment: Assignment) -> None:
-        """Queues were granted; `granted`, `loaded` or `raised` follows for each of them."""
+        """Called when queues were granted; `granted`, `loaded` or `raised` follows for each of them."""
 
     def granted(self, queue: QueueRef, epoch: int) -> None:
-        """The queue is held. Only where nothing is loaded."""
+        """The process owns the queue from now on. Called only if progress is not loaded."""
 
     def loaded(self, queue: QueueRef, epoch: int, view: ProgressView, bounds: Bounds) -> None:
-        """The queue is held, and this is what is known of it."""
+        """The process owns the queue from now on.
+
+        `view` and `bounds` are its recorded progress and its bounds.
+        """
 
     def may_load(self, queue: QueueRef) -> bool:
-        """Return whether the answer to a load can be used now; else the owner calls `join` when it can."""
+        """Return whether a loaded queue can be used now; if not, the owner calls `join` again when it can."""
         return True
 
     def settled(self) -> None:
-        """Follow up on answers: `loaded` or `recorded` was called for each queue that they concern.
+        """Called after `loaded` or `recorded` was called for each queue of an answer.
 
-        Not called when no answer could be used.
+        Not called when no part of the answer could be used.
         """
 
     def raised(self, queue: QueueRef, epoch: int) -> None:
-        """A held queue has a newer epoch: commits name it from now on."""
+        """An owned queue has a newer epoch, which commits must name from now on."""
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float, release: Release) -> None:
-        """Flush what is finished, then call `release` with the queues, together or one by one.
+        """Flush finished work of these queues, then call `release` with them, together or one by one.
 
-        Some may not have been held. `deadline`: monotonic seconds.
+        Some queues may not have been handed over. `deadline`: monotonic seconds.
         """
         release(queues)
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        """Other processes own these queues, some of which may not have been held.
+        """Stop using these queues, which other processes now own; some may not have been handed over.
 
-        There are none when the writer was replaced and nothing was held.
+        `queues` is empty if the writer was replaced while no queue was owned.
         """
 
     def recorded(self, queue: QueueRef, view: ProgressView, bounds: Bounds | None) -> None:
-        """Use the answer to QueueClaims.reread; a queue that others own, or a deleted one, is not `held`."""
+        """Handle an answer to QueueClaims.reread.
+
+        A queue that was deleted, or that others own, is no longer in `held`.
+        """
 
     def trouble(self, doing: str, error: Exception) -> None:
-        """Joining ("join") or loading ("load") failed: call `join` again at `retry_at`."""
+        """Called when joining ("join") or loading ("load") failed; call `join` again at `retry_at`."""
 
 
 class QueueClaims:
-    """The queues that one process owns of a topic in a group; the listener of its own membership.
+    """The queues of a topic that one process owns as a member of a group; it is its membership's listener.
 
-    `now`: monotonic seconds. `load`: whether progress and bounds are read before a queue is handed over.
-    `joined`: whether it takes part.
+    `now`: monotonic seconds. `load`: whether progress and bounds are read before a queue is handed to the
+    owner. `joined`: whether it is a member.
     """
 
     def __init__(
@@ -102,28 +108,31 @@ class QueueClaims:
 
     @property
     def held(self) -> Mapping[QueueRef, int]:
-        """The queues that were handed to the owner, with the epoch of each."""
+        """The owned queues that were handed to the owner, with the epoch of each."""
         return self._held
 
     @property
     def loading(self) -> Mapping[QueueRef, int]:
-        """The queues that were granted and are not handed over yet, with the epoch of each."""
+        """The granted queues that are not handed to the owner yet, with the epoch of each."""
         return self._loading
 
     @property
     def complete(self) -> bool:
-        """Whether queues were granted and all of them are handed over."""
+        """Whether queues were granted and all of them were handed to the owner."""
         return self._granted and not self._loading
 
     def lost_lately(self) -> list[QueueRef]:
-        """Return the queues that were lost less than LOST_S ago and have not come back."""
+        """Return the queues that were lost less than LOST_S ago and have not been granted again."""
         now = self._now()
         return [queue for queue, until in self._lost_until.items() if until > now]
 
     # --- what the owner asks for
 
     def join(self, join: Join) -> None:
-        """Take part, unless it does, and load what is not loaded; not before `retry_at` after a failure."""
+        """Join the group unless joined, and load granted queues.
+
+        Does nothing before `retry_at` after a failure.
+        """
         if self.retry_at is not None and self._now() < self.retry_at:
             return
         self.retry_at = None
@@ -138,7 +147,7 @@ class QueueClaims:
             self._report_failure("join", error)
 
     def leave(self) -> None:
-        """Give everything up; the owner has dropped its queues. May be called twice."""
+        """Leave the group and all queues, which the owner has already stopped using. May be called twice."""
         for table in (self._held, self._loading, self._pending_loads):
             table.clear()
         self._granted = False
@@ -149,16 +158,19 @@ class QueueClaims:
             membership.leave()
 
     def reload(self, queue: QueueRef) -> None:
-        """Start a held queue anew, under the epoch it has: `loaded` follows. The owner has dropped it."""
+        """Load a held queue again under its epoch; `loaded` follows.
+
+        The owner has stopped using the queue.
+        """
         epoch = self._held.pop(queue, None)
         if epoch is not None:
             self._loading[queue] = epoch
             self._load_granted()
 
     def reread(self, queues: Iterable[QueueRef], then: Callable[[], None] | None = None) -> None:
-        """Ask what is recorded of held queues now; `then` follows in any case, after `ClaimOwner.recorded`.
+        """Read the recorded progress of held queues, after a reset or a fenced commit.
 
-        Progress may have been reset, or a commit was fenced.
+        `then` is always called afterwards, after `ClaimOwner.recorded`.
         """
         epochs = {queue: self._held[queue] for queue in queues if queue in self._held}
         membership = self._membership
@@ -193,7 +205,7 @@ class QueueClaims:
     # --- what the membership tells
 
     def assigned(self, assignment: Assignment) -> None:
-        """Queues are this process's under this epoch."""
+        """Handle an assignment: this process owns the queues, under this epoch."""
         self._granted = True
         epoch = assignment.epoch
         notices: list[Callable[[QueueRef, int], None]] = []
@@ -211,7 +223,7 @@ class QueueClaims:
         self._load_granted()
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float) -> None:
-        """Queues are asked back: the owner finishes with them first."""
+        """Handle a revocation: the owner finishes its work on the queues, then releases them."""
         membership = self._membership
 
         def release(given: Sequence[QueueRef]) -> None:
@@ -223,7 +235,7 @@ class QueueClaims:
         self._owner.revoked(queues, deadline, release)
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        """Queues are someone else's, or the writer was replaced."""
+        """Handle a loss: other processes own the queues, or the writer was replaced."""
         now = self._now()
         self._lost_until = {queue: until for queue, until in self._lost_until.items() if until > now}
         self._lost_until.update(dict.fromkeys(queues, now + LOST_S))

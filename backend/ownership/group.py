@@ -31,11 +31,11 @@ from backend.records import QueueRef
 
 
 class GroupMember:
-    """One membership's place in a group on one topic; compared by identity.
+    """One member of a group on one topic; compared by identity.
 
-    `process`: whose membership it is. `name`: what members are sorted and hashed by, the same
-    at every start of that process. `queues`: the only queue numbers it can take, None = any. `serial`:
-    its place in line, the lowest is the oldest. `joined`: it has joined and not left.
+    `process`: the process that it belongs to. `name`: used to sort and hash members, the same at every start
+    of the process. `queues`: the only queue numbers that it accepts, None = any. `serial`: its position in
+    the order of members, the lowest is the oldest. `joined`: it has joined and not left.
     """
 
     __slots__ = ("group", "joined", "name", "process", "queues", "serial", "sharing", "topic")
@@ -59,7 +59,7 @@ class GroupMember:
         self.joined = False
 
     def can_take(self, queue: QueueRef) -> bool:
-        """Whether its member said that it takes this queue."""
+        """Return whether the member accepts this queue."""
         return self.queues is None or queue.queue_id in self.queues
 
     def __repr__(self) -> str:
@@ -75,7 +75,7 @@ class Grant(NamedTuple):
 
 
 class Assign(NamedTuple):
-    """Notify the member that it holds these queues now."""
+    """Notify the member that it owns these queues now."""
 
     member: GroupMember
     queues: tuple[QueueRef, ...]
@@ -91,7 +91,7 @@ class Revoke(NamedTuple):
 
 
 class Lose(NamedTuple):
-    """Tell the member that these queues are not its own any more."""
+    """Notify the member that it no longer owns these queues."""
 
     member: GroupMember
     queues: tuple[QueueRef, ...]
@@ -105,7 +105,10 @@ NAMES_CACHED = 4096
 
 
 def averagely(queues: int, members: int) -> list[int]:
-    """Consecutive queues to each member; the first ones get one more where it does not come out even."""
+    """Return one member index per queue, so that each member gets consecutive queues.
+
+    If the numbers do not divide evenly, the first members get one more.
+    """
     each, more = divmod(queues, members)
     owners: list[int] = []
     for member in range(members):
@@ -114,14 +117,14 @@ def averagely(queues: int, members: int) -> list[int]:
 
 
 def by_circle(queues: int, members: int) -> list[int]:
-    """One queue to each member in turn, again and again."""
+    """Return one member index per queue: the members in turn, repeatedly."""
     return [queue % members for queue in range(queues)]
 
 
 def consistent_hash(queues: Sequence[str], members: Sequence[str]) -> list[int]:
-    """Each queue to the next member on a ring of hashes; a member that comes takes only its own share.
+    """Return one member index per queue: that of the next member on a hash ring.
 
-    Members of the same name are told apart by their order.
+    A member that joins takes only its own share. Members with equal names are distinguished by their order.
     """
     ring = _ring_of(members)
     hashes = [point for point, _ in ring]
@@ -151,7 +154,7 @@ Grouped = dict[GroupMember, list[QueueRef]]
 
 
 class AssignmentState(Enum):
-    """The state of one queue; `QueueAssignment.member` is set in all states but FREE."""
+    """The states of one queue's assignment; `QueueAssignment.member` is set in all states except FREE."""
 
     FREE = "free"
     GRANTING = "granting"  # its epoch is being raised; the member knows nothing yet
@@ -160,7 +163,7 @@ class AssignmentState(Enum):
 
 
 class QueueAssignment:
-    """The state of one queue, and the member that it belongs to."""
+    """The assignment state of one queue, and the member that it belongs to."""
 
     __slots__ = ("deadline", "epoch", "member", "state")
 
@@ -171,24 +174,24 @@ class QueueAssignment:
         self.deadline = 0.0
 
     def free(self) -> None:
-        """Take the queue from its member."""
+        """Take the queue from its member: its state becomes FREE."""
         self.state, self.member = AssignmentState.FREE, None
 
     def give(self, member: GroupMember, epoch: int) -> None:
-        """Begin to grant the queue to `member`."""
+        """Begin to grant the queue to `member` under `epoch`."""
         self.state, self.member, self.epoch = AssignmentState.GRANTING, member, epoch
 
     def recall(self, deadline: float) -> None:
-        """Ask the queue back from its member, at the latest at `deadline`."""
+        """Begin to take the queue back from its member, which must release it by `deadline`."""
         self.state, self.deadline = AssignmentState.LEAVING, deadline
 
-    def told_to(self, member: GroupMember) -> bool:
-        """Whether `member` believes that the queue is its own."""
+    def is_notified(self, member: GroupMember) -> bool:
+        """Return whether `member` was notified that it owns the queue."""
         return self.member is member and self.state is not AssignmentState.GRANTING
 
 
 class TopicLine:
-    """One group on one topic."""
+    """The members and queue assignments of one group on one topic."""
 
     def __init__(self, group: str, topic: str) -> None:
         self.group = group
@@ -200,26 +203,26 @@ class TopicLine:
         self.sharing = Sharing.AVERAGELY
 
     def __bool__(self) -> bool:
-        """Return whether this line must be kept."""
+        """Return whether this line must be kept: it has a member or a grant under way."""
         return bool(self.members) or any(
             cell.state is AssignmentState.GRANTING for cell in self.cells.values()
         )
 
     def enter(self, member: GroupMember) -> None:
-        """A member joins, at the end."""
+        """Add a member, after all others."""
         self.members.append(member)
         self._choose_sharing()
 
     def leave(self, member: GroupMember) -> None:
-        """A member leaves; what it was told is free at once."""
+        """Remove a member; the queues that it owned become free at once."""
         self.members.remove(member)
         for cell in self.cells.values():
-            if cell.told_to(member):
+            if cell.is_notified(member):
                 cell.free()
         self._choose_sharing()
 
-    def to_the_end(self, serial: int, members: Iterable[GroupMember]) -> None:
-        """Move these members to the end of the line."""
+    def move_to_end(self, serial: int, members: Iterable[GroupMember]) -> None:
+        """Move these members to the end of the order, with serials above `serial`."""
         for member in members:
             member.serial = serial
         self.members.sort(key=lambda member: member.serial)
@@ -229,7 +232,7 @@ class TopicLine:
         self.sharing = max(requested, key=STRICTNESS.__getitem__)
 
     def sync(self, living: Sequence[QueueRef]) -> Grouped:
-        """Take in which queues there are; returns what its holders lost with those that are gone."""
+        """Update the queues to those that exist; return the deleted queues that members owned, by member."""
         if len(living) == len(self.cells) and all(queue in self.cells for queue in living):
             return {}
         existing = set(living)
@@ -237,8 +240,8 @@ class TopicLine:
         self.cells = {queue: self.cells.get(queue) or QueueAssignment() for queue in living}
         return by_member((queue, cell.member) for queue, cell in deleted if _is_told(cell))
 
-    def take_aim(self, holder: str | None) -> None:
-        """Decide who should hold each queue; `holder` is the process that holds the group."""
+    def choose_members(self, holder: str | None) -> None:
+        """Decide which member should own each queue; `holder` is the process that holds the group."""
         queues = list(self.cells)
         if self.sharing is Sharing.WHOLE_TOPIC:
             self.aim = _first_able(queues, self.members)
@@ -248,14 +251,14 @@ class TopicLine:
             self.aim = spread(self.sharing, queues, self.members)
 
     def where(self, want: Callable[[QueueRef, QueueAssignment], bool]) -> list[QueueRef]:
-        """The queues of which `want` is true."""
+        """Return the queues for which `want` returns True."""
         return [queue for queue, cell in self.cells.items() if want(queue, cell)]
 
 
 def spread(
     sharing: Sharing, queues: Sequence[QueueRef], members: Sequence[GroupMember]
 ) -> dict[QueueRef, GroupMember]:
-    """Each queue that some member can take, with the member that should hold it."""
+    """Distribute the queues over members that accept them; return the member that should own each queue."""
     ordered = sorted(members, key=lambda member: (member.name, member.serial))
     choosy = any(member.queues is not None for member in ordered)
     takers: dict[tuple[GroupMember, ...], list[QueueRef]] = {}
@@ -286,7 +289,7 @@ def _first_able(queues: Iterable[QueueRef], members: Sequence[GroupMember]) -> d
 
 
 def by_member(pairs: Iterable[tuple[QueueRef, GroupMember | None]]) -> Grouped:
-    """Queues grouped by their member; those without are left out."""
+    """Group queues by their member, leaving out queues without one."""
     grouped: Grouped = {}
     for queue, member in pairs:
         if member is not None:
@@ -299,9 +302,10 @@ def _is_told(cell: QueueAssignment) -> bool:
 
 
 class AssignedGroup:
-    """One group's lines by topic. `holder`: the process that holds the whole-group ones.
+    """The lines of one group, by topic.
 
-    `withheld`: something was not granted to the holder because others still had some of it.
+    `holder`: the process that holds the topics shared as a whole group. `withheld`: queues were not granted
+    to the holder because other processes still owned some.
     """
 
     def __init__(self) -> None:
@@ -310,13 +314,13 @@ class AssignedGroup:
         self.withheld = False
 
     def whole(self) -> list[TopicLine]:
-        """The lines that go to one member together."""
+        """Return the lines whose queues all go to one member of the group together."""
         return [line for line in self.lines.values() if line.sharing is Sharing.WHOLE_GROUP]
 
     def choose(self) -> bool:
-        """See who holds the group: the process in most topics, then the present one, then the oldest.
+        """Choose the process that holds the group; return whether it has changed.
 
-        True when that has changed.
+        That is the process that joined the most topics, then the present holder, then the oldest.
         """
         joined: dict[str, int] = {}
         oldest: dict[str, int] = {}
@@ -332,7 +336,7 @@ class AssignedGroup:
         return self.holder != present
 
     def others_hold(self) -> bool:
-        """Whether any whole-group queue is still another process's than the holder's."""
+        """Return whether another process than the holder still owns any whole-group queue."""
         return any(
             cell.member is not None and cell.member.process != self.holder
             for line in self.whole()

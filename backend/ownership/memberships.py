@@ -27,7 +27,7 @@ RaiseEpochs = Callable[[Grant, Answered], None]
 
 
 class TableMembership:
-    """One member's place; see backend.port.Membership."""
+    """One member of a group; see backend.port.Membership."""
 
     def __init__(
         self, owner: Memberships, member: GroupMember, listener: MembershipListener, address: str
@@ -39,23 +39,23 @@ class TableMembership:
         self.active = True
 
     def release(self, queues: Iterable[QueueRef]) -> None:
-        """Give up queues that were revoked."""
+        """Release queues that were revoked."""
         if self.active:
             self._owner.release(self.member, queues)
 
     def leave(self) -> None:
-        """Give up everything; the queues move at once. May be called twice."""
+        """Leave the group; its queues go to other members at once. May be called twice."""
         if self.active:
             self.active = False
             self._owner.leave(self.member)
 
 
 class Memberships:
-    """Every membership, in at most `lines_max` pairs of group and topic. Belongs to one hub.
+    """Carries out the table's decisions for all members, in at most `lines_max` pairs of group and topic.
 
-    `now`: monotonic seconds. `raise_epochs` records a grant's epochs and calls back, at once or later,
-    with what went wrong, if anything; then `retry_later` is given what tries again. `watch` is called
-    when a deadline begins to run: `sweep` wants to be called then, every few milliseconds.
+    Belongs to one hub. `now`: monotonic seconds. `raise_epochs` records a grant's epochs and calls back, at
+    once or later, with the error, if any; `retry_later` is then called with a function that retries. `watch`
+    is called when a deadline begins to run; the engine must then call `sweep` every few milliseconds.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Memberships:
         self._carrying = self._closed = False
 
     def join(self, join: Join, listener: MembershipListener) -> TableMembership:
-        """Take part. Raises BoundReachedError when there are too many groups."""
+        """Join a group for a topic. Raises BoundReachedError when there are too many groups."""
         member = GroupMember(
             join.group, join.topic, join.member or OWN, join.sharing, join.queues, join.address
         )
@@ -91,11 +91,11 @@ class Memberships:
         return membership
 
     def release(self, member: GroupMember, queues: Iterable[QueueRef]) -> None:
-        """A member lets queues go."""
+        """Release queues of a member."""
         self._carry_out(self._table.release(member, queues, self._now()))
 
     def leave(self, member: GroupMember) -> None:
-        """A member is gone."""
+        """Remove a member that left or died."""
         self._memberships.pop(member, None)
         self._failing.pop((member.group, member.topic), None)
         self._carry_out(self._table.leave(member, self._now()))
@@ -106,25 +106,28 @@ class Memberships:
         return {queue: self._memberships[member].address for queue, member in members.items()}
 
     def topic_changed(self, name: str) -> None:
-        """A topic was created, deleted or has grown."""
+        """Reassign queues after a topic was created or deleted or has grown."""
         self._carry_out(self._table.topic_changed(name, self._now()))
 
     def sweep(self, now: float) -> bool:
-        """Take back what was not released in time; True while a deadline is running."""
+        """Take queues whose release is overdue from their members.
+
+        Return whether a deadline is still running.
+        """
         if self._table.waiting:
             self._carry_out(self._table.tick(now))
         return self._table.waiting
 
     def revoke(self, group: str, topic: str, deadline: float) -> None:
-        """Ask the holders of a topic's queues for all of them; they come last in line."""
+        """Request all of a topic's queues back from their owners, who become the last candidates for them."""
         self._carry_out(self._table.recall(group, topic, deadline))
 
     def depose(self, group: str, topic: str) -> None:
-        """Take a topic's queues from their holders at once; they come last in line."""
+        """Take a topic's queues from their owners at once; they become the last candidates for them."""
         self._carry_out(self._table.depose(group, topic, self._now()))
 
     def close(self) -> None:
-        """Notify no member any more."""
+        """Stop notifying the members."""
         self._closed = True
         for membership in self._memberships.values():
             membership.active = False
@@ -134,7 +137,7 @@ class Memberships:
     # --- inside
 
     def _carry_out(self, decisions: Iterable[Decision]) -> None:
-        """Carry out decisions in their order; those that follow from one come behind the others."""
+        """Carry out decisions in order; decisions that result from one are appended after the others."""
         self._decisions += decisions
         if self._carrying:
             return
@@ -157,7 +160,7 @@ class Memberships:
             self._notify_later(decision.member, "lost", list(decision.queues))
 
     def _on_epochs_raised(self, grant: Grant, error: Exception | None) -> None:
-        """The grant's epochs are durable, or not."""
+        """Continue a grant after its epochs were recorded, or retry it after an error."""
         if self._closed:
             return
         group, topic = grant.member.group, grant.member.topic
@@ -187,7 +190,7 @@ class Memberships:
 
 
 def raised_epochs(grant: Grant, progress: ProgressTable) -> list[ProgressDelta]:
-    """Return the progress that makes a grant durable: it only raises the epoch of each queue.
+    """Return progress deltas that only raise the epoch of each granted queue, to make the grant durable.
 
     The member hears of its queues when that is recorded. So a former holder's commits, also those of a
     process that was stopped and goes on, are refused.

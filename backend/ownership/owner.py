@@ -29,31 +29,34 @@ from backend.records import QueueRef
 
 
 class QueueWork(Protocol):
-    """The work on one owned queue, from its grant until nothing of it is under way any more."""
+    """The work on one owned queue, from its grant until none of it is in progress any more."""
 
     @property
     def queue(self) -> QueueRef:
-        """The queue that is worked on."""
+        """The queue that the work is for."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is under way that must end before another process may own the queue."""
+        """Whether something is in progress that must end before another process may own the queue."""
 
     def stop(self, on_idle: Callable[[], None]) -> None:
-        """Begin nothing new. If the work is busy, `on_idle` follows when it no longer is. Called once."""
+        """Start nothing new; `on_idle` is called when the work stops being busy, if it is. Called once."""
 
     def abandon(self) -> None:
-        """Another process may own the queue from now on. May be called before `stop`, after it, and twice."""
+        """Drop the work, as another process may own the queue.
+
+        May be called before `stop`, after it, and twice.
+        """
 
     def raise_epoch(self, epoch: int) -> None:
-        """Use this newer epoch in every commit from now on."""
+        """Use this newer epoch in all further commits."""
 
 
 W = TypeVar("W", bound=QueueWork)
 
 
 class QueueOwner(ClaimOwner, Generic[W]):
-    """Owns queues of a topic as a member of a group. `now` and `load` are those of QueueClaims."""
+    """Base of services that own queues of a topic as a member of a group. `now`, `load`: see QueueClaims."""
 
     def __init__(self, backend: Backend, now: Callable[[], float], *, load: bool = True) -> None:
         self._owned: dict[QueueRef, W] = {}
@@ -66,36 +69,39 @@ class QueueOwner(ClaimOwner, Generic[W]):
 
     @abstractmethod
     def _join_request(self) -> Join | None:
-        """Return how the owner joins its group; None while it cannot."""
+        """Return the join request of this owner; None while it cannot join."""
 
     def _on_owned_changed(self, queue: QueueRef) -> None:
-        """The work on `queue` has begun or was stopped: it is in `_owned`, or not any more."""
+        """Called after the work on `queue` was added to `_owned` or removed from it."""
 
     def _is_idle(self) -> bool:
-        """Return whether nothing is under way any more, so that a drain may leave the group."""
+        """Return whether nothing is in progress any more, so that a draining owner may leave the group."""
         return not self._owned and not self._ending
 
     # --- acquire and give up
 
     def acquire(self) -> None:
-        """Join the group, unless the owner has joined or is stopping, and retry loads that failed."""
+        """Join the group unless joined or stopping, and retry failed loads."""
         join = None if self._stopping else self._join_request()
         if join is not None:
             self._claims.join(join)
 
     def reacquire(self) -> None:
-        """Leave the group and join it again: the outcome of a commit is uncertain, or the claim is over."""
+        """Leave the group and join it again, after an uncertain commit or a lost claim."""
         if not self._stopping:
             self._leave()
             self.acquire()
 
     def close(self) -> None:
-        """Stop and leave at once. Commits under way take effect or not; the next owner reads which."""
+        """Stop all work and leave the group at once.
+
+        Commits in progress take effect or not; the next owner reads the outcome.
+        """
         self._stopping = True
         self._leave()
 
     def _drain(self) -> Completion[None]:
-        """Stop all work; the completion settles when the last is idle and the group was left."""
+        """Stop all work; the completion settles after the last work is idle and the group was left."""
         if self._drained is None:
             self._drained = Completion()
             self._stopping = True
@@ -176,7 +182,10 @@ class QueueOwner(ClaimOwner, Generic[W]):
             release(idle)
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        """Abandon queues that another process owns. Commits under way took effect before, or are fenced."""
+        """Abandon queues that another process owns.
+
+        Commits in progress took effect before, or are fenced.
+        """
         for queue in queues:
             self._end_work(queue, abandon=True)
             for work in self._ending_of(queue):

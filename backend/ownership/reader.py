@@ -23,10 +23,10 @@ from ddmq_common.errors import DamagedError, StorageError, TryLaterError
 
 
 class ReadAnswer(NamedTuple):
-    """The answer to a read that began at `start`.
+    """The interpreted answer to a read that began at `start`.
 
-    `expected`: how many records it should have. On an engine that is not `gapless` an offset without a record
-    is none, so there these are the records that the batch lists. `bounds`: set when `start` is outside of the
+    `expected`: how many records it should have. An engine that is not `gapless` has offsets without a record,
+    so there `expected` counts the records that the batch lists. `bounds`: set if `start` is outside of the
     queue.
     """
 
@@ -41,11 +41,11 @@ class ReadAnswer(NamedTuple):
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether the read says nothing of these offsets: it failed, or the queue is not here."""
+        """Whether the read gives no information on these offsets: it failed, or the queue is not here."""
         return self.error is not None and self.bounds is None
 
     def records(self) -> list[StoredRecord]:
-        """Return the records that can be read; damaged ones are left out."""
+        """Return the readable records, without the damaged ones."""
         batch, records = self.batch, list[StoredRecord]()
         for index in range(0 if batch is None else len(batch.offsets)):
             try:
@@ -57,7 +57,7 @@ class ReadAnswer(NamedTuple):
 
 
 def interpret_batch(queue: QueueRef, start: int, batch: ReadBatch, gapless: bool) -> ReadAnswer:
-    """Return what the answer to a read from `start` means. `gapless`: as Backend.gapless."""
+    """Interpret the batch returned by a read from `start`. `gapless`: see Backend.gapless."""
     status, end = batch.status, batch.next_offset
     if status is ReadStatus.DATA or status is ReadStatus.NONE:
         expected = end - start if gapless else len(batch.offsets)
@@ -75,14 +75,14 @@ def interpret_batch(queue: QueueRef, start: int, batch: ReadBatch, gapless: bool
 
 
 def interpret_answer(queue: QueueRef, start: int, answer: Completion[ReadBatch], gapless: bool) -> ReadAnswer:
-    """Return what a settled read means, a failed one included."""
+    """Interpret a settled read from `start`, including one that failed."""
     if answer.error is not None:
         return ReadAnswer(start, start, error=answer.error)
     return interpret_batch(queue, start, answer.value, gapless)
 
 
 class QueueReader:
-    """Reads and waits for data at one queue. One read and one wait may be under way.
+    """Reads one queue and waits for its data. One read and one wait may be in progress.
 
     `on_read(read)` follows each `read`. `on_data(arrived, error)` follows each `wait`; with neither data nor
     an error the deadline has passed. Nothing follows after `stop`. A read that the engine answers at once is
@@ -107,11 +107,11 @@ class QueueReader:
 
     @property
     def waiting(self) -> bool:
-        """Whether a wait for data is under way."""
+        """Whether a wait for data is in progress."""
         return self._wait is not None
 
     def read(self, start: int, count_max: int, bytes_max: int) -> None:
-        """Read from `start` on, as Backend.read does."""
+        """Read records from `start` on; `on_read` follows. See Backend.read."""
         if self._stopped:
             return
         self._next = start, count_max, bytes_max
@@ -135,9 +135,9 @@ class QueueReader:
         self._backend.read(self.queue, start, count_max, bytes_max).then(on_answer)
 
     def wait(self, start: int, deadline: float) -> None:
-        """Wait for a record at or after `start` until `deadline` (monotonic seconds).
+        """Wait until `deadline` (monotonic seconds) for a record at or after `start`; `on_data` follows.
 
-        An earlier wait ends unnotified.
+        An earlier wait is replaced without being notified.
         """
         self._cancel_wait()
         if not self._stopped:
@@ -150,7 +150,7 @@ class QueueReader:
             self._on_data(wait.error is None and wait.value, wait.error)
 
     def stop(self) -> None:
-        """Notify nobody any more. May be called twice."""
+        """Make no more callbacks. May be called twice."""
         self._stopped = True
         self.reading = False
         self._cancel_wait()

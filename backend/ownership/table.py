@@ -59,7 +59,10 @@ LATE_MAX = 32  # lines that one `tick` settles: some milliseconds
 
 
 class AssignmentTable:
-    """Every group's lines. `living`: a topic's queues, in order. `recorded`: a queue's epoch on disk."""
+    """The assignments of every group.
+
+    `living` returns a topic's existing queues in order; `recorded` returns a queue's recorded epoch.
+    """
 
     def __init__(
         self,
@@ -80,13 +83,16 @@ class AssignmentTable:
 
     @property
     def waiting(self) -> bool:
-        """Whether a deadline is running; `tick` wants to be called."""
+        """Whether a deadline is running, so that `tick` must be called."""
         return bool(self._leaving)
 
     # --- events
 
     def join(self, member: GroupMember, now: float) -> list[Decision]:
-        """A member joins. Raises BoundReachedError when there are too many groups."""
+        """Add a member; return the decisions that follow.
+
+        Raises BoundReachedError if there are too many groups.
+        """
         line = self._find_line(member.group, member.topic)
         if line is None:
             line = self._open_line(member.group, member.topic)
@@ -95,7 +101,10 @@ class AssignmentTable:
         return self._settle_line(line, now)
 
     def leave(self, member: GroupMember, now: float) -> list[Decision]:
-        """A member leaves, or is dead: what it held is free at once. Harmless when over."""
+        """Remove a member that left or died, and free its queues at once; return the decisions that follow.
+
+        Does nothing if the member is not joined.
+        """
         if not member.joined:
             return []
         member.joined = False
@@ -104,25 +113,25 @@ class AssignmentTable:
         return self._settle_line(line, now)
 
     def release(self, member: GroupMember, queues: Iterable[QueueRef], now: float) -> list[Decision]:
-        """A member lets queues go, asked or not."""
+        """Free queues that a member releases, revoked or not; return the decisions that follow."""
         line = self._find_line(member.group, member.topic)
         if line is None:
             return []
         for queue in queues:
             cell = line.cells.get(queue)
-            if cell is not None and cell.told_to(member):
+            if cell is not None and cell.is_notified(member):
                 cell.free()
         return self._settle_line(line, now)
 
     def topic_changed(self, topic: str, now: float) -> list[Decision]:
-        """A topic was made, deleted, or has grown."""
+        """Update the queues of a topic that was created or deleted or has grown; return the decisions."""
         decisions: list[Decision] = []
         for line in list(self._by_topic.get(topic, {}).values()):
             decisions += self._settle_line(line, now)
         return decisions
 
     def granted(self, grant: Grant, now: float) -> list[Decision]:
-        """The epochs of a grant are durable."""
+        """Complete a grant whose epochs are durable; return the decisions that follow."""
         member, assigned = grant.member, list[QueueRef]()
         line = self._find_line(member.group, member.topic)
         if line is None:
@@ -137,7 +146,7 @@ class AssignmentTable:
         return decisions + self._settle_line(line, now)
 
     def grant_failed(self, grant: Grant) -> None:
-        """The epochs could not be made durable; `retry` should follow a little later."""
+        """Free the queues of a grant whose epochs could not be made durable; `retry` should follow later."""
         line = self._find_line(grant.member.group, grant.member.topic)
         for _, cell in [] if line is None else self._waiting_cells(line, grant):
             cell.free()
@@ -145,12 +154,12 @@ class AssignmentTable:
             self._forget_line(line)
 
     def retry(self, group: str, topic: str, now: float) -> list[Decision]:
-        """Grant what could not be granted before."""
+        """Grant queues whose grant failed before; return the decisions."""
         line = self._find_line(group, topic)
         return [] if line is None else self._settle_line(line, now)
 
     def tick(self, now: float) -> list[Decision]:
-        """Take back what was not released in time; of LATE_MAX lines at once, the others next time."""
+        """Take queues from members that did not release them in time, for at most LATE_MAX lines per call."""
         decisions: list[Decision] = []
         for line in [line for line, deadline in self._leaving.items() if deadline <= now][:LATE_MAX]:
             late = line.where(lambda _, cell: cell.state is AssignmentState.LEAVING and cell.deadline <= now)
@@ -159,27 +168,27 @@ class AssignmentTable:
         return decisions
 
     def recall(self, group: str, topic: str, deadline: float) -> list[Decision]:
-        """Ask everything back that members hold; they come last in line."""
+        """Revoke all queues that members own; these members become the last candidates for them."""
         line = self._find_line(group, topic)
         if line is None:
             return []
         queues = line.where(lambda _, cell: cell.state is AssignmentState.HELD)
-        self._to_the_end(line, queues)
+        self._move_to_end(line, queues)
         return self._recall_queues(line, queues, deadline)
 
     def depose(self, group: str, topic: str, now: float) -> list[Decision]:
-        """Take everything from its holders at once; they come last in line."""
+        """Take all queues from their members at once; these become the last candidates for them."""
         line = self._find_line(group, topic)
         if line is None:
             return []
         queues = line.where(lambda _, cell: cell.state in (AssignmentState.HELD, AssignmentState.LEAVING))
-        self._to_the_end(line, queues)
+        self._move_to_end(line, queues)
         return self._take_queues(line, queues) + self._settle_line(line, now)
 
     # --- questions
 
     def holders(self, group: str, topic: str) -> dict[QueueRef, GroupMember]:
-        """Return the member that holds each queue; queues between two owners are absent."""
+        """Return the member that owns each queue; queues that are being moved are left out."""
         line = self._find_line(group, topic)
         cells = {} if line is None else line.cells
         return {
@@ -192,16 +201,16 @@ class AssignmentTable:
 
     @property
     def serial(self) -> int:
-        """The newest place in line that was given out."""
+        """The highest serial that was given to a member."""
         return self._serial
 
     @property
     def groups(self) -> Mapping[str, AssignedGroup]:
-        """Return all groups; the caller must not change them."""
+        """All groups by name; the caller must not change them."""
         return self._groups
 
     def put(self, groups: dict[str, AssignedGroup], serial: int) -> None:
-        """Fill this new table with the groups of another one."""
+        """Fill this empty table with the groups of another table."""
         self._groups, self._serial = groups, serial
         for name, group in groups.items():
             for topic, line in group.lines.items():
@@ -213,7 +222,7 @@ class AssignmentTable:
     # --- inside
 
     def _settle_line(self, line: TopicLine, now: float) -> list[Decision]:
-        """Take aim again, ask back what moves, grant what is free."""
+        """Choose members again, then revoke the queues that must move and grant those that are free."""
         group = self._groups[line.group]
         decisions: list[Decision] = []
         lost = line.sync(self._living(line.topic))
@@ -223,7 +232,7 @@ class AssignmentTable:
             group.withheld = False
             lines += [other for other in group.whole() if other is not line]
         for one in lines:
-            one.take_aim(group.holder)
+            one.choose_members(group.holder)
             decisions += self._recall_queues(one, one.where(_is_misplaced(one)), now + self._revoke_s)
         for one in lines:
             decisions += self._grant_free(one, group)
@@ -264,7 +273,7 @@ class AssignmentTable:
         return grants
 
     def _waiting_cells(self, line: TopicLine, grant: Grant) -> list[tuple[QueueRef, QueueAssignment]]:
-        """The queues of a grant that are still waiting for it."""
+        """Return the queues of a grant that still await its completion."""
         cells = [(queue, line.cells[queue]) for queue in grant.queues if queue in line.cells]
         return [
             (queue, cell)
@@ -274,15 +283,15 @@ class AssignmentTable:
             and cell.member is grant.member
         ]
 
-    def _to_the_end(self, line: TopicLine, queues: Iterable[QueueRef]) -> None:
+    def _move_to_end(self, line: TopicLine, queues: Iterable[QueueRef]) -> None:
         members = set(by_member((queue, line.cells[queue].member) for queue in queues))
         processes = {member.process for member in members}
         group, serial = self._groups[line.group], self._next_serial()
-        line.to_the_end(serial, members)
+        line.move_to_end(serial, members)
         if line.sharing is Sharing.WHOLE_GROUP and group.holder in processes:
             group.holder = None
             for other in group.whole():
-                other.to_the_end(serial, [member for member in other.members if member.process in processes])
+                other.move_to_end(serial, [member for member in other.members if member.process in processes])
 
     def _next_serial(self) -> int:
         self._serial += 1
@@ -302,7 +311,7 @@ class AssignmentTable:
         return line
 
     def _update_line(self, line: TopicLine) -> None:
-        """Keep or drop the line's first deadline, and forget a line that is empty."""
+        """Update the line's first deadline, and remove the line if it is empty."""
         if line in self._leaving:
             deadlines = [
                 cell.deadline for cell in line.cells.values() if cell.state is AssignmentState.LEAVING
@@ -330,7 +339,7 @@ def _is_misplaced(line: TopicLine) -> Callable[[QueueRef, QueueAssignment], bool
 
 
 def _others_have(line: TopicLine, member: GroupMember) -> bool:
-    """Whether some of what `member` should hold is still another's."""
+    """Return whether other members still own queues that `member` should own."""
     return any(
         aimed is member and line.cells[queue].member not in (None, member)
         for queue, aimed in line.aim.items()

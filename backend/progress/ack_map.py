@@ -44,7 +44,7 @@ class AckMap:
 
     @property
     def span(self) -> int:
-        """The distance from the committed offset to the end of the highest finished one above it, or 0."""
+        """The distance from the committed offset to the end of the highest finished range above it, or 0."""
         return max(0, self._top - self.committed)
 
     @property
@@ -143,7 +143,10 @@ class AckMap:
         return chunks
 
     def put_page(self, page: int, bits: int) -> None:
-        """Mark the offsets of one page whose bits are set as finished, all above the committed offset."""
+        """Mark the offsets whose bits are set in `bits`, a bitmap of one page, as finished.
+
+        All of them must be above the committed offset.
+        """
         self._top = max(self._top, (page << PAGE_BITS) + bits.bit_length())
         self._set_bits(page, bits)
 
@@ -180,7 +183,7 @@ class AckMap:
             self._pages[page] = bits
 
     def _advance_to(self, end: int) -> None:
-        """Move the committed offset to `end`, below which everything is finished, or past it."""
+        """Move the committed offset to `end`, or past it if the offsets after it are finished too."""
         if end >= self._top:
             self.committed = end
             if self._pages or self._full:
@@ -301,6 +304,6 @@ class Runs:
         return other
 
     def clear(self) -> None:
-        """Remove all numbers."""
+        """Remove all numbers from the set."""
         self._starts.clear()
         self._ends.clear()

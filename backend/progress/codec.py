@@ -251,7 +251,10 @@ class _Reader:
         return number
 
     def read_count(self) -> int:
-        """Read a count of items of two bytes or more; damage cannot cause a long loop."""
+        """Read a count of items that have at least two bytes each.
+
+        Damaged counts cannot cause a long loop.
+        """
         number = self.read_number()
         if number * 2 > len(self._data) - self._at:
             raise self.make_error(f"{number} entries in {len(self._data) - self._at} bytes")

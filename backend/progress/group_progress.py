@@ -23,7 +23,7 @@ Key = tuple[str, QueueRef]  # group, queue
 
 
 class Fence(NamedTuple):
-    """The lowest epoch and the one generation that a delta may carry."""
+    """The lowest epoch that a delta may have, and the only generation."""
 
     epoch: int = 0
     generation: int = 0
@@ -82,7 +82,7 @@ def _refusal_text(delta: ProgressDelta, reason: str) -> str:
 
 
 class GroupProgress:
-    """One group's progress on one queue. `started` is False until something was finished or reset."""
+    """One group's progress on one queue. `started`: whether any offset was finished or reset yet."""
 
     __slots__ = ("acks", "fence", "started")
 
@@ -122,7 +122,7 @@ class GroupProgress:
 
 
 class ProgressTable:
-    """The progress of every group on every queue; complete commits are checked before they are applied."""
+    """The progress of every group on every queue. Complete commits are checked before they are applied."""
 
     __slots__ = ("_entries",)
 
@@ -133,7 +133,7 @@ class ProgressTable:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[tuple[Key, GroupProgress]]:
-        """Iterate over all progress, for a snapshot; apply nothing meanwhile."""
+        """Iterate over the progress of all groups, for a snapshot; the table must not change meanwhile."""
         return iter(self._entries.items())
 
     def get(self, group: str, queue: QueueRef) -> GroupProgress | None:

@@ -19,11 +19,11 @@ _BODYLESS = (204, 304)
 
 
 class HttpError(Exception):
-    """The peer speaks no HTTP, or ended its connection in the middle of an answer."""
+    """The peer does not speak HTTP, or closed its connection in the middle of an answer."""
 
 
 class HttpRequest(NamedTuple):
-    """One request. `body`: an object that is sent as JSON; None: the request has none."""
+    """One request. `body`: an object that is sent as JSON, or None for a request without a body."""
 
     method: str
     target: str
@@ -35,7 +35,7 @@ class HttpRequest(NamedTuple):
         return self.method != "GET"
 
     def encode(self, address: ProxyAddress) -> bytes:
-        """Return the bytes of the request to this server."""
+        """Encode the request for the server at `address`."""
         body = b"" if self.body is None else json.dumps(self.body).encode()
         lines = [f"{self.method} {self.target} HTTP/1.1", f"Host: {address}", "Accept: application/json"]
         if self.method != "GET":
@@ -44,14 +44,14 @@ class HttpRequest(NamedTuple):
 
 
 def build_target(path: tuple[str, ...], query: Mapping[str, object]) -> str:
-    """Return the target of a request: the percent-encoded path, and the query without its None values."""
+    """Return the target of a request: the percent-encoded path, and the query without items that are None."""
     target = "/" + "/".join(quote(part, safe="") for part in path)
     stated = {name: value for name, value in query.items() if value is not None}
     return f"{target}?{urlencode(stated)}" if stated else target
 
 
 class HttpResponse(NamedTuple):
-    """One answer. `is_reusable`: the connection can carry another request."""
+    """One answer. `is_reusable`: whether the connection can carry another request."""
 
     status: int
     body: bytes
@@ -71,13 +71,13 @@ class ResponseReader:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether no byte of the answer has come."""
+        """Whether no byte of the answer was received yet."""
         return not (self._data or self._status)
 
     def feed_bytes(self, data: bytes) -> HttpResponse | None:
-        """Take received bytes, b"" at the end of the connection; return the answer once it is complete.
+        """Process received bytes (b"" at the end of the connection).
 
-        Raises HttpError.
+        Return the answer once it is complete, else None. Raises HttpError.
         """
         self._data += data
         if not self._status and not self._read_head():

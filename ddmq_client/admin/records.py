@@ -22,7 +22,10 @@ R = TypeVar("R")
 
 
 class TopicSettings(TypedDict, total=False):
-    """The settings of a topic; absent ones are the server's defaults, or stay as they are."""
+    """The settings of a topic.
+
+    On creation, absent ones are the server's defaults; on a change, they stay unchanged.
+    """
 
     queues: int
     durability: Literal["sync", "written", "replicated"]
@@ -38,8 +41,10 @@ class TopicSettings(TypedDict, total=False):
 
 
 class GroupSettings(TypedDict, total=False):
-    """The settings of a subscription, as conf/proxy_consumer.yaml explains them; absent ones are the server's
-    defaults, or stay as they are."""
+    """The settings of a subscription; conf/proxy_consumer.yaml explains them.
+
+    On creation, absent ones are the server's defaults; on a change, they stay unchanged.
+    """
 
     ack_timeout_ms: int
     concurrency: int
@@ -70,7 +75,7 @@ class GroupSettings(TypedDict, total=False):
 
 
 class DeadLetterChoice(TypedDict, total=False):
-    """The dead letters that a call is about: those that match all that is stated."""
+    """Selects dead letters: those that match all stated fields."""
 
     reason: str
     topic: str
@@ -89,7 +94,7 @@ class QueueRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDescription:
-    """A topic and its settings. `by_queue` and `trace_one_in` come from `get_topic` alone."""
+    """A topic and its settings. Only `get_topic` sets `by_queue` and `trace_one_in`."""
 
     name: str
     queues: int
@@ -122,7 +127,7 @@ class QueueLag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionDescription:
-    """A group's subscription to one topic, with its lag. The last six fields come from `get_group` alone."""
+    """A group's subscription to one topic, with its lag. Only `get_group` sets the last six fields."""
 
     group: str
     topic: str
@@ -148,7 +153,7 @@ class SubscriptionDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientDescription:
-    """A client that consumes for a group at the proxy that was asked."""
+    """A client that consumes for a group at the proxy that answered."""
 
     client_id: str
     address: str
@@ -161,7 +166,7 @@ class ClientDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyDescription:
-    """An order key whose first message holds up those behind it.
+    """An order key whose first message is unfinished and blocks the messages after it.
 
     `key` is JSON, as `ddmq group keys` shows it: pass it to park_key, skip_key and replay_key. `state` is for
     instance "retrying", "in flight" or "parked". `waiting` messages are behind the first one; `has_more`: at
@@ -188,8 +193,11 @@ class KeyDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyChange:
-    """The outcome of parking, skipping or replaying a key. `was_parked`: before. `heads`: the first message
-    of the key in each scope of the order, with its `outcome`; empty if none is at this proxy."""
+    """The outcome of parking, skipping or replaying a key.
+
+    `was_parked`: whether the key was parked before. `heads`: the first message of the key in each scope of
+    the order, with its `outcome`; empty if none is at this proxy.
+    """
 
     group: str
     key: str
@@ -225,9 +233,9 @@ class SettingChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsChange:
-    """The effect of a change of a subscription: it was `created`, or settings differ.
+    """The effect of changing a subscription: it was `created`, or its settings differ.
 
-    `notes` are for people.
+    `notes` are texts to show.
     """
 
     group: str
@@ -253,8 +261,11 @@ class QueueOffset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueReset:
-    """The effect of a reset on one queue: `again` finished messages are delivered again, `passed_over` ones
-    never."""
+    """The effect of a reset on one queue.
+
+    `again`: the number of finished messages that will be delivered again. `passed_over`: the number of
+    messages that will never be delivered.
+    """
 
     queue_id: int
     before: int
@@ -265,7 +276,7 @@ class QueueReset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetReset:
-    """The effect of a reset, or with `dry_run` the effect that it would have."""
+    """The effect of a reset; with `dry_run`, the effect that it would have."""
 
     group: str
     topic: str
@@ -278,7 +289,7 @@ class OffsetReset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterCount:
-    """The dead letters of a group: the `open` ones are neither resent nor purged; `stored` counts all."""
+    """The number of dead letters of a group. `open`: neither resent nor purged; `stored`: all."""
 
     group: str
     topic: str
@@ -289,8 +300,11 @@ class DeadLetterCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterDescription:
-    """An open dead letter: where it is (`queue_id` and `offset` of the dead-letter topic), why, and where it
-    came from (`topic`, `topic_queue_id`, `topic_offset`). `preview`: the beginning of its body."""
+    """An open dead letter: its location, reason and origin.
+
+    `queue_id` and `offset`: its location in the dead-letter topic. `topic`, `topic_queue_id`, `topic_offset`:
+    its origin. `preview`: the beginning of its body.
+    """
 
     queue_id: int
     offset: int
@@ -313,8 +327,10 @@ class DeadLetterDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLettersResent:
-    """The number of dead letters that were sent again, by topic, and that were not, by reason. With
-    `dry_run`: that would be."""
+    """The numbers of dead letters that were resent, by topic, and that were not, by reason.
+
+    With `dry_run`, these are the numbers that a resend would have.
+    """
 
     group: str
     dry_run: bool
@@ -324,14 +340,17 @@ class DeadLettersResent:
 
     @property
     def resent_total(self) -> int:
-        """Return how many were sent again."""
+        """The number of all dead letters that were resent."""
         return sum(self.resent.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayedMessage:
-    """A delayed message that waits. `repeats`: how it is repeated, in words; "": once. `get_delay` states
-    `properties` and `body`, `list_delays` the `preview` of the body."""
+    """A delayed message that is not due yet.
+
+    `repeats`: a description of its repetition, "" if it is delivered once. `get_delay` sets `properties` and
+    `body`, `list_delays` the `preview` of the body.
+    """
 
     delay_id: str
     topic: str
@@ -362,7 +381,10 @@ class DelayState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayCount:
-    """The number of delayed messages that wait. `exact` False: perhaps more, as not all could be counted."""
+    """The number of delayed messages that are not due yet.
+
+    With `exact` False there may be more than were counted.
+    """
 
     count: int
     exact: bool
@@ -416,7 +438,7 @@ def _fields_of(kind: type[Any]) -> tuple[_Field, ...]:
 
 
 def _default_key(name: str, hint: Any) -> str:
-    """Return the key of a field: its name; of a time, its name with the unit."""
+    """Return the key of a field in the answers: its name; for a time, its name with the unit."""
     return f"{name.removesuffix('_at')}_ms" if datetime in get_args(hint) else name
 
 
@@ -430,7 +452,7 @@ def _converter_of(hint: Any) -> Callable[[Any], Any] | None:
 
 
 def read_row(kind: type[R], row: Any) -> R:
-    """Return a row of an answer as a record. Raises AdminError if the row lacks something."""
+    """Convert a row of an answer into a record of type `kind`. Raises AdminError if a field is missing."""
     record: Any = kind
     if not isinstance(row, Mapping):
         raise AdminError(f"the answer has {str(row)[:80]!r} in place of a {kind.__name__}")
@@ -448,14 +470,14 @@ def read_row(kind: type[R], row: Any) -> R:
 
 
 def read_rows(kind: type[R], rows: Any) -> tuple[R, ...]:
-    """Return the rows of an answer as records. Raises AdminError."""
+    """Convert the rows of an answer into records of type `kind`. Raises AdminError."""
     if not isinstance(rows, list):
         raise AdminError(f"the answer has {str(rows)[:80]!r} in place of a list")
     return tuple(read_row(kind, row) for row in rows)
 
 
 def settings_body(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as the admin API takes them: a datetime becomes epoch milliseconds as text."""
+    """Convert settings into a request body; a datetime becomes epoch milliseconds as text."""
     return {
         name: str(epoch_ms(name, value)) if isinstance(value, datetime) else _as_json(value)
         for name, value in settings.items()

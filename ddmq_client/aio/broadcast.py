@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ddmq_client.aio.connection import AsyncFramedConnection, resolve_addresses
 from ddmq_client.aio.coordinator import AsyncCoordinator
-from ddmq_client.aio.sync import AsyncActivity, Handle, get_clock, off_loop
+from ddmq_client.aio.sync import AsyncActivity, Handle, get_clock, run_blocking
 from ddmq_client.aio.worker_pool import AsyncWorkerPool
 from ddmq_client.core.nodes import Pace, ProxyAddress
 from ddmq_client.core.prefetch_buffer import Source
@@ -26,7 +26,7 @@ _log = logging.getLogger("ddmq_client.consumer")
 
 
 class AsyncBroadcastPuller:
-    """Fetches until the consumer stops."""
+    """Fetches messages of a broadcasting consumer from one proxy at a time, until the consumer stops."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class AsyncBroadcastPuller:
         self.activity = AsyncActivity(self._run, "ddmq-broadcast")
 
     def end(self) -> None:
-        """End after the fetch that is under way."""
+        """Stop after the fetch in progress."""
         self._coordinator.end(self._source)
 
     def abort(self) -> None:
-        """Break off the fetch that is under way."""
+        """Interrupt the fetch in progress."""
         self.end()
         if self._connection is not None:
             self._connection.close()
@@ -61,12 +61,12 @@ class AsyncBroadcastPuller:
             self.activity.cancel()
 
     async def save(self) -> bool:
-        """Store where this instance is; False when that failed."""
+        """Store the offsets of this instance in its file; return False if that failed."""
         self._saved_at = self._clock()
         if self._file is None:
             return True
         try:
-            await off_loop(self._file.save, self._coordinator.places_now())
+            await run_blocking(self._file.save, self._coordinator.places_now())
         except OSError as error:
             self._coordinator.last_error = f"the offsets file cannot be written: {error}"
             _log.error("the offsets file cannot be written: %s", error)
@@ -93,7 +93,7 @@ class AsyncBroadcastPuller:
             self._coordinator.pull_failed(self._source, None, error)
             name = "" if self._connection is None else self._connection.name
             if not (self._pace.is_failing or self._coordinator.pulling_stopped or self._source.ended):
-                self._coordinator.teller.report_pull_error(name, error)
+                self._coordinator.notifications.report_pull_error(name, error)
             if isinstance(error, PullError):
                 error.proxy = name
             else:
@@ -148,13 +148,13 @@ class AsyncBroadcastPool(AsyncWorkerPool):
         self._puller = AsyncBroadcastPuller(coordinator, proxies, settings, file)
 
     async def start(self, workers: int, batch: int, handle: Handle | None) -> None:
-        """Start from the stored offsets. OptionError if another consumer has the offsets file."""
+        """Start from the stored offsets. Raises OptionError if another consumer uses the offsets file."""
         if self._file is not None and self._coordinator.places is not None:
             self._coordinator.places.start(self._file.lock_and_load())
         await super().start(workers, batch, handle)
 
     async def stop(self, deadline: float, flush_deadline: float) -> bool:
-        """Stop without waiting for the fetch, which holds no lease; then store the offsets."""
+        """Stop without waiting for the fetch in progress, which holds no lease; then store the offsets."""
         self._puller.abort()
         try:
             clean = await super().stop(deadline, flush_deadline)

@@ -1,9 +1,9 @@
-"""The producer's check at work: it asks the proxies for transactions that nobody ended, and the application's
-function how they did.
+"""Run the producer's check: poll proxies for undecided transactions, ask the application for the outcome.
 
-One poll at a time waits at one proxy, at the next one after each answer or failure, over a connection of its
-own: sends need not wait for it. What a poll brings is decided one after another, each decision told before
-the next. A proxy offers what was not answered again, so nothing is kept here.
+One poll at a time waits at one proxy, and moves to the next one after each answer or failure. It has a
+connection of its own, so that sends need not wait for it. The transactions of one answer are decided one
+after another, and each decision is reported before the next. A proxy offers an unanswered transaction again,
+so nothing is stored here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ACTIONS = {
 
 
 class AsyncChecks:
-    """The check of one producer, and the poll for the transactions that it decides."""
+    """Polls for undecided transactions of a producer group, and lets the application's check decide them."""
 
     def __init__(
         self, settings: ProducerSettings, router: AsyncProxyRouter, calls: AsyncTransactionCalls
@@ -79,7 +79,10 @@ class AsyncChecks:
             return self._counts.copy()
 
     def register(self, check: Check) -> None:
-        """Decide by this function from now on. Raises OptionError if it is none, or not the earlier one."""
+        """Use this function as the check.
+
+        Raises OptionError if it is no function, or another one is registered.
+        """
         check_function("check", check, awaits=AWAITS, instead=ASYNC_PRODUCER)
         if self._settings.producer_group is None:
             raise OptionError(
@@ -94,7 +97,7 @@ class AsyncChecks:
             self._check = check
 
     def begin(self) -> None:
-        """Poll for undecided transactions from now on, if there is a check."""
+        """Start polling for undecided transactions, if a check is registered."""
         if self._polling is not None or self._check is None:
             return
         with self._lock:
@@ -103,7 +106,7 @@ class AsyncChecks:
                 self._polling.start()
 
     async def close(self, deadline: float) -> None:
-        """Ask no more. What the check is at is waited for until then."""
+        """Stop polling; wait until `deadline` for a running call of the check."""
         with self._lock:
             self._closed = True
             self._ending.notify_all()
@@ -187,7 +190,7 @@ class AsyncChecks:
         self._failing = True
 
     async def _settle_transaction(self, transaction: UndecidedTransaction) -> None:
-        """Ask the check of the application about a transaction, and tell the proxies its decision."""
+        """Call the application's check for a transaction, and send its decision to the proxies."""
         if self._closed:
             return  # some other member is asked
         decision = await self._decide_transaction(transaction)

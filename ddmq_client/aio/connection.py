@@ -22,7 +22,7 @@ MakeFrame = Callable[[float, int], bytes]
 
 
 class _Frames(asyncio.Protocol):
-    """Collects one answer at a time."""
+    """Receives the answers on one connection, one at a time."""
 
     def __init__(self, frame_bytes_max: int) -> None:
         self._buffer = FrameBuffer(frame_bytes_max)
@@ -63,12 +63,12 @@ class _Frames(asyncio.Protocol):
         self._drained.set()
 
     def expect_answer(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[bytes]:
-        """Return the future of the next answer."""
+        """Return a future for the next answer."""
         self._answer = loop.create_future()
         return self._answer
 
     async def wait_written(self) -> None:
-        """Wait until everything written has left; raise the error that ended the connection."""
+        """Wait until all written bytes were sent; raise the error that ended the connection, if any."""
         await self._drained.wait()
         if self.ended is not None:
             raise ConnectionResetError(str(self.ended))
@@ -83,7 +83,7 @@ class _Frames(asyncio.Protocol):
 
 
 class AsyncFramedConnection:
-    """A framed connection. Not for use by two tasks at a time."""
+    """One connection with framed requests. Not for use by two tasks at the same time."""
 
     def __init__(self, address: ProxyAddress, frame_bytes_max: int = FRAME_BYTES_MAX * 2) -> None:
         self.name = str(address)
@@ -98,7 +98,10 @@ class AsyncFramedConnection:
         return self._frames is None or self._frames.ended is not None
 
     async def call(self, make_frame: MakeFrame, deadline: float) -> tuple[bytes, int]:
-        """Send a request, wait for its answer: (payload, sequence id). CallFailed, and closed, otherwise."""
+        """Send a request and return its answer as (payload, sequence id).
+
+        Raises CallFailed otherwise; the connection is then closed.
+        """
         loop = asyncio.get_running_loop()
         try:
             connected = await self._get_frames(deadline)
@@ -170,7 +173,11 @@ class AsyncFramedConnection:
 async def resolve_addresses(
     addresses: Iterable[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]]
 ) -> list[ProxyAddress]:
-    """Return all addresses of these names; a name that fails now keeps those in `known` (updated)."""
+    """Resolve names to addresses.
+
+    If a name cannot be resolved now, its addresses in `known` are used; `known` is updated with those that
+    can.
+    """
     loop = asyncio.get_running_loop()
     resolved: dict[ProxyAddress, None] = {}
     for address in addresses:
@@ -183,7 +190,7 @@ async def resolve_addresses(
 async def resolve_in_time(
     addresses: Iterable[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]], timeout_s: float
 ) -> list[ProxyAddress] | None:
-    """Call `resolve`, but return None if a name server has not answered within `timeout_s`."""
+    """Call `resolve_addresses`; return None if a name server has not answered within `timeout_s`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             return await resolve_addresses(addresses, known)

@@ -6,14 +6,14 @@
     async with AsyncConsumer("mq-1:9713,mq-2:9713", "billing", ["orders"], handler=handle):
         await shutdown.wait()
 
-A message is done when the handler returns, failed when it raises; or the handler says so itself: `ack`,
-`fail`, `skip`, `extend`. Without a handler, take messages with `pull` or by iterating. Delivery is at
-least once.
+A message is acknowledged when the handler returns and fails when it raises, unless the handler itself calls
+`ack`, `fail`, `skip` or `extend`. Without a handler, take messages with `pull` or by iterating. Messages are
+delivered at least once.
 
-The blocking consumer is safe for many threads, and correct under gevent's monkey patching (threads are
-greenlets then). The one of `ddmq_client.aio` lives in one event loop: cancelling its `stop` ends at once, and
-cancelling the block as soon as the handlers that run have ended; what no handler has seen goes back for
-others. What was started before a fork raises ClientError after it.
+The blocking consumer is safe for many threads, and works under gevent's monkey patching (threads are then
+greenlets). The consumer of `ddmq_client.aio` belongs to one event loop: cancelling its `stop` ends it now,
+and cancelling the block ends it when the running handlers have ended; messages that no handler has started go
+back for other consumers. A consumer that was started before a fork raises ClientError in the fork.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check, c
 from ddmq_client.delays import start_text
 from ddmq_client.errors import ClientError, ClosedError
 from ddmq_client.idl.codes import CONSUMER_PORT
+from ddmq_client.notifications import ConsumerNotifications, OnError, OnLate
 from ddmq_client.observer import (
     ClientObserver,
     HandleCall,
@@ -63,7 +64,6 @@ from ddmq_client.process import RUN_LOOK_S, Home, Signals, new_client_id
 from ddmq_client.received import Message
 from ddmq_client.serializers import Serializer
 from ddmq_client.serializers.values import deserialize_messages
-from ddmq_client.teller import OnError, OnLate, Teller
 from ddmq_client.wire.consuming import pull_settings
 
 _log = logging.getLogger("ddmq_client.consumer")
@@ -72,49 +72,50 @@ AsyncBatchHandler = Callable[[list[Message]], object]
 
 
 class AsyncConsumer:
-    """Receives messages. `start` and `stop` it, or use it as a context manager.
+    """Receives messages of a group. `start` and `stop` it, or use it as a context manager.
 
-    proxies        "host:port", several with commas, or a list; the port may be left out (9713). All are
-                   pulled from: each may own other queues. A name is resolved again every 30 s
+    proxies        "host:port", several with commas, or a list; the port may be left out (9713). Messages
+                   are pulled from all, as each may own other queues. A name is resolved again every 30 s
     group          the consumer group, which shares progress
     topics         names, at most 64; empty: all topics that the group subscribes to
     handler        called with one message at a time. Handlers of the asyncio consumer are coroutine
                    functions (plain ones must not block)
-    batch_handler  called with up to `max_batch` messages, perhaps of several topics; a raise fails those
-                   that it has not settled
-    concurrency    workers that call the handler, at the same time
+    batch_handler  called with up to `max_batch` messages, perhaps of several topics; if it raises, the
+                   messages that it has not settled fail
+    concurrency    the number of workers, which call the handler at the same time
     max_batch      messages per pull
-    linger_ms      how long a proxy holds a pull while there is nothing: 20 to 30,000
-    prefetch       messages that may wait here per proxy and topic; at least max_batch, its default. What
-                   has waited for a second, or a third of its lease, goes back, uncounted, for others
-    lease_ms       the group's ack time-out, where an older proxy does not tell it
-    ack_flush_ms   results that no pull has carried for so long are submitted by themselves
-    auto_ack       a handler's return settles its messages; without it the application settles each itself
-    timeout_ms     for one call, beyond the linger time
-    tags, sql      the filter that the subscription has ("A || B", or SQL92 on properties): the proxy refuses
-                   the pull when it has another one, rather than lose messages. A first pull makes it so
-    extend_for_ms  while a handler runs its messages' leases are extended, for so long at most (10 minutes);
-                   0: never. A handler that takes longer sees its message given to someone else
-    start          where a group starts that this consumer's first pull makes: "first" (the oldest message),
-                   "last" (only what is sent from then on), or a datetime with a time zone (what was stored
-                   since). None: as the server is set, normally "last". An existing group keeps its place;
-                   a server of the first release ignores it
+    linger_ms      how long a proxy holds a pull while there are no messages: 20 to 30,000
+    prefetch       messages that may wait here per proxy and topic; at least max_batch, its default. A message
+                   that has waited for a second, or a third of its lease, goes back for other consumers; this
+                   does not count as an attempt
+    lease_ms       the group's ack time-out, used if an older proxy does not state it
+    ack_flush_ms   results that no pull has carried for this time are submitted in a call of their own
+    auto_ack       a handler's return acknowledges its messages; if False, the application settles each itself
+    timeout_ms     for one call, in addition to the linger time
+    tags, sql      the subscription's filter ("A || B", or SQL92 on properties). If the subscription has
+                   another one, the proxy refuses the pull, so that no message is lost. The first pull of a
+                   new subscription sets it
+    extend_for_ms  while a handler runs, its messages' leases are extended, for at most this time (10
+                   minutes); 0: never. If it takes longer, its messages are given to another consumer
+    start          where a group starts that this consumer's first pull creates: "first" (the oldest message),
+                   "last" (only messages sent from then on), or a datetime with a time zone (messages stored
+                   since). None: the server's default, normally "last". An existing group continues where it
+                   is; a server of the first release ignores it
     order_key      messages with the same order key are handled one after another: "KEY" (the message's key),
-                   "QID" (its queue), or a JSONPath into the body such as "$.order.id". A group that this
-                   consumer's first pull makes gets it; if a group that exists has another one, the pull is
-                   rejected (SubscriptionError). None: as the group is set. A server of the first release
-                   ignores it
-    model          "clustering" (consumers share the messages) or "broadcasting": this instance gets
-                   all of them, at least once, from the newest on; no order, and a failed one is not repeated
-    instance       broadcasting: a name of this instance that lasts; client_id when absent
-    offsets_file   broadcasting: where this instance keeps its place over restarts (needs `instance`)
-    client_id      in the proxies' logs; made from host and process when absent
-    on_late        called with a LateResult for each ack or fail that came when the lease was over and did
-                   not count; such are logged and counted (`counts().late`), too
+                   "QID" (its queue), or a JSONPath into the body such as "$.order.id". The first pull of a
+                   new group sets it; if an existing group has another one, the pull is rejected
+                   (SubscriptionError). None: the group's setting. A server of the first release ignores it
+    model          "clustering" (consumers share the messages) or "broadcasting": this instance gets all
+                   messages from the newest on, at least once, without order; failed ones are not repeated
+    instance       broadcasting: a permanent name of this instance; client_id when absent
+    offsets_file   broadcasting: the file that stores this instance's offsets over restarts (needs `instance`)
+    client_id      name in the proxies' logs; made from host and process when absent
+    on_late        called with a LateResult for each ack or fail that did not count because the lease had
+                   ended; these are also logged and counted (`counts().late`)
     on_error       called with the error when pulls begin to fail: refused (PullError), or not answered
-    serializer     turns each body into `message.value`: see ddmq_client.serializers. A message whose body it
-                   rejects with a ValueError goes to the dead letters, with the reason, and no handler sees it
-    observer       is called for what is handed out and handled: see ddmq_client.observer, and
+    serializer     converts each body into `message.value`: see ddmq_client.serializers. A message whose body
+                   it rejects with a ValueError becomes a dead letter, with the reason, and no handler sees it
+    observer       is called for messages that are handed out and handled: see ddmq_client.observer, and
                    ddmq_client.opentelemetry for spans
     """
 
@@ -152,7 +153,7 @@ class AsyncConsumer:
         on_error: OnError | None = None,
         observer: ClientObserver | None = None,
     ) -> None:
-        """Checks its arguments (OptionError); connects when started."""
+        """Check the arguments (raises OptionError); `start` connects."""
         check_observer(observer)
         check_handlers(AWAITS, handler, batch_handler)
         self._settings = ConsumerSettings(
@@ -176,7 +177,7 @@ class AsyncConsumer:
             serializer=serializer,
         )
         self._proxies = parse_addresses(proxies, CONSUMER_PORT)
-        self._teller = Teller(on_late, on_error)
+        self._notifications = ConsumerNotifications(on_late, on_error)
         self._place = broadcast_place(self._settings, instance, offsets_file)
         self._handler, self._batch_handler, self._observer = handler, batch_handler, observer
         self._home, self._lock = Home("consumer"), Lock()  # the lock: of _state and _ended
@@ -185,12 +186,12 @@ class AsyncConsumer:
 
     @property
     def client_id(self) -> str:
-        """Return the name this consumer gives itself."""
+        """The name of this consumer in the proxies' logs."""
         return self._settings.client_id
 
     @property
     def last_error(self) -> str | None:
-        """Return the text of the last failed call; None if it succeeded."""
+        """The error text of the last call to a proxy; None if it succeeded."""
         return self._coordinator.last_error if self._coordinator else None
 
     def counts(self) -> ConsumerCounts:
@@ -198,18 +199,18 @@ class AsyncConsumer:
         return self._coordinator.counts() if self._coordinator else ConsumerCounts()
 
     async def start(self) -> None:
-        """Start pulling, and the workers. Returns at once; unreachable proxies are tried again and again."""
+        """Start pulling, and the workers. Returns at once; unreachable proxies are retried."""
         if not await self._begin_once():
             raise ClientError(f"the consumer is {self._state}; it can be started once")
 
     async def _begin_once(self) -> bool:
-        """Start, unless that, or a stop, has been asked for before; whether it was started here."""
+        """Start unless `start` or `stop` was called before; return whether this call started the consumer."""
         handling = bool(self._handler or self._batch_handler)
         with self._lock:
             if self._state != "new":
                 return False
             self._home.check_process()
-            self._coordinator = AsyncCoordinator(self._settings, handling, self._teller)
+            self._coordinator = AsyncCoordinator(self._settings, handling, self._notifications)
             self._coordinator.set_paused(self._paused)
             pulls = pull_settings(self._settings)
             if self._place is None:
@@ -226,10 +227,10 @@ class AsyncConsumer:
         return True
 
     def pause(self) -> None:
-        """Stop pulling until `resume`. Messages that no handler has seen go back at once, uncounted, for
-        others.
+        """Stop pulling until `resume`.
 
-        Handlers finish what they have. What an older proxy or a broadcast has brought is still handled.
+        Messages that no handler has started go back at once for other consumers, and do not count as
+        attempts. Running handlers finish. Messages from an older proxy or a broadcast are still handled.
         """
         self._set_paused(True)
 
@@ -244,13 +245,14 @@ class AsyncConsumer:
                 self._coordinator.set_paused(paused)
 
     async def stop(self, timeout_ms: int = 30_000) -> bool:
-        """Stop pulling, let handlers end, submit the results, close; in all for `timeout_ms` at most.
+        """Stop pulling, let handlers finish, submit results and close, within `timeout_ms` in all.
 
-        What no handler has seen goes back at once, uncounted, for others. True when handlers have ended and
-        results were delivered. What was not comes again after the group's ack time-out, as do messages
-        of `pull` that are not settled before. A handler may call it, too: what it was called with must be
-        settled before, or comes again. A further call waits for the first one. A signal handler may call it,
-        too; where it has interrupted this consumer's own work, a thread stops it, and False comes at once.
+        Messages that no handler has started go back at once for other consumers, and do not count as
+        attempts. Returns True if handlers have ended and all results were delivered. Messages whose results
+        were not delivered are delivered again after the group's ack time-out, as are messages of `pull` that
+        were not settled. A handler may call this after settling its own messages, which are otherwise
+        delivered again. A further call waits for the first one. A signal handler may call this too; if it
+        has interrupted this consumer's own work, a thread stops the consumer, and False is returned at once.
         """
         check("timeout_ms", timeout_ms, 0, TIMEOUT_MS_MAX)
         if self._home.is_forked:
@@ -279,18 +281,18 @@ class AsyncConsumer:
             self._amid.discard(current_worker())
 
     async def _is_over(self, until: float) -> bool:
-        """Wait for the end of the first `stop`, until this time; return whether it has ended."""
+        """Wait until the first `stop` ends, at most until `until`; return whether it has ended."""
         with self._lock:
             while not self._ended and await self._over.wait(until - now()):
                 pass
             return self._ended
 
     async def run(self, stop_timeout_ms: int = 30_000) -> bool:
-        """Handle messages until SIGTERM or Ctrl-C (or `stop` is called); then stop, as `stop` says.
+        """Handle messages until SIGTERM or Ctrl-C, or until `stop` is called; then stop, as `stop` does.
 
-        Starts the consumer if need be. PullError when the first pulls are refused for what they ask (no such
-        group, another filter), or what answers is no consumer proxy: a wrong start fails at once. Signals
-        are minded on the main thread only; a second one does what it did before.
+        Starts the consumer if necessary. Raises PullError if the first pulls are rejected for good (no such
+        group, another filter), or the server is no consumer proxy, so that a wrong configuration shows at the
+        start. Signals are handled on the main thread only; a second signal has its former effect.
         """
         check("stop_timeout_ms", stop_timeout_ms, 0, TIMEOUT_MS_MAX)
         if not (self._handler or self._batch_handler):
@@ -308,11 +310,11 @@ class AsyncConsumer:
         return await self.stop(stop_timeout_ms)
 
     async def pull(self, max_messages: int | None = None, timeout_ms: int = 1_000) -> list[Message]:
-        """Return up to `max_messages` (max_batch) as soon as there are any; none when the time is up.
+        """Return up to `max_messages` (default: max_batch) as soon as there are any.
 
-        Starts the consumer if need be. Settle each message; nothing is pulled that was not asked for. Raises
-        PullError when the proxies refuse, or as long as none has answered and one could not be reached;
-        ClosedError after `stop`, ClientError beside a handler.
+        An empty list after `timeout_ms`. Starts the consumer if necessary. Settle each message. No messages
+        are pulled beyond those requested. Raises PullError if the proxies refuse, or while none has answered
+        and one could not be reached; ClosedError after `stop`; ClientError if the consumer has a handler.
         """
         count = self._settings.max_batch if max_messages is None else max_messages
         check("max_messages", count, 1, 1_000_000)
@@ -335,7 +337,7 @@ class AsyncConsumer:
         return messages
 
     async def _request_messages(self, count: int, deadline: float, one: bool) -> list[Message]:
-        """Take messages from the coordinator until there are some whose bodies can be deserialized."""
+        """Wait for messages from the coordinator, until some have a body that can be deserialized."""
         assert self._coordinator is not None
         while True:
             messages = await self._coordinator.request_messages(count, deadline, one)
@@ -348,10 +350,11 @@ class AsyncConsumer:
         return messages if serializer is None else deserialize_messages(serializer, messages)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Return messages one by one, for ever: until `stop`. Settle each one.
+        """Iterate over messages, one by one, until `stop`. Settle each one.
 
-        What was pulled and not yet looked at goes back for others, uncounted: at once when the loop is
-        left, or when one message takes longer than a second (or a third of the lease).
+        Messages that were pulled and not yet returned go back for other consumers without counting as
+        attempts: when the loop is left, or when one message takes longer than a second (or a third of the
+        lease).
         """
         while True:
             try:
@@ -376,7 +379,7 @@ class AsyncConsumer:
         await self.stop()
 
     async def _handle(self, messages: list[Message]) -> int:
-        """Run the handler; the number of times it raised."""
+        """Run the handler on messages; return how often it raised."""
         messages = self._deserialize(messages)
         if not messages:
             return 0
@@ -409,7 +412,7 @@ class AsyncConsumer:
         return 0
 
     async def _run_handler(self, messages: list[Message]) -> None:
-        """Call the handler and wait for it; OptionError where it returned work that was not done."""
+        """Call the handler and wait for it. Raises OptionError if it returned work that was not done."""
         if self._batch_handler is not None:
             name, answer = "batch_handler", self._batch_handler(list(messages))
         else:

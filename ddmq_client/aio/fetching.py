@@ -49,13 +49,13 @@ AGAIN_S = 0.2  # for what was resolved before: a name server that hangs does not
 
 
 class AsyncFetchConsumer:
-    """Fetches and acknowledges by offset.
+    """Fetches messages of all queues of a group, and acknowledges by offset.
 
-    proxies      as of Consumer; each has other queues, so all are asked, at the same time
+    proxies      written as for Consumer; each owns other queues, so all are called, at the same time
     group        the consumer group
-    consumer_id  who this is among the group's consumers; made up when absent. A proxy gives the queues of an
-                 id that was closed, or stays away for 30 s, to the others
-    timeout_ms   for one call, beyond its linger time
+    consumer_id  the id of this consumer in its group; generated when absent. A proxy gives the queues of an
+                 id that was closed, or made no call for 30 s, to other consumers
+    timeout_ms   for one call, in addition to its linger time
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class AsyncFetchConsumer:
         consumer_id: str | None = None,
         timeout_ms: int = 5_000,
     ) -> None:
-        """Checks its arguments (OptionError); connects with the first fetch."""
+        """Check the arguments (raises OptionError); the first fetch connects."""
         self._proxies = parse_addresses(proxies, CONSUMER_PORT)
         check_text("group", group)
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
@@ -90,20 +90,19 @@ class AsyncFetchConsumer:
 
     @property
     def consumer_id(self) -> str:
-        """Return the id of this consumer in its group."""
+        """The id of this consumer in its group."""
         return self._settings.consumer_id
 
     @property
     def assignments(self) -> list[Queue]:
-        """Return (topic, name of the queue on the wire) of the queues that this consumer owned at the last
-        fetch.
-        """
+        """The (topic, queue name on the wire) of each queue that this consumer owned at the last fetch."""
         return self._assignments.list_queues()
 
     def seek(self, topic: str, queue: int | str, offset: int) -> None:
-        """Fetch this queue from `offset` next; what is out of range moves to the nearest there is.
+        """Let the next fetch of this queue begin at `offset`.
 
-        `queue`: the `queue_id` of an assigned queue (OptionError for another one), or its name on the wire.
+        An offset out of range moves to the nearest existing one. `queue`: the `queue_id` of an assigned queue
+        (OptionError for another one), or its name on the wire.
         """
         self._assignments.seek(topic, queue, offset)
         with self._lock:
@@ -114,9 +113,9 @@ class AsyncFetchConsumer:
     async def fetch(self, max_messages: int = 32, linger_ms: int = 500) -> list[FetchedQueue]:
         """Fetch up to `max_messages` of each queue; return one entry for each queue with messages.
 
-        Waits up to `linger_ms` while there is nothing, and not for proxies that have nothing once there is
-        something from others. PullError when a proxy refuses; the last failure when no proxy answers at all.
-        A fetch that is interrupted loses nothing: what its calls bring is given to the next one.
+        Waits up to `linger_ms` for the first messages, and does not wait for other proxies once one has
+        delivered some. Raises PullError if a proxy refuses, or the last error if no proxy answers. A fetch
+        that is interrupted loses nothing: its messages are returned by the next one.
         """
         check("max_messages", max_messages, 1, 1_000_000)
         check("linger_ms", linger_ms, 1, LINGER_MS_MAX)
@@ -136,12 +135,11 @@ class AsyncFetchConsumer:
                 fetch.take_answer(answer, time)
 
     async def ack(self, offsets: Mapping[str, Mapping[int, int] | Mapping[str, int]] | None = None) -> bool:
-        """Store where the group is: topic → queue → next offset; without, after all that was fetched.
+        """Store the group's next offset in queues (topic → queue → offset).
 
-        Queues are named as in `seek`.
-
-        True once it is durable. False when a proxy could not store it in three tries: the messages may come
-        again. Queues that are not assigned to this consumer any more are passed over.
+        By default, of all fetched messages. Queues are named as in `seek`. Returns True once the offsets are
+        durable, or False if a proxy could not store them in three attempts: the messages may then be
+        delivered again. Queues that are no longer assigned to this consumer are skipped.
         """
         self._home.check_process()
         stored = True
@@ -156,7 +154,7 @@ class AsyncFetchConsumer:
         return stored
 
     async def aclose(self) -> None:
-        """Leave, so that the queues go to the others at once, and close. May be called twice."""
+        """Leave the group, so that other consumers get the queues at once, and close. May be called twice."""
         was_closed, self._closed = self._closed, True
         if self._home.is_forked:
             return
@@ -167,7 +165,10 @@ class AsyncFetchConsumer:
 
     # asyncio only
     def close(self) -> None:
-        """Close the connections; the queues go to others after 30 s (`aclose`: at once). Again: nothing."""
+        """Close the connections; other consumers get the queues after 30 s (with `aclose`: at once).
+
+        May be called twice.
+        """
         self._closed = True
         self._break_off()
 
@@ -198,7 +199,7 @@ class AsyncFetchConsumer:
             raise PullError("no proxy address is known: no name resolves")
 
     async def _start_call(self, name: str, max_messages: int, linger_ms: int) -> None:
-        """Ask this proxy, by an activity of its own: it may outlast the fetch that started it."""
+        """Start a fetch at this proxy in an activity of its own, which may outlast the current `fetch`."""
         connection = self._connections.setdefault(name, AsyncFramedConnection(self._addresses[name]))
         offsets, started = self._assignments.next_offsets(name), now()
         call = partial(self._call, name, connection, offsets, max_messages, linger_ms, started)
@@ -246,14 +247,14 @@ class AsyncFetchConsumer:
                 self._changed.notify()
 
     async def _wait(self, until: float) -> None:
-        """Wait until a call has ended, but no longer than `until`."""
+        """Wait until a call has ended, at most until `until`."""
         with self._lock:
             remaining_s = until - now()
             if not self._ended and remaining_s > 0:
                 await self._changed.wait(min(remaining_s, threading.TIMEOUT_MAX))
 
     def _take_answers(self) -> list[FetchAnswer]:
-        """Return the answers that have come, in their order."""
+        """Remove and return the received answers, in their order."""
         with self._lock:
             answers, self._ended = self._ended, []
             for answer in answers:
@@ -295,8 +296,9 @@ class AsyncFetchConsumer:
             return False
 
     async def _leave(self, name: str) -> None:
-        """Tell one proxy that this consumer fetches no more; if that fails, the others get its queues after
-        30 s.
+        """Announce to one proxy that this consumer fetches no more.
+
+        If that fails, other consumers get its queues after 30 s.
         """
         address = self._addresses.get(name)
         if address is None:

@@ -17,9 +17,9 @@ from ddmq_client.core.replying import ReplyJob, ReplyTo
 from ddmq_client.core.settings import ConsumerSettings
 from ddmq_client.core.verdicts import CallFailed, CallVerdict, of_fault
 from ddmq_client.errors import ClientError, ClosedError, LeaseOverError
+from ddmq_client.notifications import UNKNOWN_METHOD
 from ddmq_client.outgoing import SendResult
 from ddmq_client.received import Message
-from ddmq_client.teller import UNKNOWN_METHOD
 from ddmq_client.wire.producing import ProxyFault
 from ddmq_client.wire.replying import read_reply, reply_request
 
@@ -27,12 +27,12 @@ IDLE_MAX = 16  # connections kept for one proxy
 
 
 class AsyncReplyCalls:
-    """Acknowledgements with messages of one consumer. Safe for many threads."""
+    """Sends the acknowledgements with messages of one consumer. Safe for many threads."""
 
     def __init__(
         self, settings: ConsumerSettings, shared: Lock, buffer: PrefetchBuffer, room: Condition
     ) -> None:
-        """`shared`: the lock of the buffer; `room`: who waits for messages to be settled."""
+        """Create the calls. `shared`: the lock of the buffer. `room`: notified when a message was settled."""
         self._settings = settings
         self._shared = shared
         self._buffer = buffer
@@ -44,7 +44,7 @@ class AsyncReplyCalls:
         self._closed = False
 
     def set_proxies(self, addresses: Sequence[ProxyAddress]) -> None:
-        """Set the proxies, and close the idle connections to others."""
+        """Set the proxies, and close idle connections to any others."""
         with self._lock:
             self._addresses = list(addresses)
             removed = [self._idle.pop(address) for address in set(self._idle) - set(addresses)]
@@ -54,7 +54,7 @@ class AsyncReplyCalls:
     async def acknowledge(
         self, message: Message, messages: Sequence[bytes], timeout_ms: int | None
     ) -> Sequence[SendResult]:
-        """Acknowledge a message and send others, in one commit; return their results."""
+        """Acknowledge a message and send other messages, in one commit; return the results of the sends."""
         with self._shared:
             if not self._buffer.begin_reply(message):
                 raise ClientError(f"{message!r} is settled, or has no lease; nothing is sent with it")
@@ -82,7 +82,10 @@ class AsyncReplyCalls:
         return job.results
 
     async def _run(self, job: ReplyJob, first: str) -> None:
-        """Try the job until it ends or its deadline passes. `first`: the proxy to ask first, as HOST:PORT."""
+        """Retry the job until it ends or its deadline passes.
+
+        `first`: the proxy to ask first, as HOST:PORT.
+        """
         with self._lock:
             addresses = sorted(self._addresses, key=lambda address: str(address) != first)
         turn = 0
@@ -133,7 +136,7 @@ class AsyncReplyCalls:
             connection.close()
 
     def close(self) -> None:
-        """Close every connection; calls under way fail."""
+        """Close every connection; calls in progress fail."""
         with self._lock:
             self._closed = True
             connections = [each for idle in self._idle.values() for each in idle] + list(self._in_use)

@@ -25,7 +25,7 @@ PROBE_TIMEOUT_S = 2.0
 
 
 class AsyncProxyRouter:
-    """Nodes, connections and their upkeep. Safe for many threads."""
+    """The producer's proxies with their connections and upkeep. Safe for many threads."""
 
     def __init__(self, addresses: Sequence[ProxyAddress], connections_max: int, heartbeat: bytes) -> None:
         self._addresses = addresses
@@ -46,7 +46,10 @@ class AsyncProxyRouter:
         self._closed = False
 
     async def pick_node(self, avoid: Collection[Node], deadline: float) -> Node | None:
-        """Return the node for the next attempt; None while no name resolves. The first call waits."""
+        """Return the node for the next attempt; None while no name resolves.
+
+        The first call waits for that.
+        """
         with self._lock:
             if not self._resolved:
                 await self._wait_resolved(deadline)
@@ -55,7 +58,7 @@ class AsyncProxyRouter:
             return self._rotation.pick_node(avoid)
 
     def record_outcome(self, node: Node, verdict: CallVerdict, tried: Collection[Node]) -> bool:
-        """Count an outcome towards the node's health; True where a node in rotation is still untried."""
+        """Count an outcome towards the node's health; return whether an untried node is in rotation."""
         with self._lock:
             was_up = node.is_up
             self._rotation.record_outcome(node, verdict, now())
@@ -65,12 +68,12 @@ class AsyncProxyRouter:
             return self._rotation.has_fresh(tried)
 
     def has_fresh(self, tried: Collection[Node]) -> bool:
-        """Return whether a node in rotation is still untried."""
+        """Return whether a node in rotation has not been tried yet."""
         with self._lock:
             return self._rotation.has_fresh(tried)
 
     def recognises_resends(self) -> bool | None:
-        """Return whether proxies recognise what is sent again; None: not known yet."""
+        """Return whether proxies recognise resent messages; None if that is unknown."""
         with self._lock:
             return self._rotation.recognises_resends()
 
@@ -80,14 +83,17 @@ class AsyncProxyRouter:
             return [(node.name, node.is_up) for node in self._rotation.nodes]
 
     async def pause(self, seconds: float) -> None:
-        """Wait before a next attempt; ends early when this is closed."""
+        """Wait before the next attempt; returns early when the router is closed."""
         until = now() + seconds
         with self._lock:
             while not self._closed and now() < until:
                 await self._ending.wait(until - now())
 
     async def close(self, deadline: float) -> None:
-        """Close every connection; calls under way fail. The upkeep is waited for until then."""
+        """Close every connection, so that calls in progress fail.
+
+        Wait until `deadline` for the upkeep to end.
+        """
         with self._lock:
             self._closed = True
             connections = [c for entries in self._idle.values() for _, c in entries]
@@ -115,7 +121,10 @@ class AsyncProxyRouter:
                 self._drop_idle(node)
 
     async def lease(self, node: Node, deadline: float) -> AsyncFramedConnection:
-        """Return a connection to the node, for one caller; waits while all are in use. Give it back."""
+        """Return a connection to the node for exclusive use; wait while all are in use.
+
+        Return it with `give_back`.
+        """
         with self._lock:
             while not self._closed:
                 connection = self._connection_to(node)
@@ -127,7 +136,7 @@ class AsyncProxyRouter:
             raise ClosedError("the producer has been closed")
 
     def give_back(self, node: Node, connection: AsyncFramedConnection) -> None:
-        """Take a connection back after its use; it is closed if its call failed."""
+        """Return a leased connection; it is closed if its call failed."""
         with self._lock:
             self._in_use.discard(connection)
             keep = not (connection.closed or node.gone or self._closed)
@@ -149,7 +158,7 @@ class AsyncProxyRouter:
         return AsyncFramedConnection(node.address)
 
     def _make_room(self) -> None:
-        """Close an idle connection to another node, so that open ones stay within the bound."""
+        """Close an idle connection to another node, to keep the number of open ones within its bound."""
         idle = [entries for entries in self._idle.values() if entries]
         if idle and len(self._in_use) + sum(map(len, idle)) >= self._connections_max:
             idle[0].pop(0)[1].close()

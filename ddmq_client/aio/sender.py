@@ -28,20 +28,20 @@ UNRESOLVED = "no proxy address is known: no name resolves"
 
 
 class AsyncJobSender:
-    """Runs jobs, each where it is called. Safe for many threads."""
+    """Runs send jobs to their end, each in its caller's thread or task. Safe for many threads."""
 
     def __init__(self, router: AsyncProxyRouter) -> None:
         self._router = router
         self.last_error: SendError | None = None  # of the latest attempt, also of one that is tried again
 
     async def run(self, job: SendJob, read: Read = read_results) -> list[SendResult]:
-        """Return all results, within the job's deadline. `read` finds them in an answer."""
+        """Run a job within its deadline; return all results. `read` extracts the results from an answer."""
         router = self._router
         try:
             while True:
                 node = await router.pick_node(job.tried, job.deadline)
                 if node is None:
-                    job.gave_up(NotStoredError(UNRESOLVED))
+                    job.give_up(NotStoredError(UNRESOLVED))
                     return job.results
                 job.begin(node, router.recognises_resends())
                 elsewhere = await self._attempt_send(job, node, read)
@@ -52,15 +52,15 @@ class AsyncJobSender:
                 if wait:
                     await router.pause(wait)
         except BusyError as error:
-            job.gave_up(error)
+            job.give_up(error)
         except ClosedError as error:
-            job.gave_up(NotStoredError(str(error)))
+            job.give_up(NotStoredError(str(error)))
         finally:
             job.end()
         return job.results
 
     async def oneway(self, make_frame: Callable[[float, int], bytes], deadline: float) -> None:
-        """Write a request that has no answer; NotStoredError where it could not be written."""
+        """Write a request that has no answer. Raises NotStoredError if it could not be written."""
         tried: set[Node] = set()
         failure = NotStoredError(UNRESOLVED)
         for _ in range(ONEWAY_ATTEMPTS):
@@ -77,7 +77,7 @@ class AsyncJobSender:
         raise failure
 
     async def _attempt_send(self, job: SendJob, node: Node, read: Read) -> bool:
-        """Make one attempt; return whether a node in rotation is still untried."""
+        """Make one attempt at `node`; return whether an untried node is in rotation."""
         try:
             results = await self._exchange_frames(job, node, read)
         except CallFailed as failure:
@@ -119,7 +119,7 @@ class AsyncJobSender:
 
 
 class AsyncSends(ABC):
-    """`send`, as the producer and a transaction have it."""
+    """The `send` methods, shared by the producer and its transactions."""
 
     _observer: ClientObserver | None
     _single: SendCall  # what an observer is told of a send
@@ -148,17 +148,17 @@ class AsyncSends(ABC):
         """Send one message and wait until it is stored. Arguments: see OutgoingMessage; timeout_ms: see
         the class.
 
-        delay, deliver_at  deliver it so much later, or at that moment (a datetime with a time zone)
-        level              deliver it after that delay level (1 to 18), without an id to cancel it by
-        cron, zone         deliver it at each time of a five-field cron, in that time zone (UTC)
-        every, times       deliver it again and again, `times` in all (for ever when absent); beside a cron:
-                           so often at each of its times
-        catch_up           deliveries missed while nothing ran: "fire_once" (default), "all" or "skip"
+        delay, deliver_at  deliver the message after this delay, or at this time (a datetime with a time zone)
+        level              deliver it after this delay level (1 to 18); such a message cannot be cancelled
+        cron, zone         deliver it at each time of a five-field cron expression, in this time zone (UTC)
+        every, times       deliver it repeatedly, `times` in all (without end when absent); with a cron,
+                           this often at each of its times
+        catch_up           the deliveries to make if some were missed: "fire_once" (default), "all" or "skip"
 
-        The result of a delayed message (but for `level`) is a DelayResult with `delay_id` and `due_at`.
+        The result of a delayed message (except by `level`) is a DelayResult with `delay_id` and `due_at`.
 
-        Raises InvalidMessageError, NoSuchTopicError, NotStoredError (ThrottledError, BusyError): certainly
-        not stored; UnknownOutcomeError: it may be; ClosedError.
+        Raises InvalidMessageError, NoSuchTopicError or NotStoredError (ThrottledError, BusyError) if the
+        message is certainly not stored, UnknownOutcomeError if it may be stored, and ClosedError.
         """
         try:
             when = when_of(delay, deliver_at, cron, zone, every, times, catch_up, level)
@@ -171,7 +171,7 @@ class AsyncSends(ABC):
         return await self._send(message, when, timeout_ms)
 
     async def send_message(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> SendResult:
-        """`send`, for a message at hand."""
+        """Send one message, given as an object, and wait until it is stored; see `send`."""
         if self._observer is not None:
             return await self._send_observed(message, None, timeout_ms)
         return await self._send(message, None, timeout_ms)
@@ -186,9 +186,9 @@ class AsyncSends(ABC):
             return result
 
     def _argument_error(self, error: OptionError) -> OptionError:
-        """Return the error that a send with wrong arguments raises; nothing was sent."""
+        """Convert the error about wrong arguments of a send, of which nothing was sent."""
         return error
 
     @abstractmethod
     async def _send(self, message: OutgoingMessage, when: When | None, timeout_ms: int | None) -> SendResult:
-        """Send it; raises what became of it otherwise."""
+        """Send a message; return the result if it is stored, else raise its error."""

@@ -29,7 +29,7 @@ def now() -> float:
 
 
 def get_clock() -> Callable[[], float]:
-    """Return the clock of deadlines: seconds, those of the running event loop."""
+    """Return the function that gives the time for deadlines: that of the running event loop, in seconds."""
     return asyncio.get_running_loop().time
 
 
@@ -39,7 +39,10 @@ def current_worker() -> object:
 
 
 def set_apart(work: Callable[[], object], amid: bool, locks: Iterable[Lock]) -> bool:
-    """Return False: a task is never interrupted by code that waits for the same task."""
+    """Return False: a task is never interrupted by code that waits for the same task.
+
+    The version for threads runs `work` elsewhere if a signal handler must not run it.
+    """
     return False
 
 
@@ -54,7 +57,7 @@ async def await_result(answer: object) -> object:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return whether an error of a handler is a failure: not if this task itself is cancelled."""
+    """Return whether an exception from a handler is a failure, which it is unless this task is cancelled."""
     if not isinstance(error, asyncio.CancelledError):
         return isinstance(error, Exception)
     task = asyncio.current_task()
@@ -76,7 +79,7 @@ class Condition:
         self._waiting: deque[asyncio.Future[bool]] = deque()
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Give the lock away until notified, for `timeout` seconds at most; False when the time was up."""
+        """Release the lock until notified, at most `timeout` seconds; return False after that time."""
         self._loop = loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         future: asyncio.Future[bool] = loop.create_future()
@@ -95,7 +98,7 @@ class Condition:
         return notified
 
     def notify(self, count: int = 1) -> None:
-        """Wake this many of the waiting tasks; the caller has the lock."""
+        """Wake `count` of the waiting tasks; the caller holds the lock."""
         woken = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
         if not woken or self._loop is None:
             return
@@ -105,11 +108,11 @@ class Condition:
             self._loop.call_soon_threadsafe(_set_results, woken, True)
 
     def notify_all(self) -> None:
-        """Wake all waiting tasks; the caller has the lock."""
+        """Wake all waiting tasks; the caller holds the lock."""
         self.notify(len(self._waiting))
 
     def _leave(self, future: asyncio.Future[bool]) -> None:
-        """End a wait that was not notified; a notification that came all the same goes to another task."""
+        """End a wait that was not notified; pass on a notification that came at the same moment."""
         try:
             self._waiting.remove(future)
         except ValueError:
@@ -123,7 +126,7 @@ def _set_results(futures: list[asyncio.Future[bool]] | tuple[asyncio.Future[bool
 
 
 class AsyncActivity:
-    """One of the tasks that a client consists of."""
+    """A task that runs a part of a client in the background."""
 
     def __init__(self, work: Callable[[], Coroutine[None, None, object]], name: str) -> None:
         """Store `work`, which runs once the activity is started."""
@@ -146,17 +149,20 @@ class AsyncActivity:
         self._task = asyncio.create_task(self._work(), name=self._name)
 
     def cancel(self) -> None:
-        """End at the next wait; does nothing to the one that asks."""
+        """Cancel the task at its next wait; does nothing if the caller is this task."""
         if self._task is not None and not self.is_current:
             self._task.cancel()
 
     def ended(self) -> asyncio.Future[object] | None:
-        """Return the future that ends with the task; None if it is not running, or is the caller's own."""
+        """Return a future that ends with the task; None if it is not running, or is the caller."""
         return self._task if self.is_alive and not self.is_current else None
 
 
 async def wait_ended(activities: Iterable[AsyncActivity], deadline: float) -> bool:
-    """Wait until the deadline for all but the one that asks, then cancel; whether all ended by themselves."""
+    """Wait until `deadline` for the activities other than the caller's, then cancel them.
+
+    Returns whether all ended without being cancelled.
+    """
     waiting = [task for activity in activities if (task := activity.ended()) is not None]
     if not waiting:
         return True
@@ -168,6 +174,6 @@ async def wait_ended(activities: Iterable[AsyncActivity], deadline: float) -> bo
     return not late
 
 
-async def off_loop(work: Callable[..., object], *args: object) -> None:
-    """Do what blocks, as writing a file does, without holding up others."""
+async def run_blocking(work: Callable[..., object], *args: object) -> None:
+    """Run blocking `work` in a thread, so that the event loop is not blocked."""
     await asyncio.to_thread(work, *args)

@@ -48,7 +48,7 @@ _log = logging.getLogger("ddmq_client.producer")
 
 
 class AsyncTransactionCalls:
-    """The calls to the proxies that all transactions of one producer share."""
+    """Makes the calls to the proxies for all transactions of one producer."""
 
     def __init__(self, outbox: Outbox, sender: AsyncJobSender, home: Home) -> None:
         self.outbox = outbox
@@ -63,7 +63,7 @@ class AsyncTransactionCalls:
         deadline: float,
         check_after_ms: int | None,
     ) -> list[SendResult]:
-        """Make messages durable as a part of it, all or none."""
+        """Store messages, durable but invisible, as part of the transaction: all or none."""
         self._home.check_process()
         job = self.outbox.job_of_prepare(transaction_id, messages, deadline, check_after_ms, when)
         return await self._sender.run(job, read_prepared)
@@ -77,10 +77,10 @@ class AsyncTransactionCalls:
         check: int | None = None,
         messages: int | None = None,
     ) -> Sequence[SendResult]:
-        """End the transaction at the proxies, with retries; return where its messages are, if this call has
-        committed it.
+        """End the transaction at the proxies, with retries; return where its messages are stored.
 
-        Raises TransactionError if it ended otherwise, or no proxy has confirmed the end.
+        The result is empty unless this call committed. Raises TransactionError if the transaction ended
+        otherwise, or no proxy has confirmed the end.
         """
         self._home.check_process()
         job = self.outbox.end(transaction_id, action, through_offset, deadline, check, messages)
@@ -92,12 +92,12 @@ class AsyncTransactionCalls:
 
 
 class AsyncTransaction(AsyncSends):
-    """One transaction: made by the producer's `transaction`, a context manager.
+    """One transaction, created by the producer's `transaction`; a context manager.
 
-    id         32 hexadecimal digits, known from the start: a check is asked by it
-    reference  what the application calls it
-    results    after the commit: where each message landed, in the order they were sent; empty where the
-               answer to the commit was lost and asked for again
+    id         32 hexadecimal digits, known from the start; a check receives it
+    reference  the application's name for the transaction
+    results    after the commit, one result per message in the order of the sends, with its location; empty
+               if the answer to the commit was lost and the commit repeated
     """
 
     def __init__(
@@ -109,7 +109,10 @@ class AsyncTransaction(AsyncSends):
         checked: Callable[[], bool],
         observer: ClientObserver | None = None,
     ) -> None:
-        """`checked`: whether somebody here answers for it later."""
+        """Create the transaction.
+
+        `checked` returns whether this producer has a check that can decide it later.
+        """
         check_reference(reference)
         calls.outbox.timeout_s(timeout_ms)
         self.reference = reference
@@ -125,14 +128,16 @@ class AsyncTransaction(AsyncSends):
 
     @property
     def id(self) -> str:
-        """Return the id of the transaction, 32 hexadecimal digits."""
+        """The id of the transaction, 32 hexadecimal digits."""
         return self._state.id
 
     async def send_batch(
         self, messages: Iterable[OutgoingMessage], *, timeout_ms: int | None = None
     ) -> list[SendResult]:
-        """Send many in one request, which is one write of the proxy: all are durable, or none is and an error
-        says why. A request has 5,000,000 bytes at most; a transaction has bounds of its own."""
+        """Send many messages in one request: all become durable, or none does and an error says why.
+
+        A request has 5,000,000 bytes at most; a transaction has bounds of its own.
+        """
         outgoing = list(messages)
         if not outgoing:
             return []
@@ -145,9 +150,10 @@ class AsyncTransaction(AsyncSends):
             return results
 
     async def commit(self) -> None:
-        """Make all messages visible; raises the reason if they are not. Leaving the block does this.
+        """Make all messages visible; raise the reason if they are not. Leaving the block does this.
 
-        Raises NotCommittedError: none is seen; UnknownEndError: it is not known, its check will settle it.
+        Raises NotCommittedError if no message is visible, or UnknownEndError if that is unknown: the check
+        will then settle it.
         """
         with self._lock:
             action = self._state.commit()
@@ -191,7 +197,7 @@ class AsyncTransaction(AsyncSends):
                 _log.warning("%s (its block raised %r)", failure, error)
 
     def _is_doubt(self, error: BaseException) -> bool:
-        """Return whether the error says that the local commit may have happened, as DecisionTable does."""
+        """Return whether the error means that the local commit may have happened; DecisionTable raises it."""
         return isinstance(error, UnknownEndError) and error.transaction_id == self.id
 
     def _argument_error(self, error: OptionError) -> OptionError:
@@ -235,5 +241,5 @@ class AsyncTransaction(AsyncSends):
 
 
 def may_be_stored(error: BaseException) -> bool:
-    """Return whether a send that raised this may have made its message durable."""
+    """Return whether a send that raised this error may have made its message durable."""
     return not isinstance(error, InvalidMessageError | NotStoredError)

@@ -23,7 +23,7 @@ from ddmq_client.core.acks import AckBatch
 from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, Pace, ProxyAddress, is_literal
 from ddmq_client.core.prefetch_buffer import ProxyConnection, Source
 from ddmq_client.errors import PullError
-from ddmq_client.teller import UNKNOWN_METHOD
+from ddmq_client.notifications import UNKNOWN_METHOD
 from ddmq_client.wire.consuming import (
     FAILURES,
     Pulled,
@@ -42,19 +42,19 @@ _log = logging.getLogger("ddmq_client.consumer")
 
 
 class AsyncPulling(Protocol):
-    """An activity that brings messages to the coordinator."""
+    """An activity that fetches messages for the coordinator."""
 
     activity: AsyncActivity
 
     def end(self) -> None:
-        """End after the call that is under way."""
+        """Stop after the call in progress."""
 
     def abort(self) -> None:
-        """Break off the call that is under way."""
+        """Interrupt the call in progress."""
 
 
 class AsyncWorkerPool:
-    """Starts and ends all activities of one consumer."""
+    """Starts and ends all activities of one consumer: pullers, flushers and workers."""
 
     def __init__(
         self, coordinator: AsyncCoordinator, proxies: Sequence[ProxyAddress], pulls: PullSettings
@@ -74,7 +74,7 @@ class AsyncWorkerPool:
         self._leases = AsyncActivity(self._keep_leases, "ddmq-consumer-leases")
 
     async def start(self, workers: int, batch: int, handle: Handle | None) -> None:
-        """Start pulling; with `handle`, also workers that feed it `batch` messages at most."""
+        """Start pulling; with `handle`, also workers that call it with at most `batch` messages."""
         if all(map(is_literal, self._proxies)):
             await self._refresh_proxies()
         else:
@@ -91,7 +91,7 @@ class AsyncWorkerPool:
                 worker.start()
 
     async def stop(self, deadline: float, flush_deadline: float) -> bool:
-        """End in order: pulls, handlers, results. False if something was aborted at its deadline."""
+        """End pulls, then handlers, then flushers; return False if one was aborted at its deadline."""
         coordinator = self._coordinator
         with self._lock:
             self._stopping = True
@@ -125,7 +125,7 @@ class AsyncWorkerPool:
                 activity.cancel()
 
     def is_worker(self) -> bool:
-        """Return whether the caller is one of the workers, that is, a handler."""
+        """Return whether the caller is one of the workers, so that it was called by a handler."""
         return any(worker.is_current for worker in self._workers)
 
     async def _keep_leases(self) -> None:
@@ -133,7 +133,10 @@ class AsyncWorkerPool:
             pass
 
     async def _keep_up(self) -> None:
-        """Names are resolved here from the first time on: a name server may take its time."""
+        """Resolve the proxies' names periodically, and start and end pullers accordingly.
+
+        The first resolution is made here too, because a name server may take its time.
+        """
         while True:
             await self._refresh_proxies()
             with self._lock:
@@ -189,7 +192,7 @@ class AsyncWorkerPool:
 
 
 class AsyncPuller:
-    """Pulls one topic (or all of the group's) from one proxy."""
+    """Pulls one topic, or all topics of the group, from one proxy."""
 
     def __init__(
         self, coordinator: AsyncCoordinator, source: Source, address: ProxyAddress, pulls: PullSettings
@@ -203,11 +206,11 @@ class AsyncPuller:
         self.activity = AsyncActivity(self._run, f"ddmq-pull-{address}")
 
     def end(self) -> None:
-        """End after the pull that is under way."""
+        """Stop after the pull in progress."""
         self._coordinator.end(self._source)
 
     def abort(self) -> None:
-        """Break off the pull that is under way."""
+        """Interrupt the pull in progress."""
         self._coordinator.end(self._source)
         self._connection.close()
 
@@ -238,7 +241,7 @@ class AsyncPuller:
             raise
         self._coordinator.add_pulled(self._source, answer)
         self._coordinator.report_unapplied(acks, answer.unapplied)
-        self._coordinator.teller.log_notice(self._source.proxy.name, answer.notice)
+        self._coordinator.notifications.log_notice(self._source.proxy.name, answer.notice)
         return self._pace.pause_after_answer(len(answer.messages), self._clock() - started, linger_ms / 1000)
 
     async def _call(self, batch: int, linger_ms: int, acks: AckBatch | None) -> Pulled:
@@ -257,14 +260,14 @@ class AsyncPuller:
         if self._pace.is_failing:
             _log.debug("pull from %s failed: %s", self._source.proxy.name, error)
         else:
-            self._coordinator.teller.report_pull_error(self._source.proxy.name, error)
+            self._coordinator.notifications.report_pull_error(self._source.proxy.name, error)
 
 
 CLOSING_TRIES = 3
 
 
 class AsyncFlusher:
-    """Submits to one proxy until the consumer stops; then what is left, within the closing deadline."""
+    """Submits due results to one proxy until the consumer stops, then the rest before its deadline."""
 
     def __init__(
         self,
@@ -283,7 +286,7 @@ class AsyncFlusher:
         self.activity = AsyncActivity(self._run, f"ddmq-acks-{address}")
 
     def abort(self) -> None:
-        """Break off the submit that is under way; its results count as not delivered."""
+        """Interrupt the submit in progress; its results count as not delivered."""
         self._connection.close()
 
     async def _run(self) -> None:
@@ -301,7 +304,7 @@ class AsyncFlusher:
             self._connection.close()
 
     async def _deliver_rest(self) -> None:
-        """Submit pending results while the proxy answers and time is left; retry a failed call."""
+        """Submit the remaining results while the proxy answers and time is left; retry a failed call."""
         failures = 0
         while self._clock() < self.closing_deadline and failures < CLOSING_TRIES:
             acks = self._coordinator.take_rest(self.proxy)
@@ -313,7 +316,7 @@ class AsyncFlusher:
                 _log.warning("results not submitted to %s: %s", self.proxy.name, error)
 
     async def _deliver_acks(self, acks: AckBatch, deadline: float) -> Exception | None:
-        """Submit, and tell the coordinator what came of it."""
+        """Submit results and report the outcome to the coordinator; return the error, if any."""
         try:
             error = await self._submit_acks(acks, deadline)
         except BaseException as end:
@@ -337,7 +340,10 @@ class AsyncFlusher:
         return None
 
     async def _settle_acks(self, acks: AckBatch, deadline: float) -> bool:
-        """Submit and hear what came too late; False where the proxy has only `submit`."""
+        """Submit results by `settle`, and report those that the proxy did not apply.
+
+        Returns False if the proxy does not have this call, so that `submit` must be used.
+        """
         leave = self._coordinator.pulling_stopped
         try:
             answer = await self._connection.call(

@@ -21,7 +21,7 @@ NO_DELAY = -1
 
 
 class OriginResults:
-    """Results of messages of one origin; the lists with leases and delays run parallel to the offsets."""
+    """The results of messages of one origin. Leases and delays are lists parallel to the offsets."""
 
     __slots__ = (
         "extend_offsets", "extended", "extends", "fail_delays", "fail_leases", "fail_reasons", "fails",
@@ -48,17 +48,20 @@ class OriginResults:
 
     @property
     def is_urgent(self) -> bool:
-        """Return whether there are results that lose value with time: extensions and returned messages."""
+        """Whether there are results that must not be late: extensions and returned messages."""
         return bool(self.extends or self.returns)
 
     def prepend_earlier(self, earlier: OriginResults) -> None:
-        """Put results that were recorded earlier in front of these."""
+        """Insert results that were recorded earlier before these."""
         for name in itertools.chain(*_LISTS):
             setattr(self, name, getattr(earlier, name) + getattr(self, name))
         self.repeated = self.repeated or earlier.repeated
 
     def drop_settled_extensions(self) -> int:
-        """Drop the extensions of messages settled here, which would be reported as late; return how many."""
+        """Drop extensions of messages that are settled, as they would be reported as late.
+
+        Returns how many were dropped.
+        """
         if not self.extends:
             return 0
         settled = {*self.successes, *self.fails, *self.returns}
@@ -70,7 +73,7 @@ class OriginResults:
         return count - len(unsettled)
 
     def split_off(self, count: int) -> OriginResults:
-        """Split off at most `count` results, successes first."""
+        """Remove and return at most `count` results, successes first."""
         part = OriginResults(self.origin)
         part.repeated = self.repeated
         for names in _LISTS:
@@ -93,7 +96,7 @@ AckBatch = list[OriginResults]
 
 
 class PendingAcks:
-    """All results not yet confirmed by one proxy."""
+    """All results that one proxy has not confirmed yet."""
 
     def __init__(self, results_max: int) -> None:
         self._results_max = results_max
@@ -107,7 +110,7 @@ class PendingAcks:
         return self._count
 
     def add_success(self, origin: Origin, offset: int, lease: int | None, now: float) -> None:
-        """Add the success of a message."""
+        """Record that a message was processed."""
         results = self._results_of(origin)
         results.successes.append(offset)
         results.success_leases.append(lease or NO_LEASE)
@@ -122,7 +125,7 @@ class PendingAcks:
         now: float,
         reason: str = "",
     ) -> None:
-        """Add the failure of a message; `delay_ms` None: the group's own interval."""
+        """Record that a message failed; `delay_ms` None means the group's own retry interval."""
         results = self._results_of(origin)
         results.fails.append(offset)
         results.fail_leases.append(lease or NO_LEASE)
@@ -131,7 +134,7 @@ class PendingAcks:
         self._count_result(now)
 
     def add_extension(self, message: Message, now: float) -> None:
-        """Add the lease extension of a message."""
+        """Record a lease extension of a message."""
         assert message.lease_id is not None
         results = self._results_of(message.delivery.origin)
         results.extends.append(message.lease_id)
@@ -141,7 +144,7 @@ class PendingAcks:
         self._count_result(now)
 
     def hand_back(self, origin: Origin, offset: int, lease: int, now: float) -> None:
-        """Add an unhandled message that goes back: others may have it at once."""
+        """Record that an unhandled message returns to the proxy, for other consumers."""
         results = self._results_of(origin)
         results.returns.append(offset)
         results.return_leases.append(lease)
@@ -149,7 +152,10 @@ class PendingAcks:
         self._count_result(now)
 
     def take_batch(self) -> AckBatch | None:
-        """Take the results of the next call; None when there are none. Give them back if the call fails."""
+        """Remove and return the results for the next call; None if there are none.
+
+        Call `give_back` if the call fails.
+        """
         if not self._count:
             return None
         acks: AckBatch = []
@@ -171,7 +177,7 @@ class PendingAcks:
         return acks
 
     def give_back(self, acks: AckBatch, now: float) -> None:
-        """Put back the results of a failed call."""
+        """Make the results of a failed call pending again."""
         for results in acks:
             if not len(results):
                 continue
@@ -211,9 +217,9 @@ class PendingAcks:
 
 
 class UnappliedResult(NamedTuple):
-    """A result or extension that changed nothing, as the proxy reports.
+    """A result or extension that the proxy did not apply.
 
-    `finished`: the message is finished, by any consumer.
+    `finished`: whether any consumer has finished the message.
     """
 
     origin: Origin
@@ -225,11 +231,11 @@ class UnappliedResult(NamedTuple):
 def late_results(
     acks: AckBatch, told: Iterable[UnappliedResult]
 ) -> tuple[list[UnappliedResult], list[UnappliedResult]]:
-    """Return (late results, late extensions) among those that the proxy reports as unapplied.
+    """Return (late results, late extensions) among the results that the proxy did not apply.
 
-    Of what had been sent before, a finished one is not late: the first sending may have been taken. The
-    extension of what was settled meanwhile is not late either: its result may have come first, by another
-    call, and tells itself whether it was. The messages of late extensions are marked as lost.
+    A resent result of a finished message is not late: the first sending may have been applied. The extension
+    of a message that was settled meanwhile is not late either: its result may have arrived first, by another
+    call. The messages of late extensions are marked as lost.
     """
     by_origin = {results.origin: results for results in acks}
     late: list[UnappliedResult] = []

@@ -25,7 +25,7 @@ KEEP_S = 5.0  # what came longer ago and was not handed out is fetched again
 
 
 class FetchAnswer(NamedTuple):
-    """The outcome of one call to one proxy."""
+    """The outcome of one fetch call to one proxy."""
 
     proxy: str
     requested: Offsets
@@ -36,7 +36,7 @@ class FetchAnswer(NamedTuple):
 
 
 class Round:
-    """One fetch of the application, over all proxies. Says whom to ask and how long to wait."""
+    """One fetch of the application over all proxies: decides which proxies to call, and how long to wait."""
 
     def __init__(
         self, assignments: Assignments, proxies: Iterable[str], max_messages: int, now: float, linger_s: float
@@ -53,15 +53,18 @@ class Round:
         self._found: list[FetchAnswer] = []
 
     def to_ask(self, under_way: Iterable[str]) -> set[str]:
-        """Return the proxies to ask now."""
+        """Return the proxies to call now; those in `under_way` are being called."""
         return self._open - set(under_way)
 
     def linger_ms(self, now: float) -> int:
-        """Return the linger time, in milliseconds, of a call that starts now."""
+        """Return the linger time, in milliseconds, for a call that starts now."""
         return max(1, int((self._until - now) * 1000))
 
     def take_answer(self, answer: FetchAnswer, now: float) -> None:
-        """Take the outcome of a call; one of an earlier round that brought nothing is repeated."""
+        """Record the outcome of a call.
+
+        After an empty answer to a call of an earlier round, that proxy is called again.
+        """
         proxy, outcome = answer.proxy, answer.outcome
         self._unheard.discard(proxy)
         if isinstance(outcome, PullError):
@@ -82,9 +85,9 @@ class Round:
             self._open.discard(proxy)
 
     def wait_until(self, now: float, under_way: Mapping[str, float]) -> float | None:
-        """Return how long to wait for a next answer (monotonic seconds); None: the round is over.
+        """Return the time (monotonic seconds) until which to wait for answers; None if the round is over.
 
-        `under_way`: since when each proxy is being asked.
+        `under_way`: when the call to each proxy began.
         """
         waited_for = self._unheard if self._found else self._open
         since = [under_way[proxy] for proxy in waited_for]
@@ -99,7 +102,10 @@ class Round:
         return until if now < until else None
 
     def collect_result(self, now: float) -> list[FetchedQueue]:
-        """Return the application's messages; PullError if a proxy refused, or none answered."""
+        """Return the messages of this round.
+
+        Raises PullError if a proxy refused, or the last error if none answered.
+        """
         if self._found:
             return [each for answer in self._found for each in self._assignments.apply_answer(answer, now)]
         if self._refusal is not None:
@@ -110,7 +116,7 @@ class Round:
 
 
 class Assignments:
-    """The queues of one client, by proxy. Callers lock."""
+    """The queues assigned to one client, by proxy. Callers hold a lock."""
 
     def __init__(self, group: str) -> None:
         self._group = group
@@ -123,18 +129,21 @@ class Assignments:
         return sorted({queue for owned in self._held.values() for queue in owned})
 
     def next_offsets(self, proxy: str) -> Offsets:
-        """Return the offsets from which the next fetch from this proxy reads."""
+        """Return the offsets from which the next fetch from this proxy begins."""
         offsets = self._seeks | {
             queue: self._seeks.get(queue, offset) for queue, offset in self._held.get(proxy, {}).items()
         }
         return by_topic(offsets)
 
     def has_messages(self, queues: Sequence[FetchedQueue], requested: Offsets) -> bool:
-        """Return whether there are messages to hand out in this answer."""
+        """Return whether this answer has messages to return to the application."""
         return any(each.messages and not self._has_newer_seek(each, requested) for each in queues)
 
     def apply_answer(self, answer: FetchAnswer, now: float) -> list[FetchedQueue]:
-        """Take the queues of an answer as owned; return those with messages, which are handed out."""
+        """Record the queues of an answer as owned, and their messages as returned.
+
+        Return the queues with messages.
+        """
         proxy, queues = answer.proxy, answer.outcome
         assert not isinstance(queues, Exception)
         owned: dict[Queue, int] = {}
@@ -159,17 +168,20 @@ class Assignments:
         return delivered
 
     def drop_proxy(self, proxy: str) -> None:
-        """Forget the queues of a proxy that does not answer: they go elsewhere."""
+        """Forget the queues of a proxy that does not answer, because other proxies take them over."""
         self._forget_queues(self._held.pop(proxy, {}).keys())
 
     def seek(self, topic: str, queue: int | str, offset: int) -> None:
-        """Fetch from `offset` next."""
+        """Let the next fetch of a queue begin at `offset`."""
         self._seeks[topic, self._name_of(topic, queue)] = offset
 
     def acks_by_proxy(
         self, offsets: Mapping[str, Mapping[int, int] | Mapping[str, int]] | None
     ) -> dict[str, Offsets]:
-        """Return the offsets to acknowledge, by proxy; without `offsets`, all that were handed out."""
+        """Return the offsets to acknowledge, by proxy.
+
+        Without `offsets`, those after all returned messages.
+        """
         if offsets is None:
             next_offsets = dict(self._handed)
         else:
@@ -186,15 +198,17 @@ class Assignments:
         return acks
 
     def confirm_acks(self, offsets: Offsets) -> None:
-        """Forget offsets that are stored."""
+        """Forget offsets to acknowledge, because they are stored."""
         for topic, queues in offsets.items():
             for queue, offset in queues.items():
                 if self._handed.get((topic, queue)) == offset:
                     del self._handed[topic, queue]
 
     def _name_of(self, topic: str, queue: int | str) -> str:
-        """Return the name of a queue on the wire. Raises OptionError for the number of a queue that is not
-        assigned to this client."""
+        """Return the name of a queue on the wire.
+
+        Raises OptionError for the number of a queue that is not assigned to this client.
+        """
         if isinstance(queue, str):
             return queue
         names = (name for of_topic, name in self.list_queues() if of_topic == topic)
@@ -207,7 +221,7 @@ class Assignments:
         )
 
     def _has_newer_seek(self, each: FetchedQueue, requested: Offsets) -> bool:
-        """Return whether a `seek` came after that fetch had started."""
+        """Return whether `seek` was called after that fetch had started."""
         sought = self._seeks.get((each.topic, each.queue))
         return sought is not None and sought != requested.get(each.topic, {}).get(each.queue)
 
@@ -218,7 +232,7 @@ class Assignments:
 
 
 def by_topic(offsets: Mapping[Queue, int]) -> Offsets:
-    """Group offsets as topic → queue → offset."""
+    """Convert offsets by queue into topic → queue → offset."""
     topics: Offsets = {}
     for (topic, queue), offset in offsets.items():
         topics.setdefault(topic, {})[queue] = offset

@@ -31,14 +31,14 @@ _PRODUCER_ID_FIELD = b"\x08\xce\x01"  # of a Message: binary, its id 103 said in
 
 
 class FrameError(Exception):
-    """Received bytes cannot be an answer: a bad length, a foreign protocol, a broken head."""
+    """Received bytes are no valid answer: a bad length, another protocol, a malformed head."""
 
     def __init__(self, text: str) -> None:
         super().__init__(printable(text))
 
 
 class ReplyHead(NamedTuple):
-    """The head of an answer: which call it answers, and the position of its struct."""
+    """The head of an answer: the call that it answers, and the position of its struct."""
 
     kind: int  # REPLY or EXCEPTION
     sequence_id: int
@@ -49,7 +49,7 @@ _ONE_BYTE = tuple(bytes((value,)) for value in range(0x80))
 
 
 def encode_varint(value: int) -> bytes:
-    """Encode an unsigned number in groups of seven bits, the lowest first."""
+    """Encode an unsigned number as a varint: groups of seven bits, the lowest first."""
     if value < 0x80:
         return _ONE_BYTE[value]
     if value < 0x4000:
@@ -65,12 +65,12 @@ def encode_varint(value: int) -> bytes:
 
 
 def encode_zigzag(value: int) -> bytes:
-    """Encode a signed 64-bit number as the compact protocol does."""
+    """Encode a signed 64-bit number as a zigzag varint, as the compact protocol does."""
     return encode_varint((value << 1) ^ (value >> 63))
 
 
 def build_frame(parts: Sequence[bytes]) -> bytes:
-    """Join the parts of a payload to one frame."""
+    """Join the parts of a payload into one frame, with its length."""
     body = b"".join(parts)
     return len(body).to_bytes(4, "big") + body
 
@@ -87,25 +87,25 @@ def call_head(method: bytes, sequence_id: int, kind: int = CALL) -> bytes:
 
 
 def one_message_args(message: bytes, timeout_ms: int | None) -> tuple[bytes, ...]:
-    """Return the argument struct (1 message, 2 timeout); without a timeout if that is None."""
+    """Encode the arguments (1 message, 2 timeout) as parts of a frame; no timeout if it is None."""
     if timeout_ms is None:
         return _STRUCT_FIELD, message, _STOP
     return _STRUCT_FIELD, message, _I64_FIELD, encode_zigzag(timeout_ms), _STOP
 
 
 def many_messages_args(messages: Sequence[bytes], timeout_ms: int | None) -> tuple[bytes, ...]:
-    """Return the argument struct (1 list of messages, 2 timeout)."""
+    """Encode the arguments (1 list of messages, 2 timeout) as parts of a frame."""
     tail = (_STOP,) if timeout_ms is None else (_I64_FIELD, encode_zigzag(timeout_ms), _STOP)
     return _LIST_FIELD, _list_head(len(messages)), *messages, *tail
 
 
 def prepare_args(request: bytes, messages: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
-    """Return the argument struct of a PrepareRequest that was encoded without messages and timeout."""
+    """Complete an encoded PrepareRequest with messages and timeout, as parts of a frame."""
     return _messages_between(_MESSAGES_FIELD, request, messages, timeout_ms)
 
 
 def reply_args(request: bytes, messages: Sequence[bytes], timeout_ms: int) -> tuple[bytes, ...]:
-    """Return the argument struct of a ReplyRequest that was encoded without messages and timeout."""
+    """Complete an encoded ReplyRequest with messages and timeout, as parts of a frame."""
     return _messages_between(_REPLIES_FIELD, request, messages, timeout_ms)
 
 
@@ -118,12 +118,12 @@ def _messages_between(
 
 
 def end_args(request: bytes, timeout_ms: int) -> tuple[bytes, ...]:
-    """Return the argument struct of an EndTransactionRequest that was encoded without its timeout."""
+    """Complete an encoded EndTransactionRequest with its timeout, as parts of a frame."""
     return _STRUCT_FIELD, request[:-1], _TIMEOUT_FIELD, encode_zigzag(timeout_ms), _STOP, _STOP
 
 
 def request_args(request: bytes) -> tuple[bytes, ...]:
-    """Return the argument struct of a whole request."""
+    """Wrap a complete encoded request as a call's arguments, as parts of a frame."""
     return _STRUCT_FIELD, request, _STOP
 
 
@@ -133,33 +133,39 @@ def _list_head(count: int) -> bytes:
 
 
 def producer_field(producer_id: bytes) -> bytes:
-    """Return field 103 of a Message, and what begins the one behind it."""
+    """Encode field 103 (producer) of a Message, and the header of field 104, which follows."""
     return b"%b%b%b%b" % (_PRODUCER_ID_FIELD, encode_varint(len(producer_id)), producer_id, _I64_FIELD)
 
 
 def answered_below(sequence: int) -> bytes:
-    """Return field 105 behind 104, and the end of the Message."""
+    """Encode field 105 (answered below), which follows field 104, and the end of the Message."""
     return _I64_FIELD + encode_varint(sequence << 1) + _STOP
 
 
 def under_way(below: bytes, ms: int) -> bytes:
-    """Add field 106 behind the 105 of `answered_below`."""
+    """Insert field 106 (milliseconds under way) after field 105 in the bytes of `answered_below`."""
     return b"".join((below[:-1], _I64_FIELD, encode_varint(ms << 1), _STOP))
 
 
 def with_number(message: bytes, producer: bytes, sequence: int, below: bytes) -> bytes:
-    """Add fields 103 to 105 to an encoded message: its number between the outputs of the functions above."""
+    """Add the sequence number, fields 103 to 105, to an encoded message.
+
+    `producer` and `below` come from `producer_field` and `answered_below`.
+    """
     return b"".join((message[:-1], producer, encode_varint(sequence << 1), below))
 
 
 def body_of_reply(payload: bytes, method: bytes, sequence_id: int) -> int | None:
-    """Return the position of the struct in the expected answer; None if `reply_head` must parse it."""
+    """Return the position of the struct in the expected kind of answer.
+
+    None if `reply_head` must parse it.
+    """
     head = call_head(method, sequence_id, REPLY)
     return len(head) if payload.startswith(head) else None
 
 
 def reply_head(payload: bytes) -> ReplyHead:
-    """Parse an answer's head; FrameError when it is none."""
+    """Parse the head of an answer. Raises FrameError if it is invalid."""
     if len(payload) < 4 or payload[0] != _PROTOCOL or payload[1] & 0x1F != _VERSION:
         raise FrameError(f"not an answer in the compact protocol: starts with {payload[:4].hex()!r}")
     kind = payload[1] >> 5
@@ -185,7 +191,7 @@ def _read_varint(payload: bytes, at: int) -> tuple[int, int]:
 
 
 class FrameBuffer:
-    """Bytes in, payloads out. Holds at most one frame's bytes above what it was fed last."""
+    """Splits received bytes into payloads. Holds at most one frame's bytes more than it was fed last."""
 
     __slots__ = ("_buffer", "_frame_bytes_max")
 
@@ -197,7 +203,10 @@ class FrameBuffer:
         return len(self._buffer)
 
     def feed_bytes(self, data: bytes) -> bytes | None:
-        """Take bytes from the socket; return a payload if one is complete. Call with b"" for the next one."""
+        """Add received bytes; return a payload if one is complete, else None.
+
+        Call with b"" for the next one.
+        """
         buffer = self._buffer
         buffer += data
         if len(buffer) < 4:

@@ -10,15 +10,21 @@ from ddmq_client.received import Message
 
 
 class HeldMessages:
-    """Times are monotonic seconds; who holds a message is a thread or a task."""
+    """The messages that handlers are processing.
+
+    Times are monotonic seconds; the holder of a message is a thread or a task.
+    """
 
     def __init__(self, extend_for_s: float) -> None:
-        """Leases are extended for so long after a handler was given the message; 0: never."""
+        """Create it empty.
+
+        Leases are extended for `extend_for_s` after a handler received the message; 0: never.
+        """
         self._extend_for_s = extend_for_s
         self._held: dict[int, tuple[Message, float, object]] = {}  # by id()
 
     def add(self, messages: Sequence[Message], now: float, who: object) -> None:
-        """Add messages that a handler takes."""
+        """Add messages that a handler starts to process; `who` is its thread or task."""
         self._held.update((id(message), (message, now, who)) for message in messages)
 
     def remove(self, messages: Iterable[Message]) -> None:
@@ -27,15 +33,15 @@ class HeldMessages:
             self._held.pop(id(message), None)
 
     def held_by(self, who: object) -> list[Message]:
-        """Return the messages that one thread or task holds."""
+        """Return the messages that one thread or task is processing."""
         return [message for message, _, holder in self._held.values() if holder == who]
 
     def due_messages(self, now: float) -> list[Message]:
-        """Return the messages whose lease needs an extension now."""
+        """Return the messages whose leases must be extended now."""
         return [message for message in self._list_extendable(now) if keep_at(message) <= now]
 
     def next_due(self, now: float) -> float:
-        """Return the time of the next extension."""
+        """Return the time of the next lease extension."""
         return min(map(keep_at, self._list_extendable(now)), default=inf)
 
     def _list_extendable(self, now: float) -> list[Message]:
@@ -47,5 +53,5 @@ class HeldMessages:
 
 
 def keep_at(message: Message) -> float:
-    """Return when to extend the lease of a message that a handler has."""
+    """Return the time at which to extend the lease of a message in a handler."""
     return message.leased_at + message.delivery.lease_s * LEASE_PART

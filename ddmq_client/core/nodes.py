@@ -29,7 +29,7 @@ UNRESOLVED_RETRY_S = 1.0  # while no name resolves at all
 
 
 class ProxyAddress(NamedTuple):
-    """The address of a proxy: a name or a literal, and a port."""
+    """The address of a proxy: a host name or IP address, and a port."""
 
     host: str
     port: int
@@ -41,7 +41,10 @@ class ProxyAddress(NamedTuple):
 def parse_addresses(
     proxies: str | Sequence[str], default_port: int, name: str = "proxies"
 ) -> tuple[ProxyAddress, ...]:
-    """Return all named addresses, in order, each once. Raises OptionError for none or a malformed one."""
+    """Return all addresses in `proxies`, in order, without duplicates.
+
+    Raises OptionError if malformed or empty.
+    """
     texts = proxies.split(",") if isinstance(proxies, str) else proxies
     texts = list(texts) if isinstance(texts, Iterable) else []
     if not texts or not all(isinstance(text, str) for text in texts):
@@ -67,7 +70,7 @@ def _parse_one(text: str, default_port: int) -> ProxyAddress:
 
 
 def from_info(info: Iterable[tuple[object, ...]]) -> list[ProxyAddress]:
-    """Return the addresses of a getaddrinfo answer, each once."""
+    """Return the addresses in a getaddrinfo answer, without duplicates."""
     pairs = [entry[4] for entry in info]
     return list(
         dict.fromkeys(ProxyAddress(str(pair[0]), int(pair[1])) for pair in pairs if isinstance(pair, tuple))
@@ -75,7 +78,7 @@ def from_info(info: Iterable[tuple[object, ...]]) -> list[ProxyAddress]:
 
 
 def is_literal(address: ProxyAddress) -> bool:
-    """Return whether the address is an IP address, which never resolves to another one."""
+    """Return whether the address is an IP address, which needs no resolution."""
     try:
         ipaddress.ip_address(address.host)
     except ValueError:
@@ -105,12 +108,12 @@ class Node:
 
     @property
     def is_healthy(self) -> bool:
-        """Return whether it is in rotation without a counted failure: another success changes nothing."""
+        """Whether the node is in rotation without a counted failure, so that a success changes nothing."""
         return self.retry_at is None and not self.time_outs and not self.failures
 
     @property
     def is_up(self) -> bool:
-        """Return whether the node is in rotation."""
+        """Whether the node is in rotation."""
         return self.retry_at is None
 
     def __repr__(self) -> str:
@@ -118,21 +121,27 @@ class Node:
 
 
 class Rotation:
-    """Round robin over the nodes in rotation."""
+    """Selects proxies round robin among the nodes in rotation."""
 
     def __init__(self, jitter: Callable[[], float]) -> None:
-        """`jitter` returns a number in [0, 1); back-offs last 75 % to 125 % of their length by it."""
+        """Create it empty.
+
+        `jitter` returns a number in [0, 1), which varies back-offs between 75 % and 125 %.
+        """
         self._jitter = jitter
         self._nodes: list[Node] = []
         self._turn = 0
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """Return all nodes, in and out of rotation."""
+        """All nodes, in and out of rotation."""
         return self._nodes
 
     def update(self, addresses: Iterable[ProxyAddress]) -> list[Node]:
-        """Take a new resolution; known nodes keep their health. Returns the nodes that are gone."""
+        """Replace the addresses by newly resolved ones; return the removed nodes.
+
+        Known nodes keep their health.
+        """
         resolved = dict.fromkeys(addresses)
         removed = [node for node in self._nodes if node.address not in resolved]
         for node in removed:
@@ -159,8 +168,9 @@ class Rotation:
         return any(node.retry_at is None and node not in avoid for node in self._nodes)
 
     def recognises_resends(self) -> bool | None:
-        """Return True if a node is known to recognise resends and none is known not to, False if one is
-        known not to, None if nothing is known.
+        """Return whether nodes recognise resent messages; None if that is unknown.
+
+        False if one node is known not to, else True if one is known to.
         """
         recognised = None
         for node in self._nodes:
@@ -171,7 +181,7 @@ class Rotation:
         return recognised
 
     def record_outcome(self, node: Node, verdict: CallVerdict, now: float) -> None:
-        """Count a call's outcome towards the node's health."""
+        """Count the outcome of a call towards the node's health."""
         if verdict is CallVerdict.TIMED_OUT:
             node.time_outs += 1
             if node.time_outs >= TIME_OUTS_MAX:
@@ -182,7 +192,7 @@ class Rotation:
             self._put_back(node)
 
     def due_probes(self, now: float) -> list[Node]:
-        """Return the nodes to be probed now: their back-off has ended; they count as being probed."""
+        """Return the nodes to probe now, as their back-off has ended, and mark them as being probed."""
         due = [n for n in self._nodes if n.retry_at is not None and n.retry_at <= now and not n.probing]
         for node in due:
             node.probing = True
@@ -209,10 +219,10 @@ LINGER_MIN_S = 0.02  # proxies wait no shorter
 
 
 class Pace:
-    """The pauses of one puller between its calls."""
+    """Computes the pauses of one puller between its calls."""
 
     def __init__(self, linger_s: float, jitter: Callable[[], float]) -> None:
-        """`jitter` returns a number in [0, 1)."""
+        """Create it. `jitter` returns a number in [0, 1)."""
         self._linger_s = linger_s
         self._jitter = jitter
         self._empties = 0
@@ -220,11 +230,15 @@ class Pace:
 
     @property
     def is_failing(self) -> bool:
-        """Return whether the last call failed."""
+        """Whether the last call failed."""
         return self._failures > 0
 
     def pause_after_answer(self, messages: int, took_s: float, asked_s: float | None = None) -> float:
-        """Return the seconds to wait after an answer; `asked_s`: the linger time of this call, if another."""
+        """Return the seconds to wait after an answer.
+
+        `took_s`: how long the call took. `asked_s`: the linger time of this call, if it was not the usual
+        one.
+        """
         self._failures = 0
         linger_s = self._linger_s if asked_s is None else max(asked_s, LINGER_MIN_S)
         if messages or took_s >= linger_s / 2:
@@ -235,7 +249,7 @@ class Pace:
         return pause
 
     def pause_after_failure(self) -> float:
-        """Return the seconds to wait after a call without answer, or a refused one."""
+        """Return the seconds to wait after a call that got no answer or was refused."""
         pause = min(FAILED_FIRST_S * 2.0 ** min(self._failures, 10), FAILED_MAX_S)
         self._failures += 1
         return pause * (0.75 + self._jitter() / 2)

@@ -39,11 +39,11 @@ HURRY_SHARE = 4  # less than a quarter of its time is left: goes alone
 
 
 class QueuedSend(NamedTuple, Generic[T]):
-    """One send that waits."""
+    """One send that waits for a worker."""
 
     encoded: bytes
     deadline: float  # monotonic seconds
-    hurry_at: float
+    send_alone_at: float
     alone: bool
     future: T
     on_done: Callable[[SendResult], None] | None
@@ -55,8 +55,8 @@ def has_level(message: OutgoingMessage) -> bool:
     return DELAY_PROPERTY in (message.properties or ())
 
 
-def goes_alone(message: OutgoingMessage) -> bool:
-    """Return whether the message cannot be in a batch, because it may ask for a delay."""
+def needs_own_request(message: OutgoingMessage) -> bool:
+    """Return whether the message must have a request of its own, because it may ask for a delay."""
     names = message.properties
     if not names:
         return False
@@ -64,7 +64,7 @@ def goes_alone(message: OutgoingMessage) -> bool:
 
 
 class Pipeline(Generic[T]):
-    """The waiting sends. `in_flight` counts them and those that workers have taken."""
+    """The sends that wait for workers. `in_flight` counts them and those that workers have taken."""
 
     def __init__(self, in_flight_max: int, batch_bytes: int, batch_messages: int) -> None:
         self._in_flight_max = in_flight_max
@@ -78,30 +78,33 @@ class Pipeline(Generic[T]):
 
     @property
     def is_full(self) -> bool:
-        """Return whether no further send can be taken now."""
+        """Whether no further send can be added now."""
         return self.in_flight >= self._in_flight_max
 
     def put(self, waiting: QueuedSend[T]) -> None:
-        """Take a send; the caller has looked at `full`."""
+        """Add a send; the caller has checked `is_full`."""
         self._waiting.append(waiting)
         self.in_flight += 1
 
     def take_batch(self, now: float) -> list[QueuedSend[T]]:
-        """Return the next batch, in order; at least one send while any waits. Report `complete_sends`."""
+        """Remove and return the next batch, in order; at least one send if any waits.
+
+        Call `complete_sends` afterwards.
+        """
         if not self._waiting:
             return []
         first = self._waiting.popleft()
         batch, size = [first], len(first.encoded)
-        if first.alone or now >= first.hurry_at:
+        if first.alone or now >= first.send_alone_at:
             return batch
         while self._waiting and len(batch) < self._batch_messages:
             following = self._waiting[0]
             size += len(following.encoded)
-            if following.alone or now >= following.hurry_at or size > self._batch_bytes:
+            if following.alone or now >= following.send_alone_at or size > self._batch_bytes:
                 break
             batch.append(self._waiting.popleft())
         return batch
 
     def complete_sends(self, count: int) -> None:
-        """Free the places of sends that have their results."""
+        """Stop counting `count` sends as in flight, because they have their results."""
         self.in_flight -= count

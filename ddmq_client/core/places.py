@@ -27,7 +27,10 @@ class _Place:
 
 
 class Places:
-    """All queues of one instance. Bounded by what is open and by the number of queues."""
+    """The offsets of one broadcasting instance in all queues.
+
+    Its size is bounded by the unsettled messages and the number of queues.
+    """
 
     def __init__(self, offsets: Mapping[str, Mapping[str, int]] | None = None) -> None:
         self._places: dict[tuple[str, str], _Place] = {}
@@ -37,7 +40,7 @@ class Places:
         return len(self._places)
 
     def start(self, offsets: Mapping[str, Mapping[str, int]]) -> None:
-        """Continue at stored offsets."""
+        """Set the stored offsets from which to continue."""
         for topic, queues in offsets.items():
             for queue, offset in queues.items():
                 self._places[topic, queue] = _Place(offset)
@@ -52,18 +55,18 @@ class Places:
             heappush(place.open, offset)
 
     def record_settled(self, topic: str, queue: str, offset: int) -> None:
-        """Record that the application is done with a message, in whatever way."""
+        """Record that the application is done with a message, with any outcome."""
         place = self._places.get((topic, queue))
         if place is not None:
             place.done.add(offset)
             place.safe_offset()
 
     def next_offsets(self) -> Offsets:
-        """Return the offsets of the next fetch."""
+        """Return the offsets from which the next fetch begins."""
         return self._by_topic(lambda place: place.ahead)
 
     def safe_offsets(self) -> Offsets:
-        """Return the offsets to store."""
+        """Return the offsets to store, from which a restart misses no message."""
         return self._by_topic(_Place.safe_offset)
 
     def _by_topic(self, offset: Callable[[_Place], int]) -> Offsets:

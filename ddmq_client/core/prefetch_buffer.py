@@ -52,7 +52,7 @@ class ConsumerCounts:
 
 
 class ProxyConnection:
-    """One proxy and the results that are pending for it."""
+    """The state of one proxy: the results that are pending for it."""
 
     __slots__ = ("failover", "idle", "leave_at", "name", "pending", "prompt", "settles")
 
@@ -66,7 +66,7 @@ class ProxyConnection:
         self.failover: ProxyConnection | None = None  # this proxy is gone; that one forwards its results
 
     def resolve_failover(self) -> ProxyConnection:
-        """Return this proxy, or the one that has taken over."""
+        """Return this proxy, or the one that has taken over its results."""
         proxy = self
         while proxy.failover is not None:
             proxy = proxy.failover
@@ -90,12 +90,15 @@ class Source:
 
 
 class PrefetchBuffer:
-    """All proxies, sources and waiting messages of one consumer."""
+    """All proxies, sources and buffered messages of one consumer."""
 
     def __init__(
         self, prefetch: int, lease_s: float, flush_s: float, results_max: int, clock: Callable[[], float]
     ) -> None:
-        """`prefetch`: messages that may wait here per source. `clock` gives monotonic seconds."""
+        """Create an empty buffer.
+
+        `prefetch`: messages that may wait here per source. `clock` returns monotonic seconds.
+        """
         self._prefetch = prefetch
         self._lease_s = lease_s
         self._flush_s = flush_s
@@ -115,17 +118,17 @@ class PrefetchBuffer:
         return len(self._waiting)
 
     def get_proxy(self, name: str) -> ProxyConnection:
-        """Return the connection of the proxy with this name, made when new."""
+        """Return the state of the proxy with this name; create it if it is new."""
         connection = self.proxies.get(name)
         if connection is None:
             connection = self.proxies[name] = ProxyConnection(name, self._results_max)
         return connection
 
     def count_pullable(self, source: Source, batch_max: int) -> int:
-        """Return how many messages the source may pull now; 0: none yet.
+        """Return how many messages the source may pull now; 0 if none.
 
-        Handlers are fed whole batches as long as they fit beside what waits, and no more may wait than they
-        took in time of late. Without handlers nothing is pulled that nobody asked for.
+        Whole batches are pulled as long as they fit beside the waiting messages, and no more may wait than
+        handlers took in time recently. Without a handler, only requested messages are pulled.
         """
         if self.paused:
             return 0
@@ -137,12 +140,12 @@ class PrefetchBuffer:
         return min(batch_max, self.demand - waiting) if waiting < self.askers else 0
 
     def loop_batch(self, count: int) -> int:
-        """Return how many messages to request for a caller that takes them one by one."""
+        """Return how many messages to pull for a caller that takes `count` at most, one by one."""
         windows = [source.window for source in self._sources if source.window is not None]
         return max(1, min([count, *windows]))
 
     def widen_windows(self) -> bool:
-        """Double the reduced windows, once a second, as workers wait and the buffer is empty."""
+        """Double reduced windows, at most once a second, because workers are idle and the buffer is empty."""
         now, grown = self._clock(), False
         for source in [source for source in self._sources if now - source.changed_at >= WAIT_S]:
             window, source.changed_at, grown = max(1, 2 * self._window_of(source)), now, True
@@ -155,13 +158,13 @@ class PrefetchBuffer:
         return self._prefetch if source.window is None else source.window
 
     def add_demand(self, count: int) -> None:
-        """Add the demand of a caller for up to `count` messages; one is enough."""
+        """Add the demand of a caller for up to `count` messages; a single one satisfies it."""
         assert self.demand is not None
         self.demand += count
         self.askers += 1
 
     def remove_demand(self, count: int) -> None:
-        """Remove the demand of a caller that got messages, or waits no longer."""
+        """Remove the demand of a caller that received messages or stopped waiting."""
         assert self.demand is not None
         self.demand -= count
         self.askers -= 1
@@ -179,7 +182,7 @@ class PrefetchBuffer:
         settling: Settling,
         lease_ms: int | None = None,
     ) -> None:
-        """Add the messages of an answered pull; `lease_ms` as the proxy states it."""
+        """Add the messages of an answered pull; `lease_ms`: the lease duration that the proxy stated."""
         source.parked = False
         if not messages:
             return
@@ -195,7 +198,7 @@ class PrefetchBuffer:
     def add_fetched(
         self, source: Source, group: str, queues: Sequence[FetchedQueue], settling: Settling
     ) -> int:
-        """Add the messages of a broadcast fetch; return how many came."""
+        """Add the messages of a broadcast fetch; return their number."""
         assert self.places is not None
         source.parked = False
         count = 0
@@ -214,7 +217,7 @@ class PrefetchBuffer:
             self.give_back(source.proxy, acks)
 
     def take_messages(self, count: int) -> list[Message]:
-        """Hand out at most `count` messages that still hold their lease."""
+        """Remove and return at most `count` messages whose leases are still valid."""
         messages: list[Message] = []
         now = self._clock()
         while self._waiting and len(messages) < count:
@@ -229,9 +232,10 @@ class PrefetchBuffer:
         return messages
 
     def return_waiting(self, now: float | None = None) -> list[ProxyConnection]:
-        """Return what waits here to the proxies: what has waited too long by `now`, or everything.
+        """Return buffered messages to their proxies.
 
-        Proxies that do not say how long their leases last take nothing back. Returns whom to tell.
+        Those that have waited too long by `now` are returned, or all if it is None, but only to proxies that
+        state how long their leases last. Returns the proxies that must be notified.
         """
         remaining: deque[Message] = deque()
         proxies: set[ProxyConnection] = set()
@@ -251,14 +255,14 @@ class PrefetchBuffer:
         return list(proxies)
 
     def begin_reply(self, message: Message) -> bool:
-        """Begin an acknowledgement that carries messages; False if the message is settled or has no lease."""
+        """Begin an acknowledgement with messages; return False if the message is settled or has no lease."""
         if message.outcome is not None or message.replying or message.lease_id is None:
             return False
         message.replying = True
         return True
 
     def end_reply(self, message: Message, *, stored: bool) -> None:
-        """Record a stored acknowledgement, or release the message unchanged."""
+        """Record a stored acknowledgement; if it was not stored, make the message unsettled again."""
         message.replying = False
         if stored:
             message.outcome = Outcome.ACKED
@@ -266,7 +270,7 @@ class PrefetchBuffer:
             self.counts.acked += 1
 
     def hand_back(self, message: Message) -> bool:
-        """Return one that was handed out; False where it is settled, or cannot go back."""
+        """Return a message that was taken to its proxy; False if it is settled or cannot be returned."""
         if message.outcome is not None or message.replying or not message.delivery.lease_stated:
             return False
         message.outcome = Outcome.HANDED_BACK
@@ -283,13 +287,13 @@ class PrefetchBuffer:
         return source
 
     def next_overdue(self) -> float:
-        """Return when `return_waiting` is next due, if no worker takes the message before."""
+        """Return when `return_waiting` must be called next, unless a worker takes the message before."""
         return min(
             (wait_until(message) for message in self._waiting if message.delivery.lease_stated), default=inf
         )
 
     def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str = "") -> bool:
-        """Record the outcome of a message; False if it has one already."""
+        """Record the outcome of a message; return False if it already has one."""
         if message.outcome is not None or message.replying:
             return False
         message.outcome = outcome
@@ -319,11 +323,11 @@ class PrefetchBuffer:
         return True
 
     def is_over(self, message: Message) -> bool:
-        """Return whether the message's lease is over, as far as is known here."""
+        """Return whether the message's lease has ended, as far as this client knows."""
         return message.lost or (message.delivery.lease_stated and message.expires_at < self._clock())
 
     def extend(self, message: Message) -> bool:
-        """Ask for more time; False where settled or without a lease."""
+        """Record a lease extension; return False if the message is settled or has no lease."""
         if message.outcome is not None or message.lease_id is None:
             return False
         delivery = message.delivery
@@ -336,7 +340,7 @@ class PrefetchBuffer:
         return True
 
     def submit_due(self, proxy: ProxyConnection) -> float | None:
-        """Seconds until the proxy's results should go by themselves; 0 now, None when it has none."""
+        """Return the seconds until the proxy's results must be submitted; 0 for now, None without results."""
         pending = proxy.pending
         if pending.since is None:
             return None
@@ -345,25 +349,25 @@ class PrefetchBuffer:
         return max(0.0, pending.since + self._flush_s - self._clock())
 
     def take_results(self, proxy: ProxyConnection) -> AckBatch | None:
-        """Return the results for one call; call `give_back` if it fails."""
+        """Remove and return the results for one call; call `give_back` if it fails."""
         proxy.prompt = False
         return proxy.pending.take_batch()
 
     def give_back(self, proxy: ProxyConnection, acks: AckBatch) -> None:
-        """Make the results of a failed call pending again, for the next one."""
+        """Make the results of a failed call pending again."""
         proxy = proxy.resolve_failover()
         dropped = proxy.pending.dropped
         proxy.pending.give_back(acks, self._clock())
         self.counts.results_dropped += proxy.pending.dropped - dropped
 
     def abandon_results(self) -> int:
-        """Count the results that no proxy has taken as dropped; return how many."""
+        """Drop and count the results that no proxy has accepted; return how many."""
         count = sum(len(proxy.pending) for proxy in self.proxies.values())
         self.counts.results_dropped += count
         return count
 
     def fail_over(self, gone: ProxyConnection, failover: ProxyConnection) -> None:
-        """A proxy is gone for good: what is pending for it, now and later, goes to another one."""
+        """Move the results of a removed proxy, pending now or later, to another proxy."""
         gone.failover = failover
         if self.proxies.get(gone.name) is gone:
             del self.proxies[gone.name]
@@ -372,6 +376,6 @@ class PrefetchBuffer:
 
 
 def wait_until(message: Message) -> float:
-    """Return the time at which a message that still waits here should go to another consumer."""
+    """Return the time at which a buffered message should be returned for another consumer."""
     delivery = message.delivery
     return delivery.arrived_at + min(WAIT_S, delivery.lease_s * LEASE_PART)

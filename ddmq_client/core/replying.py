@@ -43,7 +43,7 @@ _AGAIN = {
 
 
 class ReplyTo(NamedTuple):
-    """The message that is acknowledged."""
+    """The received message that a reply acknowledges."""
 
     group: str
     topic: str
@@ -62,10 +62,13 @@ class ReplyAnswer:
 
 
 class ReplyJob:
-    """`error` or `results` when it is over."""
+    """The state of one reply from its first attempt on; when it has ended, `error` or `results` is set."""
 
     def __init__(self, request: bytes, messages: Sequence[bytes], deadline: float) -> None:
-        """`request`: the ReplyRequest without messages and timeout. `deadline`: monotonic seconds."""
+        """Create the job.
+
+        `request`: the encoded ReplyRequest without messages and timeout. `deadline`: monotonic seconds.
+        """
         self.deadline = deadline
         self.results: Sequence[SendResult] = ()
         self.error: ClientError | None = NotStoredError("not sent: no attempt was made in time")
@@ -76,18 +79,18 @@ class ReplyJob:
         self._over = False
 
     def attempt_deadline(self, now: float) -> float:
-        """Return the deadline of the attempt that starts now: some time remains for another."""
+        """Return the deadline of an attempt that starts now, so that time remains for another one."""
         return now + (self.deadline - now) / 2
 
     def encode_request(self, now: float, sequence_id: int) -> bytes:
-        """Encode the request. The proxy gets a little less time than the job has."""
+        """Encode the request. The proxy gets slightly less time than the job has."""
         left_ms = max(0.0, self.attempt_deadline(now) - now) * 1000
         timeout_ms = max(1, int(left_ms - min(50.0, left_ms / 10)))
         args = frames.reply_args(self._request, self._messages, timeout_ms)
         return frames.build_frame((frames.call_head(REPLY, sequence_id), *args))
 
     def take_answer(self, answer: ReplyAnswer, proxy: str) -> None:
-        """Take the answer of a proxy."""
+        """Record the answer of a proxy."""
         self._tries += 1
         code, text, outcome = answer.code, in_arguments(answer.text or ""), answer.outcome
         if code == Code.OK:
@@ -108,16 +111,19 @@ class ReplyJob:
                 self._end(rule.error(text, code, proxy))
 
     def take_failure(self, verdict: CallVerdict, text: str, proxy: str) -> None:
-        """Take the failure of an attempt without an answer."""
+        """Record an attempt that got no answer."""
         self._tries += 1
         self._try_again(verdicts.RULES[verdict].error(text, None, proxy))
 
     def on_unsupported(self, text: str) -> None:
-        """End the job: no proxy can do it."""
+        """End the job with an error, because no proxy supports it."""
         self._end(ClientError(text))
 
     def next_wait(self, now: float, elsewhere: bool) -> float | None:
-        """Return the seconds until the next try, or None. `elsewhere`: a proxy has not been tried."""
+        """Return the seconds until the next attempt, or None if the job has ended.
+
+        `elsewhere`: whether a proxy has not been tried yet.
+        """
         if self._over:
             return None
         wait = 0.0 if elsewhere else min(PAUSE_FIRST_S * 2.0 ** min(self._tries, 10), PAUSE_MAX_S)

@@ -24,7 +24,7 @@ _QUEUE_MAX = (1 << 31) - 1
 
 
 class Placement(NamedTuple):
-    """The two numbers of the wire."""
+    """The two numbers that select a message's queue on the wire."""
 
     partition_id: int
     hash_id: int
@@ -35,7 +35,7 @@ _Place = Callable[[OutgoingMessage], Placement]
 
 
 def hash_of(shard_key: ShardKey) -> int:
-    """Return a stable number for a shard key: whole numbers as they are, text and bytes by CRC-32."""
+    """Return a stable number for a shard key: an int unchanged, text and bytes by CRC-32."""
     if isinstance(shard_key, int):
         if -_I64 <= shard_key < _I64:
             return shard_key
@@ -47,7 +47,7 @@ def hash_of(shard_key: ShardKey) -> int:
 
 
 def make_placer(selector: Selector) -> _Place:
-    """Return the function that places messages for this selector; OptionError for an unknown one."""
+    """Return the function that selects queues for this selector. Raises OptionError for an unknown one."""
     if callable(selector):
         check_function("selector", selector)
         return _make_own_placer(selector)

@@ -30,12 +30,12 @@ SEND_DELAYED = b"sendDelaySync"
 
 
 class ResendPolicy(NamedTuple):
-    """The limits of trying again.
+    """The limits of resending.
 
-    retry_unknown    also send again what may be stored where that makes a duplicate
-    attempts_max     per message
-    backoff_first_s  wait before a proxy is tried again; doubles
-    backoff_max_s    ceiling of that wait
+    retry_unknown    also resend a message that may be stored, even if that may create a duplicate
+    attempts_max     the maximum of attempts per message
+    backoff_first_s  the first wait before a proxy is tried again; it doubles each time
+    backoff_max_s    the maximum of that wait
     """
 
     retry_unknown: bool = False
@@ -45,7 +45,7 @@ class ResendPolicy(NamedTuple):
 
 
 class SendJob:
-    """The state of one call of the application: encoded messages in, one SendResult for each out."""
+    """The state of one send call of the application: encoded messages in, one SendResult for each out."""
 
     __slots__ = (
         "_again",
@@ -103,12 +103,15 @@ class SendJob:
 
     @property
     def error(self) -> SendError | None:
-        """Return the latest error of a message that is not stored yet; None where there is none."""
+        """The latest error of a message that is not stored yet; None if there is none."""
         return self.results[self._pending[0]].error if self._pending else None
 
     def begin(self, node: Node, recognised: bool | None = None) -> None:
-        """An attempt at this node starts. `recognised`: whether proxies know what they have stored by its
-        number or key, as far as was seen."""
+        """Begin an attempt at this node.
+
+        `recognised`: whether proxies are known to recognise a resent message by its number or key, as far as
+        seen.
+        """
         self._attempts += 1
         self.tried.add(node)
         self._recognised = recognised
@@ -119,11 +122,11 @@ class SendJob:
             self._messages, self._again = (self._again(),), None
 
     def attempt_deadline(self, now: float) -> float:
-        """Return the deadline of the attempt that starts now."""
+        """Return the deadline of an attempt that starts now."""
         return now + (self.deadline - now) / 2 if self._divides else self.deadline
 
     def encode_request(self, now: float, sequence_id: int) -> bytes:
-        """Encode the request for all pending messages. The proxy gets a little less time than the job has."""
+        """Encode the request for all pending messages. The proxy gets slightly less time than the job has."""
         if self._first_at is None:
             self._first_at = now
         left_ms = max(0.0, self.attempt_deadline(now) - now) * 1000
@@ -133,9 +136,9 @@ class SendJob:
         return frames.build_frame((head, *self._encode_args(pending, timeout_ms)))
 
     def take_results(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
-        """Take the proxy's results for what was pending; returns the worst verdict for the node's health.
+        """Record a proxy's results for the pending messages; return the worst verdict, for the node's health.
 
-        `elsewhere`: there is a proxy in rotation that this job has not tried.
+        `elsewhere`: whether a proxy in rotation has not been tried by this job.
         """
         if len(results) != len(self._pending):
             text = f"proxy answered {len(results)} results for {len(self._pending)} messages"
@@ -164,21 +167,21 @@ class SendJob:
         return worst
 
     def take_failure(self, node: Node, verdict: CallVerdict, text: str, elsewhere: bool) -> CallVerdict:
-        """Record an attempt that ended without results: the verdict holds for all pending messages."""
+        """Record an attempt that ended without results: `verdict` applies to all pending messages."""
         self._pending = [
             at for at in self._pending if self._record_refusal(at, verdict, text, None, node.name, elsewhere)
         ]
         return verdict
 
-    def gave_up(self, error: SendError) -> None:
-        """End the job: each pending message without a better error gets this one."""
+    def give_up(self, error: SendError) -> None:
+        """End the job: each pending message without a better error gets `error`."""
         for at in self._pending:
             if self.results[at] is _UNTRIED:
                 self.results[at] = result_of(error)
         self._pending = ()
 
     def next_wait(self, now: float, elsewhere: bool) -> float | None:
-        """Return seconds until the next attempt; None when the job is done."""
+        """Return the seconds until the next attempt; None if the job has ended."""
         if not self._pending:
             return None
         wait = 0.0 if elsewhere else self._next_backoff()
@@ -188,7 +191,7 @@ class SendJob:
         return wait
 
     def end(self) -> None:
-        """Give the numbers back: no message is sent again. Call it in any case."""
+        """Return the messages' numbers, as no message will be resent. Must be called however the job ends."""
         if self._sequences is not None and self._numbers is not None:
             self._sequences.give_back(self._numbers)
             self._numbers = None
@@ -218,12 +221,12 @@ class SendJob:
         ]
 
     def _under_way_ms(self) -> int:
-        """Return the time from the first request to the deadline: no proxy may assume less."""
+        """Return the milliseconds from the first request to the deadline; a proxy must not assume less."""
         assert self._first_at is not None
         return max(0, ceil((self.deadline - self._first_at) * 1000))
 
     def _is_resend_safe(self, at: int) -> bool:
-        """Return whether sending this message again makes no unwanted duplicate."""
+        """Return whether resending the message at this index can create no unwanted duplicate."""
         if self._policy.retry_unknown:
             return True
         if at in self._keyed:
@@ -236,7 +239,10 @@ class SendJob:
         return bool(self._keyed) and any(map(self._is_resend_safe, self._pending))
 
     def _shows_not(self, at: int, result: SendResult) -> bool:
-        """Whether a proxy stored this message and would not recognise it; what is delayed shows nothing."""
+        """Return whether this result shows that the proxy stored the message but recognises no resend.
+
+        The result of a delayed message shows nothing.
+        """
         return (self._numbers is not None or at in self._keyed) and not result.delayed
 
     def _next_backoff(self) -> float:
@@ -247,7 +253,7 @@ class SendJob:
     def _record_refusal(
         self, at: int, verdict: CallVerdict, text: str, code: int | None, proxy: str, elsewhere: bool
     ) -> bool:
-        """Set the result that holds if nothing better comes; True while it may be sent again."""
+        """Record an error as the message's result for now; return whether the message may be resent."""
         rule = verdicts.RULES[verdict]
         if rule.error is UnknownOutcomeError:
             self._maybe_stored.add(at)
@@ -259,7 +265,7 @@ class SendJob:
 
 
 def result_of(error: SendError) -> SendResult:
-    """Return a result that carries an error."""
+    """Return a SendResult that carries an error."""
     result = SendResult()
     result.code = -1 if error.code is None else error.code
     result.text, result.proxy, result.error = error.text, error.proxy, error

@@ -18,13 +18,16 @@ OPEN_MAX = 65_536
 
 
 class Sequences:
-    """The numbers of one producer. Safe for many threads, by the lock."""
+    """The sequence numbers of one producer. Safe for many threads."""
 
     __slots__ = ("_ended", "_lock", "_new_producer", "_next", "lowest", "producer")
 
     def __init__(self, new_producer: Callable[[], bytes], lock: AbstractContextManager[object]) -> None:
-        """`new_producer` names the producer, as a message says it, when the first number is taken: a fork
-        before that is another one."""
+        """Create the numbers.
+
+        `new_producer` returns the producer's id; it is called when the first number is taken, so that a
+        process forked before that has another id.
+        """
         self._new_producer = new_producer
         self._lock = lock
         self._next = 0
@@ -33,7 +36,7 @@ class Sequences:
         self.lowest = 0
 
     def take_numbers(self, count: int) -> range | None:
-        """Return the next `count` numbers; None where proxies would not remember them."""
+        """Take the next `count` sequence numbers; None if proxies would not remember so many open ones."""
         with self._lock:
             start = self._next
             if start + count - self.lowest > OPEN_MAX:
@@ -44,7 +47,10 @@ class Sequences:
             return range(start, start + count)
 
     def give_back(self, taken: range) -> None:
-        """The messages that `take_numbers` gave these to are not sent again."""
+        """Return numbers whose messages will not be resent, so that proxies may forget them.
+
+        They are not reused.
+        """
         with self._lock:
             if taken.start != self.lowest:
                 self._ended[taken.start] = taken.stop

@@ -21,7 +21,7 @@ MODELS = ("clustering", BROADCASTING)
 
 
 def check(name: str, value: int, least: int, most: int) -> None:
-    """OptionError unless a whole number with least <= value <= most."""
+    """Raise OptionError unless `value` is a whole number from `least` to `most`."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise OptionError(f"{name}={value!r}; allowed: a whole number from {least} to {most}")
     if not least <= value <= most:
@@ -29,13 +29,13 @@ def check(name: str, value: int, least: int, most: int) -> None:
 
 
 def check_text(name: str, value: str) -> None:
-    """OptionError unless 1 to 255 characters, which UTF-8 can carry."""
+    """Raise OptionError unless `value` is a text of 1 to 255 characters that UTF-8 can encode."""
     if not is_text(value) or not 1 <= len(value) <= TEXT_MAX:
         raise OptionError(f"{name}={value!r}; allowed: text of 1 to {TEXT_MAX} characters")
 
 
 def check_order_key(order_key: str) -> None:
-    """Raise OptionError unless this can be an order key; the proxy checks whether a JSONPath is valid."""
+    """Raise OptionError unless `order_key` has the form of an order key; the proxy checks a JSONPath."""
     word = order_key.upper() if is_text(order_key) else ""
     if not word or (word in ORDER_KEYS and word != order_key):
         raise OptionError(
@@ -44,7 +44,7 @@ def check_order_key(order_key: str) -> None:
 
 
 def check_handlers(awaits: bool, handler: object, batch_handler: object) -> None:
-    """Raise OptionError unless there is one kind of handler at most, which this consumer can run."""
+    """Raise OptionError if both kinds of handler are given, or one that this consumer cannot run."""
     if handler is not None and batch_handler is not None:
         raise OptionError("handler and batch_handler are both set; allowed: one of them, or none")
     check_function("handler", handler, awaits=awaits, instead=ASYNC_CONSUMER)
@@ -52,7 +52,7 @@ def check_handlers(awaits: bool, handler: object, batch_handler: object) -> None
 
 
 def topic_names(topics: str | Sequence[str]) -> tuple[str, ...]:
-    """Return one name, or several, as a tuple. Raises OptionError for anything else."""
+    """Return one or several topic names as a tuple. Raises OptionError for anything else."""
     if isinstance(topics, str):
         return (topics,)
     if not isinstance(topics, Iterable):
@@ -61,7 +61,7 @@ def topic_names(topics: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def is_text(value: object) -> bool:
-    """Return whether the value is text that the wire can carry."""
+    """Return whether the value is text that UTF-8 can encode."""
     if not isinstance(value, str):
         return False
     try:
@@ -73,7 +73,7 @@ def is_text(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
-    """See `ddmq_client.Producer` for each."""
+    """The settings of a producer; `ddmq_client.Producer` explains each."""
 
     timeout_ms: int = 3_000
     retry_unknown: bool = False
@@ -105,13 +105,13 @@ class ProducerSettings:
             check_text("producer_group", self.producer_group)
 
     def resend_policy(self) -> ResendPolicy:
-        """Return the rules of resending."""
+        """The limits of resending."""
         return ResendPolicy(self.retry_unknown, self.attempts_max)
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    """See `ddmq_client.Consumer` for each."""
+    """The settings of a consumer; `ddmq_client.Consumer` explains each."""
 
     group: str
     topics: tuple[str, ...] = ()
@@ -170,10 +170,10 @@ class ConsumerSettings:
 
     @property
     def keeps_leases(self) -> bool:
-        """Return whether leases are extended while a handler runs."""
+        """Whether leases are extended while a handler runs."""
         return self.extend_for_ms > 0 and not self.broadcasting
 
     @property
     def broadcasting(self) -> bool:
-        """Return whether every instance gets all messages."""
+        """Whether every instance gets all messages."""
         return self.model == BROADCASTING

@@ -28,14 +28,20 @@ _SETTLED = frozenset(TransactionOutcome) - {TransactionOutcome.OPEN}
 
 
 def new_id(now_ms: int, random: bytes) -> str:
-    """32 hexadecimal digits of a UUID of version 7: when it was made, and RANDOM_BYTES of chance."""
+    """Return a new transaction id: the 32 hexadecimal digits of a UUID of version 7.
+
+    It is made from `now_ms` (epoch milliseconds) and `random` (RANDOM_BYTES bytes).
+    """
     chance = int.from_bytes(random, "big")
     high = (now_ms & (1 << 48) - 1) << 16 | 0x7000 | chance >> 68 & 0x0FFF
     return f"{high << 64 | 2 << 62 | chance & (1 << 62) - 1:032x}"
 
 
 class PreparedResult(SendResult):
-    """The answer to one prepared message. `through_offset`: for the end; see the wire contract."""
+    """The result of storing one message of a transaction.
+
+    `through_offset`: to be stated at the end of the transaction; see the wire contract.
+    """
 
     __slots__ = ("through_offset",)
 
@@ -45,8 +51,11 @@ class PreparedResult(SendResult):
 
 
 class EndResult(SendResult):
-    """The answer to an end. `outcome`: what the transaction is now; `landed`: where its messages are, from
-    the call that committed it."""
+    """The result of ending a transaction.
+
+    `outcome`: the transaction's present state. `landed`: the locations of its messages, from the call that
+    committed it.
+    """
 
     __slots__ = ("landed", "outcome")
 
@@ -57,8 +66,11 @@ class EndResult(SendResult):
 
 
 class PrepareJob(SendJob):
-    """The messages of one call that belong to a transaction. What has a number or a key is always recognised
-    when it is sent again: by the transaction, also where the engine knows no message again."""
+    """The job that stores messages of a transaction, from one call.
+
+    Messages with a number or key are always recognised when they are resent: by the transaction, even if the
+    engine recognises no resends.
+    """
 
     __slots__ = ("_request",)
 
@@ -71,16 +83,19 @@ class PrepareJob(SendJob):
         sequences: Sequences | None,
         keyed: Collection[int] = (),
     ) -> None:
-        """`request`: the encoded PrepareRequest without messages and timeout."""
+        """Create the job. `request`: the encoded PrepareRequest without messages and timeout."""
         super().__init__(messages, True, deadline, policy, PREPARE, sequences=sequences, keyed=keyed)
         self._request = request
 
     def begin(self, node: Node, recognised: bool | None = None) -> None:
-        """Begin an attempt. Proxies recognise prepared messages, whatever plain sends have shown."""
+        """Begin an attempt.
+
+        Proxies recognise resent messages of a transaction, whatever plain sends have shown.
+        """
         super().begin(node, True)
 
     def take_results(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
-        """Take the results, without counting them for what plain sends expect of the node."""
+        """Record the results, without concluding from them what plain sends can expect of the node."""
         if len(results) == 1:  # a refusal, which holds for all
             results = [*results] * len(self._pending)
         before = node.recognises
@@ -93,16 +108,16 @@ class PrepareJob(SendJob):
 
 
 class EndJob(SendJob):
-    """One end, or the answer to one check."""
+    """The job that ends one transaction, or answers one check."""
 
     __slots__ = ()
 
     def __init__(self, request: bytes, deadline: float, policy: ResendPolicy) -> None:
-        """`request`: the encoded EndTransactionRequest without its timeout."""
+        """Create the job. `request`: the encoded EndTransactionRequest without its timeout."""
         super().__init__([request], False, deadline, policy._replace(retry_unknown=True), END)
 
     def take_results(self, node: Node, results: Sequence[SendResult], elsewhere: bool) -> CallVerdict:
-        """Take the answer. A final outcome counts, whatever was requested and whatever came before."""
+        """Record the answer. A final outcome holds, whatever was requested and whatever came before."""
         (result,) = results
         if isinstance(result, EndResult) and (result.code == 0 or result.outcome in _SETTLED):
             result.proxy = node.name
@@ -116,7 +131,7 @@ class EndJob(SendJob):
 
 
 def end_error(action: TransactionAction, transaction_id: str, result: SendResult) -> TransactionError | None:
-    """Return the error for the caller of an end; None: the transaction ended as requested."""
+    """Return the error to raise for the end of a transaction; None if it ended as requested."""
     outcome = result.outcome if isinstance(result, EndResult) else None
     if outcome is None and result.error is None:
         return None
@@ -166,8 +181,10 @@ class TransactionState:
         self._ended: str | None = None
 
     def begin_send(self) -> None:
-        """A send begins; ClosedError where the transaction has ended, NotCommittedError where it must be
-        rolled back."""
+        """Begin a send.
+
+        Raises ClosedError if the transaction has ended, NotCommittedError if it must be rolled back.
+        """
         self._check_open()
         if self._failure is not None:
             raise self.rolled_back()
@@ -183,8 +200,10 @@ class TransactionState:
                 self.through_offset = max(offset, self.through_offset or 0)
 
     def send_failed(self, error: BaseException, unsure: bool) -> None:
-        """Record an unconfirmed send: the transaction can then only be rolled back. `unsure`: it may be
-        durable all the same."""
+        """Record a failed send: the transaction can then only be rolled back.
+
+        `unsure`: the message may nevertheless be durable.
+        """
         self._under_way -= 1
         self._unsure = self._unsure or unsure
         self.fail(f"a message of it was not stored for sure: {str(error) or repr(error)}")
@@ -194,8 +213,10 @@ class TransactionState:
         self._failure = self._failure or reason
 
     def commit(self) -> TransactionAction | None:
-        """Commit; return the action to request, or None if nothing was sent. Look at `must_roll_back` after
-        it has been carried out."""
+        """End the transaction with a commit; return the action to request, or None if nothing was sent.
+
+        Check `must_roll_back` after the action was carried out.
+        """
         self._check_open()
         if self._under_way:
             self.fail(f"{self._under_way} sends of it were under way when it was to be committed")
@@ -203,33 +224,33 @@ class TransactionState:
         return self._action_if_sent(COMMIT if self._failure is None else ROLLBACK)
 
     def roll_back(self) -> TransactionAction | None:
-        """Roll back; return the action to request, or None if nothing was sent."""
+        """End the transaction with a rollback; return the action to request, or None if nothing was sent."""
         self._check_open()
         self._ended = "rolled back"
         return self._action_if_sent(ROLLBACK)
 
     def leave(self) -> None:
-        """Leave the decision to the check."""
+        """End the transaction undecided; the check will decide it."""
         self._check_open()
         self._ended = "left to its check"
 
     @property
     def message_count(self) -> int:
-        """Return the number of messages; those sent twice under one key count once."""
+        """The number of messages; those sent twice with one key count once."""
         return len(self._prepared)
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the application has ended it."""
+        """Whether the application has ended the transaction."""
         return self._ended is not None
 
     @property
     def must_roll_back(self) -> bool:
-        """Return whether it can only be rolled back."""
+        """Whether the transaction can only be rolled back."""
         return self._failure is not None
 
     def rolled_back(self) -> NotCommittedError:
-        """Return the error which reports that it could not be committed."""
+        """Return the error to raise because the transaction could not be committed."""
         return NotCommittedError(f"transaction {self.id} is rolled back: {self._failure}", self.id)
 
     def _action_if_sent(self, action: TransactionAction) -> TransactionAction | None:

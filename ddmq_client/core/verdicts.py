@@ -35,7 +35,7 @@ from ddmq_client.printable import printable
 
 
 class CallVerdict(Enum):
-    """See the table above."""
+    """The meaning of a call's outcome for the message; the table above lists all."""
 
     STORED = "stored"
     INVALID = "invalid"
@@ -50,7 +50,7 @@ class CallVerdict(Enum):
 
 
 class Again(Enum):
-    """The proxies to which a message may be sent again."""
+    """The proxies to which a message may be resent."""
 
     NEVER = 0
     ELSEWHERE = 1  # only to a proxy that has not been tried for it
@@ -59,7 +59,7 @@ class Again(Enum):
 
 
 class Rule(NamedTuple):
-    """One line of the table."""
+    """One line of the table: the consequences of a verdict."""
 
     error: type[SendError]
     again: Again
@@ -95,12 +95,12 @@ _FAULTS: dict[int, CallVerdict] = {1: CallVerdict.UNAVAILABLE, 7: CallVerdict.UN
 
 
 def of_code(code: int) -> CallVerdict:
-    """Return the verdict of a result code; codes that nobody defined are UNKNOWN."""
+    """Return the verdict of a result code; unknown codes are UNKNOWN."""
     return _CODES.get(code, CallVerdict.UNKNOWN)
 
 
 def of_fault(kind: int) -> CallVerdict:
-    """Return the verdict of a Thrift application exception in place of an answer."""
+    """Return the verdict of a Thrift application exception that came instead of an answer."""
     return _FAULTS.get(kind, CallVerdict.UNKNOWN)
 
 

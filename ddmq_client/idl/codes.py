@@ -9,7 +9,7 @@ from typing import Final
 
 
 class Code(IntEnum):
-    """`code` of Result and DelayResult."""
+    """The values of `code` in Result and DelayResult."""
 
     OK = 0
     BACKEND_FAILED = 10  # nothing more precise is known
@@ -34,7 +34,7 @@ class Code(IntEnum):
 
 
 class DurabilityClass(IntEnum):
-    """`durability` of Result: what the record survives."""
+    """The values of `durability` in Result: the failures that the stored record survives."""
 
     WRITTEN = 0  # the death of our process
     DURABLE = 1  # the death of the machine
@@ -45,7 +45,7 @@ Durability = DurabilityClass  # as applications import it
 
 
 class DelayAction(IntEnum):
-    """`action` of DelayMessage; from 100 ours."""
+    """The values of `action` in DelayMessage; those from 100 on are additions to DDMQ's."""
 
     ADD = 1
     CANCEL = 2
@@ -83,7 +83,7 @@ class ReplyOutcome(IntEnum):
 
 
 class TransactionAction(IntEnum):
-    """`action` of EndTransactionRequest; RocketMQ's."""
+    """The values of `action` in EndTransactionRequest; they are RocketMQ's."""
 
     NOT_KNOWN_YET = 0
     COMMIT = 8

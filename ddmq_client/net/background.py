@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Background:
-    """The pipeline, its lock and its workers. Workers start with the first send."""
+    """The sends of `send_async`, their lock and their worker threads. Workers start with the first send."""
 
     def __init__(self, settings: ProducerSettings, outbox: Outbox, sender: JobSender) -> None:
         self._settings = settings
@@ -40,7 +40,7 @@ class Background:
         self._closed = False
 
     def put(self, waiting: QueuedSend[SendFuture]) -> None:
-        """Take a send; waits for room until its deadline, then BusyError."""
+        """Add a send; wait for free space until its deadline, then raise BusyError."""
         with self._lock:
             while self._pipeline.is_full and not self._closed:
                 if not self._freed.wait(waiting.deadline - time.monotonic()):
@@ -53,7 +53,7 @@ class Background:
             self._arrived.notify()
 
     def flush(self, deadline: float) -> bool:
-        """Wait until nothing is in flight; False when the time was up first."""
+        """Wait until nothing is in flight; return False if the deadline came first."""
         with self._lock:
             while self._pipeline.in_flight:
                 if not self._freed.wait(deadline - time.monotonic()):
@@ -61,7 +61,10 @@ class Background:
             return True
 
     def close(self, deadline: float) -> None:
-        """Send what waits until the deadline; the rest gets NotStoredError. Then end the workers."""
+        """Send waiting messages until the deadline; fail the rest with NotStoredError.
+
+        Then end the workers.
+        """
         self.flush(deadline)
         with self._lock:
             self._closed = True
@@ -73,7 +76,7 @@ class Background:
         self._complete_batch(unsent, [result_of(error) for _ in unsent])
 
     def join(self, deadline: float) -> None:
-        """Wait for the workers' end."""
+        """Wait until the workers end, at most until `deadline`."""
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
@@ -115,7 +118,7 @@ class Background:
         self._complete_batch(batch, results)
 
     def _start_send(self, waiting: QueuedSend[SendFuture]) -> bool:
-        """Return False if the application has cancelled the send, which then is not made."""
+        """Start a send; return False if the application has cancelled it."""
         if waiting.future.set_running_or_notify_cancel():
             return True
         self._release_slots(1)
@@ -138,7 +141,7 @@ class Background:
 
 
 def _call_back(call: Callable[[T], object], value: T) -> None:
-    """Call a function of the application, or a future that does, and log its errors."""
+    """Call a function of the application, or a future's method that may call one, and log its errors."""
     try:
         check_result("the callback", call(value), ends=False)
     except BaseException:  # also SystemExit: the worker goes on

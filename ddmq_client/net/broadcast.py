@@ -16,7 +16,7 @@ from ddmq_client.core.prefetch_buffer import Source
 from ddmq_client.errors import PullError
 from ddmq_client.net.connection import FramedConnection, resolve_addresses
 from ddmq_client.net.coordinator import Coordinator
-from ddmq_client.net.sync import Activity, Handle, get_clock, off_loop
+from ddmq_client.net.sync import Activity, Handle, get_clock, run_blocking
 from ddmq_client.net.worker_pool import WorkerPool
 from ddmq_client.offsets_file import OffsetsFile
 from ddmq_client.received import FetchedQueue
@@ -27,7 +27,7 @@ _log = logging.getLogger("ddmq_client.consumer")
 
 
 class BroadcastPuller:
-    """Fetches until the consumer stops."""
+    """Fetches messages of a broadcasting consumer from one proxy at a time, until the consumer stops."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class BroadcastPuller:
         self.activity = Activity(self._run, "ddmq-broadcast")
 
     def end(self) -> None:
-        """End after the fetch that is under way."""
+        """Stop after the fetch in progress."""
         self._coordinator.end(self._source)
 
     def abort(self) -> None:
-        """Break off the fetch that is under way."""
+        """Interrupt the fetch in progress."""
         self.end()
         if self._connection is not None:
             self._connection.close()
@@ -62,12 +62,12 @@ class BroadcastPuller:
             self.activity.cancel()
 
     def save(self) -> bool:
-        """Store where this instance is; False when that failed."""
+        """Store the offsets of this instance in its file; return False if that failed."""
         self._saved_at = self._clock()
         if self._file is None:
             return True
         try:
-            off_loop(self._file.save, self._coordinator.places_now())
+            run_blocking(self._file.save, self._coordinator.places_now())
         except OSError as error:
             self._coordinator.last_error = f"the offsets file cannot be written: {error}"
             _log.error("the offsets file cannot be written: %s", error)
@@ -94,7 +94,7 @@ class BroadcastPuller:
             self._coordinator.pull_failed(self._source, None, error)
             name = "" if self._connection is None else self._connection.name
             if not (self._pace.is_failing or self._coordinator.pulling_stopped or self._source.ended):
-                self._coordinator.teller.report_pull_error(name, error)
+                self._coordinator.notifications.report_pull_error(name, error)
             if isinstance(error, PullError):
                 error.proxy = name
             else:
@@ -149,13 +149,13 @@ class BroadcastPool(WorkerPool):
         self._puller = BroadcastPuller(coordinator, proxies, settings, file)
 
     def start(self, workers: int, batch: int, handle: Handle | None) -> None:
-        """Start from the stored offsets. OptionError if another consumer has the offsets file."""
+        """Start from the stored offsets. Raises OptionError if another consumer uses the offsets file."""
         if self._file is not None and self._coordinator.places is not None:
             self._coordinator.places.start(self._file.lock_and_load())
         super().start(workers, batch, handle)
 
     def stop(self, deadline: float, flush_deadline: float) -> bool:
-        """Stop without waiting for the fetch, which holds no lease; then store the offsets."""
+        """Stop without waiting for the fetch in progress, which holds no lease; then store the offsets."""
         self._puller.abort()
         try:
             clean = super().stop(deadline, flush_deadline)

@@ -24,7 +24,7 @@ READ_BYTES = 64 * 1024  # larger buffers come from mmap: 30 us more for each sma
 
 
 class FramedConnection:
-    """A framed connection. Not for use by two threads at a time."""
+    """One connection with framed requests. Not for use by two threads at the same time."""
 
     def __init__(self, address: ProxyAddress, frame_bytes_max: int = FRAME_BYTES_MAX * 2) -> None:
         self.name = str(address)
@@ -41,14 +41,15 @@ class FramedConnection:
         return self._socket is None
 
     def next_sequence_id(self) -> int:
-        """Return the number of the next request; it goes on over a new socket."""
+        """Return the sequence id of the next request; numbering continues over new sockets."""
         self._sequence_id = self._sequence_id % 0x7FFFFFFF + 1
         return self._sequence_id
 
     def call(self, make_frame: Callable[[float, int], bytes], deadline: float) -> tuple[bytes, int]:
-        """Send a request, wait for its answer: (payload, sequence id). CallFailed, and closed, otherwise.
+        """Send a request and return its answer as (payload, sequence id).
 
-        `make_frame` gets the time (monotonic seconds) and the sequence id, once connected.
+        Raises CallFailed otherwise; the connection is then closed. `make_frame` is called with the time
+        (monotonic seconds) and the sequence id, once connected.
         """
         try:
             sequence_id = self._send(make_frame, deadline)
@@ -155,7 +156,11 @@ def _close_socket(open_socket: socket.socket) -> None:
 def resolve_addresses(
     addresses: Iterable[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]]
 ) -> list[ProxyAddress]:
-    """Return all addresses of these names; a name that fails now keeps those in `known` (updated)."""
+    """Resolve names to addresses.
+
+    If a name cannot be resolved now, its addresses in `known` are used; `known` is updated with those that
+    can.
+    """
     resolved: dict[ProxyAddress, None] = {}
     for address in addresses:
         try:
@@ -169,9 +174,9 @@ def resolve_addresses(
 def resolve_in_time(
     addresses: Sequence[ProxyAddress], known: dict[ProxyAddress, list[ProxyAddress]], timeout_s: float
 ) -> list[ProxyAddress] | None:
-    """Call `resolve`, but return None if a name server has not answered within `timeout_s`.
+    """Call `resolve_addresses`; return None if a name server has not answered within `timeout_s`.
 
-    Nothing ends a getaddrinfo that waits: it is left behind, on a thread of its own.
+    A waiting getaddrinfo cannot be interrupted: it continues in a thread of its own.
     """
     if all(map(is_literal, addresses)):
         return resolve_addresses(addresses, known)

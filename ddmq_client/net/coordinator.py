@@ -1,9 +1,9 @@
 # Generated from ddmq_client/aio/coordinator.py by tools/unasync.py: change that one.
-"""The meeting point of all parts of a consumer: the prefetch buffer behind one lock, and its conditions.
+"""Connects all parts of a consumer: the prefetch buffer behind one lock, and its conditions.
 
-Pullers wait for room, workers and `pull` callers for messages, each proxy's flusher for results that must go
-by themselves; what is acknowledged with messages goes by `replies`. Nothing here touches a socket. Messages
-call `settle`, `extend` and `reply` from any thread.
+Pullers wait for free space, workers and `pull` callers for messages, and each proxy's flusher for results
+that must be submitted separately. An acknowledgement with messages goes through `replies`. No code here uses
+a socket. Messages call `settle`, `extend` and `reply` from any thread.
 """
 
 from __future__ import annotations
@@ -26,21 +26,26 @@ from ddmq_client.errors import ClosedError, PullError
 from ddmq_client.net.due_results import IDLE_WAKE_S, DueResults
 from ddmq_client.net.replying import ReplyCalls
 from ddmq_client.net.sync import INLINE, Condition, Lock, current_worker, get_clock
+from ddmq_client.notifications import ConsumerNotifications, FirstAnswer
 from ddmq_client.received import FetchedQueue, Message, Outcome
-from ddmq_client.teller import FirstAnswer, Teller
 from ddmq_client.wire.consuming import Pulled
 
 RIDE_S = 0.002  # a puller waits this long for results to ride on its next pull
 
 
 class Coordinator:
-    """The shared state of one consumer. Safe for many threads: messages are settled from any."""
+    """The shared state of one consumer.
+
+    Safe for many threads, because messages are settled from any thread.
+    """
 
     inline = INLINE
 
-    def __init__(self, settings: ConsumerSettings, handlers: bool, teller: Teller | None = None) -> None:
+    def __init__(
+        self, settings: ConsumerSettings, handlers: bool, notifications: ConsumerNotifications | None = None
+    ) -> None:
         self.settings = settings
-        self.teller = teller or Teller()
+        self.notifications = notifications or ConsumerNotifications()
         self._clock = get_clock()
         self._buffer = PrefetchBuffer(
             settings.prefetch,
@@ -71,7 +76,7 @@ class Coordinator:
         self.last_error: str | None = None
 
     def get_proxy(self, name: str) -> ProxyConnection:
-        """Return the state of this proxy."""
+        """Return the state of the proxy with this name."""
         with self._lock:
             proxy = self._buffer.get_proxy(name)
             self._due.add(proxy)
@@ -83,7 +88,7 @@ class Coordinator:
             return self._buffer.counts.copy()
 
     def set_paused(self, paused: bool) -> None:
-        """Stop pulling and give back the waiting messages, or resume."""
+        """Stop pulling and return the waiting messages to their proxies, or resume."""
         with self._lock:
             self._buffer.paused = paused
             if paused:
@@ -93,7 +98,10 @@ class Coordinator:
     # Pullers.
 
     def wait_room(self, source: Source) -> tuple[int, int, AckBatch | None] | None:
-        """Wait for room; return (batch, linger in ms, results to carry) of the next pull, None at the end."""
+        """Wait for free space; return (batch, linger in ms, results to carry) for the next pull.
+
+        Returns None when the puller must end.
+        """
         with self._lock:
             while not (self.pulling_stopped or source.ended):
                 if self._buffer.count_pullable(source, self.settings.max_batch):
@@ -119,7 +127,7 @@ class Coordinator:
                     self._keeping.notify()
 
     def add_fetched(self, source: Source, group: str, queues: Sequence[FetchedQueue]) -> int:
-        """Add the messages of an answered broadcast fetch; return their number."""
+        """Add the messages of a broadcast fetch; return their number."""
         with self._lock:
             self._count_answer()
             count = self._buffer.add_fetched(source, group, queues, self)
@@ -128,7 +136,7 @@ class Coordinator:
             return count
 
     def places_now(self) -> Offsets:
-        """Return the offset from which each queue can resume after a restart (broadcasting)."""
+        """Return the offset of each queue from which a broadcasting instance can resume after a restart."""
         with self._lock:
             return {} if self.places is None else self.places.safe_offsets()
 
@@ -148,7 +156,7 @@ class Coordinator:
             self._due.wake_flusher(source.proxy.resolve_failover())
 
     def pause_puller(self, source: Source, seconds: float) -> None:
-        """Wait before the next pull; ends early when the source shall end."""
+        """Wait before the next pull; returns early when the puller must end."""
         until = self._clock() + seconds
         with self._lock:
             while not (self.pulling_stopped or source.ended) and self._clock() < until:
@@ -157,7 +165,10 @@ class Coordinator:
     # Workers and callers of pull.
 
     def next_messages(self, count: int) -> list[Message]:
-        """Return the next messages for a worker; empty when it must end. Report `handled` afterwards."""
+        """Return the next messages for a worker; an empty list when it must end.
+
+        Call `finish_messages` afterwards.
+        """
         with self._lock:
             while True:
                 messages = [] if self._handing_stopped else self._take_messages(count)
@@ -176,7 +187,7 @@ class Coordinator:
                     self._buffer.idle -= count
 
     def finish_messages(self, messages: Sequence[Message], errors: int = 0) -> None:
-        """Release the messages that a worker has finished with."""
+        """Record that a worker has finished these messages, with `errors` exceptions of the handler."""
         with self._lock:
             self._busy -= len(messages)
             self._held.remove(messages)
@@ -185,9 +196,10 @@ class Coordinator:
                 self._arrived.notify_all()
 
     def keep_leases(self) -> bool:
-        """Wait for leases to look after, then do it once; False when that has been stopped.
+        """Wait until leases need attention, and process them once; return False after `stop_keeping`.
 
-        What waits here for too long goes back; what handlers hold is extended, up to `extend_for_ms` in all.
+        Messages that have waited here too long go back to their proxies; leases of messages in handlers are
+        extended, up to `extend_for_ms` in all.
         """
         with self._lock:
             if not self._keeping_stopped:
@@ -200,7 +212,7 @@ class Coordinator:
             return not self._keeping_stopped
 
     def stop_keeping(self) -> None:
-        """End `keep`: no message is held or waits any more."""
+        """End `keep_leases`, because no message is handled or waiting any more."""
         with self._lock:
             self._keeping_stopped = True
             self._keeping.notify_all()
@@ -208,7 +220,8 @@ class Coordinator:
     def request_messages(self, count: int, deadline: float, one: bool = False) -> list[Message]:
         """Return messages for a caller that waits until the deadline (monotonic seconds).
 
-        `one`: it takes one at a time; what else comes waits here, for a while.
+        With `one` the caller takes one message at a time; further messages of the pull wait in the buffer for
+        a while.
         """
         with self._lock:
             if one:
@@ -222,7 +235,7 @@ class Coordinator:
                 self._buffer.remove_demand(count)
 
     def leave_loop(self) -> None:
-        """Give back what waits for a caller that takes no more messages one by one."""
+        """Return the messages buffered for a caller that stopped iterating to their proxies."""
         with self._lock:
             if not self._buffer.askers:
                 self._return_waiting()
@@ -239,7 +252,7 @@ class Coordinator:
             return not self._buffer.is_over(message)
 
     def hand_back(self, message: Message) -> bool:
-        """Give a message back to its proxy, for other consumers."""
+        """Return a message to its proxy, for other consumers."""
         with self._lock:
             if not self._buffer.hand_back(message):
                 return False
@@ -255,17 +268,20 @@ class Coordinator:
     # Flushers.
 
     def wait_due(self, proxy: ProxyConnection) -> AckBatch | None:
-        """Wait for results that must be submitted now; None when flushing stops or the proxy is gone."""
+        """Wait for results that must be submitted now.
+
+        Return None when flushing stops or the proxy is gone.
+        """
         with self._lock:
             return self._due.wait(proxy)
 
     def take_rest(self, proxy: ProxyConnection) -> AckBatch | None:
-        """Take results still pending for the proxy, as many as one call carries."""
+        """Remove and return results pending for the proxy, as many as one call can carry."""
         with self._lock:
             return self._buffer.take_results(proxy)
 
     def on_submitted(self, proxy: ProxyConnection, acks: AckBatch, error: BaseException | None) -> None:
-        """Record the outcome of a submit; after a failure its results are pending again."""
+        """Record the outcome of a submit; after an error its results are pending again."""
         with self._lock:
             self._buffer.counts.submits += 1
             if error is not None:
@@ -275,12 +291,12 @@ class Coordinator:
                 self._due.wake_flusher(proxy.resolve_failover())
 
     def pause_flusher(self, proxy: ProxyConnection, seconds: float) -> None:
-        """Wait before the next submit after a failed one; ends early when flushing stops."""
+        """Wait before the next submit after an error; returns early when flushing stops."""
         with self._lock:
             self._due.pause_flusher(proxy, seconds)
 
     def fail_over(self, gone: ProxyConnection, failover: ProxyConnection) -> None:
-        """Pass the results of a proxy that is gone for good to another proxy, and end its flusher."""
+        """Move the results of a removed proxy to another proxy, and end the removed one's flusher."""
         with self._lock:
             self._buffer.fail_over(gone, failover)
             self._due.remove(gone)
@@ -289,7 +305,7 @@ class Coordinator:
     # Stopping, in this order.
 
     def stop_pulling(self) -> None:
-        """End the pullers after their pulls under way."""
+        """End all pullers after their pulls in progress."""
         with self._lock:
             self.pulling_stopped = True
             self._room.notify_all()
@@ -297,15 +313,16 @@ class Coordinator:
             self._due.wake_all()
 
     def end(self, source: Source) -> None:
-        """End this source's puller after its pull under way."""
+        """End the puller of this source after its pull in progress."""
         with self._lock:
             source.ended = True
             self._room.notify_all()
 
     def wait_handled(self, deadline: float, alone: bool = False) -> bool:
-        """Wait until workers have handled every waiting message; return False if the time was up first.
+        """Wait until workers have handled every waiting message; return False if the deadline came first.
 
-        A worker does not wait for what it holds itself; `alone`: it is the only one, nobody handles the rest.
+        A worker that calls this does not wait for its own messages. `alone`: it is the only worker, so that
+        waiting messages are not handled.
         """
         with self._lock:
             mine = self._held.held_by(current_worker())
@@ -317,18 +334,18 @@ class Coordinator:
             return not (alone and len(self._buffer)) and all(message.outcome for message in mine)
 
     def stop_handing(self) -> None:
-        """End the workers after the messages that they hold; callers of `pull` get ClosedError."""
+        """End the workers after their current messages; `pull` raises ClosedError from then on."""
         with self._lock:
             self._handing_stopped = True
             self._arrived.notify_all()
 
     def stop_flushing(self) -> None:
-        """Let the flushers submit the rest and end."""
+        """Let the flushers submit the remaining results and end."""
         with self._lock:
             self._due.stop()
 
     def abandon_results(self) -> int:
-        """Count the results that no proxy has taken."""
+        """Drop the results that no proxy has accepted; return their number."""
         with self._lock:
             return self._buffer.abandon_results()
 
@@ -368,13 +385,13 @@ class Coordinator:
             self._room.notify_all()
 
     def report_unapplied(self, acks: AckBatch | None, unapplied: Sequence[UnappliedResult]) -> None:
-        """Report the results of a call that changed nothing, as the proxy states them."""
+        """Report the results of a call that the proxy did not apply."""
         if not unapplied or acks is None:
             return
         with self._lock:
             late, lost = late_results(acks, unapplied)
             self._buffer.counts.late += len(late)
-        self.teller.report_late(late, lost)
+        self.notifications.report_late(late, lost)
 
     def _extend(self, message: Message) -> bool:
         if not self._buffer.extend(message):
@@ -383,7 +400,7 @@ class Coordinator:
         return True
 
     def _let_results_ride(self, source: Source) -> None:
-        """Wait a moment for further results, so that they go with the same call."""
+        """Wait briefly for further results, so that the next pull carries them too."""
         until = self._clock() + RIDE_S
         while source.open and not source.waiting and not self.pulling_stopped:
             if not self._room.wait(until - self._clock()):

@@ -1,7 +1,7 @@
 # Generated from ddmq_client/aio/due_results.py by tools/unasync.py: change that one.
-"""Results that must go by themselves: what the flusher of each proxy waits for.
+"""Results that must be submitted separately, because no pull will carry them in time.
 
-The coordinator's lock guards all of it: whoever calls has the lock.
+Each proxy's flusher waits for them. The coordinator's lock guards everything here: every caller holds it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ LEAVE_AGAIN_S = 0.2  # a pull that was on its way may have come to the proxy aft
 
 
 class DueResults:
-    """The pending results of one consumer, and a condition per proxy that its flusher waits for."""
+    """The pending results of one consumer, with a condition per proxy on which its flusher waits."""
 
     def __init__(self, lock: Lock, buffer: PrefetchBuffer, leaving: Callable[[], bool]) -> None:
-        """`leaving`: the consumer stops, and pulls still wait at proxies."""
+        """Create the waits.
+
+        `leaving` returns whether the consumer stops while pulls still wait at proxies.
+        """
         self._lock = lock
         self._buffer = buffer
         self._leaving = leaving
@@ -29,7 +32,7 @@ class DueResults:
         self._stopped = False
 
     def add(self, proxy: ProxyConnection) -> None:
-        """Register a proxy whose results a flusher will wait for."""
+        """Register a proxy, whose flusher will wait for its results."""
         self._due.setdefault(proxy, Condition(self._lock))
 
     def remove(self, gone: ProxyConnection) -> None:
@@ -37,7 +40,7 @@ class DueResults:
         self._due.pop(gone).notify_all()
 
     def wake_flusher(self, proxy: ProxyConnection) -> None:
-        """Wake the flusher of this proxy if the results that were added cannot wait."""
+        """Wake the proxy's flusher if the results just added must be submitted now."""
         if proxy.idle or proxy.prompt or proxy.pending.urgent:
             proxy.idle = False
             self._due[proxy].notify()
@@ -53,7 +56,7 @@ class DueResults:
         self.wake_all()
 
     def wait(self, proxy: ProxyConnection) -> AckBatch | None:
-        """Wait for results that must be submitted now; None after `stop`, or if the proxy is gone."""
+        """Wait for results that must be submitted now; return None after `stop`, or if the proxy is gone."""
         due = self._due.get(proxy)
         while due is not None and not self._has_ended(proxy):
             if self._should_leave(proxy):
@@ -68,7 +71,7 @@ class DueResults:
         return None
 
     def pause_flusher(self, proxy: ProxyConnection, seconds: float) -> None:
-        """Wait after a failed submit; ends early when that has been stopped, or the proxy is gone."""
+        """Wait after a failed submit; returns early after `stop`, or if the proxy is gone."""
         until = self._clock() + seconds
         while not self._has_ended(proxy) and self._clock() < until:
             self._due[proxy].wait(until - self._clock())
@@ -77,7 +80,7 @@ class DueResults:
         return self._stopped or proxy.failover is not None
 
     def _should_leave(self, proxy: ProxyConnection) -> bool:
-        """Return whether to ask this proxy (again) for the answers of pulls that wait there."""
+        """Return whether to request now that this proxy answer the pulls that wait there."""
         now = self._clock()
         if not (self._leaving() and proxy.settles and proxy.leave_at <= now):
             return False

@@ -29,7 +29,7 @@ CLOSE_S = 1.0  # for the upkeep to end
 
 
 class ProducerBase(Sends):
-    """All but the constructor of what applications use."""
+    """The methods of the producer, without its constructor."""
 
     def __init__(
         self,
@@ -55,28 +55,28 @@ class ProducerBase(Sends):
 
     @property
     def client_id(self) -> str:
-        """Return the name this producer gives itself."""
+        """The name of this producer in the proxies' logs."""
         return self._settings.client_id
 
     @property
     def has_serializer(self) -> bool:
-        """Return whether a serializer turns the bodies of sends into bytes."""
+        """Whether a serializer converts the bodies of sends into bytes."""
         return self._settings.serializer is not None
 
     @property
     def last_error(self) -> SendError | None:
-        """Return the error of the latest attempt, also while a resend is due; None after a success."""
+        """The error of the latest attempt, also while a resend is pending; None after a success."""
         return self._sender.last_error
 
     def proxies(self) -> list[tuple[str, bool]]:
-        """Return ("host:port", whether it is in rotation) of every known proxy."""
+        """The ("host:port", whether it is in rotation) of every known proxy."""
         return self._router.nodes()
 
     def cancel(self, delay: str | SendResult, *, timeout_ms: int | None = None) -> CancelOutcome:
-        """Take a delayed message back, by its delay_id or the result of its send, and say what came of it.
+        """Cancel a delayed message, given by its delay_id or the result of its send; return the outcome.
 
-        Raises InvalidMessageError for what is no delay id; NotStoredError when the cancel did not get
-        through; UnknownOutcomeError when nobody answered: then cancel again.
+        Raises InvalidMessageError for a malformed delay id; NotStoredError if the cancel was not stored;
+        UnknownOutcomeError if no proxy answered: then cancel again.
         """
         return self._change_delay(DelayAction.CANCEL, delay, None, timeout_ms)
 
@@ -88,23 +88,24 @@ class ProducerBase(Sends):
         deliver_at: datetime | None = None,
         timeout_ms: int | None = None,
     ) -> CancelOutcome:
-        """Give a delayed message another due time (of a repeated one: of its next delivery)."""
+        """Change the due time of a delayed message; for a repeated one, of its next delivery."""
         when = when_of(delay, deliver_at)
         if when is None:
             raise OptionError("neither delay nor deliver_at is set; allowed: one of them")
         return self._change_delay(DelayAction.RESCHEDULE, delay_id, when, timeout_ms)
 
     def fire_now(self, delay: str | SendResult, *, timeout_ms: int | None = None) -> CancelOutcome:
-        """Deliver a delayed message now, not when it is due (of a repeated one: its next delivery)."""
+        """Deliver a delayed message now, before it is due; of a repeated one, the next delivery."""
         return self._change_delay(DelayAction.FIRE, delay, None, timeout_ms)
 
     def send_batch(
         self, messages: Iterable[OutgoingMessage], *, timeout_ms: int | None = None
     ) -> list[SendResult]:
-        """Send many; one result per message, in their order. Raises nothing for single messages: see `error`.
+        """Send many messages; return one result per message, in their order.
 
-        The messages are cut into requests by bytes and count. Requests go one after the other, each with
-        `timeout_ms`. Messages of one queue keep their order, except that what is resent comes later.
+        Raises nothing for single messages: see `error` of each result. Messages are split into requests by
+        bytes and count. Requests are sent one after the other, each with `timeout_ms`. Messages of one queue
+        keep their order, except that resent ones come later.
         """
         self._check_open()
         if self._observer is None:
@@ -123,9 +124,9 @@ class ProducerBase(Sends):
         return plan.results
 
     def send_oneway(self, message: OutgoingMessage, *, timeout_ms: int | None = None) -> None:
-        """Send without waiting for an answer: whether it was stored stays unknown. Nothing is sent again.
+        """Send without waiting for an answer, so that it stays unknown whether the message is stored.
 
-        NotStoredError where it could not even be written to a proxy.
+        It is never resent. Raises NotStoredError if it could not be written to any proxy.
         """
         if self._observer is None:
             self._write(message, timeout_ms)
@@ -148,20 +149,20 @@ class ProducerBase(Sends):
         check_after: timedelta | None = None,
         timeout_ms: int | None = None,
     ) -> Transaction:
-        """Begin a transaction: what is sent in its block is seen when the block is left, all of it or none.
+        """Begin a transaction: all messages sent in its block become visible at the block's end, or none.
 
             with producer.transaction(reference="order-17") as tx:
                 tx.send("orders", b"paid", key="order-17")
                 database.commit()
 
-        check        the producer's check, where it was not given to the producer itself; see the class
-        reference    what the application calls it, 1 to 255 characters: a check is told it, consumers have it
-                     as property `transaction-reference`
-        check_after  how long after its first message the check is asked first (60 s), where nobody has said
-                     how it ended
-        timeout_ms   of each of its sends, and of the end; the producer's own when absent
+        check        the producer's check, if it was not given to the producer itself; see the class
+        reference    the application's name for the transaction, 1 to 255 characters; the check receives it,
+                     and consumers see it as property `transaction-reference`
+        check_after  if the transaction has not ended: the time after its first message at which the check
+                     is first called (60 s)
+        timeout_ms   for each of its sends, and for its end; the producer's own when absent
 
-        OptionError where the producer has no producer_group. docs/transactions.md tells all of it.
+        Raises OptionError if the producer has no producer_group. docs/transactions.md has the details.
         """
         if self._settings.producer_group is None:
             raise OptionError(
@@ -180,7 +181,7 @@ class ProducerBase(Sends):
         return self._checks.counts()
 
     def close(self) -> None:
-        """Close every connection; sends under way end with an error."""
+        """Close every connection; sends in progress end with an error."""
         if self._home.is_forked:
             return
         self._closed = True

@@ -18,9 +18,9 @@ from ddmq_client.core.verdicts import CallFailed, CallVerdict, of_fault
 from ddmq_client.errors import ClientError, ClosedError, LeaseOverError
 from ddmq_client.net.connection import FramedConnection
 from ddmq_client.net.sync import Condition, Lock, now, sleep
+from ddmq_client.notifications import UNKNOWN_METHOD
 from ddmq_client.outgoing import SendResult
 from ddmq_client.received import Message
-from ddmq_client.teller import UNKNOWN_METHOD
 from ddmq_client.wire.producing import ProxyFault
 from ddmq_client.wire.replying import read_reply, reply_request
 
@@ -28,12 +28,12 @@ IDLE_MAX = 16  # connections kept for one proxy
 
 
 class ReplyCalls:
-    """Acknowledgements with messages of one consumer. Safe for many threads."""
+    """Sends the acknowledgements with messages of one consumer. Safe for many threads."""
 
     def __init__(
         self, settings: ConsumerSettings, shared: Lock, buffer: PrefetchBuffer, room: Condition
     ) -> None:
-        """`shared`: the lock of the buffer; `room`: who waits for messages to be settled."""
+        """Create the calls. `shared`: the lock of the buffer. `room`: notified when a message was settled."""
         self._settings = settings
         self._shared = shared
         self._buffer = buffer
@@ -45,7 +45,7 @@ class ReplyCalls:
         self._closed = False
 
     def set_proxies(self, addresses: Sequence[ProxyAddress]) -> None:
-        """Set the proxies, and close the idle connections to others."""
+        """Set the proxies, and close idle connections to any others."""
         with self._lock:
             self._addresses = list(addresses)
             removed = [self._idle.pop(address) for address in set(self._idle) - set(addresses)]
@@ -55,7 +55,7 @@ class ReplyCalls:
     def acknowledge(
         self, message: Message, messages: Sequence[bytes], timeout_ms: int | None
     ) -> Sequence[SendResult]:
-        """Acknowledge a message and send others, in one commit; return their results."""
+        """Acknowledge a message and send other messages, in one commit; return the results of the sends."""
         with self._shared:
             if not self._buffer.begin_reply(message):
                 raise ClientError(f"{message!r} is settled, or has no lease; nothing is sent with it")
@@ -83,7 +83,10 @@ class ReplyCalls:
         return job.results
 
     def _run(self, job: ReplyJob, first: str) -> None:
-        """Try the job until it ends or its deadline passes. `first`: the proxy to ask first, as HOST:PORT."""
+        """Retry the job until it ends or its deadline passes.
+
+        `first`: the proxy to ask first, as HOST:PORT.
+        """
         with self._lock:
             addresses = sorted(self._addresses, key=lambda address: str(address) != first)
         turn = 0
@@ -134,7 +137,7 @@ class ReplyCalls:
             connection.close()
 
     def close(self) -> None:
-        """Close every connection; calls under way fail."""
+        """Close every connection; calls in progress fail."""
         with self._lock:
             self._closed = True
             connections = [each for idle in self._idle.values() for each in idle] + list(self._in_use)

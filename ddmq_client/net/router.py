@@ -26,7 +26,7 @@ PROBE_TIMEOUT_S = 2.0
 
 
 class ProxyRouter:
-    """Nodes, connections and their upkeep. Safe for many threads."""
+    """The producer's proxies with their connections and upkeep. Safe for many threads."""
 
     def __init__(self, addresses: Sequence[ProxyAddress], connections_max: int, heartbeat: bytes) -> None:
         self._addresses = addresses
@@ -47,7 +47,10 @@ class ProxyRouter:
         self._closed = False
 
     def pick_node(self, avoid: Collection[Node], deadline: float) -> Node | None:
-        """Return the node for the next attempt; None while no name resolves. The first call waits."""
+        """Return the node for the next attempt; None while no name resolves.
+
+        The first call waits for that.
+        """
         with self._lock:
             if not self._resolved:
                 self._wait_resolved(deadline)
@@ -56,7 +59,7 @@ class ProxyRouter:
             return self._rotation.pick_node(avoid)
 
     def record_outcome(self, node: Node, verdict: CallVerdict, tried: Collection[Node]) -> bool:
-        """Count an outcome towards the node's health; True where a node in rotation is still untried."""
+        """Count an outcome towards the node's health; return whether an untried node is in rotation."""
         with self._lock:
             was_up = node.is_up
             self._rotation.record_outcome(node, verdict, now())
@@ -66,12 +69,12 @@ class ProxyRouter:
             return self._rotation.has_fresh(tried)
 
     def has_fresh(self, tried: Collection[Node]) -> bool:
-        """Return whether a node in rotation is still untried."""
+        """Return whether a node in rotation has not been tried yet."""
         with self._lock:
             return self._rotation.has_fresh(tried)
 
     def recognises_resends(self) -> bool | None:
-        """Return whether proxies recognise what is sent again; None: not known yet."""
+        """Return whether proxies recognise resent messages; None if that is unknown."""
         with self._lock:
             return self._rotation.recognises_resends()
 
@@ -81,14 +84,17 @@ class ProxyRouter:
             return [(node.name, node.is_up) for node in self._rotation.nodes]
 
     def pause(self, seconds: float) -> None:
-        """Wait before a next attempt; ends early when this is closed."""
+        """Wait before the next attempt; returns early when the router is closed."""
         until = now() + seconds
         with self._lock:
             while not self._closed and now() < until:
                 self._ending.wait(until - now())
 
     def close(self, deadline: float) -> None:
-        """Close every connection; calls under way fail. The upkeep is waited for until then."""
+        """Close every connection, so that calls in progress fail.
+
+        Wait until `deadline` for the upkeep to end.
+        """
         with self._lock:
             self._closed = True
             connections = [c for entries in self._idle.values() for _, c in entries]
@@ -116,7 +122,10 @@ class ProxyRouter:
                 self._drop_idle(node)
 
     def lease(self, node: Node, deadline: float) -> FramedConnection:
-        """Return a connection to the node, for one caller; waits while all are in use. Give it back."""
+        """Return a connection to the node for exclusive use; wait while all are in use.
+
+        Return it with `give_back`.
+        """
         with self._lock:
             while not self._closed:
                 connection = self._connection_to(node)
@@ -128,7 +137,7 @@ class ProxyRouter:
             raise ClosedError("the producer has been closed")
 
     def give_back(self, node: Node, connection: FramedConnection) -> None:
-        """Take a connection back after its use; it is closed if its call failed."""
+        """Return a leased connection; it is closed if its call failed."""
         with self._lock:
             self._in_use.discard(connection)
             keep = not (connection.closed or node.gone or self._closed)
@@ -150,7 +159,7 @@ class ProxyRouter:
         return FramedConnection(node.address)
 
     def _make_room(self) -> None:
-        """Close an idle connection to another node, so that open ones stay within the bound."""
+        """Close an idle connection to another node, to keep the number of open ones within its bound."""
         idle = [entries for entries in self._idle.values() if entries]
         if idle and len(self._in_use) + sum(map(len, idle)) >= self._connections_max:
             idle[0].pop(0)[1].close()

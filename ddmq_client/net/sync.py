@@ -20,7 +20,7 @@ Handle = Callable[[list[Message]], int]  # returns how often the application's h
 
 
 def get_clock() -> Callable[[], float]:
-    """Return the clock of deadlines: monotonic seconds."""
+    """Return the function that gives the time for deadlines: monotonic seconds."""
     return time.monotonic
 
 
@@ -43,7 +43,7 @@ def set_apart(work: Callable[[], object], amid: bool, locks: Iterable[Lock]) -> 
 
 
 def _on_hub() -> bool:
-    """Return whether gevent's hub runs this, as it does a signal handler while all greenlets wait."""
+    """Return whether this runs on gevent's hub, like a signal handler while all greenlets wait."""
     gevent = sys.modules.get("gevent")
     return gevent is not None and isinstance(gevent.getcurrent(), gevent.hub.Hub)
 
@@ -59,8 +59,9 @@ def await_result(answer: object) -> object:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return True: every error of a handler is a failure, also SystemExit and the like. If they ended the
-    worker, its messages would have no handler.
+    """Return True: every exception from a handler is a failure, including SystemExit.
+
+    If it ended the worker, the worker's messages would have no handler.
     """
     return True
 
@@ -71,7 +72,7 @@ def ends_worker(error: BaseException) -> bool:
 
 
 class Activity:
-    """One of the threads that a client consists of."""
+    """A thread that runs a part of a client in the background."""
 
     def __init__(self, work: Callable[[], object], name: str) -> None:
         """Store `work`, which runs once the activity is started."""
@@ -92,22 +93,28 @@ class Activity:
         self._thread.start()
 
     def cancel(self) -> None:
-        """A thread ends by itself only: when what it waits for is notified, or its connection closed."""
+        """Do nothing: a thread cannot be cancelled.
+
+        It ends when its wait is notified, or its connection is closed.
+        """
 
     def join(self, deadline: float) -> None:
-        """Wait for its end until then, unless it is the one that asks, or was not started."""
+        """Wait until the thread ends, at most until `deadline`.
+
+        Returns at once if the caller is that thread, or it was never started.
+        """
         if self.is_alive and not self.is_current:
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def wait_ended(activities: Iterable[Activity], deadline: float) -> bool:
-    """Wait until the deadline for all but the one that asks; whether they have ended."""
+    """Wait until `deadline` for the activities other than the caller's; return whether they have ended."""
     waiting = list(activities)
     for activity in waiting:
         activity.join(deadline)
     return not any(activity.is_alive for activity in waiting if not activity.is_current)
 
 
-def off_loop(work: Callable[..., object], *args: object) -> None:
-    """Do what blocks: here, threads are there for that."""
+def run_blocking(work: Callable[..., object], *args: object) -> None:
+    """Run blocking `work` in the calling thread, which may block."""
     work(*args)

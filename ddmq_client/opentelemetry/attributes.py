@@ -55,7 +55,7 @@ def _attributes(topics: set[str], client_id: str | None, operation: str) -> Attr
 
 
 def message_attributes(message: Message, now_ns: int) -> Attributes:
-    """Return the attributes of one message that is handed out now."""
+    """Return the span attributes of one message that the application receives now."""
     attributes: Attributes = {
         "messaging.destination.partition.id": _partition(message.queue),
         "messaging.ddmq.message.offset": message.offset,
@@ -70,7 +70,7 @@ def message_attributes(message: Message, now_ns: int) -> Attributes:
 
 
 def _partition(queue: str) -> str:
-    """Return the number of a queue; the whole name of a queue that belongs to no topic."""
+    """Return the number of a queue as text; the complete name for a queue that belongs to no topic."""
     number = queue.rpartition("_")[2]
     return number if number.isdigit() and "%RETRY%" not in queue else queue
 

@@ -32,7 +32,7 @@ _log = logging.getLogger("ddmq_client.opentelemetry")
 
 
 class _Bounded(Getter[Mapping[str, str]]):
-    """Reads properties; a value of any length may stand there."""
+    """Reads properties for the propagator, bounded because a value may have any length."""
 
     def get(self, carrier: Mapping[str, str], key: str) -> list[str] | None:
         value = carrier.get(key)
@@ -44,7 +44,7 @@ class _Bounded(Getter[Mapping[str, str]]):
 
 
 class ContextCarrier:
-    """Writes and reads, by one propagator."""
+    """Writes trace contexts into message properties and reads them, with one propagator."""
 
     def __init__(self, propagator: Propagator | None) -> None:
         self._propagator = propagator or TraceContextTextMapPropagator()
@@ -53,7 +53,7 @@ class ContextCarrier:
         self.not_carried = 0
 
     def own_context(self, properties: Mapping[str, str] | None) -> SpanContext | None:
-        """Return the context that the application has put into the properties; None if it is unreadable."""
+        """Return the span context that the application has put into the properties; None if there is none."""
         if not properties or self._fields.isdisjoint(properties):
             return None
         return self._read(properties, Context())[1]
@@ -61,9 +61,11 @@ class ContextCarrier:
     def received_context(
         self, properties: Mapping[str, str], around: Context | None = None
     ) -> tuple[Context | None, SpanContext | None]:
-        """Return a message's context to continue in, which is `around` if it has none, and the span that it
-        names. For traceId and spanId alone, only the span: they do not say whether its trace is recorded, so
-        no span continues it."""
+        """Return (the context in which to continue a received message, the span that the message names).
+
+        The context is `around` if the message has none. If it has only traceId and spanId, only the span is
+        returned: these do not tell whether its trace is recorded, so no span continues it.
+        """
         context, span = self._read(properties, around or Context())
         if span is not None:
             return context, span
@@ -76,11 +78,11 @@ class ContextCarrier:
     def with_context(
         self, message: OutgoingMessage, context: Context | None, given: SpanContext | None, fit: bool = True
     ) -> tuple[OutgoingMessage, bool]:
-        """Return the message with `context` in its properties, and with traceId and spanId if it has
-        neither; None for the context restores what was `given` there.
+        """Add `context` to the message's properties, with traceId and spanId unless it has one of them.
 
-        Returns False if the message would become too large; it is then sent as it is. `fit`: there is room
-        for the context in the request.
+        With None, the span context `given` by the application is used instead. Returns the message, and False
+        if it would have become too large and is unchanged. `fit`: whether the request has space for the
+        context.
         """
         added: dict[str, str] = {}
         span = given
@@ -108,7 +110,7 @@ class ContextCarrier:
 
     @staticmethod
     def fit_together(messages: Sequence[OutgoingMessage]) -> bool:
-        """Return whether the messages, with their contexts, fit into one request."""
+        """Return whether the messages fit into one request after contexts were added."""
         return sum(map(_message_size, messages)) + CONTEXT_BYTES_MAX * len(messages) <= MESSAGE_BYTES_MAX
 
     def _read(
@@ -142,14 +144,17 @@ class ContextCarrier:
 
 
 def _message_size(message: OutgoingMessage) -> int:
-    """Return an upper estimate of the message's size in bytes."""
+    """Return an upper bound of the message's size in bytes."""
     body: object = message.body
     chars = len(body) if isinstance(body, bytes | str) else 0
     return (chars if isinstance(body, bytes) else 4 * chars) + _properties_size(message.properties or {})
 
 
 def _properties_size(properties: Mapping[str, str]) -> int:
-    """Return the size of the properties; invalid text counts as too large, and encoding rejects it later."""
+    """Return the size of the properties in bytes.
+
+    Invalid text counts as too large, and encoding rejects it later.
+    """
     try:
         return sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
     except (AttributeError, UnicodeEncodeError):

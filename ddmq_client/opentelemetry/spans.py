@@ -37,7 +37,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class OpenTelemetryObserver:
-    """Give it to producers and consumers as `observer=`.
+    """Creates spans for the calls of producers and consumers; pass it to them as `observer=`.
 
     tracer_provider  makes the spans; the application's global one when absent
     propagator       writes contexts into properties and reads them; W3C's traceparent and tracestate when
@@ -64,7 +64,7 @@ class OpenTelemetryObserver:
 
     @property
     def not_carried(self) -> int:
-        """Return the number of messages sent without their context, which would have made them too large."""
+        """The number of messages sent without their context, which would have made them too large."""
         return self._carrier.not_carried
 
     def sending(self, messages: Sequence[OutgoingMessage], call: SendCall) -> ObservedSend:
@@ -78,7 +78,7 @@ class OpenTelemetryObserver:
             return _Unobserved(messages)
 
     def handed_out(self, messages: Sequence[Message], client_id: str, asked_ns: int | None) -> None:
-        """Tell of what the application got. Called by consumers."""
+        """Create spans for messages that the application receives. Called by consumers."""
         try:
             now_ns = time.time_ns()
             if asked_ns is not None:
@@ -89,9 +89,10 @@ class OpenTelemetryObserver:
             _log_failure()
 
     def handling(self, messages: Sequence[Message], call: HandleCall | None = None) -> ObservedHandling:
-        """The span of what an application does with messages; current while the block runs.
+        """Create the span for processing messages; it is current while the block runs.
 
-        Consumers call it around their handlers. Who takes messages by `pull` or a loop may call it:
+        Consumers call it around their handlers. An application that takes messages by `pull` or a loop may
+        call it:
 
             with observer.handling([message]):
                 ...
@@ -156,8 +157,10 @@ class OpenTelemetryObserver:
         ).end(now_ns)
 
     def _add_deliver_span(self, message: Message, client_id: str, now_ns: int) -> None:
-        """Make a span from the store time to now, in the trace of the send. The two ends are of two
-        clocks: where they disagree by more than the delivery took, the span has no length."""
+        """Create a span from the message's store time until now, in the trace of the send.
+
+        The two times come from two clocks: if they contradict each other, the span has no length.
+        """
         if message.stored_ms is None or _was_held(message):
             return
         context, creation = self._carrier.received_context(message.properties)
@@ -200,7 +203,10 @@ class OpenTelemetryObserver:
 def _links_to(
     messages: Sequence[Message], creations: Sequence[SpanContext | None], now_ns: int | None
 ) -> list[Link]:
-    """Return links to the spans that sent the messages. `now_ns`: describe each, for a span of several."""
+    """Return links to the spans that sent the messages.
+
+    `now_ns`: also describe each message, for a span of several.
+    """
     return [
         Link(creation, None if now_ns is None else message_attributes(message, now_ns))
         for message, creation in zip(messages, creations, strict=True)
@@ -213,9 +219,7 @@ def _in_span(around: Context) -> bool:
 
 
 def _was_held(message: Message) -> bool:
-    """Return whether the message may come long after the trace in which it was sent: it was delayed, in a
-    transaction, or on the retry path.
-    """
+    """Return whether the message may arrive long after it was sent: delayed, in a transaction, or retried."""
     if message.stored_ms is not None and message.stored_ms - (message.born_ms or message.stored_ms) > HELD_MS:
         return True
     return FROM_CHRONOS in message.properties
@@ -236,7 +240,7 @@ def _log_errors(method: F) -> F:
 
 
 class _Unobserved:
-    """A send without a span."""
+    """Observes a send without a span."""
 
     def __init__(self, messages: Sequence[OutgoingMessage]) -> None:
         self.messages = messages
@@ -249,7 +253,7 @@ class _Unobserved:
 
 
 class _Sending:
-    """A send with its span, and those of its messages where it is a batch."""
+    """Observes a send with its span, and the spans of its messages if it is a batch."""
 
     def __init__(self, span: Span, own: Sequence[Span | None], messages: Sequence[OutgoingMessage]) -> None:
         self.messages = messages
@@ -259,7 +263,7 @@ class _Sending:
 
     @_log_errors
     def ended(self, results: Sequence[SendResult]) -> None:
-        """Record each result in the span of its message, and failures in that of the batch, too."""
+        """Record each result in its message's span, and errors also in the span of the send."""
         errors = [result.error for result in results if result.error is not None]
         many = len(self.messages) > 1
         for result, span in zip(results, self._own, strict=False):
@@ -289,7 +293,7 @@ class _Sending:
 
 
 class _Handling:
-    """A handler's call with its span; without, where that could not be made."""
+    """Observes a handler's call with its span, or without one if that could not be created."""
 
     def __init__(self, span: Span | None, context: Context | None, messages: Sequence[Message]) -> None:
         self._span = span
@@ -304,7 +308,7 @@ class _Handling:
             self._token = contexts.attach(self._context)
 
     def raised(self, error: BaseException) -> None:
-        """Keep the handler's error for the span."""
+        """Store the handler's error, to be recorded in the span."""
         self._error = error
 
     @_log_errors

@@ -32,13 +32,13 @@ ENCODINGS = ("json", "msgpack")
 
 
 class Serializer(Protocol):
-    """Turns values into bodies and bodies into values."""
+    """Converts values into message bodies, and bodies into values."""
 
     def serialize(self, value: object) -> bytes:
-        """Return the body of a value."""
+        """Convert a value into a body."""
 
     def deserialize(self, body: bytes) -> Any:
-        """Return the value of a body. Raises ValueError if it has none."""
+        """Convert a body into a value. Raises ValueError if that is impossible."""
 
 
 class JsonSerializer:
@@ -53,14 +53,14 @@ class JsonSerializer:
         self._into = into
 
     def serialize(self, value: object) -> bytes:
-        """Return the value as compact JSON. Raises TypeError or ValueError for what JSON cannot express."""
+        """Convert the value into compact JSON. Raises TypeError or ValueError if JSON cannot express it."""
         text = json.dumps(
             value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_fields_of
         )
         return text.encode()
 
     def deserialize(self, body: bytes) -> Any:
-        """Return what the JSON holds, as `into` makes it. Raises ValueError."""
+        """Decode the JSON, and pass it through `into` if set. Raises ValueError."""
         try:
             value = json.loads(body)
         except RecursionError as error:
@@ -81,7 +81,7 @@ class MsgspecSerializer:
     """
 
     def __init__(self, into: object = Any, *, encoding: Literal["json", "msgpack"] = "json") -> None:
-        """Raises OptionError for an unknown encoding, or if msgspec is not installed."""
+        """Check the arguments. Raises OptionError for an unknown encoding, or if msgspec is not installed."""
         if encoding not in ENCODINGS:
             raise OptionError(f"encoding={encoding!r}; allowed: {', '.join(ENCODINGS)}")
         try:
@@ -95,12 +95,12 @@ class MsgspecSerializer:
         self._error: type[Exception] = msgspec.DecodeError
 
     def serialize(self, value: object) -> bytes:
-        """Return the value as JSON or MessagePack. Raises TypeError for what msgspec cannot encode."""
+        """Convert the value into JSON or MessagePack. Raises TypeError if msgspec cannot encode it."""
         body: bytes = self._encoder.encode(value)
         return body
 
     def deserialize(self, body: bytes) -> Any:
-        """Return the value, which has the type. Raises ValueError if the body is no such value."""
+        """Decode a value of the configured type. Raises ValueError if the body has no such value."""
         try:
             return self._decoder.decode(body)
         except (self._error, RecursionError) as error:
@@ -114,7 +114,7 @@ def _fields_of(value: object) -> object:
 
 
 def check_serializer(serializer: object) -> None:
-    """Raise OptionError unless this is None or has the two methods of a serializer."""
+    """Raise OptionError unless the serializer is None or has both methods."""
     if serializer is None:
         return
     for name in ("serialize", "deserialize"):

@@ -13,7 +13,7 @@ from ddmq_client.serializers import Serializer
 
 
 def serialize_message(serializer: Serializer, message: OutgoingMessage) -> OutgoingMessage:
-    """Return the message with its value serialized. Raises InvalidMessageError if the value cannot be."""
+    """Return the message with its value serialized as the body. Raises InvalidMessageError if that fails."""
     try:
         body: Any = serializer.serialize(message.body)
         check_result("serialize", body, ends=False)

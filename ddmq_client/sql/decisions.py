@@ -38,22 +38,24 @@ _CREATE = (
 
 
 class DecisionTable:
-    """One row for each transaction that was committed, or that a check has found without a row."""
+    """A table that records how transactions ended: one row for each that was committed or checked."""
 
     def __init__(self, *, table: str = "ddmq_decisions") -> None:
-        """OptionError for a name that would have to be quoted."""
+        """Set the table's name. Raises OptionError for a name that would have to be quoted."""
         self._table = table_name(table)
 
     def create(self, database: Any) -> None:
-        """Make the table where it is not there."""
+        """Create the table if it does not exist."""
         create(database, [_CREATE.replace("{{table}}", self._table)])
 
     def commit(self, database: Any, transaction_id: str) -> None:
-        """Note in the SQL transaction that is open there, or begins with it, that its commit is that of the
-        transaction. NotCommittedError where a check has decided otherwise: it took too long, roll it back.
-        UnknownEndError where the row is there already: the work was done before, by a SQL transaction whose
-        commit brought no answer. Do not do it again, let the error leave the transaction's block: the check
-        settles it."""
+        """Record that the transaction commits together with the SQL transaction.
+
+        That is the open one, or begins with this statement. Raises NotCommittedError if a check has already
+        recorded a rollback, because the work took too long: roll the SQL transaction back. Raises
+        UnknownEndError if the row exists: the work was done before, in a SQL transaction whose commit got no
+        answer. Do not repeat it, and let the error leave the transaction's block: the check settles it.
+        """
         if self._insert_decision(database, transaction_id, Decision.COMMITTED):
             return
         if self._recorded_decision(database, transaction_id) is Decision.COMMITTED:
@@ -63,13 +65,13 @@ class DecisionTable:
         raise NotCommittedError(text, transaction_id)
 
     def decide(self, database: Any, transaction_id: str) -> Decision:
-        """Return the recorded decision; record a rollback if there is none."""
+        """Return the recorded decision; if there is none, record and return a rollback."""
         if self._insert_decision(database, transaction_id, Decision.ROLLED_BACK):
             return Decision.ROLLED_BACK
         return self._recorded_decision(database, transaction_id)
 
     def check(self, connect: Callable[[], Any]) -> Callable[[UndecidedTransaction], Decision]:
-        """Return a check for a producer; it uses a new connection of `connect` for each question."""
+        """Return a check for a producer; each call of the check uses a new connection from `connect`."""
         check_connect(connect)
 
         def check(transaction: UndecidedTransaction) -> Decision:
@@ -79,8 +81,10 @@ class DecisionTable:
         return check
 
     def forget(self, database: Any, older_than: timedelta) -> int:
-        """Delete older rows, and say how many. A check asks for a quarter of an hour in all, while a proxy is
-        there to ask it: a day is right."""
+        """Delete rows older than `older_than`; return their number.
+
+        A proxy repeats a check for a quarter of an hour in all while it is running, so a day is enough.
+        """
         return forget(database, self._table, "decided_ms", older_than)
 
     def _recorded_decision(self, database: Any, transaction_id: str) -> Decision:

@@ -26,29 +26,31 @@ _CREATE = (
 
 
 class InboxTable:
-    """Which messages have been handled. Safe for many threads, each with a connection of its own.
+    """A table that records which messages were handled.
+
+    Safe for many threads, each with its own connection.
 
     reader  who handles them, such as the consumer group: several may share a table
     table   its name
     """
 
     def __init__(self, reader: str, *, table: str = "ddmq_inbox") -> None:
-        """Checks its arguments (OptionError)."""
+        """Check the arguments. Raises OptionError."""
         check_text("reader", reader)
         self._reader = reader
         self._table = table_name(table)
 
     def create(self, database: Any) -> None:
-        """Make the table where it is not there."""
+        """Create the table if it does not exist."""
         create(database, [_CREATE.replace("{{table}}", self._table)])
 
     def first(self, database: Any, message: Message, *, key: str | None = None) -> bool:
-        """Note that this message is handled in the SQL transaction that is open there, or begins with it;
-        False where it was before: then nothing is to be done.
+        """Record in the SQL transaction that this message is handled; return False if it was handled before.
 
-        `key`: what tells one message from another, where that is not its id: what senders without a
-        transaction or an outbox may send twice has two ids. Another SQL transaction that is at the same
-        message is waited for (PostgreSQL), or refuses this one (SQLite, when its time-out is over).
+        The SQL transaction is the open one, or begins with this statement. `key`: identifies the message
+        instead of its id: a sender without a transaction or an outbox may send a message twice, with two ids.
+        If another SQL transaction is handling the same message, this one waits for it (PostgreSQL) or is
+        rejected after its timeout (SQLite).
         """
         inserted = execute(
             database,
@@ -61,13 +63,17 @@ class InboxTable:
         return inserted.changed == 1
 
     def forget(self, database: Any, older_than: timedelta) -> int:
-        """Delete what was handled longer ago, and say how many; a message that comes again later than that is
-        handled again. Longer than retries take, and than dead letters are kept, is right: 7 days, say."""
+        """Delete the rows of messages handled longer ago than `older_than`; return their number.
+
+        A message that is delivered again later than that is handled again. Choose a time longer than retries
+        take and dead letters are retained, such as 7 days.
+        """
         return forget(database, self._table, "handled_ms", older_than)
 
 
 def identity_of(message: Message) -> str:
-    """Return the id of a message, which it keeps through retries and dead letters; its position, from
-    proxies that state no id.
+    """Return the id of a message, which survives retries and dead letters.
+
+    For messages from proxies that state no id, return the position.
     """
     return message.message_id or f"{message.topic}/{message.queue}/{message.offset}"

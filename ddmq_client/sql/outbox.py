@@ -33,7 +33,7 @@ _CREATE = (
 
 
 class OutboxRow(NamedTuple):
-    """One message that waits."""
+    """One message that waits in the table."""
 
     row: int
     name: str
@@ -43,14 +43,14 @@ class OutboxRow(NamedTuple):
 
 
 class OutboxTable:
-    """The messages that wait for a relay. Safe for many threads, each with a connection of its own."""
+    """A table of messages that wait for a relay. Safe for many threads, each with its own connection."""
 
     def __init__(self, *, table: str = "ddmq_outbox") -> None:
-        """OptionError for a name that would have to be quoted."""
+        """Set the table's name. Raises OptionError for a name that would have to be quoted."""
         self._table = table_name(table)
 
     def create(self, database: Any) -> None:
-        """Make the table where it is not there."""
+        """Create the table if it does not exist."""
         create(database, [_CREATE.replace("{{table}}", self._table)])
 
     def put(
@@ -66,11 +66,12 @@ class OutboxTable:
         queue: int | None = None,
         level: int | None = None,
     ) -> str:
-        """Write a message in the SQL transaction that is open there, or begins with it; returns its name,
-        which consumers find as property `outbox-id`. Arguments: see OutgoingMessage; level: a delay level.
+        """Write a message in the SQL transaction that is open, or begins with this statement.
 
-        Messages of one topic with the same `shard_key`, else with the same `key`, keep their order; so do
-        those without either, and those with the same `queue`.
+        Return the message's name. Consumers see the name as property `outbox-id`. Arguments: see
+        OutgoingMessage; level: a delay level. Messages of one topic keep their order if they have the same
+        `shard_key`, or without one the same `key`; so do those that have neither, and those with the same
+        `queue`.
         """
         if not isinstance(body, bytes | str) or not body:
             raise InvalidMessageError(
@@ -103,7 +104,7 @@ class OutboxTable:
     def waiting(self, database: Any, count_max: int, bytes_max: int, after: int = 0) -> list[OutboxRow]:
         """Return the oldest rows to send: up to `count_max`, until their bodies reach `bytes_max`.
 
-        Only rows behind row `after` count, and of those only rows of chains that have no row up to `after`.
+        With `after`, only rows after that row are returned, and only from chains without a row up to it.
         """
         waits = "refused IS NULL AND id > :after"
         if after:
@@ -128,22 +129,22 @@ class OutboxTable:
             execute(database, f"DELETE FROM {self._table} WHERE id = :id", id=row)
 
     def refuse(self, database: Any, row: int, reason: str) -> None:
-        """Mark a row whose message will never be accepted; it stays, and is not sent."""
+        """Mark a row whose message will never be accepted: it stays in the table and is not sent."""
         statement = f"UPDATE {self._table} SET refused = :reason WHERE id = :id"
         execute(database, statement, reason=reason[:REFUSAL_CHARS_MAX] or "refused", id=row)
 
     def refused(self, database: Any) -> Sequence[tuple[str, str, str]]:
-        """Return (name, topic, reason) of the messages that proxies have rejected for good."""
+        """Return (name, topic, reason) of the messages that proxies rejected for good."""
         statement = f"SELECT name, topic, refused FROM {self._table} WHERE refused IS NOT NULL ORDER BY id"
         return [(name, topic, reason) for name, topic, reason in execute(database, statement).rows]
 
     def send_again(self, database: Any, name: str) -> bool:
-        """Try a rejected message once more; return False if there is none of this name."""
+        """Make a rejected message wait for sending again; return False if there is none of this name."""
         statement = f"UPDATE {self._table} SET refused = NULL WHERE name = :name AND refused IS NOT NULL"
         return execute(database, statement, name=name).changed == 1
 
     def drop(self, database: Any, name: str) -> bool:
-        """Give up one that was refused; False where there is none."""
+        """Delete a rejected message; return False if there is none of this name."""
         statement = f"DELETE FROM {self._table} WHERE name = :name AND refused IS NOT NULL"
         return execute(database, statement, name=name).changed == 1
 

@@ -51,7 +51,7 @@ class RelayCounts:
 
 
 class OutboxRelay:
-    """Sends in a thread of its own between `start` and `stop`, or as a context manager.
+    """Sends the messages of an outbox in its own thread, between `start` and `stop` or as a context manager.
 
     connect   makes a connection: DB-API, or SQLAlchemy's Connection or Session (`engine.connect`)
     outbox    the table
@@ -71,7 +71,7 @@ class OutboxRelay:
         poll_ms: int = 200,
         once: bool = True,
     ) -> None:
-        """Checks its arguments (OptionError)."""
+        """Check the arguments. Raises OptionError."""
         check_connect(connect)
         check("poll_ms", poll_ms, 1, 600_000)
         if producer.has_serializer:
@@ -93,17 +93,20 @@ class OutboxRelay:
         return self._counts.copy()
 
     def start(self) -> None:
-        """Send from now on, also after a stop."""
+        """Start sending; may be called again after `stop`."""
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="ddmq-outbox-relay", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
-        """Look for new messages at once, after a commit."""
+        """Poll the table at once; call it after a commit that added messages."""
         self._due.set()
 
     def stop(self, timeout_s: float = CLOSE_S) -> bool:
-        """Send no more; False where what is under way did not end in time. What is left is sent next time."""
+        """Stop sending; return False if the send in progress did not end in time.
+
+        Messages that remain are sent after the next start.
+        """
         self._stopped = True
         self._due.set()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -112,9 +115,11 @@ class OutboxRelay:
         return True
 
     def send_waiting(self) -> int:
-        """Send what stands there now, here and not in a thread; how many were stored. It returns when nothing
-        is left, or something was not confirmed: call it again, later. What proxies put off holds up what
-        comes behind it in its chain, and nothing else."""
+        """Send the waiting messages in the calling thread; return how many were stored.
+
+        Returns when no message is left, or one was not confirmed: call it again later. A message that proxies
+        deferred delays only those after it in its chain.
+        """
         total = after = reads = 0
         put_off: set[str] = set()
         while not self._stopped and reads < READS_MAX:
@@ -213,8 +218,10 @@ class OutboxRelay:
 
 
 class _Pass(NamedTuple):
-    """The outcome of one pass over some rows: how many were stored, which chains wait, and whether proxies
-    put off each of these, or there are none."""
+    """The outcome of one pass over some rows of the outbox.
+
+    It states how many messages were stored, which chains wait, and whether proxies deferred all of these.
+    """
 
     stored: int
     put_off: set[str]
@@ -227,8 +234,8 @@ _PUT_OFF = (Code.BUSY, Code.TOPIC_REFUSED, Code.NO_SUCH_QUEUE)
 def _for_good(result: SendResult) -> bool:
     """Return whether proxies will never accept this message.
 
-    A topic that was closed or changed just now is not such a case: the engine may reject with 11 or 14
-    before the proxy knows the change.
+    A topic that was just closed or changed is no such case: the engine may reject with 11 or 14 before the
+    proxy has seen the change.
     """
     if CLOSED in result.text or result.code == Code.NO_SUCH_QUEUE:
         return False

@@ -30,21 +30,21 @@ TYPES = {
 
 
 class Done(NamedTuple):
-    """The outcome of a statement: changed and read rows."""
+    """The outcome of a statement: the number of changed rows, and the rows read."""
 
     changed: int  # rows
     rows: Rows
 
 
 def table_name(name: str) -> str:
-    """Return the name; raise OptionError if it would have to be quoted."""
+    """Return the name unchanged. Raises OptionError if it would have to be quoted."""
     if not isinstance(name, str) or not _NAME.match(name):
         raise OptionError(f"table={name!r}; allowed: letters, digits and _, with a schema if need be")
     return name
 
 
 def execute(database: Any, statement: str, **values: object) -> Done:
-    """Run one statement in the SQL transaction that is open there, or begins with it."""
+    """Run one statement, in the SQL transaction that is open or begins with it."""
     if _is_sqlalchemy(database):
         result = database.execute(import_module("sqlalchemy").text(statement), values)
         _check_ran(database, result)
@@ -67,14 +67,14 @@ def execute(database: Any, statement: str, **values: object) -> Done:
 
 
 def create(database: Any, statements: Sequence[str]) -> None:
-    """Make tables, with this database's types."""
+    """Run the statements that create tables, with the types of this database."""
     kind = kind_of(database)
     for statement in statements:
         execute(database, statement.format(**TYPES[kind]))
 
 
 def kind_of(database: Any) -> str:
-    """Return `sqlite` or `postgresql`; raise OptionError for another database."""
+    """Return `sqlite` or `postgresql`. Raises OptionError for another database."""
     if _is_sqlalchemy(database):
         bound = database.get_bind() if hasattr(database, "get_bind") else database
         name = str(bound.dialect.name)
@@ -87,7 +87,7 @@ def kind_of(database: Any) -> str:
 
 
 def check_connect(connect: object) -> None:
-    """Raise OptionError unless calling it makes a connection."""
+    """Raise OptionError unless `connect` is a function that returns a connection."""
     if connect is None:
         raise OptionError("connect=None; allowed: a function that makes a connection")
     check_function("connect", connect)
@@ -95,10 +95,9 @@ def check_connect(connect: object) -> None:
 
 @contextmanager
 def open_transaction(connect: Callable[[], Any]) -> Iterator[Any]:
-    """Open a connection and a SQL transaction on it: committed at the end of the block, rolled back by an
-    exception.
+    """Open a connection with a SQL transaction, which is committed at the end of the block.
 
-    `connect` makes a DB-API connection, or SQLAlchemy's Connection or Session.
+    An exception rolls it back. `connect` returns a DB-API connection, or SQLAlchemy's Connection or Session.
     """
     database = connect()
     check_result("connect", database)
@@ -113,7 +112,7 @@ def open_transaction(connect: Callable[[], Any]) -> Iterator[Any]:
 
 
 def forget(database: Any, table: str, column: str, older_than: timedelta) -> int:
-    """Delete rows whose time is further back; how many."""
+    """Delete the rows older than `older_than` by the time in `column`; return their number."""
     if not isinstance(older_than, timedelta) or older_than < timedelta(0):
         raise OptionError(f"older_than={older_than!r}; allowed: a timedelta of 0 or more")
     before = now_ms() - older_than // timedelta(milliseconds=1)
@@ -126,7 +125,7 @@ def now_ms() -> int:
 
 
 def _check_ran(database: Any, result: object) -> None:
-    """Raise OptionError where a call to the database returned what must be awaited: nothing has run."""
+    """Raise OptionError if a database call returned an awaitable, so that nothing has run."""
     try:
         check_result("execute", result)
     except OptionError as error:
@@ -137,12 +136,12 @@ def _check_ran(database: Any, result: object) -> None:
 
 
 def _is_sqlalchemy(database: Any) -> bool:
-    """Return whether the database is SQLAlchemy's, or derived from a class of it."""
+    """Return whether `database` is an object of SQLAlchemy, or of a class derived from one."""
     return any(kind.__module__.partition(".")[0] == "sqlalchemy" for kind in type(database).__mro__)
 
 
 def _module_of(database: Any) -> str:
-    """Return name of the DB-API module that made it; a class derived from a connection counts as that one."""
+    """Return the name of the connection's DB-API module, also for a class derived from a connection."""
     for kind in type(database).__mro__:
         name = kind.__module__.partition(".")[0]
         if hasattr(sys.modules.get(name), "paramstyle"):

@@ -28,7 +28,7 @@ CONTAINER_ITEMS_MAX = 200_000
 
 
 class _Transport:
-    """The input of the C codec: a buffer that cannot be refilled."""
+    """The input of the C codec: a buffer that is never refilled."""
 
     __slots__ = ("cstringio_buf",)
 
@@ -40,7 +40,7 @@ class _Transport:
 
 
 class _Source:
-    """Stands for the protocol object: the codec takes its limits and its transport."""
+    """Replaces the protocol object, from which the codec reads its limits and transport."""
 
     __slots__ = ("trans",)
     string_length_limit = FRAME_BYTES_MAX * 4
@@ -51,13 +51,13 @@ class _Source:
 
 
 def encode(value: Any, args: StructArgs) -> bytes:
-    """Return the bytes of the struct, stop byte included. Raises TypeError or ValueError."""
+    """Encode a struct, including its stop byte. Raises TypeError or ValueError."""
     encoded: bytes = fastbinary.encode_compact(value, args)
     return encoded
 
 
 def decode(payload: bytes, at: int, args: StructArgs) -> Any:
-    """Return the struct that starts at `at`. Raises FrameError."""
+    """Decode the struct at position `at`. Raises FrameError."""
     buffer = BytesIO(payload)
     buffer.seek(at)
     try:
@@ -73,7 +73,7 @@ StructArgs = list[Any]
 
 
 class Specs:
-    """Field tables for one IDL module. Structs not registered get a plain class of their own."""
+    """The field tables of one IDL module. Structs that are not registered get a generated class."""
 
     def __init__(self) -> None:
         self._known: dict[type, StructArgs] = {}
@@ -81,9 +81,10 @@ class Specs:
     def register_struct(
         self, struct: type, ours: type | None = None, names: Mapping[str, str | None] | None = None
     ) -> StructArgs:
-        """Return the type arguments for a thriftpy2 struct, read into and written from `ours`.
+        """Return the type arguments for a thriftpy2 struct that is converted to and from the class `ours`.
 
-        Register inner structs before the ones that hold them, where they have a class or names of ours.
+        Register inner structs before the structs that contain them, if they have a class or names of their
+        own.
         """
         if struct in self._known:
             return self._known[struct]

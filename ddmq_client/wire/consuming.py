@@ -41,7 +41,7 @@ _OFFSETS: Any = SPECS.register_struct(idl.AckResult)[0]
 
 
 class _Method:
-    """A method of ConsumerService with one argument; `argument`: what the IDL calls that."""
+    """A method of ConsumerService with one argument; `argument` is its name in the IDL."""
 
     def __init__(self, name: str, argument: str) -> None:
         self._name = name.encode()
@@ -55,7 +55,7 @@ class _Method:
         return frames.build_frame((frames.call_head(self._name, sequence_id), encode(args, self._args)))
 
     def answer(self, payload: bytes, sequence_id: int) -> Any:
-        """Decode the value that the call returned; PullError, ProxyFault or FrameError."""
+        """Decode the returned value of a call. Raises PullError, ProxyFault or FrameError."""
         value = decode(payload, answer_at(payload, self._name, sequence_id), self._result)
         error = getattr(value, "error", None)
         if error is not None:
@@ -84,7 +84,7 @@ class PullSettings(NamedTuple):
 
 
 def pull_settings(settings: ConsumerSettings) -> PullSettings:
-    """Return the part of a consumer's settings that its pulls carry."""
+    """Return the part of a consumer's settings that its pulls send."""
     kind, text = None, None
     if settings.tags is not None:
         kind, text = "TAG", settings.tags
@@ -96,9 +96,10 @@ def pull_settings(settings: ConsumerSettings) -> PullSettings:
 
 
 class Pulled(NamedTuple):
-    """An answer: messages of one origin. `lease_ms`: how long their leases last, None from old proxies.
+    """The answer to a pull: messages of one origin.
 
-    `unapplied`: results of the pull that changed nothing. `notice`: what is odd, for people.
+    `lease_ms`: the duration of their leases, None from old proxies. `unapplied`: results of the pull that the
+    proxy did not apply. `notice`: a warning to log.
     """
 
     origin: Origin
@@ -130,26 +131,32 @@ def submit_frame(acks: AckBatch, sequence_id: int) -> bytes:
 
 
 def stats_frame(group: str, sequence_id: int) -> bytes:
-    """Encode a request for a group's offsets: it makes nothing, and only a consumer proxy answers it."""
+    """Encode a request for a group's offsets.
+
+    It changes nothing, and only a consumer proxy answers it.
+    """
     request = _STATS_REQUEST()
     request.group = group
     return _STATS.frame(request, sequence_id)
 
 
 def read_stats(payload: bytes, sequence_id: int) -> None:
-    """Check that the call was answered; PullError, ProxyFault or FrameError."""
+    """Check that the request was answered. Raises PullError, ProxyFault or FrameError."""
     _STATS.answer(payload, sequence_id)
 
 
 def read_pulled(payload: bytes, sequence_id: int) -> Pulled:
-    """Return the messages of an answer, perhaps none. Raises PullError, ProxyFault or FrameError."""
+    """Decode the answer to a pull, which may have no messages. Raises PullError, ProxyFault or FrameError."""
     value = _PULL.answer(payload, sequence_id)
     unapplied, notice = _unapplied_results(value.late), value.notice or ""
     return Pulled(_origin_of(value.context), value.messages or (), value.leaseMs, unapplied, notice)
 
 
 def settle_frame(settings: PullSettings, acks: AckBatch | None, leave: bool, sequence_id: int) -> bytes:
-    """Encode a settle request; `leave`: the client stops, its waiting pulls must be answered."""
+    """Encode a settle request.
+
+    With `leave` the proxy answers the client's waiting pulls, because it stops.
+    """
     request = _SETTLE_REQUEST()
     request.result = _link_results(acks) if acks else None
     request.groupId, request.clientId = settings.group, settings.client_id
@@ -158,7 +165,7 @@ def settle_frame(settings: PullSettings, acks: AckBatch | None, leave: bool, seq
 
 
 def read_settled(payload: bytes, sequence_id: int) -> list[UnappliedResult]:
-    """Return the results that came too late; PullError, ProxyFault or FrameError."""
+    """Return the results that were not applied. Raises PullError, ProxyFault or FrameError."""
     return _unapplied_results(_SETTLE.answer(payload, sequence_id).late)
 
 
@@ -177,12 +184,12 @@ def _origin_of(context: Any) -> Origin:
 
 
 def read_submitted(payload: bytes, sequence_id: int) -> bool:
-    """Return whether the proxy took the results. Raises PullError, ProxyFault or FrameError."""
+    """Return whether the proxy accepted the results. Raises PullError, ProxyFault or FrameError."""
     return bool(_SUBMIT.answer(payload, sequence_id))
 
 
 def _link_results(acks: AckBatch) -> Any:
-    """Return the wire's linked list of results, one element for each origin."""
+    """Convert results into the linked list of the wire, one element for each origin."""
     head = None
     for results in reversed(acks):
         element = _result_element(results)
@@ -221,7 +228,7 @@ Offsets = Mapping[str, Mapping[str, int]]
 class FetchSettings(NamedTuple):
     """The settings that every fetch of one client sends.
 
-    `topics` None: all of the group. `exact`: see the IDL.
+    `topics`: None for all topics of the group. `exact`: see the IDL.
     """
 
     group: str
@@ -247,7 +254,7 @@ def fetch_frame(
 
 
 def leave_frame(settings: FetchSettings, sequence_id: int) -> bytes:
-    """Encode a fetch request that brings nothing: this consumer id fetches no more."""
+    """Encode a fetch request that announces that this consumer id fetches no more; it returns no messages."""
     request = _FETCH_REQUEST()
     request.consumerId, request.groupId, request.cluster = settings.consumer_id, settings.group, CLUSTER
     request.clientId, request.leave = settings.client_id, True
@@ -263,7 +270,10 @@ def ack_frame(settings: FetchSettings, offsets: Offsets, sequence_id: int) -> by
 
 
 def read_fetched(payload: bytes, sequence_id: int) -> list[FetchedQueue]:
-    """Return an entry for each assigned queue. Raises PullError, ProxyFault or FrameError."""
+    """Decode the answer to a fetch: an entry for each assigned queue.
+
+    Raises PullError, ProxyFault or FrameError.
+    """
     answer = _FETCH.answer(payload, sequence_id)
     if answer.error is not None:
         raise PullError(answer.error, answer.code)

@@ -22,7 +22,7 @@ HEARTBEAT_TOPIC = "carrera_heartbeat"
 
 
 class ProxyFault(Exception):
-    """The proxy answered with a Thrift application exception; `kind` is its number."""
+    """The proxy answered with a Thrift application exception; `kind` is its type number."""
 
     def __init__(self, kind: int, text: str) -> None:
         self.kind = kind
@@ -82,8 +82,10 @@ def encode_message(
 def encode_delayed(
     message: OutgoingMessage, placement: Placement, client_id: str, uuid: str, when: When
 ) -> tuple[bytes, Callable[[], bytes]]:
-    """Encode an add to the delay service; return its bytes, and a function that encodes it for a resend,
-    which is rare. By `uuid` both are one add."""
+    """Encode the request that adds a delayed message; return its bytes, and a function that encodes a resend.
+
+    Both requests have the same `uuid`, by which the proxy recognises the resend.
+    """
     wire = _WireDelay()
     wire.action, wire.dmsgtype, wire.uuid = int(DelayAction.ADD), int(DelayType.SCHEDULE), uuid
     wire.dueMs, wire.delayMs = when.due_ms, when.delay_ms
@@ -101,7 +103,7 @@ def encode_delayed(
 
 
 def encoded_message(wire: Any, args: StructArgs, message: OutgoingMessage, placement: Placement) -> bytes:
-    """Return the bytes of a wire struct that carries a message, which is filled in here."""
+    """Fill a message into the wire struct `wire`, and return its bytes."""
     wire.topic = message.topic
     wire.key = message.key or None
     wire.tags = message.tags or None
@@ -124,7 +126,7 @@ def encoded_message(wire: Any, args: StructArgs, message: OutgoingMessage, place
 
 
 def encode_change(action: DelayAction, delay_id: str, client_id: str, when: When | None = None) -> bytes:
-    """Encode a cancel, a reschedule or a fire now of the delayed message `delay_id`."""
+    """Encode a cancel, a reschedule or a fire-now request for the delayed message `delay_id`."""
     wire = _WireDelay()
     wire.action, wire.uniqDelayMsgId, wire.clientId = int(action), delay_id, client_id
     if when is not None:
@@ -136,8 +138,9 @@ def encode_change(action: DelayAction, delay_id: str, client_id: str, when: When
 
 
 def read_results(payload: bytes, sequence_id: int, method: bytes) -> list[SendResult]:
-    """Return the results of sendSync, sendBatch or sendDelaySync. Raises ProxyFault, or FrameError if this
-    is no answer to the request.
+    """Decode the results of sendSync, sendBatch or sendDelaySync.
+
+    Raises ProxyFault, or FrameError if the bytes do not answer this request.
     """
     at = answer_at(payload, method, sequence_id)
     success = decode(payload, at, _ANSWERS[method]).success
@@ -151,13 +154,13 @@ def read_results(payload: bytes, sequence_id: int, method: bytes) -> list[SendRe
 
 
 def heartbeat_verdict(payload: bytes, sequence_id: int) -> CallVerdict:
-    """Return the verdict of a heartbeat's answer: a proxy is in rotation again only after code 0."""
+    """Return the verdict of a heartbeat's answer; only code 0 puts a proxy back into rotation."""
     (result,) = read_results(payload, sequence_id, SEND_ONE)
     return CallVerdict.STORED if result.code == Code.OK else CallVerdict.LOST
 
 
 def answer_at(payload: bytes, method: bytes, sequence_id: int) -> int:
-    """Return the position of the answer's struct; raise the error that the proxy raised."""
+    """Return the position of the answer's struct. Raises the error that the proxy returned."""
     at = frames.body_of_reply(payload, method, sequence_id)
     if at is not None:
         return at
@@ -171,12 +174,12 @@ def answer_at(payload: bytes, method: bytes, sequence_id: int) -> int:
 
 
 def encode_heartbeat(client_id: str) -> bytes:
-    """Encode the message that every proxy answers with 0 at once."""
+    """Encode the heartbeat message, which every proxy answers at once with code 0."""
     return encode_message(OutgoingMessage(HEARTBEAT_TOPIC, b"1"), Placement(-2, 0), client_id, None)
 
 
 def _explain_error(message: OutgoingMessage, error: Exception) -> InvalidMessageError:
-    """Name the field that the codec would not take."""
+    """Return an error that names the field that the codec rejected."""
     for name in ("topic", "key", "tags"):
         value = getattr(message, name)
         if value is not None and not (isinstance(value, str) and _is_utf8(value)):

@@ -32,14 +32,14 @@ _RESPONSE = _specs.register_struct(idl.ConsumerService.reply_result, _Response)
 
 
 def encode_reply(message: OutgoingMessage, placement: Placement, when: When | None) -> bytes:
-    """Encode a ReplyMessage. Raises InvalidMessageError for one that no proxy would take."""
+    """Encode a ReplyMessage. Raises InvalidMessageError for a message that no proxy would accept."""
     wire: Any = _MESSAGE[0]()
     wire.dueTimes = True if when is not None else None
     return encoded_message(wire, _MESSAGE, with_due_time(message, when), placement)
 
 
 def reply_request(to: ReplyTo, client_id: str) -> bytes:
-    """Encode a ReplyRequest without messages and timeout (frames.reply_args)."""
+    """Encode a ReplyRequest without messages and timeout, which frames.reply_args adds."""
     wire: Any = _REQUEST[0]()
     wire.context = context = _CONTEXT[0]()
     context.groupId, context.topic, context.qid = to.group, to.topic, to.queue
@@ -48,7 +48,10 @@ def reply_request(to: ReplyTo, client_id: str) -> bytes:
 
 
 def read_reply(payload: bytes, sequence_id: int) -> ReplyAnswer:
-    """Decode the answer to a reply; ProxyFault, or FrameError for bytes that are no answer to it."""
+    """Decode the answer to a reply.
+
+    Raises ProxyFault, or FrameError if the bytes do not answer this request.
+    """
     answer: ReplyAnswer | None = decode(payload, answer_at(payload, REPLY, sequence_id), _RESPONSE).success
     if answer is None:
         raise FrameError("answer without a result")

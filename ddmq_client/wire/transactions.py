@@ -57,7 +57,7 @@ def prepare_request(
     check_after_ms: int | None = None,
     due_times: bool = False,
 ) -> bytes:
-    """Encode a PrepareRequest without messages and timeout (frames.prepare_args)."""
+    """Encode a PrepareRequest without messages and timeout, which frames.prepare_args adds."""
     wire: Any = _PREPARE[0]()
     wire.transactionId, wire.producerGroup, wire.clientId = transaction_id, group, client_id
     wire.checkAfterMs, wire.dueTimes = check_after_ms, due_times or None
@@ -73,7 +73,7 @@ def end_request(
     check: int | None = None,
     messages: int | None = None,
 ) -> bytes:
-    """Encode an EndTransactionRequest without its timeout (frames.end_args)."""
+    """Encode an EndTransactionRequest without its timeout, which frames.end_args adds."""
     wire: Any = _END[0]()
     wire.transactionId, wire.producerGroup, wire.clientId = transaction_id, group, client_id
     wire.action, wire.throughOffset, wire.check = int(action), through_offset, check
@@ -82,7 +82,7 @@ def end_request(
 
 
 def poll_frame(group: str, client_id: str, count_max: int, timeout_ms: int, sequence_id: int) -> bytes:
-    """Encode the request for undecided transactions."""
+    """Encode the request that polls for undecided transactions."""
     wire: Any = _POLL[0]()
     wire.producerGroup, wire.clientId, wire.countMax, wire.timeout = group, client_id, count_max, timeout_ms
     return frames.build_frame(
@@ -91,7 +91,7 @@ def poll_frame(group: str, client_id: str, count_max: int, timeout_ms: int, sequ
 
 
 def read_prepared(payload: bytes, sequence_id: int, method: bytes) -> list[SendResult]:
-    """Return one result for each message, for all are prepared; or why none is."""
+    """Decode the answer to a prepare: one result per message, all prepared, or all with the same error."""
     answer = decode(payload, answer_at(payload, method, sequence_id), _PREPARED).success
     if answer is None:
         raise FrameError("answer without a result")

@@ -33,7 +33,7 @@ _WORDS: tuple[tuple[re.Pattern[str], _Rewrite], ...] = tuple(
 
 
 def in_arguments(text: str) -> str:
-    """Return a refusal without the wire's prefix, in the names of `Producer.send`'s arguments."""
+    """Return a proxy's refusal without the wire's prefix, with the names of `Producer.send`'s arguments."""
     text = text.removeprefix(FAILED_PREFIX).lstrip()
     for pattern, words in _WORDS:
         text = pattern.sub(words, text, count=1)

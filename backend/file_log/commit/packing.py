@@ -99,7 +99,7 @@ class PackedFrame:
 
 
 class Mark(NamedTuple):
-    """The extent of a frame that is being packed, to return to."""
+    """The extent of a frame while it is being packed; packing can be undone back to it."""
 
     end: int
     chunks: int

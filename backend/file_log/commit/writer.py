@@ -68,7 +68,7 @@ class Gathering:
         self.active = False
 
     def begin(self) -> None:
-        """Wait for the idle loop, unless this has begun."""
+        """Wait until the event loop is idle, then call `then`; does nothing if already waiting."""
         if not self.active:
             self.active = True
             self._rounds = 0
@@ -85,7 +85,7 @@ class Gathering:
         self._then()
 
     def stop(self) -> None:
-        """Wait no longer. Harmless when it has not begun."""
+        """Cancel the pending call of `then`. Does nothing if none is pending."""
         if self.active:
             self.active = False
             self._idle.stop()
@@ -99,7 +99,7 @@ class Gathering:
 
 
 class CommitJob(Job):
-    """Writes one frame."""
+    """Writes one frame to the log."""
 
     __slots__ = ("frame",)
 
@@ -120,7 +120,7 @@ class SyncJob(Job):
 
 
 class GrowJob(Job):
-    """Checks whether a full disk has space again."""
+    """Checks whether a disk that was full has space again."""
 
     __slots__ = ()
 

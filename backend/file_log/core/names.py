@@ -30,12 +30,12 @@ def parse_segment(name: str) -> int | None:
 
 
 def kept_name(start: int, end: int) -> str:
-    """Return the name of a segment retained for its dead letters alone; later segments may be deleted."""
+    """Return the file name of a kept segment: one that expired and is retained only for its dead letters."""
     return f"{start:020d}-{end:020d}"
 
 
 def parse_kept(name: str) -> tuple[int, int] | None:
-    """Parse the log positions `[start, end)` from the name of a kept segment; None for other names."""
+    """Parse the log positions `[start, end)` from a kept segment's file name; None for other names."""
     start, _, end = name.partition("-")
     range_ = parse_segment(start), parse_segment(end)
     return None if range_[0] is None or range_[1] is None else (range_[0], range_[1])

@@ -30,7 +30,10 @@ REOPEN_FACTOR = 1.1  # a refusal ends this far above the mark that began it, so 
 
 @dataclass(frozen=True, slots=True)
 class RetentionOptions:
-    """A mark is the smaller of its bytes and its share of the disk; `cleaning_hour` is local, None = any."""
+    """The limits of retention. A mark is the smaller of its bytes and its share of the disk.
+
+    `cleaning_hour` is local, None = any.
+    """
 
     age_ms: int = field(default=72 * HOUR_MS, metadata={"min": 1_000})
     log_bytes_max: int | None = field(default=None, metadata={"min": 1})
@@ -55,14 +58,14 @@ class RetentionOptions:
 
 
 class LogDisk(NamedTuple):
-    """Bytes of the file system that holds the log; `free` is what we may still use."""
+    """The bytes of the file system that holds the log; `free` is the part that this process may still use."""
 
     free: int
     total: int
 
 
 class OldSegment(NamedTuple):
-    """One segment of the commit log, `[start, end)` in log positions, with all that goes with it."""
+    """One commit-log segment, `[start, end)` in log positions, with the data that decides its deletion."""
 
     start: int
     end: int
@@ -72,7 +75,7 @@ class OldSegment(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """A log position from which the log must be retained, with the reason for people."""
+    """A log position from which the log must be retained, with a reason to show."""
 
     position: int
     reason: str
@@ -229,5 +232,5 @@ def refusal_text(
 
 
 def show_bytes(count: int) -> str:
-    """`1.5 GiB` or `12.0 MiB`."""
+    """Format a number of bytes with a binary unit, such as `1.5 GiB` or `12.0 MiB`."""
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"

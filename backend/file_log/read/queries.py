@@ -77,7 +77,7 @@ class Queries:
     # --- reading
 
     def read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
-        """Read records, as Backend.read does."""
+        """Read records of a queue; see Backend.read."""
         self._later(self._try_read, call, completion, self._read)
 
     def _try_read(
@@ -159,7 +159,7 @@ class Queries:
         return self._read_batch(call, completion, picked)
 
     def _answer_without_records(self, ref: QueueRef, offset: int) -> FileBatch | None:
-        """Return the answer of a read at an offset without a record, or None if there is one."""
+        """Return the answer to a read at an offset that has no record; None if it has one."""
         self._check_open()
         queue = self._state.queue(ref)
         if queue is None:
@@ -251,8 +251,9 @@ class Queries:
         return find
 
     def _first_offset(self, queue: LogQueue | QueueView, predicate: Predicate) -> int:
-        """Return the first offset whose entry meets `predicate`, which is monotonous where it can be
-        decided.
+        """Return the first offset whose entry meets `predicate`, by a binary search.
+
+        `predicate` must be monotonous, except where it cannot decide.
         """
         low, high = queue.min, queue.visible
         while low < high:
@@ -282,7 +283,7 @@ class Queries:
         return end, None
 
     def bounds(self, refs: Sequence[QueueRef]) -> list[Bounds | None]:
-        """Return the bounds of queues, as Backend.bounds does."""
+        """Return the bounds of queues; see Backend.bounds."""
         queues = [self._state.queue(ref) for ref in refs]
         return [None if queue is None else self.bounds_of(queue) for queue in queues]
 

@@ -93,7 +93,7 @@ class FileBatch(ReadBatch):
         return stored_record(record, self.deliveries[index])
 
     def carried(self, name: str) -> list[ShortRecord]:
-        """Return all records in short. The read has checked them, so this checks nothing."""
+        """Return all records in the short form. The read has checked them, so this checks nothing."""
         return [] if self._reader is None else self._reader.carried(self, name)
 
     def message_ids(self) -> list[bytes]:
@@ -296,7 +296,7 @@ class LogReader:
         return ids_in(view, segment.start, positions)
 
     def carried(self, batch: FileBatch, name: str) -> list[ShortRecord]:
-        """Return the records of a batch in short, with the system property `name`."""
+        """Return the records of a batch in the short form, with the system property `name`."""
         records: list[ShortRecord] = []
         find, unpack, locate = system_finder(name), REST.unpack_from, self.segments.locate
         for position, offset, flags, delivery in zip(

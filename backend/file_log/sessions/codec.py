@@ -51,9 +51,10 @@ def make_decoder(shape: type[S] | Any) -> Callable[[Body], S]:
 
 
 def make_row_getter(kind: type[Any]) -> Callable[[Any], Any]:
-    """Return a function that gives the fields of a dataclass in their order; `kind(*row)` is the way back.
+    """Return a function that converts a dataclass instance of type `kind` into a tuple of its fields.
 
-    Settings of a topic that only other engines have are left out.
+    The order is that of the fields, so `kind(*row)` converts back. Topic settings that only other engines use
+    are left out.
     """
     return attrgetter(*(field.name for field in fields(kind) if field.name not in CLUSTER_SETTINGS))
 
@@ -85,7 +86,7 @@ decode_fault: Callable[[Body], ErrorRow] = make_decoder(ErrorRow)
 
 
 def error_row(error: Exception) -> ErrorRow:
-    """Convert an error into the row that travels."""
+    """Convert an error into the (code, text) row that is sent over a session."""
     for kind in type(error).__mro__:
         if kind in _CODES:
             return _CODES[kind], str(error)
@@ -93,7 +94,7 @@ def error_row(error: Exception) -> ErrorRow:
 
 
 def error_from(row: ErrorRow) -> Exception:
-    """Convert a row into its error; a code from a newer version becomes RemoteError."""
+    """Convert a received row into an error; a code from a newer version becomes RemoteError."""
     return _ERRORS.get(row[0], errors.RemoteError)(row[1])
 
 
@@ -108,7 +109,10 @@ _decode_results: Callable[[Body], ResultsRow] = make_decoder(ResultsRow)
 
 
 def encode_results(clock_ms: int, results: Sequence[AppendResult]) -> bytes:
-    """Encode offsets, one common durability, and the exceptions: not stored, stored before, another class."""
+    """Encode the results of an append: all offsets, the most common durability, and a row for each deviation.
+
+    A result deviates if its record was rejected, was stored before, or has another durability.
+    """
     common = results[0].durability if results else Durability.WRITTEN
     odd = [
         (
@@ -125,7 +129,7 @@ def encode_results(clock_ms: int, results: Sequence[AppendResult]) -> bytes:
 
 
 def decode_results(body: Body) -> tuple[int, list[AppendResult]]:
-    """Decode (store clock in ms, results)."""
+    """Decode the answer to an append into (store clock in ms, results)."""
     clock_ms, common, offsets, odd = _decode_results(body)
     stored, durability = AppendStatus.STORED, Durability(common)
     results = [AppendResult(stored, offset, durability, None) for offset in offsets]
@@ -146,13 +150,13 @@ _decode_commit: Callable[[Body], CommitRow] = make_decoder(CommitRow)
 
 
 def commit_row(batch: CommitBatch, left_ms: int) -> CommitRow:
-    """Convert one commit into the row that travels."""
+    """Convert a commit batch with `left_ms` until its deadline into the row that is sent over a session."""
     deltas = [_delta_row(delta) for delta in batch.progress]
     return left_ms, batch.records, deltas, dict(batch.settings), list(batch.absent), list(batch.limits)
 
 
 def decode_commit(body: Body) -> tuple[int, CommitBatch]:
-    """Decode (milliseconds left, the batch)."""
+    """Decode a commit request into (milliseconds until its deadline, batch)."""
     left_ms, records, deltas, settings, absent, limits = _decode_commit(body)
     return left_ms, CommitBatch(records, [ProgressDelta(*row) for row in deltas], settings, absent, limits)
 
@@ -178,7 +182,7 @@ _decode_views: Callable[[Body], list[ViewRow]] = make_decoder(list[ViewRow])
 
 
 def decode_views(body: Body) -> list[ProgressView]:
-    """The answer of PROGRESS."""
+    """Decode the answer to a PROGRESS request."""
     return [ProgressView(*row) for row in _decode_views(body)]
 
 
@@ -201,18 +205,18 @@ _decode_holders: Callable[[Body], list[HolderRow]] = make_decoder(list[HolderRow
 
 
 def decode_join(body: Body) -> Join:
-    """The body of JOIN. Raises ValueError for a sharing that this version does not know."""
+    """Decode the body of a JOIN request. Raises ValueError for a sharing strategy unknown to this version."""
     group, topic, sharing, queues, address, member = _decode_join(body)
     return Join(group, topic, Sharing(sharing), queues, address, member)
 
 
 def encode_holders(holders: Mapping[QueueRef, str]) -> bytes:
-    """The answer of HOLDERS."""
+    """Encode the answer to a HOLDERS request: the address of each queue's holder."""
     return encode(list(holders.items()))
 
 
 def decode_holders(body: Body) -> dict[QueueRef, str]:
-    """The answer of HOLDERS."""
+    """Decode the answer to a HOLDERS request into each queue's holder address."""
     return dict(_decode_holders(body))
 
 
@@ -243,7 +247,7 @@ _decode_read_call: Callable[[Body], Any] = make_decoder(_ReadCallRow)
 
 
 def decode_read_call(body: Body) -> ReadCall:
-    """Decode the body of READ."""
+    """Decode the body of a READ request."""
     row = _decode_read_call(body)
     return ReadCall(row.queue, row.offset, row.count_max, row.bytes_max, row.tags)
 
@@ -255,7 +259,7 @@ decode_stored: Callable[[Body], list[StoredRecord]] = make_decoder(list[StoredRe
 
 
 class RemoteReadBatch(ReadBatch):
-    """A ReadBatch that came over a session."""
+    """A batch of records that the writer read and sent over a session."""
 
     __slots__ = ("_meta", "_queue")
 
@@ -278,7 +282,7 @@ class RemoteReadBatch(ReadBatch):
 
 
 def encode_read(batch: ReadBatch) -> bytes:
-    """Encode a batch: its columns and the rest of each record."""
+    """Encode a read batch: its columns, then the remaining fields of each record."""
     records = map(batch.record, range(len(batch.offsets)))
     meta = [(one.message_id, one.born_ms, one.stored_ms, one.due_ms, one.system) for one in records]
     return encode(
@@ -290,5 +294,5 @@ def encode_read(batch: ReadBatch) -> bytes:
 
 
 def decode_read(queue: QueueRef, body: Body) -> ReadBatch:
-    """Decode a batch of `queue`."""
+    """Decode a batch that the writer read from `queue`."""
     return RemoteReadBatch(queue, _decode_read(body))

@@ -50,7 +50,10 @@ TOOL_START_S = 3.0  # how long a tool waits for a takeover that is under way
 
 
 class ElectedLog(NamedTuple):
-    """The engine in the writer. `on_readers` is told whether other processes read its files themselves."""
+    """The log engine that this process runs after it has become the writer.
+
+    `on_readers` is called with whether any other process reads the log's files directly.
+    """
 
     backend: Backend
     on_readers: Callable[[bool], object] = lambda any_reader: None
@@ -60,10 +63,11 @@ OpenWriter = Callable[[Path, DirectoryLock], ElectedLog]
 
 
 class Election:
-    """One process's part in it.
+    """Makes this process the writer or a member of one log directory, and replaces a writer that died.
 
-    `open_writer` opens the engine (called with the lock held, at start or at a takeover); `may_write` False
-    never becomes the writer; `reads` makes the reading half of a member, default: through the writer.
+    `open_writer` opens the engine; it is called with the lock held, at start or at a takeover. With
+    `may_write` False this process never becomes the writer. `reads` makes the component with which a member
+    reads; by default it reads through the writer.
     """
 
     def __init__(
@@ -94,11 +98,11 @@ class Election:
 
     @property
     def is_writer(self) -> bool:
-        """True from the moment the log is open here."""
+        """Whether this process is the writer and has opened the log."""
         return self._server is not None
 
     def start(self) -> ElectedBackend:
-        """The directory's log for this process, as its writer or as a member. Blocks the calling greenlet.
+        """Open the directory's log as its writer or as a member; blocks the calling greenlet.
 
         Raises RemoteError when nobody answers (and we may not write, or another process holds the lock), else
         what opening the log raises.
@@ -164,7 +168,10 @@ class Election:
         )
 
     def _try_lock(self) -> ElectedLog | None:
-        """Become the writer; None when somebody else is, or we may not."""
+        """Take the lock and open the log.
+
+        Return None if another process holds the lock, or this one may not write.
+        """
         if not self._may_write:
             return None
         try:
@@ -188,7 +195,10 @@ class Election:
         return opened
 
     def _is_socket_served(self) -> bool:
-        """Return whether a writer answers although the lock was free: its lock file was deleted."""
+        """Return whether another process serves the socket although the lock was free.
+
+        Its lock file was deleted then.
+        """
         sock = connect(self._directory)
         if sock is None:
             return False
@@ -204,7 +214,10 @@ class Election:
         )
 
     def _try_socket(self) -> MemberBackend:
-        """Try for a session; the member is `link.is_ready` when it worked."""
+        """Try to open a session with the writer.
+
+        The returned member's `link.is_ready` says whether that worked.
+        """
         member = self._member
         if member is None:
             member = MemberBackend(
@@ -228,7 +241,7 @@ class Election:
     # --- staying one
 
     def _keep_session(self) -> None:
-        """Replace lost sessions for as long as this process is a member."""
+        """Wait for session losses and replace each lost session, for as long as this process is a member."""
         member = self._member
         assert member is not None
         while not self._closed:
@@ -240,7 +253,7 @@ class Election:
                 return
 
     def _replace_writer(self, member: MemberBackend) -> None:
-        """Try until there is a session again, or this process is the writer."""
+        """Retry until there is a session with a new writer, or this process has become the writer."""
         lost_at, pause = self._clock.monotonic(), RETRY_FIRST_S
         while not self._closed:
             try:
@@ -273,7 +286,7 @@ class Election:
 
 
 class ElectedMembership:
-    """A membership that follows the face to each new backend; everything held is lost at the change."""
+    """A membership that rejoins at each new backend; all its queues are lost at every change of backend."""
 
     def __init__(self, face: ElectedBackend, join: Join, listener: MembershipListener) -> None:
         self._face = face
@@ -285,13 +298,13 @@ class ElectedMembership:
         self.moving = True  # has no place at the present backend yet
 
     def join_backend(self, backend: Backend) -> None:
-        """Join at `backend`; later calls of an earlier one are ignored."""
+        """Join at `backend`; calls that an earlier backend still makes are ignored."""
         self.moves += 1
         self.moving = False
         self._inner = backend.join(self._join, _Relay(self))
 
     def leave_backend(self) -> None:
-        """Lose everything: the backend is replaced."""
+        """Report all queues as lost, because the backend is being replaced."""
         self.moves += 1
         self.moving = True
         self._inner = None
@@ -314,7 +327,7 @@ class ElectedMembership:
 
 
 class _Relay:
-    """Passes a backend's calls on to a membership, until that has left the backend."""
+    """Passes the listener calls of one backend on to a membership, until it leaves that backend."""
 
     def __init__(self, membership: ElectedMembership) -> None:
         self._membership, self._move = membership, membership.moves
@@ -347,9 +360,10 @@ _bound: Any = None
 
 
 class ElectedBackend(Backend):
-    """The face. `current` is the Backend of the moment; `on_close` stops what keeps it.
+    """The backend of the proxies; it forwards every call to `current`, the writer's or a member's.
 
-    Whoever keeps one of its methods keeps that of the Backend it had then: keep the face.
+    `on_close` ends the election. Do not store one of this object's bound methods: it would keep calling the
+    backend that was current at the time; store the object.
     """
 
     topic = topics = put_topic = delete_topic = setting = settings = append = commit = start_read = _bound
@@ -372,7 +386,7 @@ class ElectedBackend(Backend):
         self._unwatch = backend.watch_settings(self._watchers.notify_changed)
 
     def switch_backend(self, backend: Backend, leftovers: Sequence[SessionRequest]) -> None:
-        """Use `backend` from now on, also for `leftovers`, requests that the old one did not send."""
+        """Make `backend` current and send it `leftovers`, the requests that the previous one did not send."""
         old = self.current
         changed = find_changed_keys(old.topics(), backend.topics(), old.settings(""), backend.settings(""))
         for membership in self._memberships:
@@ -385,7 +399,7 @@ class ElectedBackend(Backend):
             self._watchers.notify_changed(key)
 
     def _join_after(self, commits: Sequence[Completion[Any]]) -> None:
-        """Join again once progress under the old epochs is in: a grant would fence it."""
+        """Rejoin all memberships once `commits` are answered: a new grant would fence those of old epochs."""
         waiting = len(commits)
 
         def on_answered(_: object) -> None:
@@ -411,7 +425,7 @@ class ElectedBackend(Backend):
             log.error("a membership could not be carried over to the new writer: %s", error)
 
     def remove_membership(self, membership: ElectedMembership) -> None:
-        """Forget a membership that has ended."""
+        """Remove a membership that has left, so that it does not rejoin."""
         self._memberships.pop(membership, None)
 
     def watch_settings(self, listener: Callable[[str], None], *prefixes: str) -> Callable[[], None]:

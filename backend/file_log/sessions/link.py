@@ -45,28 +45,28 @@ log = logging.getLogger(__name__)
 
 
 class Owner(Protocol):
-    """The owner of a link, which it calls for everything that comes in; all on the hub."""
+    """The callbacks of a link's owner; the link makes them all on the hub."""
 
     def has_membership(self, ident: int) -> bool:
-        """Whether a membership uses this id."""
+        """Return whether a membership already uses this id."""
 
     def on_push(self, kind: int, ident: int, body: bytes) -> None:
-        """A frame that answers no request. Raises msgspec.MsgspecError when it is malformed."""
+        """Handle a frame that answers no request. Raises msgspec.MsgspecError if it is malformed."""
 
     def on_ready(self) -> None:
-        """The session is ready; unanswered requests have been sent again, held ones follow after this."""
+        """Called when the session is ready: unanswered requests were resent, held ones follow after this."""
 
     def on_caught_up(self) -> None:
-        """Every request that was sent again has been answered; once per session, after `on_ready`."""
+        """Called once per session, after `on_ready`, when every resent request has been answered."""
 
     def on_clock(self, clock_ms: int) -> None:
-        """An answer tells the store's clock; before it is settled."""
+        """Note the store's clock from an answer; called before that answer's request is settled."""
 
     def on_session_lost(self, reason: str) -> None:
-        """The session is over; unknown requests are settled already."""
+        """Called after a session has ended; requests with an unknown outcome are already settled."""
 
     def on_ping(self) -> None:
-        """A good moment for slow checks; every `ping_s`."""
+        """Called every `ping_s`, for slow periodic checks."""
 
 
 class Link:
@@ -90,13 +90,13 @@ class Link:
 
     @property
     def is_attached(self) -> bool:
-        """Whether there is a session, or one is being set up."""
+        """Whether there is a session or one is being opened."""
         return self._pipe is not None
 
     # --- requests
 
     def submit_request(self, request: SessionRequest) -> None:
-        """Send it, hold it, or refuse it (a bound, or closed)."""
+        """Send a request, hold it until there is a session, or reject it (at a bound, or when closed)."""
         if not self.outstanding.admit_request(request):
             return
         if self.is_ready and not self.is_writer_leaving and not self.outstanding.held:
@@ -110,7 +110,7 @@ class Link:
             self._pipe.send(kind, ident, body)
 
     def next_ident(self) -> int:
-        """An id that nothing outstanding uses."""
+        """Return an id that no outstanding request or membership uses."""
         while True:
             self._ident = self._ident % IDENT_MAX + 1
             if self._ident not in self.outstanding.sent and not self._owner.has_membership(self._ident):
@@ -119,7 +119,7 @@ class Link:
     # --- the session
 
     def attach_socket(self, sock: socket.socket) -> None:
-        """Start a session on `sock` (connected, non-blocking); `ready` or `on_session_lost` follows."""
+        """Start a session on a connected, non-blocking socket; `on_ready` or `on_session_lost` follows."""
         limits = self.limits
         self.is_writer_leaving = self._has_caught_up = False
         self.rejection = None
@@ -131,13 +131,16 @@ class Link:
         self._pipe.send(FrameKind.HELLO, 0, codec.encode((MAGIC, VERSION, name)))
 
     def end_session(self, reason: str, text: str) -> None:
-        """End the session for a reason, as the owner and the log get it."""
+        """End the session; the owner gets `reason`, the log gets `text`."""
         if self._pipe is not None:
             self._pipe.close()
             self._on_lost(reason, text)
 
     def send_ping(self) -> None:
-        """Send a ping, and end the session if the writer is silent; runs by itself every `ping_s`."""
+        """Send a ping, or end the session if the writer has been silent for too long.
+
+        Called every `ping_s`.
+        """
         now = self._clock.monotonic()
         stalled = now - self._pinged_at > 2 * self.limits.ping_s
         self._pinged_at = now
@@ -153,7 +156,7 @@ class Link:
         self._owner.on_ping()
 
     def close(self) -> None:
-        """End the session; what is pending fails with DrainingError. May be called twice."""
+        """End the session; pending requests fail with DrainingError. May be called twice."""
         if self.outstanding.closed:
             return
         self._ping_timer.stop()
@@ -231,7 +234,10 @@ class Link:
             self._owner.on_push(FrameKind.FAULT, ident, codec.encode(codec.error_row(error)))
 
     def _on_rejected(self, request: SessionRequest, error: Exception) -> None:
-        """Settle with `error`; calls that shared a frame are tried apart when one of them may be at fault."""
+        """Settle a rejected request with `error`.
+
+        Split a frame of several calls if one of them may be invalid.
+        """
         may_split = isinstance(error, (CallerError, BoundReachedError, ValueError, TypeError, OverflowError))
         if may_split and isinstance(request, AppendFrame) and len(request.calls) > 1:
             for part in request.split_calls():
@@ -267,7 +273,7 @@ class Link:
             self._send(request)
 
     def _on_lost(self, reason: str, text: str) -> None:
-        """End the session: its pipe is closed."""
+        """Clean up after the pipe was closed: settle or hold requests and notify the owner."""
         self._pipe = None
         was_ready, self.is_ready, self.is_writer_leaving = self.is_ready, False, False
         if was_ready:
@@ -281,7 +287,10 @@ SLOT_S = 0.02  # resolution of deadlines
 
 
 class Outstanding:
-    """`sent` by id, `held` in order; `caught_up` is called when nothing is being sent again."""
+    """A member's unsettled requests: `sent` by id, and `held` in order until there is a session.
+
+    `caught_up` is called when every resent request has been answered.
+    """
 
     def __init__(
         self, loop: Any, clock: Clock, metrics: Registry, limits: SessionLimits, caught_up: Callable[[], None]
@@ -308,11 +317,14 @@ class Outstanding:
 
     @property
     def free_bytes(self) -> int:
-        """The number of bytes that may still be admitted."""
+        """The number of request bytes that may still be admitted."""
         return self._limits.in_flight_bytes_max - self.bytes
 
     def admit_request(self, request: SessionRequest) -> bool:
-        """Account for it; False, and it is refused from the hub, at a bound or once closed."""
+        """Count a request as outstanding.
+
+        At a bound or once closed, reject it from the hub and return False.
+        """
         error = self._why_rejected(request)
         if error is not None:
             self._loop.run_callback(request.on_fault, error)
@@ -337,7 +349,7 @@ class Outstanding:
         )
 
     def remove(self, request: SessionRequest) -> None:
-        """Remove a request that is settled, or goes to another backend."""
+        """Stop tracking a request that is settled, or that goes to another backend."""
         self._wheel.remove(request)
         if request.is_sent:
             self.sent.pop(request.ident, None)
@@ -350,20 +362,23 @@ class Outstanding:
         request.size = 0
 
     def hold_rejected(self, request: SessionRequest) -> None:
-        """Hold a request that a draining writer rejected; the next writer is asked, in order."""
+        """Hold a request that a draining writer rejected, to be sent to the next writer in its old order."""
         self.sent.pop(request.ident, None)
         request.ident, request.is_sent = 0, False
         self.held[request] = None
         self._in_order = False
 
     def sort_held(self) -> None:
-        """Sort held requests into the order of the calls, those that are sent again first."""
+        """Sort held requests by the order of their calls, with those that will be resent first."""
         if not self._in_order:
             self._in_order = True
             self.held = dict.fromkeys(sorted(self.held, key=lambda one: (not one.is_sent, one.number)))
 
     def session_lost(self) -> None:
-        """Hold the requests that may be repeated, before all others; settle the rest as unknown."""
+        """Hold the sent requests that may be resent, before all others.
+
+        Settle the rest with an unknown outcome.
+        """
         repeated: dict[SessionRequest, None] = {}
         unknown: list[SessionRequest] = []
         for request in self.sent.values():
@@ -381,7 +396,7 @@ class Outstanding:
             request.settle_unknown()
 
     def take_cancelled_waits(self) -> list[WaitRequest]:
-        """Take out the waits at the writer that were cancelled."""
+        """Remove and return the waits that were sent to the writer and then cancelled by their callers."""
         requests = self.sent.values()
         waits = [request for request in requests if isinstance(request, WaitRequest) and request.is_done]
         for wait in waits:
@@ -389,7 +404,7 @@ class Outstanding:
         return waits
 
     def take_held(self) -> list[SessionRequest]:
-        """Take out every held request, in order."""
+        """Remove and return every held request, in order."""
         self.sort_held()
         requests = [request for request in self.held if not request.is_done]
         for request in list(self.held):
@@ -399,7 +414,10 @@ class Outstanding:
     # --- deadlines and the end
 
     def when_idle(self, deadline: float, done: Completion[None]) -> None:
-        """Settle `done` once nothing is outstanding, or fail it at the deadline. Waits fail at once."""
+        """Settle `done` once no request is outstanding, or fail it at the deadline.
+
+        Fails parked waits at once.
+        """
         for request in [*self.sent.values(), *self.held]:
             if isinstance(request, WaitRequest):
                 self.remove(request)

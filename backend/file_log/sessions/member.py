@@ -71,9 +71,10 @@ def _ignore() -> None:
 
 
 class MemberBackend(Backend):
-    """A member's engine.
+    """The backend of a process that is not the writer: it sends calls to the writer over a session.
 
-    `on_ready`: a session is ready. `on_lost`: a session is over, and the member still open.
+    `on_ready` is called when a session is ready, `on_lost` when a session has ended and the member is still
+    open.
     """
 
     def __init__(
@@ -150,7 +151,10 @@ class MemberBackend(Backend):
         return completion
 
     def _durability_of(self, records: Sequence[NewRecord]) -> int:
-        """Return the durability that a call waits for: calls with an fsync share no frame with others."""
+        """Return the durability that a call waits for.
+
+        Calls that need an fsync share no frame with others.
+        """
         info = self.mirror.topics.get(records[0].topic) if records else None
         return -1 if info is None else info.durability
 
@@ -229,7 +233,7 @@ class MemberBackend(Backend):
         self.link.close()
 
     def take_unsent(self) -> list[SessionRequest]:
-        """Take out every request that was not sent, in order, for the Backend that replaces this one."""
+        """Remove and return all unsent requests, in order, for the backend that replaces this one."""
         self._flush_batch()
         return self.link.outstanding.take_held()
 
@@ -302,7 +306,7 @@ class MemberBackend(Backend):
         deadline: float | None = None,
         into: Completion[Any] | None = None,
     ) -> Completion[Any]:
-        """Make a request of one of REQUEST_KINDS."""
+        """Create and submit a request of a kind in REQUEST_KINDS; return its completion."""
         completion: Completion[Any] = Completion() if into is None else into
         now = self.clock.monotonic()
         if deadline is None:
@@ -315,7 +319,7 @@ class MemberBackend(Backend):
         return completion
 
     def _submit_change(self, request: SessionRequest) -> None:
-        """Submit a request that changes something; it is rejected while draining."""
+        """Submit a request that changes data; it is rejected while draining."""
         if self._draining:
             error = DrainingError("this process is draining; it takes nothing new")
             self.link.loop.run_callback(request.on_fault, error)
@@ -324,7 +328,7 @@ class MemberBackend(Backend):
 
 
 class RemoteMembership:
-    """One member of a group; it lives across sessions until `leave`."""
+    """One member of a group, through the session; it survives changes of the session until `leave`."""
 
     def __init__(self, memberships: RemoteMemberships, join: Join, listener: MembershipListener) -> None:
         self._memberships = memberships
@@ -335,20 +339,20 @@ class RemoteMembership:
         self.held: set[QueueRef] = set()
 
     def release(self, queues: Iterable[QueueRef]) -> None:
-        """Give up queues that were revoked."""
+        """Release queues that were revoked."""
         released = [queue for queue in queues if queue in self.held]
         self.held.difference_update(released)
         if released and self.is_joined:
             self._memberships.push(FrameKind.RELEASE, self.ident, codec.encode(released))
 
     def leave(self) -> None:
-        """Give up every queue and the membership."""
+        """Leave the group and release every queue."""
         self.held.clear()
         self._memberships.leave(self)
 
 
 class RemoteMemberships:
-    """All memberships of one member. `push` sends a frame if there is a session."""
+    """All memberships of this process. `push` sends a frame if there is a session."""
 
     def __init__(self, push: Push, next_ident: Callable[[], int]) -> None:
         self.push = push
@@ -360,13 +364,13 @@ class RemoteMemberships:
         return ident in self._by_ident
 
     def join(self, join: Join, listener: MembershipListener) -> RemoteMembership:
-        """Return a new membership; it joins at once when there is a session."""
+        """Create a membership; it joins at the writer as soon as there is a session."""
         membership = RemoteMembership(self, join, listener)
         self._add(membership)
         return membership
 
     def leave(self, membership: RemoteMembership) -> None:
-        """Forget a membership, and tell the writer."""
+        """Remove a membership here and at the writer."""
         if self._by_ident.pop(membership.ident, None) is not None and membership.is_joined:
             self.push(FrameKind.LEAVE, membership.ident, b"")
 
@@ -379,7 +383,7 @@ class RemoteMemberships:
             self._add(membership)
 
     def on_session_lost(self) -> None:
-        """Lose everything that is held."""
+        """Report all queues of all memberships as lost."""
         self._is_open = False
         for membership in list(self._by_ident.values()):
             membership.is_joined = False
@@ -389,13 +393,13 @@ class RemoteMemberships:
                 membership.listener.lost(queues)
 
     def on_rejected(self, ident: int, error: Exception) -> None:
-        """Note that the writer rejected a membership; `retry` asks again."""
+        """Mark a membership as rejected by the writer; `retry` joins again."""
         membership = self._by_ident[ident]
         membership.is_joined = False
         log.warning("joining group %s on %s: %s", membership.join.group, membership.join.topic, error)
 
     def retry(self) -> None:
-        """Join again with the memberships that were rejected."""
+        """Join again with the memberships that the writer rejected."""
         for membership in self._by_ident.values():
             if not membership.is_joined and self._is_open:
                 self._send_join(membership)

@@ -20,7 +20,7 @@ PART_BYTES = 512 << 10  # where a snapshot frame is full
 
 
 def snapshot_frames(backend: Backend) -> Iterator[bytes]:
-    """Yield frames with everything that a member mirrors, none much above PART_BYTES."""
+    """Yield frames with all topics and settings, each frame not much larger than PART_BYTES."""
     topics: list[codec.TopicRow] = []
     for info in backend.topics().values():
         topics.append(codec.topic_row(info))
@@ -42,7 +42,10 @@ def snapshot_frames(backend: Backend) -> Iterator[bytes]:
 
 
 def change_frame(backend: Backend, key: str) -> bytes:
-    """Return the frame with the present value of `key` (as Backend.watch_settings gives it)."""
+    """Return the frame with the current value of a topic or setting.
+
+    `key`: its name, as in Backend.watch_settings.
+    """
     if not key.startswith(TOPIC_KEY):
         return _settings_frame({key: backend.setting(key)})
     name = key[len(TOPIC_KEY) :]
@@ -59,7 +62,7 @@ def _settings_frame(values: dict[str, bytes | None]) -> bytes:
 
 
 class Mirror:
-    """A member's copy of topics and settings."""
+    """A member's copy of the writer's topics and settings."""
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicInfo] = {}
@@ -68,11 +71,11 @@ class Mirror:
         self._coming: tuple[dict[str, TopicInfo], dict[str, bytes]] | None = None
 
     def begin_snapshot(self) -> None:
-        """Begin a snapshot: every update until `finish_snapshot` belongs to it."""
+        """Begin a snapshot, to which all updates until `finish_snapshot` belong."""
         self._coming = {}, {}
 
     def finish_snapshot(self) -> None:
-        """Use the complete snapshot from now on, and tell watchers the differences."""
+        """Replace the copy by the complete snapshot, and notify watchers of the differences."""
         if self._coming is None:
             return
         (topics, settings), self._coming = self._coming, None
@@ -82,7 +85,7 @@ class Mirror:
             self.watchers.notify_changed(key)
 
     def take_topics(self, present: Iterable[TopicInfo], deleted: Iterable[str]) -> None:
-        """Update topics to their present settings."""
+        """Apply the current settings of topics, and remove deleted ones."""
         if self._coming is not None:
             self._coming[0].update((info.name, info) for info in present)
             return
@@ -95,7 +98,7 @@ class Mirror:
                 self.watchers.notify_changed(TOPIC_KEY + name)
 
     def take_settings(self, values: Mapping[str, bytes | None]) -> None:
-        """Update settings to their present values; None for a deleted one."""
+        """Apply the current values of settings; None means deleted."""
         settings = self.settings if self._coming is None else self._coming[1]
         for key, value in values.items():
             if settings.get(key) == value:
@@ -114,7 +117,7 @@ def find_changed_keys(
     old_settings: Mapping[str, bytes],
     settings: Mapping[str, bytes],
 ) -> list[str]:
-    """Return the keys, as watchers get them, of every topic and setting that differs."""
+    """Return the watcher keys of every topic and setting that differs between old and new."""
     changed = [
         TOPIC_KEY + name for name in {**old_topics, **topics} if old_topics.get(name) != topics.get(name)
     ]

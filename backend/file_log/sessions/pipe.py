@@ -87,17 +87,17 @@ def encode_frame(kind: FrameKind, ident: int, body: bytes) -> bytes:
 
 
 def timeout_ms(deadline: float, now: float) -> int:
-    """Convert a deadline into milliseconds left, rounded up, never below 0, as it travels."""
+    """Convert a deadline into the milliseconds left, as sent over a session: rounded up, never below 0."""
     return math.ceil(min(max(deadline - now, 0.0) * 1000, TIMEOUT_MS_MAX))
 
 
 def deadline_of(left_ms: int, now: float) -> float:
-    """Convert the milliseconds left on the wire into a deadline on this side's monotonic clock."""
+    """Convert received milliseconds left into a deadline on this process's monotonic clock."""
     return now + min(max(left_ms, 0), TIMEOUT_MS_MAX) / 1000
 
 
 class ProtocolError(Exception):
-    """The other side sent what the protocol does not allow; the session ends."""
+    """The other side sent something that the protocol does not allow; the session ends."""
 
 
 RECEIVE_BYTES = 256 << 10
@@ -105,7 +105,9 @@ READABLE, WRITABLE = 1, 2
 
 
 class Pipe:
-    """One socket. `frame_bytes_max` and `out_bytes_max` bound one body and what waits to leave.
+    """Sends and receives frames on one socket.
+
+    `frame_bytes_max` bounds one body, `out_bytes_max` the bytes waiting to be sent.
 
     * What is sent during one turn of the hub leaves with one system call.
     * `on_frame(kind, id, body)` runs on the hub; it may close the pipe. The body is the frame's own bytes.
@@ -144,11 +146,11 @@ class Pipe:
         self._readable.start(self._receive)
 
     def send(self, kind: FrameKind, ident: int, body: bytes) -> None:
-        """Queue one frame; it leaves at the end of this turn of the hub. Does nothing once closed."""
+        """Queue one frame to be sent at the end of this turn of the hub. Does nothing once closed."""
         self.send_frame(encode_frame(kind, ident, body))
 
     def send_frame(self, data: bytes) -> None:
-        """Queue a frame that is already encoded (one push to many sessions)."""
+        """Queue a frame that is already encoded, so that one encoding serves many sessions."""
         if self.closed:
             return
         self._out.append(data)
@@ -160,25 +162,25 @@ class Pipe:
             self._loop.run_callback(self._close_untaken)
 
     def flush(self) -> None:
-        """Give queued frames to the kernel now, as far as it takes them."""
+        """Write queued frames to the socket now, as far as it accepts them."""
         if not self.closed and self._out:
             self._flush()
 
     def pause_reading(self) -> None:
-        """Read nothing more until `resume_reading`."""
+        """Stop reading from the socket until `resume_reading`."""
         if not self.paused and not self.closed:
             self.paused = True
             self._readable.stop()
 
     def resume_reading(self) -> None:
-        """Read again; frames that were already received come at the next turn."""
+        """Resume reading; frames that were already received are handled in the next turn of the hub."""
         if self.paused and not self.closed:
             self.paused = False
             self._readable.start(self._receive)
             self._loop.run_callback(self._parse)
 
     def close(self) -> None:
-        """Drop everything. Harmless when closed."""
+        """Close the socket and drop queued frames. Does nothing once closed."""
         if self.closed:
             return
         self.closed = True
@@ -258,7 +260,10 @@ class Pipe:
                 self._chunks.append(data[at:] if at else data)
 
     def _take_frames(self, data: bytes) -> int:
-        """Hand out the whole frames in `data`; returns where the first incomplete one starts."""
+        """Pass the complete frames in `data` to `on_frame`.
+
+        Return where the first incomplete frame starts.
+        """
         at, end = 0, len(data)
         while end - at >= HEAD.size:
             length, kind, ident = HEAD.unpack_from(data, at)

@@ -43,7 +43,7 @@ from ddmq_common.native_threads import off_hub
 
 
 class Reads:
-    """The reading half of a member: everything through the writer; serves any engine."""
+    """Reads for a member of any engine, by asking the writer."""
 
     def __init__(self, link: Link, clock: Clock, mirror: Mirror) -> None:
         self._link = link
@@ -51,28 +51,31 @@ class Reads:
         self._mirror = mirror
 
     def read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
-        """Read, as Backend.read does."""
+        """Read records of a queue; see Backend.read."""
         self.ask_writer(call, completion)
 
     def ask_writer(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
-        """Read through the session, as Backend.read does."""
+        """Send a read to the writer over the session; see Backend.read."""
         now = self._clock.monotonic()
         self._link.submit_request(
             PlainRequest(FrameKind.READ, call, completion, now + self._link.limits.request_timeout_s, now)
         )
 
     def wait(self, queue: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
-        """Park a wait at the writer, as Backend.wait does."""
+        """Park a wait for new records at the writer; see Backend.wait."""
         self._link.submit_request(WaitRequest(queue, offset, deadline, wait))
 
     def on_ready(self) -> None:
-        """Note a new session, maybe with another writer; parked waits are sent again with the rest."""
+        """Called when a session is ready, possibly with another writer.
+
+        The link resends parked waits itself.
+        """
 
     def on_ping(self) -> None:
-        """Close files that were deleted: their space is used as long as they are open."""
+        """Close files that were deleted on disk: an open file keeps occupying its space."""
 
     def close(self) -> None:
-        """Close the files; the link fails pending requests."""
+        """Close all files; the link fails the pending requests."""
 
 
 COUNT_MAX = 4096  # entries looked at in one read
@@ -81,12 +84,15 @@ MakeReads = Callable[[Link, Clock, Mirror], Reads]
 
 
 def local_reads(directory: Path, options: FileLogOptions) -> MakeReads:
-    """Return the `reads` argument of Election for the file log in `directory`."""
+    """Return a factory of LocalReads for the log in `directory`, as the `reads` argument of Election."""
     return lambda link, clock, mirror: LocalReads(link, clock, mirror, directory, options)
 
 
 class LocalReads(Reads):
-    """The log's files in `directory`, read by this process itself."""
+    """Reads for a member that opens the log's files itself.
+
+    It asks the writer for everything that the files do not show.
+    """
 
     def __init__(
         self, link: Link, clock: Clock, mirror: Mirror, directory: Path, options: FileLogOptions
@@ -116,7 +122,10 @@ class LocalReads(Reads):
         )
 
     def _read_salting(self) -> Salting:
-        """Return the directory's salting; if it is unknown, no entry is valid and the writer is asked."""
+        """Return the directory's checksum salting.
+
+        If it is unknown, no entry is valid and all reads go to the writer.
+        """
         try:
             return read_format(self._storage, self._directory) or UNSALTED
         except (OSError, StorageError):
@@ -175,7 +184,10 @@ class LocalReads(Reads):
     def _read_records(
         self, call: ReadCall, picked: SelectedEntries, completion: Completion[ReadBatch]
     ) -> None:
-        """Read the picked records from the log; without any, the answer is only where to read on."""
+        """Read the selected records from the log files.
+
+        If there are none, answer only with the next offset.
+        """
         cold = self._reader.list_cold(picked.entries, call.bytes_max)
         if not cold:
             self._hub.loop.run_callback(self._answer_read, call, picked, completion)
@@ -187,7 +199,11 @@ class LocalReads(Reads):
     # --- inside
 
     def _read_entries(self, call: ReadCall) -> bytes:
-        """Return index entries from the offset on whose log is mapped; b"" if the writer must be asked."""
+        """Return the consume-queue entries from the call's offset on.
+
+        B"" if the writer must be asked instead. Entries are returned only if the log segments of their
+        records are mapped.
+        """
         info = self._mirror.topics.get(call.queue.topic)
         if info is None or info.incarnation != call.queue.incarnation or not info.readable or self._closed:
             return b""
@@ -200,7 +216,7 @@ class LocalReads(Reads):
         return b""
 
     def _has_segments(self, entries: bytes) -> bool:
-        """Return whether the segments of the first and last entry exist; look for new ones once."""
+        """Return whether the segments of the first and last entry are mapped; reload once if necessary."""
         first = ENTRY_ROWS.unpack_from(entries)[0]
         position, size = ENTRY_ROWS.unpack_from(entries, len(entries) - ENTRY_BYTES)[:2]
         if not size:
@@ -242,7 +258,7 @@ class LocalReads(Reads):
         return None if self._is_damaged or not batch.deliveries else batch
 
     def _load_segments(self) -> bool:
-        """Load the present segments; return False when that was done a moment ago."""
+        """Map the segment files on disk; return False if this failed or was done a moment ago."""
         now = self._clock.monotonic()
         if now - self._loaded_at < RELOAD_S:
             return False

@@ -39,7 +39,9 @@ TOPIC_KEY = "topic/"  # how Backend.watch_settings names a changed topic
 
 
 class SessionRequestKind(NamedTuple):
-    """One kind of request: how it travels and what it calls; docs/formats-sessions.md has the bytes.
+    """One kind of request: the encoding of its body and the backend method that it calls.
+
+    docs/formats-sessions.md describes the bytes.
 
     * `encode(arguments, left_ms)` makes the body of a request, `decode` reads it back as (left_ms,
       arguments); left_ms is None for a call without a deadline of its own.
@@ -173,19 +175,22 @@ REQUEST_KINDS: dict[int, SessionRequestKind] = {
 
 
 def unknown_outcome(request: str) -> RemoteError:
-    """Return the error of a request whose outcome is unknown."""
+    """Return the error for a request that was sent but not answered, so that its outcome is unknown."""
     return RemoteError(f"the writer was gone or late before it answered {request}; the outcome is unknown")
 
 
 def not_sent(request: str) -> TryLaterError:
-    """Return the error of a request that never left this process."""
+    """Return the error for a request that was never sent."""
     return TryLaterError(
         f"{request} was not sent: no writer was reachable before its deadline; nothing is stored"
     )
 
 
 class SessionRequest(ABC):
-    """One request on its way. `size` is its weight in flight, in bytes."""
+    """One request of a member to the writer.
+
+    `size`: the bytes that it counts against the bound of the session.
+    """
 
     __slots__ = ("can_resend", "deadline", "ident", "is_sent", "kind", "number", "size")
 
@@ -201,45 +206,51 @@ class SessionRequest(ABC):
     @property
     @abstractmethod
     def is_done(self) -> bool:
-        """Whether no caller waits for it any more."""
+        """Whether every caller has been answered."""
 
     @abstractmethod
     def encode_body(self, now: float) -> bytes:
-        """Encode the request, with deadlines as time left from `now`."""
+        """Encode the request body; deadlines become the time left from `now`."""
 
     @abstractmethod
     def on_answer(self, body: bytes, on_clock: OnClock) -> bool:
-        """Settle with the answer, after passing on the store's clock, if the answer has it.
+        """Settle with the answer; if the answer contains the store's clock, pass that to `on_clock` first.
 
         Return False when it is not settled: the writer was draining, the next one has to be asked.
         """
 
     @abstractmethod
     def on_fault(self, error: Exception) -> None:
-        """Settle with an error of the writer."""
+        """Settle with an error that the writer returned."""
 
     def fail(self, error: Exception) -> None:
-        """Settle with `error` unchanged, when the session is closed."""
+        """Settle with `error` unchanged; used when the session is closed."""
         self.on_fault(error)
 
     @abstractmethod
     def reissue_on(self, backend: Backend) -> Completion[Any] | None:
-        """Make the call on `backend` instead. A commit returns the completion of that call."""
+        """Make the call on `backend` instead of the session.
+
+        Returns the completion if the call is a commit.
+        """
 
     def settle_expired(self, now: float) -> float | None:
-        """Settle at its deadline. Return the next deadline, or None when all of it is settled."""
+        """Settle the calls past their deadline.
+
+        Return the next deadline, or None if every call is settled.
+        """
         self.settle_unknown()
         return None
 
     def settle_unknown(self) -> None:
-        """Settle without an answer: none will come, or it would come too late."""
+        """Settle with an unknown outcome: no answer will come, or only after the deadline."""
         if not self.is_done:
             name = self.kind.name.lower()
             self.on_fault(unknown_outcome(name) if self.is_sent else not_sent(name))
 
 
 def append_bytes(records: Sequence[NewRecord]) -> int:
-    """Return what records weigh in flight."""
+    """Return how many bytes these records count against the bound of outstanding requests."""
     size = RECORD_BYTES * len(records)
     for record in records:
         size += len(record.delivery)
@@ -247,7 +258,7 @@ def append_bytes(records: Sequence[NewRecord]) -> int:
 
 
 class AppendCall:
-    """One call of `append`; several travel in one frame."""
+    """One call of `append`; several calls travel in one AppendFrame."""
 
     __slots__ = ("completion", "deadline", "records")
 
@@ -259,13 +270,13 @@ class AppendCall:
         self.completion = completion
 
     def settle_all(self, status: AppendStatus, error: Exception) -> None:
-        """Settle with the same result for each of its records."""
+        """Settle the call with the same result for each of its records."""
         result = AppendResult(status, -1, Durability.WRITTEN, error)
         self.completion.succeed([result] * len(self.records))
 
 
 class AppendFrame(SessionRequest):
-    """Calls of `append` of one hub turn, in their order."""
+    """The `append` calls of one turn of the hub, sent as one frame in their order."""
 
     __slots__ = ("calls",)
 
@@ -329,7 +340,7 @@ class AppendFrame(SessionRequest):
         return next_deadline
 
     def split_calls(self) -> list[AppendFrame]:
-        """Return one frame per call: bad arguments of one call must not reject the others."""
+        """Return one frame per call, so that an invalid call does not reject the others."""
         return [
             AppendFrame([call], append_bytes(call.records)) for call in self.calls if not call.completion.done
         ]
@@ -341,7 +352,7 @@ class AppendFrame(SessionRequest):
 
 
 class SessionCommit(SessionRequest):
-    """A commit on its way to the writer."""
+    """A commit request to the writer."""
 
     __slots__ = ("batch", "completion")
 
@@ -380,7 +391,7 @@ class SessionCommit(SessionRequest):
 
 
 class PlainRequest(SessionRequest):
-    """A request of REQUEST_KINDS whose body does not change; time left in it counts from `now`."""
+    """A request whose body is encoded once; a time left in it counts from the moment of sending."""
 
     __slots__ = ("_arguments", "_body", "completion")
 
@@ -412,7 +423,7 @@ class PlainRequest(SessionRequest):
 
 
 class WaitRequest(SessionRequest):
-    """A wait parked at the writer; it succeeds with False at the deadline."""
+    """A wait parked at the writer; at its deadline it succeeds with False."""
 
     __slots__ = ("_offset", "_queue", "wait")
 

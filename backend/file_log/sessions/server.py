@@ -38,7 +38,7 @@ ACCEPT_MAX = 16  # connections taken per turn of the hub
 
 
 class SessionServer:
-    """Serves `backend` to other processes at DIR/writer.sock.
+    """Serves `backend` to other processes through the socket DIR/writer.sock.
 
     Only the holder of the directory's lock may make one. `on_readers` is told whether any member reads the
     log's files itself (its views should then be written at once). Raises StorageError.
@@ -79,12 +79,15 @@ class SessionServer:
         return len(self._sessions)
 
     def announce_stop(self) -> None:
-        """Announce that this writer will stop: members send nothing new; open requests are still answered."""
+        """Announce to members that this writer will stop; open requests are still answered.
+
+        Members send new requests to the next writer.
+        """
         for session in self._sessions.values():
             session.pipe.send(FrameKind.GOING, 0, b"")
 
     def end_silent_sessions(self) -> None:
-        """End the sessions that were silent for too long; runs by itself every `ping_s / 2`."""
+        """End sessions that sent no frame for `silence_s`; called every `ping_s / 2`."""
         if not (self._directory / SOCKET_FILE).exists():
             self._listen_again()
         if not self._acceptable.active:
@@ -99,7 +102,7 @@ class SessionServer:
                 self._end_if_silent(session)
 
     def _listen_again(self) -> None:
-        """Create the socket again: its file was deleted, and no process could join any more."""
+        """Create the socket file again after it was deleted, as no process could connect any more."""
         try:
             listener = listen(self._directory)
         except DdmqError as error:
@@ -133,14 +136,14 @@ class SessionServer:
         self._metrics.cell(catalogue.SESSION_REFUSED, reason).value += 1
 
     def readers_changed(self) -> None:
-        """Tell the engine whether any session reads its files, when that has changed."""
+        """Call `on_readers` if it has changed whether any session reads the log's files directly."""
         any_reader = any(session.reads_files for session in self._sessions.values())
         if any_reader != self._readers:
             self._readers = any_reader
             self._on_readers(any_reader)
 
     def on_session_ended(self, session: Session, reason: str, text: str) -> None:
-        """Forget a session that has ended."""
+        """Remove a session that has ended."""
         self._sessions.pop(session.number, None)
         self._open.value = len(self._sessions)
         self.readers_changed()
@@ -230,9 +233,10 @@ def socket_address(directory: Path) -> Iterator[str]:
 
 
 def listen(directory: Path) -> socket.socket:
-    """Return a listening socket, in place of one that a dead writer left; for the holder of the lock only.
+    """Create the listening socket, replacing the socket file of a dead writer.
 
-    Only the owner of the directory's files may connect (mode 0600). Raises StorageError.
+    Only the holder of the directory's lock may call this. Only the owner of the directory's files may connect
+    (mode 0600). Raises StorageError.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)
@@ -251,9 +255,9 @@ def listen(directory: Path) -> socket.socket:
 
 
 def connect(directory: Path) -> socket.socket | None:
-    """Return a connected, non-blocking socket to the writer; None when no process listens there now.
+    """Return a connected, non-blocking socket to the writer; None if no process listens.
 
-    Who listens there without being the directory's owner is not spoken to: an error in the log, and None.
+    A listener that is not run by the directory's owner is not trusted: an error is logged and None returned.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)
@@ -275,7 +279,7 @@ def connect(directory: Path) -> socket.socket | None:
 
 
 def peer_uid(sock: socket.socket) -> int:
-    """Return the user of the process at the other end, as it was when it connected or began to listen."""
+    """Return the user id of the process at the other end, as of when it connected or began to listen."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     _, uid, _ = _PEER.unpack(credentials)
     return int(uid)

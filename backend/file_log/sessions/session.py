@@ -43,24 +43,24 @@ _decode_wait: Callable[[bytes], tuple[QueueRef, int, int]] = codec.make_decoder(
 
 
 class Host(Protocol):
-    """The server of a session, as the session needs it."""
+    """The callbacks of the server that a session belongs to."""
 
     backend: Backend
     clock: Clock
     limits: SessionLimits
 
     def readers_changed(self) -> None:
-        """Update whether any member reads the files itself."""
+        """Check again whether any member reads the log's files directly."""
 
     def count_rejection(self, reason: str) -> None:
-        """Count a rejected request."""
+        """Count a rejected request in the metrics."""
 
     def on_session_ended(self, session: Session, reason: str, text: str) -> None:
-        """Forget the session; called once."""
+        """Remove the session; called once."""
 
 
 class Session:
-    """One member's session. `heard_at`: when a frame last came from the member (monotonic seconds)."""
+    """The writer's side of one member's session. `heard_at`: when the last frame came (monotonic seconds)."""
 
     def __init__(self, host: Host, number: int, loop: Any, sock: socket.socket) -> None:
         self.host = host
@@ -88,13 +88,16 @@ class Session:
 
     @property
     def is_closed(self) -> bool:
-        """Whether its pipe is closed."""
+        """Whether the session's pipe is closed."""
         return self.pipe.closed
 
     # --- calls of the pipe
 
     def on_frame(self, kind: int, ident: int, body: bytes) -> None:
-        """Serve one frame; a malformed one ends the session, a rejected one is answered with a fault."""
+        """Handle one frame.
+
+        A malformed frame ends the session, a rejected request is answered with an error.
+        """
         self.heard_at = self.host.clock.monotonic()
         try:
             if not self.is_welcomed and kind != FrameKind.HELLO:
@@ -111,13 +114,16 @@ class Session:
             self.pause_or_resume()
 
     def end(self, reason: str, text: str) -> None:
-        """Close, release memberships, cancel waits, tell the server. Harmless when closed."""
+        """Close the pipe, release memberships, cancel waits and notify the server.
+
+        Does nothing once closed.
+        """
         if not self.pipe.closed:
             self.pipe.close()
             self.on_closed(reason, text)
 
     def on_closed(self, reason: str, text: str) -> None:
-        """Release everything: the pipe is closed."""
+        """Release everything that the session holds, because its pipe is closed."""
         for wait in self.waits.values():
             wait.cancel()
         self.waits.clear()
@@ -129,7 +135,7 @@ class Session:
     # --- bounds
 
     def admit_request(self, size: int) -> None:
-        """Account for a request of `size` bytes. Raises BoundReachedError when there are too many."""
+        """Count a request of `size` bytes as in flight. Raises BoundReachedError if there are too many."""
         if self.outstanding >= self.host.limits.requests_max:
             self.host.count_rejection("requests")
             raise BoundReachedError(
@@ -140,14 +146,14 @@ class Session:
         self.in_flight_bytes += size
 
     def release(self, size: int) -> None:
-        """Account for the answer of a request of `size` bytes."""
+        """Remove an answered request of `size` bytes from the in-flight counts."""
         self.outstanding -= 1
         self.in_flight_bytes -= size
         if self.pipe.paused:
             self.pause_or_resume()
 
     def pause_or_resume(self) -> None:
-        """Stop reading at the bound, resume below it."""
+        """Stop reading from the socket at the bound of bytes in flight; resume below it."""
         limits = self.host.limits
         is_full = (
             self.in_flight_bytes >= limits.in_flight_bytes_max
@@ -170,11 +176,11 @@ class Session:
         self.pipe.send(FrameKind.FAULT, ident, codec.encode(codec.error_row(error)))
 
     def send_change(self, key: str) -> None:
-        """Send the present value of a topic or setting, by its key for watchers."""
+        """Send the current value of the topic or setting that `key` names, as in watcher callbacks."""
         self.pipe.send_frame(change_frame(self.host.backend, key))
 
     def send_welcome(self, name: str, magic: str, version: int) -> None:
-        """Answer HELLO: identity, all topics, all settings, READY; one consistent snapshot."""
+        """Answer HELLO with one consistent snapshot: identity, all topics, all settings, then READY."""
         if magic != MAGIC or version != VERSION:
             self.host.count_rejection("version")
             text = f"the writer speaks session protocol {VERSION}, not {magic} {version}"
@@ -198,7 +204,7 @@ class Session:
         self.send_pong(FrameKind.READY)
 
     def send_pong(self, kind: FrameKind = FrameKind.PONG) -> None:
-        """Send the engine's clock and health."""
+        """Answer a ping with the engine's clock and health."""
         backend = self.host.backend
         health = backend.health()
         row = (backend.clock_ms(), health.ready, health.reason)
@@ -279,7 +285,10 @@ class Session:
 
 
 def _call_engine(answer: RequestAnswer | WaitAnswer, call: Callable[[], object]) -> None:
-    """Call the engine; an error that it raises at once becomes the answer, so that the accounts are right."""
+    """Call the engine.
+
+    If it raises, answer the request with the error, so that the in-flight counts stay correct.
+    """
     try:
         call()
     except Exception as error:
@@ -290,7 +299,7 @@ def _call_engine(answer: RequestAnswer | WaitAnswer, call: Callable[[], object])
 
 
 class RequestAnswer(Completion[Any]):
-    """A request inside the engine; settled, it becomes the ANSWER or FAULT."""
+    """Receives the engine's result of one request, and sends it to the member as ANSWER or FAULT."""
 
     __slots__ = ("_arguments", "_ident", "_request", "_session", "_size")
 
@@ -315,7 +324,7 @@ class RequestAnswer(Completion[Any]):
 
 
 class WaitAnswer(Wait):
-    """A parked wait of a member without a reader of its own."""
+    """Receives the result of a wait that the writer parks for a member, and sends it."""
 
     __slots__ = ("_ident", "_session")
 
@@ -335,7 +344,7 @@ class WaitAnswer(Wait):
 
 
 class RemoteListener:
-    """A member's membership as the engine sees it; mute once the session is over."""
+    """The membership listener that the engine calls for a remote member, until the session ends."""
 
     def __init__(self, session: Session, ident: int) -> None:
         self._session, self._ident = session, ident

@@ -47,7 +47,7 @@ SLICE = 256  # items encoded before the hub runs other work
 
 
 class Checkpoint(NamedTuple):
-    """A decoded checkpoint."""
+    """The content of a checkpoint, decoded."""
 
     position: int
     first_position: int

@@ -53,7 +53,7 @@ ENTRY_POSITION = 8  # the bytes of an entry that hold the position
 
 
 class Recovered(NamedTuple):
-    """The outcome of opening a log. Positions are log positions."""
+    """The outcome of opening a log; positions in it are log positions."""
 
     state: LogState
     end: int  # everything below counts and is durable
@@ -64,7 +64,7 @@ class Recovered(NamedTuple):
 
 
 class Recovery:
-    """Opens one directory once."""
+    """Recovers one directory, once, while it is being opened."""
 
     def __init__(
         self,

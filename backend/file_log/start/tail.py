@@ -22,7 +22,7 @@ TAIL_COPY_MAX = 16 << 20  # bytes of a partial tail that are copied to damaged/
 
 
 class Tail:
-    """The end of one log that is being opened."""
+    """Finds and truncates the end of a log that is being opened."""
 
     def __init__(self, storage: Storage, segments: SegmentSet, damage: LogDamage, segment_bytes: int) -> None:
         self._storage = storage

@@ -65,7 +65,10 @@ COMPACTED = {**SYSTEM_COMPACTED, "max.message.bytes": str(RECORD_BYTES_MAX)}  # 
 
 
 class Survey(NamedTuple):
-    """The names of all topics of ours, the descriptions of some of them, and the cluster's id."""
+    """The result of one survey of the cluster's topics.
+
+    It has the names of all admitted topics, descriptions of those that changed, and the cluster's id.
+    """
 
     names: frozenset[str]
     described: tuple[ClusterTopic, ...]
@@ -73,7 +76,7 @@ class Survey(NamedTuple):
 
 
 class Cluster:
-    """Gives jobs to the thread; their results come to the hub."""
+    """Runs jobs with the AdminClient in its native thread and passes their results to the hub."""
 
     def __init__(self, options: KafkaOptions, bridge: Bridge) -> None:
         self._bridge = bridge
@@ -103,7 +106,7 @@ class Cluster:
         self._jobs.put(run)
 
     def close(self) -> None:
-        """Take no more jobs; the running one ends by itself."""
+        """Accept no more jobs; a running job still finishes."""
         self._jobs.put(None)
 
     def _run(self) -> None:
@@ -118,10 +121,10 @@ def survey_topics(
     before: Mapping[str, int],
     on_grown: Callable[[str], object],
 ) -> Survey:
-    """List the cluster's topics, and describe those whose number of partitions is not as in `unchanged`.
+    """List the cluster's topics and describe those whose number of partitions differs from `unchanged`.
 
-    `unchanged` None: describe all of them. `on_grown` is called for each that has more partitions than
-    `before`.
+    With `unchanged` None, describe all of them. `let_in` selects topics by their name in Kafka. `on_grown` is
+    called with each topic that has more partitions than in `before`.
     """
     metadata = admin.list_topics(timeout=SURVEY_S)
     names = {name: len(topic.partitions) for name, topic in metadata.topics.items() if let_in(name)}
@@ -197,7 +200,7 @@ def _add_settings(admin: AdminClient, existing: Mapping[str, Any]) -> list[Clust
 
 
 def create_topic(admin: AdminClient, options: KafkaOptions, name: str, info: TopicInfo) -> ClusterTopic:
-    """Create the topic `name`, or find it existing; it can be written to when this returns."""
+    """Create the topic `name` unless it exists, and return it once it can be written to."""
     queues, durable = info.queues, info.durability >= Durability.DURABLE
     settings = {
         "cleanup.policy": "delete",
@@ -232,7 +235,7 @@ def create_topic(admin: AdminClient, options: KafkaOptions, name: str, info: Top
 
 
 def change_topic(admin: AdminClient, topic: ClusterTopic, info: TopicInfo) -> tuple[ClusterTopic, bool]:
-    """Change the topic as `info` says; return it, and whether settings of Kafka's were changed."""
+    """Change the topic to match `info`; return it, and whether any of Kafka's own settings were changed."""
     if info.replication_factor not in (None, topic.replicas):
         raise CallerError(
             f"topic {info.name}: replication_factor is {info.replication_factor}; it has {topic.replicas},"
@@ -257,7 +260,7 @@ def change_topic(admin: AdminClient, topic: ClusterTopic, info: TopicInfo) -> tu
 
 
 def check_copies(info: TopicInfo, found: ClusterTopic) -> None:
-    """Raise CallerError if there are fewer copies than the requested durability needs."""
+    """Raise CallerError if the topic has fewer replicas than the requested durability needs."""
     if info.durability is Durability.REPLICATED and found.replicas < 2:
         raise CallerError(
             f"topic {info.name}: durability is replicated; allowed with one copy: sync, written"
@@ -269,7 +272,7 @@ def check_copies(info: TopicInfo, found: ClusterTopic) -> None:
 
 
 def _await_queues(admin: AdminClient, name: str, queues: int) -> ClusterTopic:
-    """Wait until the brokers know the topic with so many queues, and return it."""
+    """Wait until the brokers report the topic with `queues` partitions, and return it."""
     end = time.monotonic() + SETTLE_S
     while True:
         topics = describe_topics(admin, [name])
@@ -281,13 +284,13 @@ def _await_queues(admin: AdminClient, name: str, queues: int) -> ClusterTopic:
 
 
 def set_flush_each(admin: AdminClient, found: ClusterTopic) -> ClusterTopic:
-    """Set that each message of the topic is synced before it is answered."""
+    """Configure the topic so that Kafka syncs each message before it acknowledges it."""
     _set_settings(admin, found, {"flush.messages": "1"})
     return found._replace(flushed=True)
 
 
 def required_settings(name: str) -> Mapping[str, str]:
-    """Return the settings that a topic (by our name) needs so that no record expires early; mostly none."""
+    """Return the Kafka settings that the topic `name` needs so that no record expires early; usually none."""
     if name in WAITING_TOPICS:
         return UNLIMITED
     return COMPACTED if name in COMPACTED_TOPICS else {}
@@ -307,7 +310,7 @@ def set_required_settings(admin: AdminClient, name: str, found: ClusterTopic) ->
 
 
 def delete_records(admin: AdminClient, kafka_name: str, partition: int, before: int) -> None:
-    """Delete the records of a partition below an offset; the brokers do it segment by segment."""
+    """Delete the records of a partition below offset `before`; the brokers delete whole segments."""
     positions = [TopicPartition(kafka_name, partition, before)]
     for answer in admin.delete_records(positions, request_timeout=CHANGE_S).values():
         answer.result()
@@ -328,7 +331,7 @@ def _set_settings(admin: AdminClient, found: ClusterTopic, settings: Mapping[str
 
 
 def add_queues(admin: AdminClient, found_name: str, queues: int) -> ClusterTopic:
-    """Grow the topic to so many queues."""
+    """Increase the topic's partitions to `queues`, if it has fewer; return the topic."""
     [answer] = admin.create_partitions([NewPartitions(found_name, queues)], request_timeout=CHANGE_S).values()
     try:
         answer.result()
@@ -341,7 +344,7 @@ def add_queues(admin: AdminClient, found_name: str, queues: int) -> ClusterTopic
 
 
 def await_leaders(admin: AdminClient, found: ClusterTopic) -> None:
-    """Wait until each partition has a leader that answers, so that the first writes need not wait."""
+    """Wait until each partition has a leader that answers, so that the first writes are not delayed."""
     end = time.monotonic() + SETTLE_S
     remaining = set(range(found.partitions))
     latest: Any = OffsetSpec
@@ -355,7 +358,7 @@ def await_leaders(admin: AdminClient, found: ClusterTopic) -> None:
 
 
 def delete_topic(admin: AdminClient, name: str) -> None:
-    """Delete the topic; return when the brokers say that it is gone."""
+    """Delete the topic and wait until the brokers confirm it."""
     [answer] = admin.delete_topics([name], request_timeout=CHANGE_S).values()
     try:
         answer.result()
@@ -371,7 +374,7 @@ def delete_topic(admin: AdminClient, name: str) -> None:
 
 
 class SystemTopics(NamedTuple):
-    """The names in Kafka of the system's own topics."""
+    """The names, in Kafka, of the engine's own topics."""
 
     settings: str
     progress: str
@@ -379,7 +382,7 @@ class SystemTopics(NamedTuple):
 
     @classmethod
     def named_by(cls, options: KafkaOptions) -> SystemTopics:
-        """Return the names for an installation."""
+        """Return the system topics' names for an installation."""
         system = options.names.system_topic
         return cls(system("settings"), system("progress"), system("coordination"))
 
@@ -390,7 +393,10 @@ def ensure_system_topics(
     is_stopped: Callable[[], bool],
     on_error: Callable[[BaseException], None],
 ) -> dict[str, int]:
-    """Create the missing ones and return the partitions of each; retry, or return nothing if stopped."""
+    """Create missing system topics and return each one's number of partitions.
+
+    Retries after errors; returns an empty dict if `is_stopped`.
+    """
     names = SystemTopics.named_by(options)
     while not is_stopped():
         try:

@@ -18,7 +18,7 @@ TURN_S = 0.01  # so long a turn of the hub is filled with calls at most; the oth
 
 
 class Bridge:
-    """Runs calls of any thread on the hub that made it."""
+    """Runs functions, called from any thread, on the hub that created the bridge."""
 
     def __init__(self) -> None:
         hub: Any = gevent.get_hub()
@@ -52,11 +52,11 @@ class Bridge:
                 return
 
     def report_error(self, function: object, error: Exception) -> None:
-        """Report a bug of a caller on standard error."""
+        """Print the traceback of an exception that a function raised on the hub."""
         self._handle_error(function, type(error), error, error.__traceback__)
 
     def close(self) -> None:
-        """Run no more calls; on the hub. May be called twice."""
+        """Drop all further calls; must be called on the hub. May be called twice."""
         if not self._closed:
             self._closed = True
             self._calls.clear()

@@ -36,7 +36,10 @@ Partition = tuple[str, int]  # topic, partition
 
 
 class FollowedRow(NamedTuple):
-    """One record. `record` False: there is none, the partition was read up to `offset` (exclusive)."""
+    """One followed record.
+
+    With `is_record` False it only states that the partition was read up to `offset` (exclusive).
+    """
 
     topic: str
     partition: int
@@ -48,11 +51,12 @@ class FollowedRow(NamedTuple):
 
 
 class FollowerThread:
-    """Begins at once. The hub releases `room` once for each batch that it has applied.
+    """Follows the system topics in a native thread, which starts at once.
 
-    The callbacks run in this thread. `on_begun(first)`: the first offset of each partition is known.
-    `on_rows`: the next rows. `on_truncated(first)`: the coordination topic begins at this offset now.
-    `on_trouble(reason)`.
+    The hub releases `room` once for each batch that it has applied. The callbacks run in this thread.
+    `on_begun(first)`: the first offset of each partition is known. `on_rows`: the next rows.
+    `on_truncated(first)`: the coordination topic now begins at this offset. `on_trouble(reason)`: following
+    failed and is retried.
     """
 
     def __init__(
@@ -98,7 +102,7 @@ class FollowerThread:
             self._ended.set()
 
     def _run_consumer(self) -> None:
-        """Follow with a new Consumer, from where the last one was, until the thread is stopped."""
+        """Follow with a new Consumer, from where the last one ended, until the thread is stopped."""
         if not self._next:
             counts = self._ensure_topics()
             self._partitions = [(name, number) for name, count in counts.items() for number in range(count)]
@@ -125,7 +129,10 @@ class FollowerThread:
             consumer.close()
 
     def _ensure_topics(self) -> dict[str, int]:
-        """Return the system topics and how many partitions each has; none when it is stopped."""
+        """Create missing system topics and return each one's number of partitions.
+
+        Empty if the thread is stopped.
+        """
         last_error = LastError(self._options)
         admin = AdminClient({**self._client, "error_cb": last_error})  # type: ignore[dict-item]
 
@@ -136,7 +143,7 @@ class FollowerThread:
         return ensure_system_topics(admin, self._options, lambda: self._stop, on_error)
 
     def _find_first_offsets(self, consumer: Consumer) -> None:
-        """Find the first offset of every partition, if the brokers answer."""
+        """Query the first offset of every partition, if the brokers answer."""
         try:
             first = {place: self._query_bounds(consumer, place)[0] for place in self._partitions}
         except KafkaException as error:
@@ -178,7 +185,7 @@ class FollowerThread:
         return None
 
     def _reassign_partition(self, consumer: Consumer, place: Partition) -> None:
-        """Continue a partition elsewhere: its next offset does not exist any more."""
+        """Continue a partition at another offset, because its next offset no longer exists."""
         first, end = self._query_bounds(consumer, place)
         if place[0] == SystemTopics.named_by(self._options).coordination:
             at = first

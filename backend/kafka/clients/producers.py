@@ -73,7 +73,10 @@ class OutcomeKind(Enum):
 
 
 class WriteOutcome(NamedTuple):
-    """`offsets`: of the records, in their order, where they are known. `error`: unless stored."""
+    """The outcome of a write job.
+
+    `offsets`: of the records, in their order, if known. `error`: set unless stored.
+    """
 
     kind: OutcomeKind
     offsets: list[int]
@@ -101,9 +104,11 @@ def to_rejection(error: KafkaError) -> DdmqError:
 
 
 class Producers:
-    """Jobs are done one after the other; `then` of each is called on the hub. `call`: runs it there.
+    """Writes commits and coordination events with Kafka producers in one native thread.
 
-    `event_failed`: an event of the coordination topic was not written; with its tag.
+    Jobs run one after the other. `call` runs a function on the hub; the `then` of each job is called there
+    with its outcome. `event_failed(tag, reason)` reports an event of the coordination topic that was not
+    written.
     """
 
     def __init__(
@@ -136,19 +141,29 @@ class Producers:
     def write_transaction(
         self, writes: Sequence[ProducerRecord], once: bool, then: Callable[[WriteOutcome], None]
     ) -> None:
-        """Write all records or none, under this process's name or the namespace's, which was taken before."""
+        """Write all records or none, in a transaction.
+
+        With `once`, the transaction uses the namespace's transactional id, else this process's; that id must
+        have been taken before.
+        """
         self._add_job(lambda: self._run_transaction(writes, once), then)
 
     def take_namespace_id(self, then: Callable[[WriteOutcome], None]) -> None:
-        """Take the transactional name of the namespace."""
+        """Take over the transactional id of the namespace, which fences its previous user."""
         self._add_job(self._ensure_namespace_producer, then)
 
     def take_new_id(self, name: str, then: Callable[[WriteOutcome], None]) -> None:
-        """Take a new name; every transaction under the old one has ended when that is answered."""
+        """Take a new transactional id.
+
+        When `then` is called, every transaction under the old one has ended.
+        """
         self._add_job(lambda: self._change_id(name), then)
 
     def write_event(self, topic: str, value: bytes, tag: object) -> None:
-        """Write one event at once, behind the earlier ones."""
+        """Write one coordination event without waiting for its result, after the earlier ones.
+
+        If it is not written, `event_failed` is called with `tag`.
+        """
 
         def on_report(error: KafkaError | None, _: object) -> None:
             if error is not None:
@@ -161,7 +176,7 @@ class Producers:
             self._call(self._on_event_failed, tag, str(error))
 
     def close(self, wait_s: float) -> bool:
-        """Send the remaining records and end; return whether that was done in time."""
+        """Send the remaining records and end the thread; return whether that was done within `wait_s`."""
         self._stop = True
         self._jobs.put(None)
         return self._ended.wait(wait_s)
@@ -206,7 +221,7 @@ class Producers:
             self._ended.set()
 
     def _replace_plain(self, why: str) -> None:
-        """Replace the plain producer; records of the old one are reported as failed before the next job."""
+        """Replace the plain producer; records in the old one are reported as failed before the next job."""
         try:
             new = self._create_producer()
         except KafkaException as error:
@@ -229,7 +244,10 @@ class Producers:
             log.debug("a producer has failed: %s", error)
 
     def _poll(self, producer: Producer, wait_s: float) -> None:
-        """Let a producer report. A transactional one that has failed for good fails its next job, too."""
+        """Let a producer call its callbacks.
+
+        A plain producer that has failed for good is marked as broken.
+        """
         try:
             producer.poll(wait_s)
         except RAISED as error:
@@ -256,7 +274,7 @@ class Producers:
         return Producer(config)
 
     def _write(self, writes: Sequence[ProducerRecord]) -> list[int]:
-        """Write records with the plain producer."""
+        """Write records with the plain producer and return their offsets."""
         try:
             offsets, errors = self._produce_records(self._plain, writes)
         except KafkaException as error:
@@ -274,7 +292,10 @@ class Producers:
     def _produce_records(
         self, producer: Producer, writes: Sequence[ProducerRecord]
     ) -> tuple[list[int], list[KafkaError]]:
-        """Produce records; their offsets are filled in as they are answered, -1 until then."""
+        """Pass records to a producer.
+
+        Return their offsets, filled in as they are reported (-1 until then), and errors.
+        """
         offsets = [-1] * len(writes)
         errors: list[KafkaError] = []
 
@@ -353,7 +374,7 @@ class Producers:
                     raise _JobFailed(OutcomeKind.UNCERTAIN, unknown, offsets) from error
 
     def _abort_transaction(self, producer: Producer, cause: KafkaError, end: float) -> _JobFailed:
-        """Abort an uncommitted transaction, and return the error to raise."""
+        """Abort an uncommitted transaction, and return the exception to raise."""
         if cause.code() in _FENCED or cause.fatal():
             text = f"another process has taken over the transactions of this one: {cause.str()}"
             return _JobFailed(OutcomeKind.FENCED, TryLaterError(text))
@@ -395,7 +416,7 @@ class Producers:
 
 
 def _find_deleted(producer: Producer, topics: Sequence[str]) -> list[KafkaError]:
-    """Return the errors of deleted topics: librdkafka would wait for them, and every caller with it."""
+    """Return an error for each topic that was deleted: librdkafka would wait for it until the time-out."""
     try:
         errors = [
             producer.list_topics(topic, CHECK_INTERVAL_S).topics[topic].error
@@ -414,17 +435,20 @@ INIT_S = 10.0  # of one attempt
 
 
 def process_transactional_id(options: KafkaOptions, name: str) -> str:
-    """Return the transactional id of a process."""
+    """Return the transactional id that the process `name` uses."""
     return options.names.system_topic(f"m.{name}")
 
 
 def namespace_transactional_id(options: KafkaOptions) -> str:
-    """Return the transactional id of commits that are exclusive in a namespace."""
+    """Return the transactional id of exclusive commits, which all processes of a namespace share."""
     return options.names.system_topic("once")
 
 
 def fence_names(client: Mapping[str, object], names: Sequence[str]) -> str | None:
-    """Take transactional ids over, in a native thread; return why that failed, or None."""
+    """Take over transactional ids in a native thread, so that their users are fenced.
+
+    Return the error text, or None.
+    """
     errors: list[str] = []
 
     def take_over(name: str) -> None:

@@ -30,7 +30,7 @@ Partition = tuple[str, int]  # Kafka's name of the topic, and the number
 
 
 class StreamChunk:
-    """The next records of one stream, then perhaps its end, or the error that ends it."""
+    """The next records of one stream, then optionally the partition's end, or the error that ends it."""
 
     __slots__ = ("bounds", "ended", "error", "records", "serial")
 
@@ -53,7 +53,7 @@ class _Assigned:
 
 
 class ReaderThread:
-    """A thread that reads partitions; it passes the chunks to `on_chunks`, on the hub."""
+    """A native thread that reads partitions and passes the chunks to `on_chunks` on the hub."""
 
     def __init__(
         self,
@@ -77,24 +77,24 @@ class ReaderThread:
     # --- from the hub
 
     def begin_stream(self, partition: Partition, serial: int, offset: int, topic_id: bytes) -> None:
-        """Read this partition from `offset` on, as stream `serial`; what it read of it before ends."""
+        """Read a partition from `offset` on as stream `serial`; its earlier stream in this thread ends."""
         self._add_command(self._begin_stream, partition, _Assigned(serial, offset, topic_id))
 
     def end_stream(self, partition: Partition, serial: int) -> None:
-        """Stop reading a partition, unless another stream has begun there."""
+        """Stop reading stream `serial` of a partition; does nothing if a newer stream has begun there."""
         self._add_command(self._end_stream, partition, serial)
 
     def set_paused(self, partition: Partition, serial: int, paused: bool) -> None:
-        """Pause fetching from a partition, or resume it."""
+        """Pause or resume fetching for stream `serial` of a partition."""
         self._add_command(self._set_paused, partition, serial, paused)
 
     def ask_to_end(self) -> None:
-        """End the thread, soon."""
+        """Request the end of the thread without waiting for it."""
         self._stop = True
         self._wake.set()
 
     def close(self, timeout_s: float) -> None:
-        """End the thread; waits for it so long at most."""
+        """End the thread and wait for it, at most `timeout_s`."""
         self.ask_to_end()
         if not self._ended.wait(timeout_s):
             log.warning("%s has not ended within %g s", self._name, timeout_s)
@@ -173,7 +173,10 @@ class ReaderThread:
             self._unassign_partition(partition)
 
     def _unassign_partition(self, partition: Partition) -> None:
-        """Unassign a partition. A pause would outlive the assignment, and the next one would get nothing."""
+        """Stop consuming a partition, and resume it if paused.
+
+        A pause would outlive the assignment and block the next one.
+        """
         where = [TopicPartition(*partition)]
         if self._assigned.pop(partition).paused:
             self._consumer.resume(where)

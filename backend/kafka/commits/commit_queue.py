@@ -45,16 +45,16 @@ WhenAppended = Callable[[Collection[Queue], Callable[[], None]], None]
 
 
 def queues_of(records: Iterable[NewRecord]) -> list[Queue]:
-    """Return the queue of each record."""
+    """Return the topic and queue of each record."""
     return [(record.topic, record.queue_id) for record in records]
 
 
 class PendingCommit:
-    """One call that waits or is in flight.
+    """One commit call that is waiting or in flight.
 
-    `add_to` adds it to a plan, or raises; `to_result` makes its result of the offsets of its records.
-    `action`: runs in the call's place instead of being planned. `is_exclusive`: it needs the name of the
-    namespace. `is_alone`: no other call goes with it.
+    `add_to` adds the call to a plan, or raises; `to_result` converts the offsets of its records into its
+    result. `action` runs in the call's place instead of being planned. `is_exclusive`: the call needs the
+    namespace's transactional id. `is_alone`: the call must not share a batch with others.
     """
 
     __slots__ = (
@@ -81,12 +81,12 @@ class PendingCommit:
         self.is_alone = False
 
     def succeed(self, offsets: list[int]) -> None:
-        """Answer with success, unless it is answered; an error of its callback stops no other answer."""
+        """Answer the call with success unless it is answered; an error in its callback is contained."""
         if not self.completion.done:
             self._settle(self.completion.succeed, self.to_result(offsets))
 
     def fail(self, error: Exception) -> None:
-        """Answer with an error, unless it is answered."""
+        """Answer the call with an error unless it is answered."""
         if not self.completion.done:
             self._settle(self.completion.fail, error)
 
@@ -99,9 +99,10 @@ class PendingCommit:
 
 
 class PendingCommits:
-    """Calls that wait, in their order, and those in flight. A call past its deadline is answered in any case.
+    """The commit calls that wait, in order, and those in flight. Each is answered by its deadline.
 
-    `is_sent`: the calls in flight were handed to Kafka. `reason()`: why a call may have to wait.
+    `is_sent`: the calls in flight were passed to Kafka. `reason()`: why calls may be delayed, for error
+    texts.
     """
 
     def __init__(self, now: Callable[[], float], reason: Callable[[], str]) -> None:
@@ -125,12 +126,12 @@ class PendingCommits:
             self._set_timer(commit.deadline)
 
     def touches_queues(self, records: Iterable[NewRecord]) -> bool:
-        """Return whether an unanswered call writes to the queue of one of these records."""
+        """Return whether an unanswered call writes to a queue that one of these records goes to."""
         counts = self._commits_by_queue
         return bool(counts) and any(queue in counts for queue in queues_of(records))
 
     def release_queues(self, commit: PendingCommit) -> PendingCommit:
-        """Let appends to the queues of a call continue; it is answered, or about to be."""
+        """Stop counting a call's queues as written to, so that appends to them continue; returns the call."""
         for queue in commit.queues:
             self._commits_by_queue[queue] -= 1
             if self._commits_by_queue[queue] <= 0:
@@ -139,7 +140,7 @@ class PendingCommits:
         return commit
 
     def expire(self) -> None:
-        """Fail the calls past their deadline: as not stored, or as uncertain once they were sent."""
+        """Fail the calls past their deadline: as not stored, or with an unknown outcome if they were sent."""
         now = self._now()
         late = [commit for commit in self.waiting if commit.deadline <= now]
         if late:
@@ -179,7 +180,7 @@ class PendingCommits:
 
 
 class _PlannedBatch:
-    """Calls that go to Kafka together. `record_counts`: how many records each of them has."""
+    """The commit calls that go to Kafka together. `record_counts`: the number of records of each call."""
 
     def __init__(
         self, plan: CommitPlan, commits: list[PendingCommit], record_counts: list[int], is_exclusive: bool
@@ -189,7 +190,7 @@ class _PlannedBatch:
 
 
 class CommitQueue:
-    """The commits of one process.
+    """Collects the commits of one process and sends them to Kafka in order, one batch at a time.
 
     * `when_appended(queues, then)` calls back once the earlier appends to these queues are answered.
     * `epoch_floor`: see CommitPlan.
@@ -268,28 +269,28 @@ class CommitQueue:
         )
 
     def put_topic_info(self, name: str, value: bytes | None, deadline: float) -> Completion[None]:
-        """Store `value` under a topic's name; None deletes it."""
+        """Store `value` as the settings of the topic `name`; None deletes them."""
         return self._enqueue_call(PendingCommit(deadline, lambda plan: plan.put_topic_info(name, value)))
 
     def drop_progress(self, topic: str, incarnation: int, deadline: float) -> Completion[None]:
-        """Delete the progress of every group on a deleted topic."""
+        """Delete the progress of all groups on a deleted topic."""
         return self._enqueue_call(
             PendingCommit(deadline, lambda plan: plan.drop_progress(topic, incarnation))
         )
 
     def touches_queues(self, records: Iterable[NewRecord]) -> bool:
-        """Return whether an earlier commit writes to the queue of one of these records, and is unanswered."""
+        """Return whether an unanswered commit writes to a queue that one of these records goes to."""
         return self._pending.touches_queues(records)
 
     def run_after(self, records: Iterable[NewRecord], action: Callable[[], None]) -> None:
-        """Run `action`, an append of these records, once the earlier commits are answered."""
+        """Call `action`, which appends these records, once the earlier commits are answered."""
         self._pending.append(
             PendingCommit(FOREVER, lambda plan: None, queues=queues_of(records), action=action)
         )
         self.resume()
 
     def when_idle(self, then: Callable[[], None]) -> None:
-        """Call `then` once every earlier call is answered; at once if it is."""
+        """Call `then` once every earlier call is answered; immediately if that is already so."""
         if not self._is_busy and not self._pending:
             then()
         else:
@@ -297,11 +298,14 @@ class CommitQueue:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job is in flight whose outcome is not known yet; also after `close`."""
+        """Whether a job with an unknown outcome is in flight; also meaningful after `close`."""
         return self._is_busy
 
     def renew(self, reason: str) -> None:
-        """Give the name up and take another one once the job in flight has ended. Harmless meanwhile."""
+        """Give up the transactional id and take a new one after the job in flight.
+
+        Does nothing if already renewing.
+        """
         if not self._renewing and not self._closed:
             self._renewing = True
             log.warning("switching to a new transactional.id: %s", reason)
@@ -313,14 +317,14 @@ class CommitQueue:
         self._draining = True
 
     def close(self) -> None:
-        """Do nothing more; unanswered calls fail."""
+        """Stop all processing; unanswered calls fail."""
         if not self._closed:
             self._closed = self._draining = True
             self._retry.stop()
             self._pending.close(DrainingError("the Kafka engine was closed"))
 
     def resume(self) -> None:
-        """Continue in the next turn of the hub with whatever can be done."""
+        """Schedule the next step for the next turn of the hub."""
         if not self._is_scheduled and not self._is_busy:
             self._is_scheduled = True
             self._loop.run_callback(self._begin)
@@ -498,7 +502,7 @@ class CommitQueue:
             self._start_under_name()
 
     def _resolve_uncertain(self, barrier: Completion[None]) -> None:
-        """Answer or retry the batch with the uncertain outcome: the state tells now whether it is stored."""
+        """Answer or retry the batch with the uncertain outcome; the state now shows whether it is stored."""
         assert self._uncertain is not None
         if self._closed:
             return

@@ -45,10 +45,10 @@ Offsets = list[TopicPartition]
 
 
 class _MirrorFailure(NamedTuple):
-    """The last failure of one group.
+    """The last failure to commit the offsets of one group.
 
-    `is_temporary`: no coordinator could be asked, and it is not asked before `until` (monotonic), `pause_s`
-    after the failure; else the offsets were rejected.
+    `is_temporary`: no coordinator could be reached; the next attempt is at `until` (monotonic seconds),
+    `pause_s` after the failure. Otherwise Kafka rejected the offsets.
     """
 
     is_temporary: bool
@@ -57,11 +57,14 @@ class _MirrorFailure(NamedTuple):
 
 
 class _OffsetCommitter:
-    """The thread. `told` is called there with the group and what went wrong, None for nothing."""
+    """The native thread that commits offsets to Kafka.
 
-    def __init__(self, options: KafkaOptions, told: Callable[[str, Exception | None], object]) -> None:
+    It calls `on_done(group, error)` after each commit; None is success.
+    """
+
+    def __init__(self, options: KafkaOptions, on_done: Callable[[str, Exception | None], object]) -> None:
         self._options = options
-        self._on_done = told
+        self._on_done = on_done
         self._requests: queue.SimpleQueue[tuple[str, Offsets] | None] = queue.SimpleQueue()
         # With the time when each was used; the one used last is the last.
         self._consumers: OrderedDict[str, tuple[Consumer, float]] = OrderedDict()
@@ -75,7 +78,7 @@ class _OffsetCommitter:
         self._requests.put((group, offsets))
 
     def close(self) -> None:
-        """Commit the requested offsets, as far as that takes no longer than CLOSE_S."""
+        """Commit the requested offsets, for at most CLOSE_S."""
         self._requests.put(None)
         self._thread.join(CLOSE_S)
 
@@ -102,7 +105,7 @@ class _OffsetCommitter:
             self._on_done(group, None)
 
     def _check_owner(self, consumer: Consumer, checked: set[str], offsets: Offsets) -> None:
-        """Raises StorageError where another program's offset stands, on any partition of these topics."""
+        """Raise StorageError if another program committed an offset on any partition of these topics."""
         for topic in sorted({at.topic for at in offsets} - checked):
             partitions = consumer.list_topics(topic, REQUEST_S).topics[topic].partitions
             for committed in consumer.committed(
@@ -139,7 +142,11 @@ class _OffsetCommitter:
 
 
 class OffsetMirror:
-    """`holds`: whether this process holds a queue for a group. `call`: from any thread, to the hub."""
+    """Copies the committed offsets of this process's queues to Kafka's consumer groups.
+
+    `holds`: whether this process holds a queue for a group. `call` runs a function on the hub, from any
+    thread.
+    """
 
     def __init__(
         self,
@@ -161,11 +168,11 @@ class OffsetMirror:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every committed offset was mirrored, or rejected."""
+        """Whether every committed offset was copied, or rejected by Kafka."""
         return not self._changed and not self._in_flight
 
     def on_progress(self, keys: Iterable[Key]) -> None:
-        """Note new progress of groups on queues."""
+        """Mark the progress of these groups and queues as changed."""
         for key in keys:
             if self._holds(key):
                 self._changed.setdefault(key[0], {})[key] = None
@@ -173,7 +180,7 @@ class OffsetMirror:
             self._timer.once(EVERY_S, self._write)
 
     def close(self) -> None:
-        """Write the changed offsets and wait for them, CLOSE_S at most."""
+        """Commit the changed offsets and wait for them, at most CLOSE_S."""
         self._timer.stop()
         for group, keys in self._changed.items():
             self._commit_group(group, keys)
@@ -196,7 +203,7 @@ class OffsetMirror:
             self._timer.once(EVERY_S, self._write)
 
     def _has_failed_temporarily(self, group: str) -> bool:
-        """Whether its coordinator could not be asked the last time."""
+        """Return whether the group's coordinator could not be reached at the last attempt."""
         return group in self._failures and self._failures[group].is_temporary
 
     def _commit_group(self, group: str, keys: Iterable[Key]) -> None:
@@ -216,7 +223,7 @@ class OffsetMirror:
         self._committer.commit_later(group, offsets)
 
     def _on_done(self, group: str, error: Exception | None) -> None:
-        """Pass an outcome on to the hub; runs in the committer's thread."""
+        """Pass the result of a group's commit to the hub; runs in the committer's thread."""
         self._call(self._on_committed, group, error)
 
     def _on_committed(self, group: str, error: Exception | None) -> None:

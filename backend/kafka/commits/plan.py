@@ -36,10 +36,10 @@ EpochFloor = Callable[[Key, int], int]
 
 
 class CommitPlan:
-    """Commits that go to Kafka together.
+    """Commits that are checked against the state and go to Kafka together.
 
-    `epoch_floor(key, epoch)`: the lowest epoch under which this process may still write progress of a group
-    and queue; it also gets the epoch of the delta.
+    `epoch_floor(key, epoch)` returns the lowest epoch under which this process may still write the progress
+    of a group and queue; `epoch` is that of the progress change.
     """
 
     def __init__(self, state: KafkaState, topics: TopicRegistry, epoch_floor: EpochFloor) -> None:
@@ -59,13 +59,13 @@ class CommitPlan:
 
     @property
     def needs_transaction(self) -> bool:
-        """Whether its records must be stored all or none."""
+        """Whether the records of the plan must be stored all or none."""
         return bool(self.records or self._settings or self._infos)
 
     # --- adding
 
     def add(self, batch: CommitBatch) -> None:
-        """Add a commit. Raises the errors of Backend.commit, and then changes nothing."""
+        """Add a commit to the plan. Raises the errors of Backend.commit; the plan is then unchanged."""
         fences = self._check_fences(batch.progress)
         for record in batch.records:
             error = self._topics.rejection_of(record)
@@ -79,11 +79,11 @@ class CommitPlan:
         self.records += batch.records
 
     def put_topic_info(self, name: str, value: bytes | None) -> None:
-        """Store `value` under a topic's name; None deletes it."""
+        """Store `value` as the settings of the topic `name`; None deletes them."""
         self._infos[name] = value
 
     def drop_progress(self, topic: str, incarnation: int) -> None:
-        """Delete the progress of every group on a deleted topic."""
+        """Delete the progress of all groups on a deleted topic."""
         self._dropped += self._state.progress.find_of_topic(topic, incarnation)
 
     def _check_fences(self, deltas: Sequence[ProgressDelta]) -> dict[Key, Fence]:
@@ -107,7 +107,7 @@ class CommitPlan:
         check_absent([key for key in batch.absent if self._has_setting(key)], batch.absent)
 
     def _count_settings(self, folder: str) -> int:
-        """Count the settings of a folder as the earlier commits of the plan leave them."""
+        """Count the settings under `folder`, including the changes of the plan so far."""
         stored = self._state.settings
         count = len(stored) if folder == ROOT else sum(key.startswith(folder) for key in stored)
         for key, value in self._settings.items():
@@ -154,7 +154,7 @@ class CommitPlan:
     # --- records and their answer
 
     def to_producer_records(self) -> list[ProducerRecord]:
-        """Return all records for the producer, those of `records` first; call it once."""
+        """Return all Kafka records of the plan, those of `records` first. May be called once."""
         state, topics = self._state, self._state.system_topics
         for key, progress in self.progress.items():
             self._progress_rows.append((key, *encode_record(key, progress)))
@@ -173,7 +173,7 @@ class CommitPlan:
         return [self._topics.to_producer_record(record) for record in self.records] + self._state_records
 
     def apply_stored(self, offsets: Sequence[int]) -> None:
-        """Apply the plan to the state: Kafka has stored its records, at these offsets in their order."""
+        """Apply the plan to the state after Kafka stored its records at these offsets, in their order."""
         state = self._state
         for index, record in enumerate(self._state_records):
             offset = offsets[len(self.records) + index]
@@ -185,7 +185,7 @@ class CommitPlan:
                 state.progress.apply(record.key, record.value, progress)
 
     def is_stored(self) -> bool | None:
-        """Return whether the state, once caught up, holds the plan; None where that cannot be decided."""
+        """Return whether the caught-up state contains the plan's records; None if that cannot be decided."""
         state = self._state
         signs = [
             state.progress.holds_record(record.key, record.value)

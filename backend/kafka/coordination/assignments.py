@@ -38,7 +38,10 @@ FLOOR_KEPT_S = 60.0  # after a member left: by then its calls are answered, and 
 
 
 class KafkaMembership:
-    """One member; it lives across names of the process until `leave`. See backend.port.Membership."""
+    """One member of a group; it survives changes of the process's name, until `leave`.
+
+    See backend.port.Membership.
+    """
 
     def __init__(
         self,
@@ -67,14 +70,17 @@ class KafkaMembership:
             self._on_release(self, queues)
 
     def leave(self) -> None:
-        """Give up everything; the queues move at once. May be called twice."""
+        """Leave the group; the queues go to other members at once. May be called twice."""
         if self.is_active:
             self.is_active = False
             self._on_leave(self)
 
 
 class MemberAssignments:
-    """`on_topic_missing` is called with a topic whose queues differ from those in the table."""
+    """Carries out the table's decisions for this process's members.
+
+    `on_topic_missing` is called with a topic whose queues differ from those in the table.
+    """
 
     def __init__(
         self, state: KafkaState, commits: CommitQueue, clock: Clock, on_topic_missing: Callable[[str], None]
@@ -91,7 +97,9 @@ class MemberAssignments:
     # --- epochs that have ended
 
     def epoch_floor(self, key: Key, epoch: int, is_held: Callable[[Key], bool]) -> int:
-        """Return the lowest epoch that is accepted from this process. `epoch` is that of the checked delta.
+        """Return the lowest epoch under which this process may write progress.
+
+        `epoch`: that of the change to check.
 
         A group without members counts with the group whose epoch it uses: the fired messages of the delay
         service are recorded under the epoch of its commands.
@@ -105,12 +113,15 @@ class MemberAssignments:
         return floors.get(group, 0)
 
     def end_epoch(self, membership: KafkaMembership, queue: QueueRef, epoch: int) -> None:
-        """Reject commits of this process on the queue under this epoch or a lower one."""
+        """Reject further commits of this process on the queue under `epoch` or a lower one."""
         floors, group = self._epoch_floors.setdefault(queue, {}), membership.join.group
         floors[group] = max(floors.get(group, 0), epoch + 1)
 
     def end_epochs_of_left(self, membership: KafkaMembership, epochs: Mapping[QueueRef, int]) -> None:
-        """End the epochs of a member that left; their floors are dropped in time, as groups come and go."""
+        """Reject commits under the epochs of a member that left.
+
+        The entries are removed after FLOOR_KEPT_S, so that they do not accumulate.
+        """
         for queue, epoch in epochs.items():
             self.end_epoch(membership, queue, epoch)
         HubTimer(ref=False).once(FLOOR_KEPT_S, lambda: self._drop_floors(membership, epochs))
@@ -129,7 +140,7 @@ class MemberAssignments:
     # --- decisions
 
     def carry_out(self, membership: KafkaMembership, decision: Decision) -> None:
-        """Carry out one decision for a member, after its earlier ones."""
+        """Carry out one decision of the table for a member, after its earlier ones."""
         if isinstance(decision, Assign | Revoke):
             membership.decisions.append(decision)
             self._carry_out_next(membership)
@@ -137,7 +148,7 @@ class MemberAssignments:
             self.lose(membership, decision.queues)
 
     def lose(self, membership: KafkaMembership, queues: Iterable[QueueRef]) -> None:
-        """Take queues from a member, also those that are just being assigned to it."""
+        """Take queues from a member, including those whose assignment is still in progress."""
         queues = list(queues)
         lost = [queue for queue in queues if queue in membership.held]
         for queue in lost:
@@ -153,7 +164,7 @@ class MemberAssignments:
             self._carry_out_next(membership)
 
     def lose_all(self, membership: KafkaMembership) -> None:
-        """Take everything from a member: the process has lost its name."""
+        """Take all queues from a member, because the process has lost its name."""
         assigning, membership.assigning = membership.assigning, None
         epochs = {} if assigning is None else dict.fromkeys(assigning.queues, assigning.epoch)
         for queue, epoch in {**epochs, **membership.held}.items():
@@ -171,7 +182,7 @@ class MemberAssignments:
             self._later(self.notify_now)
 
     def notify_now(self) -> None:
-        """Make the pending calls at once: a member that lost everything must not hand out a message first."""
+        """Make the pending listener calls now, so that a member delivers no message of a lost queue."""
         while self._notifications and not self._is_notifying:
             membership, call_listener = self._notifications.popleft()
             self._is_notifying = True
@@ -185,7 +196,7 @@ class MemberAssignments:
                 self._is_notifying = False
 
     def close(self) -> None:
-        """Carry out nothing more."""
+        """Carry out no more decisions."""
         self._closed = True
 
     def _carry_out_next(self, membership: KafkaMembership) -> None:
@@ -205,7 +216,7 @@ class MemberAssignments:
             self._state.catch_up().then(lambda barrier: self._write_epochs(membership, assign, barrier))
 
     def _write_epochs(self, membership: KafkaMembership, assign: Assign, barrier: Completion[None]) -> None:
-        """Write the new epoch into the progress of each queue."""
+        """Write the new epoch into the recorded progress of each assigned queue."""
         if self._is_obsolete(membership, assign):
             return
         if barrier.error is not None:

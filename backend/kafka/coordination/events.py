@@ -22,9 +22,9 @@ class _Event(msgspec.Struct, array_like=True):
 
 
 class Begun(_Event, tag="begin"):
-    """The log has no table yet, as far as its writer has seen: up to the offset `seen`.
+    """Starts an empty table; ignored if a table or snapshot was written after offset `seen`.
 
-    Epochs are granted above `epoch`, which is above all that were ever granted.
+    Epochs are granted above `epoch`, which is above every epoch granted before.
     """
 
     epoch: int
@@ -32,7 +32,10 @@ class Begun(_Event, tag="begin"):
 
 
 class Joined(_Event, tag="join"):
-    """A membership; the topic as its process sees it, for when nobody has told of it yet."""
+    """A process joined a group for a topic.
+
+    `incarnation`, `queue_count`: the topic as that process sees it.
+    """
 
     process: str
     number: int
@@ -47,14 +50,14 @@ class Joined(_Event, tag="join"):
 
 
 class Left(_Event, tag="leave"):
-    """Memberships that are over."""
+    """Memberships of a process have ended."""
 
     process: str
     numbers: list[int]
 
 
 class Released(_Event, tag="release"):
-    """A membership lets queues go: pairs of incarnation and number."""
+    """A membership released queues, given as pairs of incarnation and queue number."""
 
     process: str
     number: int
@@ -62,28 +65,31 @@ class Released(_Event, tag="release"):
 
 
 class Recalled(_Event, tag="recall"):
-    """All of a topic's queues are asked back from their holders, who come last in line."""
+    """Requests all queues of a topic back from their holders, who become the last candidates for them."""
 
     group: str
     topic: str
 
 
 class Beat(_Event, tag="beat"):
-    """The process is there."""
+    """A heartbeat: the process is alive."""
 
     process: str
     number: int
 
 
 class Died(_Event, tag="dead"):
-    """A process is gone, with all its memberships; `by` itself, or who has fenced it. Its name is used up."""
+    """A process has ended with all its memberships.
+
+    `by`: itself, or the process that fenced it. Its name is never reused.
+    """
 
     process: str
     by: str
 
 
 class TopicSeen(_Event, tag="topic"):
-    """A topic has other queues than before: it was made (`was` 0), has grown, or is gone (queues 0)."""
+    """A topic's queues changed: it was created (`was` 0), has grown, or was deleted (`queue_count` 0)."""
 
     topic: str
     was: int
@@ -92,7 +98,7 @@ class TopicSeen(_Event, tag="topic"):
 
 
 class SnapshotMember(_Event):
-    """A membership in a snapshot, as it joined; `serial`: its place in line."""
+    """One membership in a snapshot, as it joined. `serial`: its position in the order of members."""
 
     process: str
     number: int
@@ -104,7 +110,7 @@ class SnapshotMember(_Event):
 
 
 class SnapshotCell(_Event):
-    """One queue in a snapshot; members by their place in the line, -1 for nobody."""
+    """The assignment of one queue in a snapshot; members are indexes into the line's members, -1 for none."""
 
     incarnation: int
     queue_id: int
@@ -116,7 +122,7 @@ class SnapshotCell(_Event):
 
 
 class SnapshotLine(_Event):
-    """The state of one group on one topic, in a snapshot."""
+    """The state of one group on one topic in a snapshot."""
 
     topic: str
     epoch: int
@@ -125,7 +131,7 @@ class SnapshotLine(_Event):
 
 
 class SnapshotGroup(_Event):
-    """A group in a snapshot; `holder` empty: nobody."""
+    """The state of one group in a snapshot; `holder` is "" if no process holds the group."""
 
     group: str
     holder: str
@@ -134,7 +140,7 @@ class SnapshotGroup(_Event):
 
 
 class Snapshot(_Event, tag="snapshot"):
-    """The whole table as the events before offset `at` made it."""
+    """The whole table as it was after all events before offset `at`."""
 
     at: int
     epoch: int
@@ -151,12 +157,12 @@ _decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 
 def encode_event(event: Event) -> bytes:
-    """The bytes of one event."""
+    """Encode an event for the coordination topic."""
     return _VERSION_BYTE + _encode(event)
 
 
 def decode_event(data: bytes) -> Event | None:
-    """The event in `data`; None for what nobody of this version can read."""
+    """Decode an event; None if it is malformed or of a newer version."""
     if data[:1] != _VERSION_BYTE:
         return None
     try:

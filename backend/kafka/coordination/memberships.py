@@ -50,7 +50,10 @@ EPOCH_GAP = 1_000_000  # above every recorded epoch, when the log begins anew
 
 
 class KafkaMemberships:
-    """Every membership of this process. MemberWatch calls `tick`, the commit queue the `on_name` methods."""
+    """All memberships of this process.
+
+    MemberWatch calls `tick`; the commit queue calls the `on_name…` methods.
+    """
 
     def __init__(
         self,
@@ -84,17 +87,17 @@ class KafkaMemberships:
 
     @property
     def name(self) -> str:
-        """The name of this process among the others; empty while it has none."""
+        """The name of this process in the coordination topic; "" while it has none."""
         return self._name
 
     @property
     def heartbeat_times(self) -> tuple[float, float]:
-        """The times at which the newest heartbeat was sent, and the newest one that has come back."""
+        """The send times (monotonic s) of the newest heartbeat, and of the newest one that was read back."""
         return self._last_sent_at, self._last_returned_at
 
     @property
     def table(self) -> TableState | None:
-        """The followed table; None while it is unknown."""
+        """The table of queue assignments as followed so far; None until it is known."""
         return self._state.coordination.state
 
     # --- calls
@@ -119,7 +122,7 @@ class KafkaMemberships:
             self._write_release(membership, epochs)
 
     def _write_release(self, membership: KafkaMembership, epochs: Mapping[QueueRef, int]) -> None:
-        """Release queues behind the earlier commits, which still count; later ones do not."""
+        """Release queues after the earlier commits, which still take effect; later commits are rejected."""
         name, number = membership.joined_as, membership.number
         pairs = [(queue.incarnation, queue.queue_id) for queue in epochs]
 
@@ -149,7 +152,7 @@ class KafkaMemberships:
             self._confirmed_at = None
 
     def holders(self, group: str, topic: str) -> dict[QueueRef, str]:
-        """Return the addresses of the present holders of a group's queues."""
+        """Return the address of the current holder of each of the group's queues."""
         members = {} if self.table is None else self.table.table.holders(group, topic)
         return {
             queue: "" if member.name == member.process else member.name for queue, member in members.items()
@@ -162,11 +165,11 @@ class KafkaMemberships:
         return any(queue in other.held and other.join.group == group for other in memberships)
 
     def epoch_floor(self, key: Key, epoch: int) -> int:
-        """Return the lowest epoch under which this process may still write progress; see CommitPlan."""
+        """Return the lowest epoch under which this process may write progress; see CommitPlan."""
         return self._assignments.epoch_floor(key, epoch, self.holds_queue)
 
     def on_topic_changed(self, topic: str) -> None:
-        """Report a topic that was made, has grown, or is gone, where the table has something else."""
+        """Write an event if the table differs from the topic, which was created, deleted or has grown."""
         table = self.table
         if table is None or topic not in table.joined or not self._name:
             return
@@ -175,7 +178,7 @@ class KafkaMemberships:
             self._write_event(TopicSeen(topic, recorded[0], *actual), self._name)
 
     def close(self) -> None:
-        """Leave everything; no listener is called any more."""
+        """Leave all groups; no listener is called any more."""
         if self._closed:
             return
         self._closed = True
@@ -191,7 +194,10 @@ class KafkaMemberships:
     # --- the life of this process
 
     def is_alive(self) -> bool:
-        """Return whether no process can have declared this one dead; if not, give the name up at once."""
+        """Return whether no other process can have declared this one dead.
+
+        If it may have, give the name up.
+        """
         if self._confirmed_at is None or self._closed:
             return True
         silent_s = self._clock.monotonic() - self._confirmed_at
@@ -201,7 +207,7 @@ class KafkaMemberships:
         return False
 
     def on_name_lost(self) -> None:
-        """Lose everything: the name is given up."""
+        """Take all queues from the members, because the name was given up."""
         name, self._name = self._name, ""
         self._confirmed_at = None
         self._sent_at.clear()
@@ -212,7 +218,7 @@ class KafkaMemberships:
         self._assignments.notify_now()
 
     def on_named(self, name: str) -> None:
-        """Join again under a new name; nothing is in flight under the former one."""
+        """Rejoin all groups under the new name; nothing is in flight under the former one."""
         if self._closed:
             return
         if self._former_name:
@@ -222,7 +228,7 @@ class KafkaMemberships:
         self._announce_memberships(list(self._memberships.values()))
 
     def _announce_memberships(self, memberships: Sequence[KafkaMembership]) -> None:
-        """Write the events of new memberships, when that is possible; else a later tick does."""
+        """Write the Joined events of memberships if that is possible now; otherwise a later tick does."""
         if not self._name or not self._state.ready or not memberships:
             return
         if self.table is None:
@@ -251,7 +257,7 @@ class KafkaMemberships:
         )
 
     def _begin_log(self) -> None:
-        """Begin a table: there is none in the log."""
+        """Write a Begun event, because the log contains no table."""
         epoch = max(self._clock.wall_ms() * 1000, self._state.progress.highest_epoch() + EPOCH_GAP)
         self._write_event(Begun(epoch, self._state.coordination.next), self._name)
 
@@ -289,18 +295,18 @@ class KafkaMemberships:
         self._write_event(event, self._name)
 
     def on_event_failed(self, tag: object, reason: str) -> None:
-        """Take another name: an event was not written, so what the others know of this process is unclear."""
+        """Switch to a new name: an event was not written, so other processes' view of this one is unclear."""
         if tag and tag == self._name:
             self._commits.renew(f"an event of the coordination topic could not be written: {reason}")
 
     def on_log_truncated(self) -> None:
-        """Take another name: the log was not followed in time, and the table is unknown."""
+        """Switch to a new name: events were deleted before they were followed, so the table is unknown."""
         self._commits.renew("the coordination topic was cut before it was followed")
 
     # --- events
 
     def on_event(self, placed: PlacedEvent) -> bool:
-        """Apply the next event of the log; return whether the table is known after it."""
+        """Apply the next event of the log to the table; return whether the table is known afterwards."""
         coordination, event = self._state.coordination, placed.event
         was_known = coordination.state is not None
         decisions = coordination.apply(placed)
@@ -356,7 +362,7 @@ class KafkaMemberships:
     # --- requests of the watch
 
     def release_overdue(self, member: GroupMember, queues: Sequence[QueueRef]) -> None:
-        """Release queues for a member of this process that has not done so in time."""
+        """Release queues of this process's member that did not release them before their deadline."""
         membership = self._by_member.get(member)
         if membership is not None:
             epochs = {queue: membership.held.get(queue, 0) for queue in queues}
@@ -364,11 +370,11 @@ class KafkaMemberships:
             self._write_release(membership, epochs)
 
     def give_up(self, reason: str) -> None:
-        """Take another name: this process cannot do what the table requires of it."""
+        """Switch to a new name, because this process cannot do what the table requires of it."""
         self._commits.renew(reason)
 
     def write_snapshot(self) -> None:
-        """Write the whole table, for processes that start later."""
+        """Write a snapshot of the table, for processes that start later."""
         snapshot = self._state.coordination.make_snapshot()
         if snapshot is not None:
             self._producers.write_event(self._state.system_topics.coordination, encode_event(snapshot), "")

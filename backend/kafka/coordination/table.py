@@ -54,7 +54,10 @@ TopicQueues = tuple[int, int]  # incarnation, number of queues
 
 
 class TableState:
-    """The table and what belongs to it. Only events change it."""
+    """The assignment table together with the topics and processes that it depends on.
+
+    Only events change it.
+    """
 
     def __init__(self, epoch: int, lines_max: int = LINES_MAX) -> None:
         self.epoch = epoch  # the highest that was granted
@@ -72,7 +75,7 @@ class TableState:
         return [QueueRef(topic, incarnation, number) for number in range(count)]
 
     def apply(self, event: Event, now: float) -> list[Decision]:
-        """Apply an event and return the decisions, without grants: those are durable at once."""
+        """Apply an event and return the decisions other than grants, which are durable at once."""
         return self._apply_grants(self._apply_event(event, now), now)
 
     def _apply_event(self, event: Event, now: float) -> Iterable[Decision]:
@@ -266,7 +269,7 @@ def _restore_cell(line: TopicLine, stored: SnapshotCell) -> QueueAssignment:
 
 
 class PlacedEvent(NamedTuple):
-    """An event at its place in the log. `stamp_ms`: the broker's time."""
+    """An event with its offset in the log. `stamp_ms`: the broker's time stamp."""
 
     offset: int
     stamp_ms: int
@@ -274,7 +277,7 @@ class PlacedEvent(NamedTuple):
 
 
 class CoordinationLog:
-    """Applies records in their order and returns decisions. `state` is None until the table is known.
+    """Applies the events of the log in order and returns the decisions of the table.
 
     `first`: the offset from which the log was read. `begin_count`: how often the table has restarted; a
     restart ends all assignments, without a decision for each.

@@ -55,7 +55,10 @@ RevokedQueue = tuple[str, QueueRef, int]  # group, queue, epoch
 
 
 class MemberWatch:
-    """Ticks several times per heartbeat. `call` runs a function on the hub, from any thread."""
+    """Periodically ticks the memberships and checks other processes for silence.
+
+    `call` runs a function on the hub, from any thread.
+    """
 
     def __init__(
         self,
@@ -78,7 +81,7 @@ class MemberWatch:
         self._timer.every(options.heartbeat_ms / 1000 / TICKS, self.tick)
 
     def on_event(self, event: Event) -> None:
-        """Note which process an applied event is from."""
+        """Note that the process that wrote an applied event was alive."""
         self._event_count += 1
         process = getattr(event, "process", None)
         if isinstance(event, Snapshot):
@@ -89,7 +92,7 @@ class MemberWatch:
             self._silence.on_seen(process, self._now())
 
     def tick(self) -> None:
-        """Let the memberships tick, then check the other processes and this one; runs by itself."""
+        """Tick the memberships, then check the other processes and this one; called by its own timer."""
         now = self._now()
         if not self._members.tick(now):
             return
@@ -109,7 +112,7 @@ class MemberWatch:
                 self._members.write_snapshot()
 
     def close(self) -> None:
-        """Stop the timer of the ticks."""
+        """Stop the timer of the checks."""
         self._timer.stop()
 
     # --- the others
@@ -124,7 +127,7 @@ class MemberWatch:
             _thread.start_new_thread(self._fence_process, (process, self._name))
 
     def _fence_process(self, process: str, name: str) -> None:
-        """Fence a process; runs in a native thread."""
+        """Take over the transactional id of a silent process; runs in a native thread."""
         names = [process_transactional_id(self._options, process), namespace_transactional_id(self._options)]
         try:
             error = fence_names(self._options.client_settings(), names)
@@ -162,7 +165,7 @@ class MemberWatch:
 
 
 def _find_revoked(table: TableState, process: str) -> list[tuple[RevokedQueue, GroupMember]]:
-    """Return the queues that were revoked from members of a process and are not released."""
+    """Return the queues that were revoked from members of a process and are not released yet."""
     if not table.table.waiting:
         return []
     return [
@@ -177,14 +180,14 @@ def _find_revoked(table: TableState, process: str) -> list[tuple[RevokedQueue, G
 
 
 class SilentProcesses(NamedTuple):
-    """The result of a check. `to_end`: processes, with how long they were silent."""
+    """The result of a check. `to_end`: the silent processes to end, with the seconds of their silence."""
 
     needs_heartbeat: bool
     to_end: list[tuple[str, float]]
 
 
 class SilenceDetector:
-    """Knows when the other processes were last seen, and which of them this one must end now. Pure."""
+    """Records when other processes were last seen, and decides which ones this process must end now. Pure."""
 
     def __init__(self, session_s: float) -> None:
         self._session_s = session_s
@@ -192,30 +195,30 @@ class SilenceDetector:
         self._ending: set[str] = set()
 
     def on_seen(self, process: str, now: float) -> None:
-        """Note that an event of a process was followed."""
+        """Note that an event of a process was followed at `now`."""
         self._seen_at[process] = now
 
     def on_died(self, process: str) -> None:
-        """Forget a process whose death was followed."""
+        """Remove a process that was declared dead."""
         self._seen_at.pop(process, None)
         self._ending.discard(process)
 
     def clear(self) -> None:
-        """Forget everything: this process may have been stopped, so earlier times prove nothing."""
+        """Forget all times: this process may have been stopped, so they prove nothing."""
         self._seen_at.clear()
         self._ending.clear()
 
     def on_end_failed(self, process: str) -> None:
-        """Let a process be ended again that could not be."""
+        """Allow another attempt to end a process, after one failed."""
         self._ending.discard(process)
 
     def check(
         self, own: str, processes: Collection[str], now: float, sent_at: float, returned_at: float
     ) -> SilentProcesses:
-        """Find the processes to end now, and whether a heartbeat is needed before.
+        """Find the processes to end now, and whether a heartbeat must be sent first.
 
-        `processes`: all that have joined, the oldest first. `sent_at`, `returned_at`: when the newest
-        heartbeat of this process was sent, and when the newest one was sent that has come back.
+        `processes`: all that have joined, the oldest first. `sent_at`: when this process sent its newest
+        heartbeat; `returned_at`: when it sent the newest one that was read back.
         """
         self._seen_at = {process: self._seen_at.get(process, now) for process in processes}
         expiries = {

@@ -64,7 +64,7 @@ _CLOSED = DrainingError("the Kafka engine was closed")
 
 
 class _Partition:
-    """One partition: how many of its records are in flight, since when, and which ones wait."""
+    """The appends to one partition: its records in flight, since when, and the records that wait."""
 
     __slots__ = ("in_flight", "since", "waiting")
 
@@ -75,7 +75,7 @@ class _Partition:
 
 
 class _Append:
-    """One unanswered append. The result of a record that was sent is None."""
+    """One unanswered append. `results` has None for each record that was sent and is not reported yet."""
 
     __slots__ = ("completion", "deadline", "records", "results", "unanswered")
 
@@ -89,16 +89,16 @@ class _Append:
         self.results: list[AppendResult | None] = [_NOT_SENT] * len(records)
 
     def settle(self, missing: AppendResult | None = None) -> None:
-        """Answer, with `missing` for each record that has no result."""
+        """Answer the append, with `missing` as the result of each record that has none."""
         if not self.completion.done:
             self.completion.succeed([result or missing or _NO_ANSWER for result in self.results])
 
 
 class Appends:
-    """Appends of one process; belongs to the hub, but for `_on_report`.
+    """The appends of one process. All methods except `_on_report` must be called on the hub.
 
-    `on_stored` is called before an append is answered. `recheck_topics`: a topic's settings seem to have
-    changed.
+    `on_stored` is called before an append is answered. `recheck_topics` is called when an error suggests that
+    a topic has changed.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Appends:
     def append(
         self, records: Sequence[NewRecord], deadline: float, completion: Completion[list[AppendResult]]
     ) -> None:
-        """Append records, as Backend.append does."""
+        """Append records; see Backend.append."""
         append = _Append(completion, list(records), deadline)
         for index, record in enumerate(append.records):
             result = self._enqueue_record(append, index, record)
@@ -156,7 +156,7 @@ class Appends:
             self._timer.once(deadline - self._clock.monotonic(), self._expire_appends)
 
     def _enqueue_record(self, append: _Append, index: int, record: NewRecord) -> AppendResult | None:
-        """Let one record wait for its partition, or return why not."""
+        """Queue one record for its partition, or return the result with which it is rejected."""
         if self._records >= self._options.pending_max or self._bytes >= self._options.pending_bytes_max:
             return self._bound_reached()
         self._records += 1
@@ -176,7 +176,7 @@ class Appends:
         self._ready[queue] = partition
 
     def _send(self) -> None:
-        """Produce the waiting records of every partition that has none in flight."""
+        """Pass the waiting records to the producer, for every partition that has none in flight."""
         ready, self._ready = self._ready, {}
         now = self._clock.monotonic()
         if not self._age_timer.active:
@@ -199,7 +199,7 @@ class Appends:
                 self._partitions.pop(queue, None)
 
     def _produce_record(self, append: _Append, index: int, record: NewRecord) -> AppendResult | None:
-        """Give one record to the producer, or return why not."""
+        """Pass one record to the producer, or return the result with which it failed."""
         error = self._topics.rejection_of(record)
         if error is not None:
             return to_failed_result(error)
@@ -245,7 +245,7 @@ class Appends:
         return to_undelivered_result(error, record.topic, len(record.delivery), size_max)
 
     def _settle_reported(self) -> None:
-        """Answer the appends whose last record was reported."""
+        """Answer the appends whose records were all reported."""
         topics, reports = self._topics.topics, self._reports
         complete: list[_Append] = []
         ends: dict[Queue, int] = {}
@@ -304,7 +304,7 @@ class Appends:
             self._timer.once(self._next_deadline - now, self._expire_appends)
 
     def check_age(self) -> None:
-        """Have the producer replaced when it has tried to send a record for too long."""
+        """Replace the producer if it has tried to send a record for longer than SEND_S; called by a timer."""
         starts = (partition.since for partition in self._partitions.values() if partition.in_flight)
         since = min(starts, default=NEVER)
         now = self._clock.monotonic()
@@ -352,7 +352,10 @@ class Appends:
     # --- on the hub
 
     def close(self) -> None:
-        """Send the records that the brokers have begun with, drop the rest, and answer all; bounded."""
+        """Send the records that are already under way to brokers, drop the rest, and answer all appends.
+
+        The time that this takes is bounded.
+        """
         if self._closed:
             return
         self._closed = True
@@ -364,18 +367,18 @@ class Appends:
 
 
 class _FirstReport(Exception):
-    """Ends the thread's `poll`: there are reports, and the hub takes them."""
+    """Ends the thread's `poll`, so that the hub handles the remaining reports."""
 
 
 def _ignore_error(_: KafkaError) -> None:
-    """Ignore that brokers are away: the survey of the topics reports it, once."""
+    """Ignore errors about unreachable brokers, because the survey of the topics reports them once."""
 
 
 class ReportingProducer:
-    """A producer that the hub calls, and one native thread that waits for its reports.
+    """A producer that the hub calls, with a native thread that waits for its delivery reports.
 
-    `settle` runs on the hub when reports have come. A report's callback ends with `end_report`. `created_at`:
-    when the present producer was made, by the monotonic clock.
+    `settle` is called on the hub after reports were handled. The callback of each report ends with
+    `end_report`. `created_at`: when the current producer was created (monotonic seconds).
     """
 
     def __init__(
@@ -403,18 +406,21 @@ class ReportingProducer:
         self._thread.start()
 
     def add_topic(self, kafka_name: str) -> None:
-        """Make the producer know a topic, and where its partitions are; in a native thread, it may wait."""
+        """Make the producer fetch a topic's metadata; blocks, so call it in a native thread."""
         try:
             self._producer.list_topics(kafka_name, 5)
         except KafkaException as error:
             log.warning("topic %s: the producer could not ask for it: %s", kafka_name, error)
 
     def give_up(self, reason: str) -> None:
-        """Have the producer replaced by a new one, soon."""
+        """Request that the producer be replaced by a new one soon."""
         self._failure = reason
 
     def close(self) -> None:
-        """Send the records that the brokers have begun with, drop the rest, and settle all; bounded."""
+        """Send the records that are already under way to brokers, drop the rest, and settle all.
+
+        The time that this takes is bounded.
+        """
         self._closed = self._hub_takes_reports = True
         if self._hub_done.locked():
             self._hub_done.release()
@@ -422,7 +428,7 @@ class ReportingProducer:
         self._settle()
 
     def _take_reports(self) -> None:
-        """Take the reports after the first, on the hub, and let the thread wait for the next."""
+        """Handle all reports after the first, on the hub, then let the thread wait for the next one."""
         if self._closed:
             return
         self._hub_takes_reports = True
@@ -437,7 +443,7 @@ class ReportingProducer:
     # --- in the native thread
 
     def end_report(self) -> None:
-        """End a report's callback: raise if the thread took it, so that the hub takes the others."""
+        """End a report's callback; in the thread, raise _FirstReport so that the hub handles the rest."""
         self._has_unsettled = True
         if not self._hub_takes_reports:
             raise _FirstReport
@@ -455,7 +461,7 @@ class ReportingProducer:
         self._producer.flush(CLOSE_S)
 
     def _await_reports(self) -> None:
-        """Wait until there are reports, and the hub has taken them."""
+        """Wait until there is a report and the hub has handled all that follow it."""
         try:
             self._poll(POLL_S)
         except _FirstReport:
@@ -466,7 +472,7 @@ class ReportingProducer:
                 self._hub_done.acquire()
 
     def _poll(self, timeout_s: float) -> None:
-        """Poll; note a fatal error, after which the producer sends nothing (see errors.cause_of)."""
+        """Call `poll`; record a fatal error, after which the producer sends nothing (see errors.cause_of)."""
         try:
             self._producer.poll(timeout_s)
         except RAISED as error:

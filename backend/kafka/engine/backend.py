@@ -58,7 +58,7 @@ _UNKNOWN_PROGRESS = ProgressView(None, (), {}, 0, 0)
 
 
 class KafkaBackend(Backend):
-    """The Kafka engine. Make it on the thread of the hub that is to serve it."""
+    """The backend port over a Kafka cluster. Create it on the thread of the hub that will serve it."""
 
     gapless = False  # the marker of a transaction takes an offset, and compaction leaves holes
     compacts = True
@@ -113,7 +113,7 @@ class KafkaBackend(Backend):
         self._start_topics()
 
     def _start_topics(self) -> None:
-        """Survey the topics once their stored settings are known."""
+        """Start surveying the topics, once their stored settings are known."""
         self.state.catch_up().then(self._on_caught_up)
 
     def _on_caught_up(self, barrier: Completion[None]) -> None:
@@ -147,7 +147,10 @@ class KafkaBackend(Backend):
         return answer
 
     def _run_if_ready(self, answer: Completion[Any], action: Callable[[], object]) -> None:
-        """Run a change in the next turn of the hub, or fail `answer` then."""
+        """Call `action` in the next turn of the hub.
+
+        If the engine is not ready, fail `answer` then instead.
+        """
         error = self._why_not_ready()
         if error is not None:
             self._later(answer.fail, error)
@@ -216,7 +219,7 @@ class KafkaBackend(Backend):
             self._appends.append(records, deadline, answer)
 
     def _on_stored(self, topic_name: str, queue_id: int, next_offset: int, stored_ms: int) -> None:
-        """Let reads of the queue include a record that this process has stored."""
+        """Note a record that this process has stored, so that reads of the queue wait for it."""
         topic = self._table.find_topic(topic_name)
         if topic is not None:
             self.readers.set_next_offset(QueueRef(topic_name, topic.info.incarnation, queue_id), next_offset)

@@ -22,10 +22,11 @@ CLOSE_S = 8.0
 
 
 class KafkaProcess:
-    """Makes the components that work on the system topics, and closes them in the right order.
+    """Creates the components that work on the system topics, and closes them in the right order.
 
-    Make it on the hub. `when_appended`: see CommitQueue. `on_setting_changed`, `on_info_changed`: a setting,
-    or the stored settings of a topic, have changed. Callbacks run on the hub, once all parts are made.
+    Create it on the hub. `when_appended`: see CommitQueue. `on_setting_changed` and `on_info_changed` are
+    called with a changed setting, or a topic whose stored settings changed. Callbacks run on the hub, after
+    all components were created.
     """
 
     def __init__(
@@ -74,7 +75,10 @@ class KafkaProcess:
             self.watch.on_event(placed.event)
 
     def close(self) -> None:
-        """Report that this process is gone, send what remains, and end every thread; within CLOSE_S each."""
+        """Announce that this process leaves, send pending records, and end every thread.
+
+        Each step takes at most CLOSE_S.
+        """
         if self._closed:
             return
         self._closed = True

@@ -32,7 +32,7 @@ _CLOSED = DrainingError("the Kafka engine was closed")
 
 
 class KafkaQueries:
-    """Answers reads, waits and queries for bounds; every call is settled later, on the hub."""
+    """Answers reads, waits and queries for bounds and times; every call is settled later, on the hub."""
 
     def __init__(self, topics: TopicRegistry, readers: Readers, offsets: Offsets) -> None:
         self._topics = topics
@@ -42,7 +42,7 @@ class KafkaQueries:
         self._closed = False
 
     def read(self, call: ReadCall, completion: Completion[ReadBatch]) -> None:
-        """Read, as Backend.read does."""
+        """Read records of a queue; see Backend.read."""
         topic = self._topics.find_queue_topic(call.queue)
         if self._closed:
             self._later(completion.fail, _CLOSED)
@@ -54,7 +54,7 @@ class KafkaQueries:
             self._readers.read(_to_kafka_queue(call.queue, topic), call, completion)
 
     def wait(self, queue: QueueRef, offset: int, deadline: float, wait: Wait) -> None:
-        """Wait for a record, as Backend.wait does."""
+        """Park a wait for new records; see Backend.wait."""
         topic = self._topics.find_queue_topic(queue)
         if topic is None:
             wait.fail(UnknownTopicError(f"queue {queue} does not exist (any more)"))
@@ -65,7 +65,7 @@ class KafkaQueries:
             wait.fail(error)
 
     def bounds(self, queues: Sequence[QueueRef]) -> Completion[list[Bounds | None]]:
-        """Return the bounds of queues, as Backend.bounds does."""
+        """Return the bounds of queues; see Backend.bounds."""
         completion: Completion[list[Bounds | None]] = Completion()
         queues = list(queues)
         partitions = [self._find_partition(queue) for queue in queues]
@@ -91,13 +91,13 @@ class KafkaQueries:
         return None if topic is None else (topic.kafka_name, queue.queue_id)
 
     def _include_stored(self, queue: QueueRef, bounds: Bounds | None) -> Bounds | None:
-        """Extend bounds over records that this process has stored: an end may show a little later."""
+        """Extend bounds over records that this process has stored but the broker may not report yet."""
         if bounds is None or self._topics.find_queue_topic(queue) is None:
             return None
         return bounds._replace(next=max(bounds.next, self._readers.next_offset(queue)))
 
     def offset_for_time(self, queue: QueueRef, wall_ms: int) -> Completion[int]:
-        """Find the offset for a time, as Backend.offset_for_time does."""
+        """Find the first offset stored at or after a time; see Backend.offset_for_time."""
         completion: Completion[int] = Completion()
         partition = self._find_partition(queue)
         if partition is None and not self._closed:
@@ -126,7 +126,7 @@ class KafkaQueries:
         return completion
 
     def close(self) -> None:
-        """Fail pending calls and end the threads."""
+        """Fail pending calls and end the reader threads."""
         self._closed = True
         self._readers.close()
         self._offsets.close()
@@ -148,7 +148,10 @@ _AGAIN = frozenset(
 
 
 class Offsets:
-    """Belongs to the hub; the questions go through the admin client's own thread."""
+    """Queries the bounds of partitions, and offsets for times, through the admin client's own thread.
+
+    Its methods must be called on the hub.
+    """
 
     def __init__(self, admin: AdminClient, bridge: Bridge, clock: Clock) -> None:
         self._admin = admin
@@ -161,7 +164,7 @@ class Offsets:
         self._closed = False
 
     def query_bounds(self, partitions: Sequence[Partition]) -> Completion[dict[Partition, Bounds | None]]:
-        """Return the bounds of each partition; None where there is no such partition."""
+        """Return the bounds of each partition; None for one that does not exist."""
         completion = self._new_completion()
         self._pending_bounds.append((partitions, completion))
         if len(self._pending_bounds) == 1:
@@ -169,7 +172,10 @@ class Offsets:
         return completion
 
     def query_offset_for_time(self, partition: Partition, wall_ms: int) -> Completion[int | None]:
-        """Return the first offset stored at or after `wall_ms`; None when there is none."""
+        """Return the first offset stored at or after `wall_ms` (epoch milliseconds).
+
+        None if there is none.
+        """
         completion = self._new_completion()
 
         def on_answer(answers: Answers) -> None:
@@ -217,7 +223,7 @@ class Offsets:
                 self._fail(completion, failure)
 
     def _query_offsets(self, specs: dict[Partition, Any], then: Callable[[Answers], None]) -> None:
-        """Query offsets and call `then` on the hub with an answer for each partition."""
+        """Query the offsets of several partitions, and call `then` on the hub with all answers."""
         until = self._clock.monotonic() + RETRY_S
         answers: Answers = {}
 

@@ -44,7 +44,7 @@ _GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError
 
 
 class _QueuedRead(NamedTuple):
-    """A read that waits for its turn. `deadline`: monotonic seconds, when it is given up."""
+    """A read that waits for a free reader thread. `deadline`: when it fails (monotonic seconds)."""
 
     kafka_queue: KafkaQueue
     call: ReadCall
@@ -53,7 +53,7 @@ class _QueuedRead(NamedTuple):
 
 
 class Readers:
-    """All reads of one backend."""
+    """Reads and waits of one backend, served from streams on a few reader threads."""
 
     def __init__(self, options: KafkaOptions, bridge: Bridge, clock: Clock) -> None:
         self._options = options
@@ -71,16 +71,19 @@ class Readers:
         self._closed = False
 
     def set_next_offset(self, queue: QueueRef, next_offset: int) -> None:
-        """Note that a record below `next_offset` exists: reads up to there wait for it."""
+        """Note that the records below `next_offset` exist, so that reads there wait for them."""
         if next_offset > self._next_offsets.get(queue, 0):
             self._next_offsets[queue] = next_offset
 
     def next_offset(self, queue: QueueRef) -> int:
-        """Return the offset behind the newest record that is known to exist."""
+        """Return the offset after the newest record that is known to exist."""
         return self._next_offsets.get(queue, 0)
 
     def read(self, kafka_queue: KafkaQueue, call: ReadCall, completion: Completion[ReadBatch]) -> None:
-        """Settles, never at once, with DATA, NONE or OUT_OF_RANGE; GONE when the topic goes meanwhile."""
+        """Read records.
+
+        Settles later with DATA, NONE or OUT_OF_RANGE, or GONE if the topic is deleted meanwhile.
+        """
         if self._closed:
             self._bridge.call(completion.fail, DrainingError("the backend is closed"))
             return
@@ -100,7 +103,7 @@ class Readers:
         self._pause_or_resume(stream)
 
     def wait(self, kafka_queue: KafkaQueue, offset: int, deadline: float, wait: Wait) -> None:
-        """Wait for a record, as Backend.wait does. Raises BoundReachedError."""
+        """Park a wait for new records; see Backend.wait. Raises BoundReachedError."""
         if self._closed:
             self._bridge.call(wait.fail, DrainingError("the backend is closed"))
             return
@@ -124,7 +127,10 @@ class Readers:
     # --- streams
 
     def _find_stream(self, kafka_queue: KafkaQueue, offset: int) -> Stream | None:
-        """Return the stream for this offset; None while every thread reads the queue for pending reads."""
+        """Return the stream that covers this offset, or a new one.
+
+        Returns None if every thread already reads the queue for pending reads.
+        """
         here = self._streams_by_queue.setdefault(kafka_queue.queue, [])
         stream = next((one for one in here if one.window.covers_offset(offset)), None)
         if stream is None:
@@ -154,7 +160,7 @@ class Readers:
         return stream
 
     def _end_stream(self, stream: Stream) -> None:
-        """End a stream without pending reads; its waits succeed, so that the callers read again."""
+        """End a stream without pending reads; its waits succeed, so that their callers read again."""
         del self._streams[stream.serial]
         here = self._streams_by_queue[stream.kafka_queue.queue]
         here.remove(stream)
@@ -166,7 +172,7 @@ class Readers:
             self._bridge.call(_settle_wait, one.wait)
 
     def _start_queued_reads(self, queue: QueueRef) -> None:
-        """Start queued reads, as far as there is a stream for them now."""
+        """Start queued reads of a queue, as far as a stream is available for them."""
         turns = self._queued_reads.get(queue)
         while turns:
             here = self._streams_by_queue.get(queue, ())
@@ -176,7 +182,7 @@ class Readers:
         self._queued_reads.pop(queue, None)
 
     def _pause_or_resume(self, stream: Stream) -> None:
-        """Pause fetching for a full window; resume it once half is taken."""
+        """Pause fetching when a stream's window is full; resume it when half was read by callers."""
         window = stream.window
         if stream.paused is not (window.is_full if not stream.paused else not window.is_half_empty):
             stream.paused = not stream.paused
@@ -208,14 +214,14 @@ class Readers:
         self._start_queued_reads(stream.kafka_queue.queue)
 
     def _call_guarded(self, settle: Callable[..., object], *args: object) -> None:
-        """Call a callback so that its error does not keep others from being answered."""
+        """Call a caller's callback and report what it raises, so that other callers are still answered."""
         try:
             settle(*args)
         except Exception as error:
             self._bridge.report_error(settle, error)
 
     def _on_stream_failed(self, stream: Stream, part: StreamChunk) -> None:
-        """Fail the reads of a stream that cannot continue; a later read begins another one."""
+        """Fail the reads of a stream that cannot continue; a later read starts a new stream."""
         reads, parked = stream.pending_reads, stream.parked_waits
         stream.pending_reads, stream.parked_waits = [], []
         self._end_stream(stream)
@@ -252,7 +258,7 @@ class Readers:
     # --- time, and the end
 
     def expire(self, now: float) -> None:
-        """Settle waits past their deadline; periodically end idle streams and fail late reads."""
+        """Settle waits past their deadline; periodically end idle streams and fail overdue reads."""
         while self._deadlines and self._deadlines[0][0] <= now:
             wait = heapq.heappop(self._deadlines)[2]
             if not wait.done and not wait.cancelled:
@@ -278,7 +284,7 @@ class Readers:
                 )
 
     def _find_superfluous(self) -> Iterator[Stream]:
-        """Yield the longest unused streams, until all windows together are small enough."""
+        """Yield the streams unused for longest, until the remaining windows together fit the bound."""
         excess_bytes = (
             sum(one.window.bytes for one in self._streams.values()) - self._options.windows_bytes_max
         )
@@ -306,7 +312,7 @@ class Readers:
                         waiting.wait.fail(UnknownTopicError(f"topic {topic} was deleted"))
 
     def release_waits(self, error: Exception) -> None:
-        """Fail every parked wait."""
+        """Fail every parked wait with `error`."""
         self._deadlines.clear()
         for stream in self._streams.values():
             parked, stream.parked_waits = stream.parked_waits, []
@@ -315,7 +321,7 @@ class Readers:
                     one.wait.fail(error)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Fail pending calls and end the threads."""
+        """Fail pending calls and end the threads, waiting at most `timeout_s`."""
         if self._closed:
             return
         self._closed = True

@@ -39,7 +39,7 @@ RECORD_BYTES = 400  # what a record takes beside its delivery bytes
 
 
 class KafkaQueue(NamedTuple):
-    """A queue, and where Kafka has it."""
+    """A queue and its location in Kafka."""
 
     queue: QueueRef
     kafka_name: str
@@ -47,7 +47,7 @@ class KafkaQueue(NamedTuple):
 
 
 class KafkaBatch(ReadBatch):
-    """A batch of records, in columns."""
+    """The records of one read, in columns."""
 
     __slots__ = ("_queue", "_records")
 
@@ -71,20 +71,20 @@ class KafkaBatch(ReadBatch):
         self.bounds = bounds
 
     def record(self, index: int) -> StoredRecord:
-        """Return the complete record."""
+        """Return the complete record at `index`."""
         return self._records[index].to_stored_record(self._queue.topic, self._queue.queue_id)
 
     def carried(self, name: str) -> list[ShortRecord]:
-        """Return all records in short."""
+        """Return all records in the short form, with the system property `name`."""
         return [record.to_short_record(name) for record in self._records]
 
     def stored_ms(self, index: int) -> int:
-        """Return Kafka's time stamp of a record."""
+        """Return Kafka's time stamp of the record at `index`."""
         return self._records[index].stored_ms
 
 
 class PendingRead(NamedTuple):
-    """A read that waits for data. `deadline`: monotonic seconds, when it is given up."""
+    """A read that waits for data. `deadline`: when it fails (monotonic seconds)."""
 
     call: ReadCall
     completion: Completion[ReadBatch]
@@ -92,14 +92,14 @@ class PendingRead(NamedTuple):
 
 
 class ParkedWait(NamedTuple):
-    """A wait for a record at or past `offset`."""
+    """A wait for a record at or after `offset`."""
 
     offset: int
     wait: Wait
 
 
 class Window:
-    """The newest records of one stream."""
+    """The newest records of one stream, kept for several readers and bounded by size."""
 
     def __init__(self, start: int, bytes_max: int) -> None:
         self.start = start
@@ -113,11 +113,11 @@ class Window:
         self._records: list[KafkaRecord] = []
 
     def covers_offset(self, offset: int) -> bool:
-        """Return whether the records from `offset` on are here, or come here."""
+        """Return whether the window holds the records from `offset` on, or will receive them next."""
         return self.start <= offset <= self.next
 
     def add(self, records: Sequence[KafkaRecord]) -> None:
-        """Add records, in ascending order; duplicates are skipped."""
+        """Add ascending records; those at or below the last offset are skipped."""
         for record in records:
             if record.offset < self.next:
                 continue
@@ -131,26 +131,26 @@ class Window:
         self._drop_taken()
 
     def set_end(self, offset: int) -> None:
-        """Note where the partition ends for now."""
+        """Note that the partition ended at `offset` when it was read."""
         self.next = max(self.next, offset)
         self.at_end = True
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more should be fetched."""
+        """Whether fetching should be paused, because enough unread records are buffered."""
         return self._ahead >= self._bytes_max
 
     @property
     def is_half_empty(self) -> bool:
-        """Whether fetching may go on."""
+        """Whether fetching may resume."""
         return self._ahead * 2 <= self._bytes_max
 
     def has_record_from(self, offset: int) -> bool:
-        """Return whether a record at or past `offset` is here."""
+        """Return whether the window holds a record at or after `offset`."""
         return bool(self._offsets) and self._offsets[-1] >= offset
 
     def take_records(self, call: ReadCall) -> tuple[list[KafkaRecord], int]:
-        """Return the requested records, and the offset to read on from."""
+        """Return the records that `call` requests, and the offset at which to continue."""
         at = bisect_left(self._offsets, call.offset)
         end, tags = len(self._offsets), call.tags
         records: list[KafkaRecord] = []
@@ -178,7 +178,7 @@ class Window:
             self._drop_taken()
 
     def _drop_taken(self) -> None:
-        """Drop the oldest records that were taken, while the window is too large."""
+        """Drop the oldest records that some caller has read, while the window is too large."""
         count = 0
         while (
             self.bytes > self._bytes_max and count < len(self._offsets) and self._offsets[count] < self.mark
@@ -191,7 +191,10 @@ class Window:
 
 
 class Stream:
-    """One reader's way through one partition. `serial`: which of those that its reader ever had."""
+    """A continuous read of one partition by one reader thread.
+
+    `serial`: its number among the streams of the reader.
+    """
 
     def __init__(self, kafka_queue: KafkaQueue, serial: int, reader: int, start: int, bytes_max: int) -> None:
         self.kafka_queue = kafka_queue
@@ -205,13 +208,16 @@ class Stream:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits for anything here."""
+        """Whether no read and no wait is pending."""
         return not self.pending_reads and not any(
             not one.wait.done and not one.wait.cancelled for one in self.parked_waits
         )
 
     def answer_read(self, call: ReadCall, known_next: int) -> KafkaBatch | None:
-        """Return the answer to a read, or None while it is unknown. `known_next`: records up to it exist."""
+        """Return the answer to a read, or None while it is unknown.
+
+        `known_next`: records below it are known to exist, so the read waits for them.
+        """
         window = self.window
         if window.has_record_from(call.offset):
             records, following = window.take_records(call)
@@ -229,7 +235,7 @@ class Stream:
         return self.window.at_end and self.window.next >= known_next
 
     def take_answerable(self, known_next: int) -> list[tuple[PendingRead, KafkaBatch]]:
-        """Take out the reads that can be answered by now."""
+        """Remove and return the pending reads that can be answered now, with their answers."""
         answerable, pending = [], []
         for one in self.pending_reads:
             batch = self.answer_read(one.call, known_next)
@@ -241,7 +247,7 @@ class Stream:
         return answerable
 
     def take_arrived(self) -> list[Wait]:
-        """Take out who waits for what is here by now; forget the cancelled."""
+        """Remove and return the waits whose records have arrived; drop cancelled ones."""
         waits = [one.wait for one in self.parked_waits if self.window.has_record_from(one.offset)]
         self.parked_waits = [
             one

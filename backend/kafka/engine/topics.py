@@ -51,7 +51,7 @@ OnConfirmed = Callable[[DdmqError | None], object]
 
 
 class KafkaTopics:
-    """Surveys the cluster's topics, and creates, changes and deletes them.
+    """Surveys the cluster's topics, and creates, changes and deletes topics.
 
     `add_to_producer` makes the producer of appends know a topic, in the cluster's thread; it may wait.
     `on_changed(name, before)` is called for each change, with the topic as it was.
@@ -92,7 +92,7 @@ class KafkaTopics:
 
     @property
     def has_surveyed(self) -> bool:
-        """Whether the cluster has listed its topics at least once."""
+        """Whether at least one survey has succeeded."""
         return self._survey_count > 0
 
     # --- surveys
@@ -103,12 +103,12 @@ class KafkaTopics:
         self.survey()
 
     def survey_all(self) -> None:
-        """Describe every topic soon: something is not as it was known."""
+        """Start a survey that describes every topic, because a topic differs from what is known."""
         self._needs_full_survey = True
         self.survey()
 
     def survey(self, then: Callable[[str], object] | None = None) -> None:
-        """Ask the cluster for its topics.
+        """Start a survey of the cluster's topics.
 
         `then(reason)` follows a survey that begins after this call; `reason` says why it failed, or is empty.
         """
@@ -132,7 +132,7 @@ class KafkaTopics:
                 del self._checks_left[name]
         job = partial(
             topic_admin.survey_topics,
-            let_in=self._names.lets_in,
+            let_in=self._names.is_admitted,
             unchanged=unchanged,
             before=before,
             on_grown=self._add_to_producer,
@@ -149,7 +149,7 @@ class KafkaTopics:
         self._cluster.run_job(job, on_answer)
 
     def _on_survey(self, survey: Survey | None, error: Exception | None, in_change: set[str]) -> None:
-        """Apply a survey; the next one is right about the names that were `in_change` meanwhile."""
+        """Apply a survey's result; topics in `in_change` were changed meanwhile and are skipped."""
         self._is_surveying = False
         if self._closed:
             return
@@ -177,7 +177,7 @@ class KafkaTopics:
                 self._remove_topic(name)
 
     def _set_reason(self, reason: str) -> None:
-        """Set why the engine is not ready, or ""; log one line when that begins, and one when it ends."""
+        """Set why the engine is not ready, or ""; log one line when that begins and one when it ends."""
         if reason and not self._is_unreachable:
             log.warning("the cluster does not answer, retrying: %s", reason)
         elif not reason and self._is_unreachable:
@@ -185,7 +185,7 @@ class KafkaTopics:
         self.reason, self._is_unreachable = reason, bool(reason)
 
     def _reject_cluster(self, cluster_id: str) -> None:
-        """Ignore the survey: another cluster answers there than at the start."""
+        """Ignore a survey's result, because it is from another cluster than the first one."""
         reason = (
             f"Kafka at {self._options.bootstrap} is cluster {cluster_id} now, and this process belongs to"
             f" cluster {self.cluster_id}: set bootstrap to that cluster's brokers and start it again"
@@ -195,13 +195,13 @@ class KafkaTopics:
         self.reason, self._is_unreachable = reason, True
 
     def trim(self, queue: QueueRef, before: int) -> None:
-        """Delete the records of a queue below an offset, as Backend.trim does."""
+        """Delete the records of a queue below an offset; see Backend.trim."""
         topic = self._table.find_queue_topic(queue)
         if topic is not None:
             self._upkeep.trim(topic, queue, before)
 
     def on_info_changed(self, name: str) -> None:
-        """Apply a topic's changed stored settings; its settings in Kafka may have changed, too."""
+        """Apply changed stored settings of a topic, and describe it again if Kafka's settings changed too."""
         described = self._described.get(name)
         if name not in self._changes:
             if described is not None:
@@ -221,7 +221,10 @@ class KafkaTopics:
             self._on_changed(name, before)
 
     def _on_replaced(self, name: str, former: ClusterTopic) -> None:
-        """Forget the former topic's progress later: a broker that is behind may have described it."""
+        """Schedule the deletion of a replaced topic's progress.
+
+        It is delayed, because the description may have come from a broker that is not up to date.
+        """
         self._upkeep.forget(name)
         HubTimer(ref=False).once(REPLACED_S, lambda: self._drop_former_progress(name, former))
 
@@ -241,7 +244,7 @@ class KafkaTopics:
     # --- changes
 
     def put(self, info: TopicInfo, deadline: float, answer: TopicAnswer, topics_max: int | None) -> None:
-        """Create or change a topic whose `info` was checked, as Backend.put_topic does."""
+        """Create or change a topic whose `info` was checked; see Backend.put_topic."""
         self._enqueue_change(
             info.name, answer, deadline, lambda: self._put(info, deadline, answer, topics_max)
         )
@@ -310,7 +313,7 @@ class KafkaTopics:
             self._succeed(name, answer, self._table.topics[name].info)
 
     def delete(self, name: str, deadline: float, answer: Completion[None]) -> None:
-        """Delete a topic, as Backend.delete_topic does."""
+        """Delete a topic; see Backend.delete_topic."""
         self._enqueue_change(name, answer, deadline, lambda: self._delete(name, deadline, answer))
 
     def _delete(self, name: str, deadline: float, answer: Completion[None]) -> None:
@@ -344,7 +347,7 @@ class KafkaTopics:
     def _enqueue_change(
         self, name: str, answer: Completion[Any], deadline: float, change: Callable[[], None]
     ) -> None:
-        """Run `change` once the earlier changes of this name are done."""
+        """Call `change` after the earlier changes of the topic `name` are done."""
 
         def begin() -> None:
             if answer.done or self._closed:
@@ -405,9 +408,9 @@ def _time_out(name: str, answer: Completion[Any]) -> None:
 
 
 class TopicUpkeep:
-    """Changes to topics that no caller asked for, made by the cluster's thread.
+    """Changes topics without a caller's request, in the cluster's thread.
 
-    Topics of waiting messages get unlimited retention; records that no group needs any more are deleted.
+    Topics of delayed messages get unlimited retention; records that no group needs any more are deleted.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -430,7 +433,7 @@ class TopicUpkeep:
         self._cluster.run_job(partial(topic_admin.set_required_settings, name=name, found=described), on_done)
 
     def trim(self, topic: KafkaTopic, queue: QueueRef, before: int) -> None:
-        """Delete the records of one of the topic's queues below an offset, as Backend.trim does."""
+        """Delete the records of one of the topic's queues below an offset; see Backend.trim."""
         if before <= self._trimmed.get(queue, 0):
             return
         self._trimmed[queue] = before
@@ -446,12 +449,12 @@ class TopicUpkeep:
         )
 
     def forget(self, name: str) -> None:
-        """Forget a topic that was deleted or replaced."""
+        """Remove the notes about a topic that was deleted or replaced."""
         self._trimmed = {queue: before for queue, before in self._trimmed.items() if queue.topic != name}
 
 
 class _Confirmation:
-    """A call that waits until the cluster was asked for topics. `then` is called once."""
+    """A call that waits for a survey of the cluster. `then` is called once."""
 
     def __init__(self, names: frozenset[str], then: OnConfirmed) -> None:
         self.names, self.then = names, then
@@ -459,7 +462,7 @@ class _Confirmation:
 
 
 class MissingTopics:
-    """Confirms with the cluster that topics which this process does not know really do not exist."""
+    """Asks the cluster about topics that this process does not know, before a record for them is rejected."""
 
     def __init__(self, table: TopicRegistry, topics: KafkaTopics, state: KafkaState) -> None:
         self._table = table
@@ -469,7 +472,7 @@ class MissingTopics:
         self._open: dict[_Confirmation, None] = {}
 
     def find_unknown(self, records: Iterable[NewRecord]) -> frozenset[str]:
-        """Return the topics of these records that are not known to exist with such a queue."""
+        """Return the topics of these records that are unknown here, or known with too few queues."""
         topics = self._table.topics
         return frozenset(
             record.topic
@@ -478,7 +481,10 @@ class MissingTopics:
         )
 
     def catch_up(self) -> Completion[None]:
-        """Return when every topic that another process was told of is known, as Backend.caught_up does."""
+        """Settle when this process knows every topic that was confirmed to any process.
+
+        See Backend.caught_up.
+        """
         answer: Completion[None] = Completion()
 
         def settle(error: Exception | None) -> None:
@@ -498,13 +504,13 @@ class MissingTopics:
         return answer
 
     def _find_missing(self) -> frozenset[str]:
-        """Return the topics that have stored settings and are not known to exist."""
+        """Return the topics that have stored settings and are unknown here."""
         infos, topics = self._state.topic_infos, self._table.topics
         self._absent = {name: info for name, info in self._absent.items() if infos.get(name) == info}
         return frozenset(name for name in infos if name not in self._absent and name not in topics)
 
     def confirm(self, names: frozenset[str], then: OnConfirmed) -> None:
-        """Call `then(None)` once the cluster was asked for these topics, or `then(error)` if it cannot be."""
+        """Call `then(None)` after the cluster was asked for these topics, or `then(error)` if that failed."""
         confirmation = _Confirmation(names, then)
         self._open[confirmation] = None
         self._state.catch_up().then(lambda barrier: self._survey_missing(confirmation, barrier.error))
@@ -533,7 +539,7 @@ class MissingTopics:
             confirmation.then(error)
 
     def close(self) -> None:
-        """Fail every call that waits."""
+        """Fail every waiting call."""
         for confirmation in list(self._open):
             self._end(confirmation, DrainingError("the Kafka engine was closed"))
 

@@ -40,7 +40,10 @@ LOG_EVERY = 100_000  # records between two lines about the progress of the start
 
 
 class KafkaState:
-    """The followed state. `ready`: its first end was reached. `reason`: why it is not ready, or ""."""
+    """The settings, progress and assignments that this process has read from the system topics.
+
+    `ready`: the state was read up to its end once. `reason`: why it is not ready, or "".
+    """
 
     def __init__(
         self,
@@ -80,16 +83,16 @@ class KafkaState:
 
     @property
     def settings(self) -> Mapping[str, bytes]:
-        """The followed settings, by key."""
+        """The settings read so far, by key."""
         return self._settings.settings
 
     @property
     def topic_infos(self) -> Mapping[str, bytes]:
-        """The stored settings of topics, by name."""
+        """The stored settings of topics read so far, by topic name."""
         return self._settings.topic_infos
 
     def stop(self, wait_s: float) -> None:
-        """Stop following; open barriers fail."""
+        """Stop following the topics; pending barriers fail."""
         self._closed = True
         self._barriers.close()
         if not self._thread.stop(wait_s):
@@ -98,16 +101,16 @@ class KafkaState:
     # --- what this process wrote itself
 
     def apply_written_setting(self, partition: int, offset: int, key: bytes, value: bytes | None) -> None:
-        """Apply a setting that this process has written, before it is followed."""
+        """Apply a setting that this process has written, before it is read back from the topic."""
         if self._settings.followed.note_written(partition, offset, key):
             self._apply_setting(key, value)
 
     def holds_setting(self, key: bytes, value: bytes) -> bool:
-        """Return whether the settings topic has this value under `key`."""
+        """Return whether the settings topic holds this value under `key`."""
         return self._settings.holds_record(key, value)
 
     def catch_up(self) -> Completion[None]:
-        """Return a completion that succeeds once every record answered by now was followed."""
+        """Return a completion that succeeds once every record acknowledged by now was read."""
         return self._barriers.add()
 
     # --- what the thread brings, on the hub
@@ -189,7 +192,7 @@ Ends = dict[Partition, int]  # the offset behind a mark
 
 
 class _MarkWriter:
-    """The thread that writes them. `call`: from any thread, to the hub."""
+    """The thread that writes the marks of barriers. `call` runs a function on the hub, from any thread."""
 
     def __init__(self, client: Mapping[str, object], call: Call) -> None:
         self._config = {
@@ -202,11 +205,14 @@ class _MarkWriter:
         _thread.start_new_thread(self._run, ())
 
     def write(self, places: Sequence[Partition], then: Call) -> None:
-        """`then(ends, error)` follows on the hub; `error`: None, or why they are not all written."""
+        """Write a mark to each partition; then call `then(ends, error)` on the hub.
+
+        `ends` are the offsets after the marks; `error` is None, or why not all were written.
+        """
         self._jobs.put((places, then))
 
     def close(self) -> None:
-        """Take no more jobs; the running one ends by itself."""
+        """Accept no more jobs; a running job still finishes."""
         self._jobs.put(None)
 
     def _run(self) -> None:
@@ -241,7 +247,10 @@ class _MarkWriter:
 
 
 class _BarrierRound:
-    """Calls that are settled together, once `left` is empty."""
+    """Barriers that share their marks.
+
+    All are settled when `left`, the partitions not yet read so far, is empty.
+    """
 
     def __init__(self, waiting: list[Completion[None]]) -> None:
         self.completions = waiting
@@ -249,7 +258,7 @@ class _BarrierRound:
 
 
 class Barriers:
-    """Barriers over the partitions of `followed`. `call` runs a function on the hub, from any thread.
+    """Settles each call once all records acknowledged before it were read, in every partition of `followed`.
 
     `client`: how librdkafka's clients are configured.
     """
@@ -263,7 +272,7 @@ class Barriers:
         self._closed = False
 
     def add(self) -> Completion[None]:
-        """Return a completion that succeeds once every record answered by now was followed."""
+        """Return a completion that succeeds once every record acknowledged by now was read."""
         completion: Completion[None] = Completion()
         if self._closed:
             completion.fail(DrainingError("the Kafka engine was closed"))
@@ -273,7 +282,7 @@ class Barriers:
         return completion
 
     def advance(self) -> None:
-        """Settle the barriers that were reached, and write the next marks when that is possible."""
+        """Settle the barriers whose marks were read, and write the next marks if possible."""
         self._settle_reached()
         if self._writing is not None or not self._next_completions or self._closed:
             return
@@ -285,7 +294,7 @@ class Barriers:
         self._marks.write(places, partial(self._on_marks_written, barrier_round))
 
     def close(self) -> None:
-        """Fail every open barrier."""
+        """Fail every pending barrier."""
         self._closed = True
         self._marks.close()
         waiting = [*self._next_completions, *(self._writing.completions if self._writing else [])]

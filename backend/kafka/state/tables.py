@@ -36,7 +36,10 @@ _decode_key = msgspec.msgpack.Decoder(tuple[str, str, int, int, int, int]).decod
 
 
 class Stamp(NamedTuple):
-    """The order of the keys of one group and queue: the highest counts."""
+    """Orders the Kafka keys under which one group's progress on one queue is stored.
+
+    Only the value of the key with the highest stamp is valid.
+    """
 
     generation: int
     epoch: int
@@ -56,12 +59,12 @@ def topic_key(name: str) -> bytes:
 
 
 def wrap_value(value: bytes) -> bytes:
-    """Add the version byte to a setting's value."""
+    """Add the version byte to a setting's value, as it is stored."""
     return _VERSION_BYTE + value
 
 
 def unwrap_value(value: bytes) -> bytes:
-    """The value in what is stored. Raises DamagedError, NewerFormatError."""
+    """Return a setting's value from its stored bytes. Raises DamagedError, NewerFormatError."""
     if not value:
         raise DamagedError("a setting in Kafka is empty; a version byte is missing")
     if value[0] > VERSION:
@@ -72,20 +75,20 @@ def unwrap_value(value: bytes) -> bytes:
 
 
 def progress_key(key: Key, stamp: Stamp) -> bytes:
-    """Return the key of a group's progress on a queue."""
+    """Return the Kafka key of a group's progress on a queue."""
     group, queue = key
     return _VERSION_BYTE + _encode_name((group, *queue, *stamp))
 
 
 def progress_partition(key: Key, partitions: int) -> int:
-    """Return the partition of the progress topic: the same for all keys of a group and queue."""
+    """Return the progress topic's partition for a group and queue, the same for all their keys."""
     group, queue = key
     return int(google_crc32c.value(_encode_name((group, *queue)))) % partitions
 
 
 @lru_cache(maxsize=1 << 14)
 def parse_progress_key(data: bytes) -> tuple[Key, Stamp]:
-    """Decode a key of `progress_key`. Raises DamagedError, NewerFormatError."""
+    """Decode a Kafka key made by `progress_key`. Raises DamagedError, NewerFormatError."""
     if data[:1] > _VERSION_BYTE:
         raise newer_format("a progress key in Kafka", data[0], VERSION)
     try:
@@ -101,7 +104,7 @@ def parse_progress_key(data: bytes) -> tuple[Key, Stamp]:
 
 
 class FollowedOffsets:
-    """The followed offsets of one topic's partitions, and the keys that are ahead of them."""
+    """The offsets read so far in one topic's partitions, and the keys of newer records written here."""
 
     __slots__ = ("_ahead", "_next")
 
@@ -110,7 +113,10 @@ class FollowedOffsets:
         self._ahead: dict[bytes, int] = {}
 
     def note_followed(self, partition: int, offset: int, key: bytes) -> bool:
-        """Note a followed record; return whether it is news."""
+        """Note a record that was read; return whether it must be applied.
+
+        A record older than what this process wrote under the same key must not.
+        """
         self._next[partition] = offset + 1
         if not self._ahead:
             return True
@@ -122,7 +128,7 @@ class FollowedOffsets:
         return offset > ahead
 
     def note_written(self, partition: int, offset: int, key: bytes) -> bool:
-        """Note a record that this process has written; return whether it is news."""
+        """Note a record that this process wrote; return whether it must be applied now."""
         if offset < self._next.get(partition, 0) or offset <= self._ahead.get(key, -1):
             return False
         self._ahead[key] = offset
@@ -130,7 +136,10 @@ class FollowedOffsets:
 
 
 class SettingsState:
-    """The settings topic, followed. `settings`: key → value; `topic_infos`: name of a topic → bytes."""
+    """The content of the settings topic.
+
+    `settings`: key → value. `topic_infos`: topic name → encoded settings.
+    """
 
     def __init__(self) -> None:
         self.settings: dict[str, bytes] = {}
@@ -138,12 +147,16 @@ class SettingsState:
         self.followed = FollowedOffsets()
 
     def holds_record(self, key: bytes, value: bytes) -> bool:
-        """Return whether this record counts."""
+        """Return whether this value is the current one under this key."""
         table = self.settings if key[:2] == _SETTING else self.topic_infos
         return table.get(key[2:].decode("utf-8", "surrogatepass")) == unwrap_value(value)
 
     def apply(self, key: bytes, value: bytes | None) -> tuple[str | None, str | None]:
-        """One record. Gives the setting, or the topic, that changed. Raises DamagedError."""
+        """Apply one record of the settings topic.
+
+        Return the name of the setting, or of the topic, that changed. The other name is None, and both are if
+        nothing changed. Raises DamagedError.
+        """
         table = {_SETTING: self.settings, _TOPIC: self.topic_infos}.get(key[:2])
         if table is None:
             raise DamagedError(f"key {key[:80]!r} of the settings topic is of no kind that is known")
@@ -162,7 +175,11 @@ class SettingsState:
 
 
 class _ProgressKeys:
-    """One group on one queue: every key that is there, and what the highest of them says."""
+    """All stored values of one group's progress on one queue.
+
+    `top` is the highest stamp, whose value is valid. `progress` is that value decoded, or None until it is
+    first requested.
+    """
 
     __slots__ = ("progress", "top", "values")
 
@@ -173,7 +190,7 @@ class _ProgressKeys:
 
 
 class ProgressState:
-    """The progress topic, followed."""
+    """The content of the progress topic."""
 
     def __init__(self) -> None:
         self.followed = FollowedOffsets()
@@ -187,7 +204,10 @@ class ProgressState:
         return key in self._entries
 
     def apply(self, data: bytes, value: bytes | None, progress: GroupProgress | None = None) -> None:
-        """One record; `progress`: what `value` says, where that is known. Raises DamagedError."""
+        """Apply one record of the progress topic.
+
+        `progress`: the decoded `value`, if the caller has it. Raises DamagedError.
+        """
         key, stamp = parse_progress_key(data)
         entry = self._entries.get(key)
         if value is None:
@@ -212,7 +232,10 @@ class ProgressState:
             entry.top, entry.progress = max(entry.values), None
 
     def holds_record(self, data: bytes, value: bytes) -> bool | None:
-        """Whether this record counts; None where a higher key does, whose writer may have seen it or not."""
+        """Return whether this record is the valid one.
+
+        None: a higher key is valid, and it is unknown whether its writer has seen this record.
+        """
         key, stamp = parse_progress_key(data)
         entry = self._entries.get(key)
         if entry is None:
@@ -220,7 +243,10 @@ class ProgressState:
         return None if entry.top > stamp else entry.values.get(stamp) == value
 
     def get(self, key: Key) -> GroupProgress | None:
-        """Return the progress of the top key, not to be changed, with its fence. Raises DamagedError."""
+        """Return the valid progress of a group and queue, with its fence, or None.
+
+        Do not change it. Raises DamagedError.
+        """
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -236,7 +262,10 @@ class ProgressState:
         return progress
 
     def find_fence(self, key: Key) -> Fence:
-        """Return the fence for deltas: the generation of the top key, and the highest epoch of any key."""
+        """Return the fence that deltas must pass.
+
+        It consists of the valid key's generation and the highest epoch of all keys.
+        """
         entry = self._entries.get(key)
         if entry is None:
             return OPEN_FENCE
@@ -252,11 +281,11 @@ class ProgressState:
         return _with_epoch(progress.view(), self.find_fence(key))
 
     def highest_epoch(self) -> int:
-        """Return the highest recorded epoch."""
+        """Return the highest epoch recorded for any group and queue."""
         return max((stamp.epoch for entry in self._entries.values() for stamp in entry.values), default=0)
 
     def find_outdated(self, keys: Iterable[Key]) -> list[tuple[Key, bytes]]:
-        """The keys below what counts, whose epoch is not above it either: to be tombstoned."""
+        """Return the keys below the valid one, in stamp and epoch, which must be tombstoned."""
         outdated = []
         for key in keys:
             if key in self._stale:
@@ -268,7 +297,7 @@ class ProgressState:
         return outdated
 
     def find_of_topic(self, topic: str, incarnation: int) -> list[tuple[Key, bytes]]:
-        """Every key of a topic that is gone, the lowest first: to be tombstoned in this order."""
+        """Return every key of a deleted topic, to be tombstoned in this order (the lowest first)."""
         return [
             (key, progress_key(key, stamp))
             for key, entry in self._entries.items()
@@ -284,7 +313,7 @@ def _with_epoch(view: ProgressView, fence: Fence) -> ProgressView:
 
 
 def encode_record(key: Key, progress: GroupProgress) -> tuple[bytes, bytes]:
-    """Key and value of a record that holds `progress`."""
+    """Encode `progress` as the key and value of a Kafka record."""
     group, queue = key
     stamp = Stamp(progress.fence.generation, progress.fence.epoch)
     return progress_key(key, stamp), encode_progress(group, queue, progress)

@@ -33,7 +33,7 @@ from ddmq_client.admin.records import (
 )
 from ddmq_client.aio.admin.pool import AsyncAdminConnections
 from ddmq_client.aio.producer import AsyncProducerBase
-from ddmq_client.aio.sync import off_loop
+from ddmq_client.aio.sync import run_blocking
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, ProducerSettings, check, topic_names
 from ddmq_client.delays import CancelOutcome, epoch_ms
@@ -59,15 +59,16 @@ _ERRORS: Mapping[int, type[AdminError]] = {
 
 
 class AsyncAdmin:
-    """Asks and changes one installation through any of several admin ports. Close it, or use it as a context
-    manager.
+    """Administers one installation, through any of several admin ports.
+
+    Close it, or use it as a context manager.
 
     servers          "host:port", several with commas, or a list; the port may be left out (9813). The first
-                     that accepts a connection is asked. Only the proxy that delivers to a group knows its
-                     blocked keys and what is in flight
+                     that accepts a connection is used. Only the proxy that delivers to a group knows its
+                     blocked keys and its messages in flight
     producers        producer proxies, which change delayed messages; by default the servers' hosts, port 9613
-    timeout_ms       for one request, connecting included
-    connections_max  open connections; a call beyond them waits
+    timeout_ms       for one request, including connecting
+    connections_max  the maximum of open connections; a call beyond it waits
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class AsyncAdmin:
         timeout_ms: int = 15_000,
         connections_max: int = 4,
     ) -> None:
-        """Checks its arguments (OptionError); connects with the first call."""
+        """Check the arguments (raises OptionError); the first call connects."""
         check("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX)
         check("connections_max", connections_max, 1, 48)  # the server takes no more from one address
         addresses = parse_addresses(servers, ADMIN_PORT, "servers")
@@ -120,7 +121,10 @@ class AsyncAdmin:
     async def create_topic(
         self, name: str, *, exist_ok: bool = False, **settings: Unpack[TopicSettings]
     ) -> records.TopicDescription:
-        """Create a topic. Raises RejectedError if it exists; with `exist_ok` it is returned as it is."""
+        """Create a topic.
+
+        Raises RejectedError if it exists; with `exist_ok`, returns the existing one unchanged.
+        """
         try:
             return read_row(
                 records.TopicDescription, await self._post_body("topics", name, body=settings_body(settings))
@@ -135,7 +139,7 @@ class AsyncAdmin:
             raise
 
     async def update_topic(self, name: str, **settings: Unpack[TopicSettings]) -> records.TopicDescription:
-        """Change the stated settings of a topic; queues can be added, not removed."""
+        """Change the given settings of a topic; queues can be added, not removed."""
         body = {**settings_body(settings), "create": False}
         return read_row(records.TopicDescription, await self._post_body("topics", name, body=body))
 
@@ -146,14 +150,16 @@ class AsyncAdmin:
     # --- groups
 
     async def list_groups(self) -> list[records.SubscriptionDescription]:
-        """Return every subscription, by group."""
+        """Return every subscription, sorted by group."""
         return list(read_rows(records.SubscriptionDescription, await self._get("groups")))
 
     async def list_lag(
         self, group: str | None = None, *, limit: int = PAGE
     ) -> list[records.SubscriptionDescription]:
-        """Return up to `limit` subscriptions, of one group or of all, with lag age and rates; the furthest
-        behind comes first."""
+        """Return up to `limit` subscriptions with lag age and rates, the largest lag first.
+
+        They are those of one group, or of all.
+        """
         rows = await self._get("lag", group=group, count=_checked_limit(limit))
         return list(read_rows(records.SubscriptionDescription, rows))
 
@@ -164,16 +170,20 @@ class AsyncAdmin:
     async def create_group(
         self, group: str, topics: str | Sequence[str], **settings: Unpack[GroupSettings]
     ) -> records.GroupDescription:
-        """Subscribe a group to topics, with these settings. Subscriptions that exist stay as they are;
-        `subscribed` of the result names the new ones."""
+        """Subscribe a group to topics, with these settings.
+
+        Existing subscriptions stay unchanged; `subscribed` of the result names the new ones.
+        """
         body = {**settings_body(settings), "topics": list(topic_names(topics))}
         return read_row(records.GroupDescription, await self._post_body("groups", group, body=body))
 
     async def update_subscription(
         self, group: str, topic: str, *, unset: Sequence[str] = (), **settings: Unpack[GroupSettings]
     ) -> records.SettingsChange:
-        """Change the stated settings of a subscription, or create it; `unset` ones return to the defaults.
-        Offsets do not move."""
+        """Change the given settings of a subscription, or create it.
+
+        Settings in `unset` return to their defaults. Offsets do not move.
+        """
         body = {**settings_body(settings), "unset": list(unset)}
         answer = await self._post_body("groups", group, "topics", topic, body=body)
         return read_row(records.SettingsChange, answer)
@@ -199,8 +209,8 @@ class AsyncAdmin:
     ) -> records.OffsetReset:
         """Move the offsets of a group on a topic, or on one queue of it.
 
-        `to`: the first message, behind the last one, an offset, or the first message stored at a time.
-        Connected clients go on from there.
+        `to`: "first" (the first message), "last" (after the last one), an offset, or a time (the first
+        message stored at or after it). Connected clients continue from there.
         """
         target = epoch_ms("to", to) if isinstance(to, datetime) else to
         body: dict[str, Any] = {"topic": topic, "to": target, "dry_run": dry_run}
@@ -215,16 +225,24 @@ class AsyncAdmin:
         return list(read_rows(records.KeyDescription, await self._get("groups", group, "keys", limit=limit)))
 
     async def park_key(self, group: str, key: str) -> records.KeyChange:
-        """Deliver nothing of this key until it is replayed; other keys go on."""
+        """Park an order key: none of its messages is delivered until it is replayed.
+
+        Other keys are not affected.
+        """
         return await self._change_key(group, {"action": "park", "key": key})
 
     async def skip_key(self, group: str, key: str) -> records.KeyChange:
-        """Move the first message of this key to the dead letters; those behind it go on."""
+        """Move the first message of this key to the dead letters.
+
+        The messages after it are then delivered.
+        """
         return await self._change_key(group, {"action": "skip", "key": key})
 
     async def replay_key(self, group: str, key: str, *, take_away: bool = False) -> records.KeyChange:
-        """Deliver the first message of this key again, now. `take_away` ends the lease of a client that has
-        it."""
+        """Deliver the first message of this key again now.
+
+        `take_away` ends the lease of a client that currently has it.
+        """
         return await self._change_key(group, {"action": "replay", "key": key, "take_away": take_away})
 
     async def _change_key(self, group: str, body: Mapping[str, Any]) -> records.KeyChange:
@@ -233,13 +251,13 @@ class AsyncAdmin:
     # --- dead letters
 
     async def count_dead_letters(self) -> list[records.DeadLetterCount]:
-        """Return how many dead letters each group has, those with most first."""
+        """Return the number of dead letters of each group, the largest first."""
         return list(read_rows(records.DeadLetterCount, await self._get("dlq")))
 
     async def list_dead_letters(
         self, group: str, *, limit: int = PAGE, **choice: Unpack[DeadLetterChoice]
     ) -> list[records.DeadLetterDescription]:
-        """Return up to `limit` open dead letters, oldest first: all, or those that `choice` states."""
+        """Return up to `limit` open dead letters, oldest first: all, or those that match `choice`."""
         return list(read_rows(records.DeadLetterDescription, await self._list_letters(group, limit, choice)))
 
     async def resend_dead_letters(
@@ -251,8 +269,10 @@ class AsyncAdmin:
         dry_run: bool = False,
         **choice: Unpack[DeadLetterChoice],
     ) -> records.DeadLettersResent:
-        """Send dead letters to their group again: those with these offsets or that `choice` states, or all.
-        `to_topic`: to every group of their topics. Repeats the request until none is left."""
+        """Resend dead letters to their group: those with these offsets, those that match `choice`, or all.
+
+        With `to_topic` they go to every group of their topics. Repeats the request until none is left.
+        """
         body: dict[str, Any] = {**_choice_query(choice), "to_topic": to_topic, "dry_run": dry_run}
         if offsets:
             body["offsets"] = list(offsets)
@@ -276,23 +296,25 @@ class AsyncAdmin:
             body["cursor"] = answer["cursor"]
 
     async def purge_dead_letters(self, group: str, *, before: datetime | None = None) -> int:
-        """Discard dead letters without sending them: all, or those stored before a time. Return their
-        number."""
+        """Discard dead letters: all, or those stored before a time. Returns their number."""
         body = {"all": True} if before is None else {"before_ms": epoch_ms("before", before)}
         return int((await self._post_body("dlq", group, "purge", body=body))["purged"])
 
     async def export_dead_letters(
         self, group: str, file: str | Path, *, limit: int = LIMIT_MAX, **choice: Unpack[DeadLetterChoice]
     ) -> int:
-        """Write open dead letters with their whole bodies to a new file, one JSON object a line; return their
-        number. Nothing is changed. Raises FileExistsError, and other errors of the file."""
+        """Write open dead letters with their complete bodies to a new file, one JSON object per line.
+
+        Returns their number. Changes nothing at the server. Raises FileExistsError, and other errors of the
+        file.
+        """
         letters = await self._list_letters(group, limit, choice)
         lines = Path(file).open("x", encoding="utf-8")  # noqa: SIM115  # closed below
         try:
             for start in range(0, len(letters), PAGE):
                 page = letters[start : start + PAGE]
                 bodies = await self._read_bodies(group, page)
-                await off_loop(_write_letters, lines, page, bodies)
+                await run_blocking(_write_letters, lines, page, bodies)
         finally:
             lines.close()
         return len(letters)
@@ -314,7 +336,10 @@ class AsyncAdmin:
     async def _read_bodies(
         self, group: str, letters: Sequence[Mapping[str, Any]]
     ) -> dict[tuple[int, int], Mapping[str, Any]]:
-        """Return the body fields of dead letters; a letter that retention has deleted meanwhile has none."""
+        """Return the body fields of dead letters, by queue and offset.
+
+        Dead letters deleted meanwhile have none.
+        """
         topic = await self._letters_topic(group)
         bodies: dict[tuple[int, int], Mapping[str, Any]] = {}
         for letter in letters:
@@ -329,7 +354,7 @@ class AsyncAdmin:
         return bodies
 
     async def _letters_topic(self, group: str) -> str:
-        """Return the name of the topic that has the dead letters of a group."""
+        """Return the name of the topic that stores a group's dead letters."""
         for count in await self.count_dead_letters():
             if count.group == group:
                 return count.topic
@@ -346,7 +371,7 @@ class AsyncAdmin:
         due_before: datetime | None = None,
         limit: int = PAGE,
     ) -> list[records.DelayedMessage]:
-        """Return up to `limit` delayed messages that wait, by due time."""
+        """Return up to `limit` delayed messages that are not due yet, sorted by due time."""
         _checked_limit(limit)
         query = _delay_query(topic, key, due_from, due_before)
         rows: list[records.DelayedMessage] = []
@@ -365,12 +390,15 @@ class AsyncAdmin:
         due_from: datetime | None = None,
         due_before: datetime | None = None,
     ) -> records.DelayCount:
-        """Return how many delayed messages wait: of a topic, with a key, due in a range of time."""
+        """Return the number of delayed messages that are not due yet.
+
+        Counts those of a topic, with a key, due in a time range, as stated.
+        """
         query = _delay_query(topic, key, due_from, due_before)
         return read_row(records.DelayCount, await self._get("delay", "count", **query))
 
     async def get_delay(self, delay_id: str) -> records.DelayState:
-        """Return the state of a delayed message, by its delay id or uuid; with its body while it waits."""
+        """Return the state of a delayed message, by its delay id or uuid; with its body until it is due."""
         answer = await self._get("delay", "messages", delay_id)
         message = None
         if "due_ms" in answer:
@@ -383,13 +411,13 @@ class AsyncAdmin:
         )
 
     async def cancel_delay(self, delay_id: str) -> CancelOutcome:
-        """Take a delayed message back, and say what came of it; see `Producer.cancel`."""
+        """Cancel a delayed message and return the outcome; see `Producer.cancel`."""
         return await self._get_producer().cancel(delay_id)
 
     async def reschedule_delay(
         self, delay_id: str, *, delay: timedelta | None = None, deliver_at: datetime | None = None
     ) -> CancelOutcome:
-        """Give a delayed message another due time; see `Producer.reschedule`."""
+        """Change the due time of a delayed message; see `Producer.reschedule`."""
         return await self._get_producer().reschedule(delay_id, delay=delay, deliver_at=deliver_at)
 
     async def fire_delay(self, delay_id: str) -> CancelOutcome:
@@ -423,7 +451,10 @@ class AsyncAdmin:
 
 
 def _read_answer(request: HttpRequest, response: HttpResponse, server: str) -> Any:
-    """Return the JSON of an answer. Raises the AdminError of its status, with the server's sentence."""
+    """Return the decoded JSON of an answer.
+
+    Raises the AdminError of its status, with the server's sentence.
+    """
     try:
         answer = json.loads(response.body)
     except ValueError:

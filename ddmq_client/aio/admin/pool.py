@@ -19,7 +19,7 @@ CONNECT_MAX_S = 5.0  # to one server, while there are others
 
 
 class AsyncAdminConnections:
-    """Carries requests to the admin servers. Safe for many threads."""
+    """The connections of an admin client; sends requests to the admin servers. Safe for many threads."""
 
     def __init__(self, addresses: Sequence[ProxyAddress], connections_max: int) -> None:
         self._addresses = list(addresses)  # the one that answered last comes first
@@ -32,9 +32,9 @@ class AsyncAdminConnections:
         self._closed = False
 
     async def call(self, request: HttpRequest, timeout_s: float) -> tuple[HttpResponse, str]:
-        """Return the answer and the server's address.
+        """Send a request; return the answer and the server's address.
 
-        Raises UnavailableError if certainly nothing was changed, UnknownChangeError if perhaps something was.
+        Raises UnavailableError if nothing was changed, UnknownChangeError if something may have been.
         """
         deadline = now() + timeout_s
         await self._take_slot(deadline)
@@ -58,7 +58,7 @@ class AsyncAdminConnections:
             self._release_slot()
 
     async def close(self) -> None:
-        """Close all connections; calls under way fail."""
+        """Close all connections; calls in progress fail."""
         with self._lock:
             self._closed = True
             connections = [connection for _, connection in self._idle] + list(self._in_use)
@@ -135,7 +135,7 @@ class AsyncAdminConnections:
     def _error_after_sending(
         self, request: HttpRequest, connection: AsyncHttpConnection, error: Exception, timeout_s: float
     ) -> Exception:
-        """Return the error for a request that may have reached the server."""
+        """Return the exception to raise for a request that may have reached the server."""
         if self._closed:
             return ClosedError("the admin client has been closed")
         server = str(connection.address)

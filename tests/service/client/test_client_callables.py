@@ -430,15 +430,15 @@ def test_a_selector(proxy: Standin, kind: str) -> None:
 @pytest.mark.parametrize("kind", HIDDEN)
 def test_a_callback_of_a_consumer(caplog: pytest.LogCaptureFixture, argument: str, kind: str) -> None:
     from ddmq_client.core.acks import UnappliedResult
+    from ddmq_client.notifications import ConsumerNotifications
     from ddmq_client.received import Origin
-    from ddmq_client.teller import Teller
 
-    teller = Teller(**{argument: HIDDEN[kind]})
+    notifications = ConsumerNotifications(**{argument: HIDDEN[kind]})
     with caplog.at_level(logging.ERROR):
         if argument == "on_late":
-            teller.report_late([UnappliedResult(Origin("g", "t", "q"), 1, 2, False)], [])
+            notifications.report_late([UnappliedResult(Origin("g", "t", "q"), 1, 2, False)], [])
         else:
-            teller.report_pull_error("proxy", ValueError("x"))
+            notifications.report_pull_error("proxy", ValueError("x"))
     assert f"{argument} returned <" in caplog.text
 
 

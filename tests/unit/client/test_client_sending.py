@@ -17,7 +17,7 @@ from ddmq_client import (
 )
 from ddmq_client.core import verdicts
 from ddmq_client.core.nodes import Node, ProxyAddress, Rotation
-from ddmq_client.core.pipeline import Pipeline, QueuedSend, goes_alone
+from ddmq_client.core.pipeline import Pipeline, QueuedSend, needs_own_request
 from ddmq_client.core.sending import ResendPolicy, SendJob
 from ddmq_client.core.settings import ProducerSettings
 from ddmq_client.core.verdicts import CallVerdict
@@ -176,7 +176,7 @@ def test_time_runs_out_between_attempts() -> None:
 
 def test_nothing_tried_gets_the_reason() -> None:
     job = job_of(2)
-    job.gave_up(NotStoredError("no name resolves"))
+    job.give_up(NotStoredError("no name resolves"))
     assert {str(outcome.error) for outcome in job.results} == {"no name resolves"}
 
 
@@ -322,9 +322,9 @@ def test_delays_and_stragglers_go_alone() -> None:
         pipeline.put(entry)
     taken = [[len(w.encoded) for w in pipeline.take_batch(0.9)] for _ in range(5)]
     assert taken == [[1], [2], [3], [4, 5], [6]]
-    assert goes_alone(OutgoingMessage("t", b"b", properties={"DELAY": "3"}))
-    assert goes_alone(OutgoingMessage("t", b"b", properties={"a": "b", "x-delay": "5000"}))
-    assert not goes_alone(OutgoingMessage("t", b"b", properties={"a": "DELAY"}))
+    assert needs_own_request(OutgoingMessage("t", b"b", properties={"DELAY": "3"}))
+    assert needs_own_request(OutgoingMessage("t", b"b", properties={"a": "b", "x-delay": "5000"}))
+    assert not needs_own_request(OutgoingMessage("t", b"b", properties={"a": "DELAY"}))
 
 
 def test_what_a_topic_may_take_for_a_delay_goes_alone_and_in_its_place() -> None:

@@ -450,7 +450,7 @@ def test_what_waits_when_a_producer_is_closed_has_taken_none() -> None:
         def run(self, job: SendJob) -> list[SendResult]:
             entered.set()
             assert leave.wait(60)
-            job.gave_up(NotStoredError("told"))
+            job.give_up(NotStoredError("told"))
             return job.results
 
     sender: Any = HeldSender()

@@ -6,7 +6,7 @@ import pytest
 
 from ddmq_client.core.verdicts import CallFailed, CallVerdict
 from ddmq_client.errors import PullError
-from ddmq_client.teller import UNKNOWN_METHOD, FirstAnswer
+from ddmq_client.notifications import UNKNOWN_METHOD, FirstAnswer
 from ddmq_client.wire.producing import ProxyFault
 
 OTHER_SERVICE = ProxyFault(UNKNOWN_METHOD, "unknown method 'pull'")

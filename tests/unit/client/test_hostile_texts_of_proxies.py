@@ -17,8 +17,8 @@ from ddmq_client import errors
 from ddmq_client.core import frames, verdicts
 from ddmq_client.idl import consumer as consumer_idl
 from ddmq_client.idl import producer as producer_idl
+from ddmq_client.notifications import ConsumerNotifications
 from ddmq_client.printable import TEXT_CHARS_MAX, printable
-from ddmq_client.teller import Teller
 from ddmq_client.wire import consuming, producing, replying, transactions
 
 HOSTILE = "\x1b[31mfine\r\n2026-11-28 forged line\x00\u202edrow\u2028" + "é" * 5_000_000
@@ -99,7 +99,7 @@ def test_exceptions_in_place_of_an_answer() -> None:
 
 def test_what_is_logged_of_a_proxys_notice(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="ddmq_client"):
-        Teller().log_notice("a:1", HOSTILE)
+        ConsumerNotifications().log_notice("a:1", HOSTILE)
     assert all(is_harmless(record.getMessage()) for record in caplog.records)
     assert len(caplog.records) == 1
 

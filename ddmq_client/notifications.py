@@ -19,8 +19,8 @@ OnLate = Callable[[LateResult], object]
 OnError = Callable[[Exception], object]
 
 
-class Teller:
-    """Calls the application's functions, from the consumer's own threads or tasks."""
+class ConsumerNotifications:
+    """Calls the application's functions for late results and errors, from the consumer's activities."""
 
     def __init__(self, on_late: OnLate | None = None, on_error: OnError | None = None) -> None:
         check_function("on_late", on_late)
@@ -30,7 +30,7 @@ class Teller:
         self._noticed: set[str] = set()
 
     def report_late(self, late: Sequence[UnappliedResult], lost: Sequence[UnappliedResult]) -> None:
-        """Report results that did not count, and leases that ended while handlers had their messages."""
+        """Report results that did not count, and leases that ended during handling."""
         for each in (*late[:1], *lost[:1]):
             what = "a result came too late" if each in late else "a lease ended while its message was handled"
             _log.warning(
@@ -43,12 +43,12 @@ class Teller:
             self._call("on_late", self._on_late, LateResult(*each.origin, each.offset, each.finished))
 
     def report_pull_error(self, proxy: str, error: Exception) -> None:
-        """Report the first pull that failed after others that did not."""
+        """Report a failed pull, if the pull before it did not fail."""
         _log.warning("pull from %s failed: %s", proxy, error)
         self._call("on_error", self._on_error, error)
 
     def log_notice(self, proxy: str, text: str) -> None:
-        """Log a proxy's warning, each text once."""
+        """Log a warning of a proxy, each text once."""
         text = printable(text)
         if text and text not in self._noticed and len(self._noticed) < 1_000:
             self._noticed.add(text)
@@ -65,7 +65,10 @@ class Teller:
 
 
 class FirstAnswer:
-    """Whether any proxy has answered a pull yet, and why not: a wrong address or name shows at the start."""
+    """Whether any proxy has answered a pull yet, and if not, why.
+
+    A wrong address or name shows at the start.
+    """
 
     def __init__(self) -> None:
         self.came = False
@@ -78,7 +81,7 @@ class FirstAnswer:
     def check(self, trying: bool = False) -> None:
         """Raise PullError if a pull has failed and no proxy has answered any.
 
-        `trying`: another pull is under way, so that only errors count which it cannot mend.
+        `trying`: another pull is in progress, so that only errors count which it cannot resolve.
         """
         if self.came or self.failure is None or (trying and not self._is_wrong(self.failure)):
             return
