@@ -39,7 +39,7 @@ REST_FACTOR = 4
 
 _READ = 1
 # Why a connection is busy, beside UNSENT; bits.
-_CALL, _RESTING, _ONEWAY, _NO_ROOM, _TURN, _WAITING = 2, 4, 8, 16, 32, 64
+_CALL, _RESTING, _ONEWAY, _NO_ROOM, _SLICE, _WAITING = 2, 4, 8, 16, 32, 64
 
 
 class RpcConnection(AnswerSender):
@@ -75,7 +75,7 @@ class RpcConnection(AnswerSender):
 
     def _on_readable(self) -> None:
         if self._share.over and not self.busy:
-            self._await_turn()
+            self._await_slice()
         else:
             self._run_on_share(self._read)
 
@@ -95,13 +95,13 @@ class RpcConnection(AnswerSender):
         if share.used > SLICE_S:
             turns.end_slice(share, seconds, cpu if cpu == NOT_MEASURED else traffic.cpu() - cpu)
 
-    def _await_turn(self) -> None:
+    def _await_slice(self) -> None:
         """Wait for the next slice of the client's address, whose current one is used up."""
         self.busy |= _WAITING
         self._reader.stop()
         self.traffic.turns.wait(self._share, self)
 
-    def take_turn(self) -> None:
+    def resume_work(self) -> None:
         """Resume the waiting work: the client's address has a slice again."""
         if self.closed:
             return
@@ -109,14 +109,14 @@ class RpcConnection(AnswerSender):
         if self._waiting_frame is not None:
             self._run_on_share(self._serve_waiting)
         elif self._in_partial:
-            if self.traffic.may_read_on(self):
-                self._read_in_turn()
+            if self.traffic.may_read_more(self):
+                self._read_with_slice()
         elif not self.busy and not self._frames.held_bytes:
-            self._read_in_turn()
+            self._read_with_slice()
         else:
             self._resume_serving()
 
-    def _read_in_turn(self) -> None:
+    def _read_with_slice(self) -> None:
         self._reader.start(self._on_readable)
         self._run_on_share(self._read)
 
@@ -148,7 +148,7 @@ class RpcConnection(AnswerSender):
         if not self._frames.held_bytes:
             return
         if self._share.over:
-            self._await_turn()
+            self._await_slice()
         else:
             self._run_on_share(self._serve_held)
 
@@ -178,8 +178,8 @@ class RpcConnection(AnswerSender):
                     return
                 turns -= 1
                 if not turns:
-                    self.busy |= _TURN
-                    self.traffic.loop.run_callback(self._clear, _TURN)
+                    self.busy |= _SLICE
+                    self.traffic.loop.run_callback(self._clear, _SLICE)
                     return
                 frame = frames.next_frame()
             self._await_rest()
@@ -192,12 +192,12 @@ class RpcConnection(AnswerSender):
         self._recv_bytes = min(frames.missing_bytes() or RECV_BYTES, RECV_BYTES_MAX)
         self._in_partial = True
         traffic.partial.put(self, frames.held_bytes, traffic.now())
-        if not traffic.may_read_on(self):
+        if not traffic.may_read_more(self):
             self._reader.stop()
 
     def resume_reading(self) -> None:
         """Read the partial frame again if the bytes of all partial frames allow."""
-        if not self.closed and self._in_partial and self.traffic.may_read_on(self):
+        if not self.closed and self._in_partial and self.traffic.may_read_more(self):
             self._reader.start(self._on_readable)
 
     def _clear(self, reason: int) -> None:
@@ -215,7 +215,7 @@ class RpcConnection(AnswerSender):
         if self._in_partial and self._share.over:  # read on in between, whole now
             self._waiting_frame = frame
             traffic.partial.put(self, len(frame) + self._frames.held_bytes, traffic.now())
-            self._await_turn()
+            self._await_slice()
             return
         if self._silent:
             self._silent = False
@@ -296,7 +296,7 @@ class RpcConnection(AnswerSender):
         self.busy |= _NO_ROOM
         self._in_partial = True
         traffic.partial.put(self, len(frame) + self._frames.held_bytes, traffic.now())
-        traffic.wait_for_room(self)
+        traffic.await_capacity(self)
 
     def resume_call(self) -> None:
         """Handle the waiting frame: open bytes are under their bound."""

@@ -130,7 +130,7 @@ class RpcServer:
                 self._accept_failed(listener, error)
                 return
             address = address_of(peer[0])
-            if traffic.make_room(address):
+            if traffic.admit_connection(address):
                 self._refusals_logged = False
                 accepted.setblocking(False)
                 RpcConnection(traffic, accepted, f"{peer[0]}:{peer[1]}", address)
@@ -145,7 +145,7 @@ class RpcServer:
     def _accept_failed(self, listener: socket.socket, error: OSError) -> None:
         """Handle a failed accept: without descriptors use the spare one to reject the client, else pause."""
         self._counts.count_refused("accept")
-        if error.errno in _NO_DESCRIPTORS and self._turn_away(listener):
+        if error.errno in _NO_DESCRIPTORS and self._reject_client(listener):
             return
         if not self._refusals_logged:
             self._refusals_logged = True
@@ -153,7 +153,7 @@ class RpcServer:
         self._acceptor.stop()
         self._accept_again.once(ACCEPT_PAUSE_S, lambda: self._acceptor.start(self._on_acceptable))
 
-    def _turn_away(self, listener: socket.socket) -> bool:
+    def _reject_client(self, listener: socket.socket) -> bool:
         """Take one client off the queue and close it; False when not even that can be done."""
         self._close_spare()
         try:

@@ -25,7 +25,7 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Fault
 from ddmq_rpc.codec import Codec, Method
 from ddmq_rpc.envelope import EXCEPTION, REPLY, Envelope
-from ddmq_rpc.turns import Shared, Turns
+from ddmq_rpc.turns import Shared, TimeSlices
 
 _MAY_BE_0 = ("idle_s", "connections_max_per_address")
 
@@ -69,7 +69,7 @@ LOGGED_FAULTS_MAX = 10  # in LOGGED_FAULTS_S; the counts go on
 LOGGED_FAULTS_S = 10.0
 
 
-class FaultLog:
+class ErrorLog:
     """Logs faults of ours with their traceback, a few per interval: clients cannot fill the disk."""
 
     __slots__ = ("_logged", "_now", "_since")
@@ -141,7 +141,7 @@ class Backlog(Generic[H]):
     def oldest_holder(self) -> H | None:
         return next(iter(self._entries), None)
 
-    def since_before(self, moment: float) -> Iterator[H]:
+    def older_than(self, moment: float) -> Iterator[H]:
         """Holders older than `moment`, oldest first; they may be discarded while iterating."""
         for holder, (since, _) in list(self._entries.items()):
             if since >= moment:
@@ -200,10 +200,10 @@ class Traffic:
         self.on_closed: Callable[[str], None] | None = None  # the service's, with a connection's peer
         self.counts = counts
         self.now = clock.monotonic
-        self.faults = FaultLog(clock.monotonic)
+        self.faults = ErrorLog(clock.monotonic)
         self.cpu = cpu
         self.stopwatch = stopwatch
-        self.turns = Turns(stopwatch, self._arm_timer, lambda: counts.count_refused("rested"), shared)
+        self.turns = TimeSlices(stopwatch, self._arm_timer, lambda: counts.count_refused("rested"), shared)
         self._timer = HubTimer(loop=loop)
         self.codec = Codec(limits.frame_bytes_max, limits.container_elements_max, limits.decode_cpu_s, cpu)
         self.connections: set[BoundedConnection] = set()
@@ -216,7 +216,7 @@ class Traffic:
         self._paused: deque[BoundedConnection] = deque()
         self._waking = False
 
-    def make_room(self, address: str) -> bool:
+    def admit_connection(self, address: str) -> bool:
         """Whether one more connection of `address` may come; at a bound another one is closed for it."""
         turns, limits = self.turns, self.limits
         own = turns.shares.get(address)
@@ -251,11 +251,11 @@ class Traffic:
         if self._waiting and self.open_bytes < self.open_bytes_max:
             self._wake_soon()
 
-    def wait_for_room(self, connection: BoundedConnection) -> None:
+    def await_capacity(self, connection: BoundedConnection) -> None:
         """Queue `connection`, which has a whole frame, until open bytes are under their bound."""
         self._waiting.append(connection)
 
-    def may_read_on(self, connection: BoundedConnection) -> bool:
+    def may_read_more(self, connection: BoundedConnection) -> bool:
         """Whether a connection with a partial frame may read more of it; if not, it will be resumed."""
         if self.partial.total <= self.limits.partial_bytes_max or self.partial.oldest_holder() is connection:
             return True
@@ -280,10 +280,10 @@ class Traffic:
     def close_slow_connections(self) -> None:
         """Close connections that are too slow. Called every half second; cheap when there is none."""
         limits, now = self.limits, self.now()
-        for connection in self.partial.since_before(now - limits.frame_read_s):
+        for connection in self.partial.older_than(now - limits.frame_read_s):
             self.counts.count_refused("slow_frame")
             connection.close()
-        for reader in self.unsent.since_before(now - limits.answer_write_s):
+        for reader in self.unsent.older_than(now - limits.answer_write_s):
             self.counts.count_refused("slow_reader")
             reader.close()
         if limits.idle_s:

@@ -47,7 +47,7 @@ class Member(Protocol):
 
     busy: int
 
-    def take_turn(self) -> None:
+    def resume_work(self) -> None:
         """Resume the waiting work: the connection's address has a slice."""
 
     def close(self) -> None: ...
@@ -80,7 +80,7 @@ class Shared:
     __slots__ = ("asked_at", "awaiting", "changed_at", "latest", "turns")
 
     def __init__(self) -> None:
-        self.turns: list[Turns] = []
+        self.turns: list[TimeSlices] = []
         self.latest: AddressShare | None = None  # who was served last
         self.changed_at = -ACTIVE_S  # when that was somebody else
         self.awaiting: set[Member] = set()  # to whose calls others give way
@@ -92,7 +92,7 @@ class Shared:
         return len(addresses) < 2
 
 
-class Turns:
+class TimeSlices:
     """All addresses of one server.
 
     `arm(seconds)`: call `run_round` after so long; 0 is in the next round of the loop, after the others.
@@ -206,15 +206,15 @@ class Turns:
         """Give a slice to every address that neither rests nor gives way."""
         self._round_at = NEVER
         now = self._clock()
-        given_way = self._given_way(now)
+        given_way = self._is_unblocked(now)
         for share in list(self._over):
             if self._next_at(share, given_way) <= now:
                 self._serve_share(share)
         if self._over:
-            given_way = self._given_way(now)
+            given_way = self._is_unblocked(now)
             self._round_not_after(min(self._next_at(share, given_way) for share in self._over))
 
-    def _given_way(self, now: float) -> bool:
+    def _is_unblocked(self, now: float) -> bool:
         """Whether no call waits that other addresses give way to."""
         shared = self._shared
         if now - shared.asked_at >= GIVE_WAY_S:
@@ -229,7 +229,7 @@ class Turns:
     def _serve_share(self, share: AddressShare) -> None:
         share.over = False
         while share.waiting and not share.over:
-            share.waiting.popleft().take_turn()
+            share.waiting.popleft().resume_work()
         if share.over:
             return
         del self._over[share]

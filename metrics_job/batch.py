@@ -93,8 +93,8 @@ def _update_days(
     """Compute the days whose samples have changed, and note what they were made of."""
     at = {day: partition_path(out, tables.PROCESSES, day) for day in days}
     newest = max(filter(None, map(day_of, folders.list_names(samples))), default=days[-1])
-    now = build_notes(folders, hours, days, goals)
-    todo = sort_days(days, {day: read_note(folders, at[day]) for day in days}, now, newest, again)
+    now = build_sources(folders, hours, days, goals)
+    todo = sort_days(days, {day: read_source(folders, at[day]) for day in days}, now, newest, again)
     if todo.lost:
         listed = ", ".join(map(str, todo.lost))
         print(f"samples of {listed} are gone since their tables were made: they are kept", file=sys.stderr)
@@ -103,7 +103,7 @@ def _update_days(
         paths = [hour.path for hour in hours if is_near_days(todo.compute, hour.start)]
         _write_tables(spark, out, paths, whole, todo.compute, goals)
     for day in todo.compute:
-        write_note(folders, at[day], now[day])
+        write_source(folders, at[day], now[day])
 
 
 def _write_tables(
@@ -177,7 +177,7 @@ TABLES_VERSION = 3  # another one when the same samples give other tables
 
 
 @dataclass(frozen=True)
-class Note:
+class DaySource:
     """The source of a day's tables: intervals and bytes by hour (`2026-11-22 03`), and the objectives'
     checksum."""
 
@@ -186,7 +186,7 @@ class Note:
     tables: int = TABLES_VERSION
     bytes: dict[str, int] = field(default_factory=dict)  # empty in notes of before
 
-    def has_lost(self, now: Note, again: bool) -> bool:
+    def has_lost(self, now: DaySource, again: bool) -> bool:
         """Whether an hour has fewer intervals now, or fewer bytes of them in a run without a range."""
         return _has_less(now.hours, self.hours) or (not again and _has_less(now.bytes, self.bytes))
 
@@ -236,8 +236,8 @@ def count_samples(sizes: Mapping[str, int]) -> SampleCounts:
 
 def sort_days(
     days: Sequence[date],
-    notes: Mapping[date, Note | None],
-    now: Mapping[date, Note],
+    notes: Mapping[date, DaySource | None],
+    now: Mapping[date, DaySource],
     newest: date,
     again: bool,
 ) -> SortedDays:
@@ -258,12 +258,12 @@ def sort_days(
     return by_action
 
 
-def build_notes(
+def build_sources(
     folders: Folders, hours: Iterable[Hour], days: Sequence[date], promises: Goals
-) -> dict[date, Note]:
+) -> dict[date, DaySource]:
     """Build the notes of tables made now. A day's hours are its own and the two next to them."""
     hour = timedelta(hours=1)
-    notes = {day: Note(promises=crc32(repr(promises).encode())) for day in days}
+    notes = {day: DaySource(promises=crc32(repr(promises).encode())) for day in days}
     for one in hours:
         content = count_samples(folders.read_sizes([one.path]))
         for day in {(one.start + by).date() for by in (-hour, timedelta(), hour)} & notes.keys():
@@ -272,16 +272,16 @@ def build_notes(
     return notes
 
 
-def read_note(folders: Folders, folder: str) -> Note | None:
+def read_source(folders: Folders, folder: str) -> DaySource | None:
     """Read the note in a day's folder; None when there is none or it cannot be read."""
     text = folders.read(f"{folder}/{NOTE}")
     try:
-        return None if text is None else Note(**json.loads(text))
+        return None if text is None else DaySource(**json.loads(text))
     except (ValueError, TypeError):
         return None
 
 
-def write_note(folders: Folders, folder: str, note: Note) -> None:
+def write_source(folders: Folders, folder: str, note: DaySource) -> None:
     """Write the note into a day's folder; skip a folder that does not exist (a day without any process)."""
     if folders.exists(folder):
         folders.write(f"{folder}/{NOTE}", json.dumps(asdict(note)))

@@ -258,7 +258,7 @@ def minutes_of(samples: Iterable[Row], ahead: Mapping[str, int]) -> Iterator[tup
     runs: dict[str, list[Run]] = {}
     steps_of_processes: dict[str, dict[str, StepsByRun]] = {metric: {} for metric in FOLLOWED}
     stops: set[tuple[str, int]] = set()
-    ends = _last_told(rows)
+    ends = _last_reported(rows)
     for row in rows:
         if not row.metric:
             by_ms, length_ms = ahead.get(row.process, 0), max(row.value or 0, 0)
@@ -279,7 +279,7 @@ def minutes_of(samples: Iterable[Row], ahead: Mapping[str, int]) -> Iterator[tup
     yield from _to_minute_rows({metric: by_minute(some) for metric, some in steps_of_metrics.items()})
 
 
-def _last_told(rows: Iterable[Row]) -> dict[tuple[str, int], int]:
+def _last_reported(rows: Iterable[Row]) -> dict[tuple[str, int], int]:
     """Map (instance, seq) of the last two samples with a value in each minute to the time they ended."""
     return {(row.instance, seq): at for row in rows for at, seq, _ in (row.told or ())[-2:]}
 

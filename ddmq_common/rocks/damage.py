@@ -37,7 +37,7 @@ def check_files(folder: Path) -> None:
         raise DamagedError(f"{folder}: damaged: CURRENT names {manifest!r}, which is no list of tables there")
 
 
-def behind_damage(readable: Callable[[bytes], bool], last: bytes) -> bytes | None:
+def find_damage_end(readable: Callable[[bytes], bool], last: bytes) -> bytes | None:
     """The end of the unreadable stretch behind `last`: steps that double, then halves."""
     width = len(last) + 8
     top = 1 << (8 * width)
@@ -65,12 +65,12 @@ _NUMBERED = {5: _FULL, 6: _FIRST, 7: _MIDDLE, 8: _LAST}  # with the number of th
 _OTHER = {9: 7, 10: 7, 11: 11, 130: 7, 131: 11}  # what holds no batch → bytes of its header
 
 
-def after_gap(folder: Path) -> list[Path]:
+def files_after_gap(folder: Path) -> list[Path]:
     """The files of the log in `folder` that come after a gap, oldest first. Raises OSError."""
     files = sorted(folder.glob("*.log"), key=lambda path: int(path.stem) if path.stem.isdigit() else -1)
     expected: int | None = None
     for index, path in enumerate(files):
-        numbers = numbers_of(path)
+        numbers = read_sequence_range(path)
         if numbers is not None and index and numbers[0] != expected:
             return files[index:]
         if numbers is not None:
@@ -78,7 +78,7 @@ def after_gap(folder: Path) -> list[Path]:
     return []
 
 
-def numbers_of(path: Path) -> tuple[int, int] | None:
+def read_sequence_range(path: Path) -> tuple[int, int] | None:
     """`[first, next)` sequence number of the whole batches at its beginning; None when there is none."""
     first = following = -1
     with open(path, "rb") as file:

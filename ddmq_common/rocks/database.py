@@ -40,8 +40,8 @@ from weakref import WeakSet
 import rocksdict
 
 from ddmq_common.errors import DamagedError, StorageError
-from ddmq_common.rocks.damage import behind_damage, check_files
-from ddmq_common.rocks.room import Room
+from ddmq_common.rocks.damage import check_files, find_damage_end
+from ddmq_common.rocks.room import WriteCapacity
 
 Pair = tuple[bytes, bytes]
 _NEVER = 1 << 30
@@ -111,7 +111,9 @@ class Rocks:
         self._busy = 0
         self._compacting = False
         options = options or RocksOptions()
-        self._room = Room(lambda name: self.read_property(name), folder, max(1, options.write_buffers - 1))
+        self._room = WriteCapacity(
+            lambda name: self.read_property(name), folder, max(1, options.write_buffers - 1)
+        )
         check_files(folder)
         with translate_errors(f"cannot open the store in {folder}"):
             raw = _raw_options(options, recovery)
@@ -125,7 +127,7 @@ class Rocks:
 
         Ask `has_room` before: a write without room waits here (room.py).
         """
-        self._room.wait()
+        self._room.wait_until_available()
         with translate_errors(f"cannot write to {self.folder}"):
             self._db.write(batch.raw)
 
@@ -135,7 +137,7 @@ class Rocks:
 
         Raises StorageError where tables cannot be written.
         """
-        return self._room.is_there(growing)
+        return self._room.is_available(growing)
 
     def sync(self) -> None:
         """Make everything durable that was written before the call. Blocks: native thread."""
@@ -206,7 +208,7 @@ class Rocks:
     def salvage_from(self, last: bytes) -> bytes | None:
         """Return where reading can continue behind a damaged block; `last` is the last key read."""
         with translate_errors(f"cannot read {self.folder}"):
-            return behind_damage(self._is_readable, last)
+            return find_damage_end(self._is_readable, last)
 
     def _is_readable(self, key: bytes) -> bool:
         try:

@@ -19,7 +19,7 @@ UNMERGED_MAX = 20  # tables that a read looks into one by one: then the database
 UNMERGED_LAST = 4 * UNMERGED_MAX  # … and then nothing is written
 
 
-class Room:
+class WriteCapacity:
     """The write capacity of one database. Both methods raise StorageError where tables cannot be written.
 
     `number`: reads a property of RocksDB by its name; `full`: so many buffers may wait to become tables
@@ -32,7 +32,7 @@ class Room:
         self._full = full
         self._errors = 0  # of the background, of which RocksDB has recovered: it never forgets one
 
-    def is_there(self, growing: bool) -> bool:
+    def is_available(self, growing: bool) -> bool:
         """Whether a write would not wait; see `Rocks.has_room`."""
         spare, most = (1, UNMERGED_MAX) if growing else (0, UNMERGED_LAST)
         if self._count_waiting() >= max(1, self._full - spare):
@@ -40,7 +40,7 @@ class Room:
         merging = self._number("rocksdb.num-files-at-level0") >= most
         return not (merging and self._number("rocksdb.num-running-compactions"))
 
-    def wait(self) -> None:
+    def wait_until_available(self) -> None:
         """Block until a write goes through, ROOM_S at most, then it is a StorageError."""
         give_up = None
         while self._count_waiting() >= self._full:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from metrics_job.arrow.lines import OddLine, SeriesCodes, column_array, fill_table
+from metrics_job.arrow.lines import SeriesCodes, UndecodedLine, column_array, fill_table
 from metrics_job.minutes import FILE, FOLLOWED, INTERVAL, MINUTE_MS, TEXT, TOLD
 from metrics_job.minutes import minutes_schema as minutes_schema
 from metrics_job.tables import SERIES_KEY
@@ -57,7 +57,7 @@ def add_up_lines(lines: Any, series_codes: SeriesCodes, file: str | None = None)
     ]
 
 
-def odd_rows(odd: list[OddLine], files: list[str]) -> Any:
+def undecoded_rows(odd: list[UndecodedLine], files: list[str]) -> Any:
     """Return a table of worker_schema() with the odd lines."""
     texts = {"kind": [ODD] * len(odd), TEXT: [one.text for one in odd]}
     columns = {name: pa.array(values, pa.string()) for name, values in texts.items()}

@@ -156,14 +156,14 @@ _ENDS = re.compile(rb"\r\n|\n|\r")
 _BLANK = b" \t\r\n"
 
 
-class OddLine(NamedTuple):
+class UndecodedLine(NamedTuple):
     """A line that is for Spark's reader; `file` is a position in the files given."""
 
     file: int
     text: str
 
     @classmethod
-    def from_bytes(cls, file: int, text: bytes) -> OddLine:
+    def from_bytes(cls, file: int, text: bytes) -> UndecodedLine:
         return cls(file, text.decode(errors="replace"))
 
 
@@ -171,7 +171,7 @@ class Parsed(NamedTuple):
     """`lines`: columns `code` (of SeriesCodes), seq, from, to, number (value or sum), buckets and counts."""
 
     lines: Any
-    odd: list[OddLine]
+    odd: list[UndecodedLine]
 
 
 _DECODER = msgspec.json.Decoder(Line)
@@ -188,17 +188,19 @@ class Chunk(NamedTuple):
 
 def parse(files: Sequence[bytes], series_codes: SeriesCodes) -> Parsed:
     """Parse all lines of these files; an array of objects counts as one line per object."""
-    odd: list[OddLine] = []
+    odd: list[UndecodedLine] = []
     chunks = [chunk for at, data in enumerate(files) for chunk in _decode_chunks(at, data, odd)]
     table, good = _build_columns(list(chain.from_iterable(chunk.lines for chunk in chunks)), series_codes)
     if good is not None:
         places = [(chunk.file, text) for chunk in chunks for text in _split_lines(chunk.text)]
-        odd += [OddLine.from_bytes(*places[at]) for at in pc.indices_nonzero(pc.invert(good)).to_pylist()]
+        odd += [
+            UndecodedLine.from_bytes(*places[at]) for at in pc.indices_nonzero(pc.invert(good)).to_pylist()
+        ]
         table = table.filter(good)
     return Parsed(table.combine_chunks(), [one for line in odd for one in _split_array(line)])
 
 
-def _decode_chunks(at: int, data: bytes, odd: list[OddLine]) -> Iterator[Chunk]:
+def _decode_chunks(at: int, data: bytes, odd: list[UndecodedLine]) -> Iterator[Chunk]:
     """Decode good lines in the largest possible chunks; a chunk with an odd line is halved until it is
     small."""
     lines = _decode_at_once(data)
@@ -213,7 +215,7 @@ def _decode_chunks(at: int, data: bytes, odd: list[OddLine]) -> Iterator[Chunk]:
         yield from _one_by_one(at, data, odd)
 
 
-def _is_odd(data: bytes) -> bool:
+def _is_undecodable(data: bytes) -> bool:
     return any(odd in data for odd in _ODD_BYTES)
 
 
@@ -224,7 +226,7 @@ def _split_lines(data: bytes) -> list[bytes]:
 
 def _decode_at_once(data: bytes) -> list[Line] | None:
     """Decode all lines in one call. None when a line is odd or is not exactly one object."""
-    if _is_odd(data):
+    if _is_undecodable(data):
         return None
     data = data.strip(b"\n")
     try:
@@ -238,15 +240,15 @@ def _decode_at_once(data: bytes) -> list[Line] | None:
     return lines
 
 
-def _one_by_one(at: int, data: bytes, odd: list[OddLine]) -> Iterator[Chunk]:
+def _one_by_one(at: int, data: bytes, odd: list[UndecodedLine]) -> Iterator[Chunk]:
     for text in _split_lines(data):
         try:
-            if _is_odd(text):
+            if _is_undecodable(text):
                 raise ValueError
             text.decode()
             yield Chunk(at, text, [_DECODER.decode(text)])
         except ValueError:  # msgspec's errors are ValueErrors, too
-            odd.append(OddLine.from_bytes(at, text))
+            odd.append(UndecodedLine.from_bytes(at, text))
 
 
 def _build_columns(lines: list[Line], series_codes: SeriesCodes) -> tuple[Any, Any]:
@@ -289,7 +291,7 @@ def fill_table(columns: dict[str, Any], schema: Any) -> Any:
     return pa.table(arrays, schema=schema)
 
 
-def _split_array(line: OddLine) -> Iterator[OddLine]:
+def _split_array(line: UndecodedLine) -> Iterator[UndecodedLine]:
     """Yield a line for each object of an array; yield any other line unchanged."""
     try:
         elements = json.loads(line.text) if line.text.lstrip().startswith("[") else None
@@ -297,6 +299,6 @@ def _split_array(line: OddLine) -> Iterator[OddLine]:
         elements = None
     if isinstance(elements, list) and all(isinstance(one, dict) for one in elements):
         for one in elements:
-            yield OddLine(line.file, json.dumps(one))
+            yield UndecodedLine(line.file, json.dumps(one))
     else:
         yield line

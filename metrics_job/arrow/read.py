@@ -28,7 +28,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from ddmq_common.metrics.samples import parse as parse_name
 from metrics_job.arrow import Batches, map_in_arrow
 from metrics_job.arrow.add import ODD, worker_schema
-from metrics_job.arrow.lines import OddLine, SeriesCodes, column_array, fill_table, parse
+from metrics_job.arrow.lines import SeriesCodes, UndecodedLine, column_array, fill_table, parse
 from metrics_job.arrow.work import (
     DOUBT,
     Piece,
@@ -59,7 +59,9 @@ from metrics_job.tables import CORRUPT, VERSION, line_schema
 WHOLE_BYTES_MAX = 96 << 20  # a longer file is read in parts, line by line: the JVM has a file several times
 _SAMPLES = {"pathGlobFilter": READER_OPTIONS["pathGlobFilter"], "ignoreMissingFiles": "true"}
 LOCAL = "file:"  # how URLs of a local file system begin; a path follows, with what is escaped in it
-AGAIN_MAX = 2_000  # intervals; more, and everything is done again: naming files one by one would take as long
+RETRIES_MAX = (
+    2_000  # intervals; more, and everything is done again: naming files one by one would take as long
+)
 
 
 class ReadSamples(NamedTuple):
@@ -114,7 +116,7 @@ def _read(
     units = units_of(urls)
     if units.strange:
         return _line_by_line(spark, urls, days, keep)
-    long = split_names(units, sizes)
+    long = names_to_split(units, sizes)
     whole = contents.filter(F.col("length") <= WHOLE_BYTES_MAX)
     is_local = all(url.startswith(LOCAL) for url in urls)
     rows = _add_alone(whole.select(FILE) if is_local else whole.select(FILE, "content"), units, long, days)
@@ -128,7 +130,9 @@ def _read(
         return _line_by_line(spark, urls, days, keep)
     samples = ReadSamples(rows.drop(TEXT, FILE), None)
     if ODD in kinds:
-        samples = _with_odd(spark, rows, urls, units, days, keep) or _line_by_line(spark, urls, days, keep)
+        samples = _with_undecoded(spark, rows, urls, units, days, keep) or _line_by_line(
+            spark, urls, days, keep
+        )
     if not long:
         return samples
     lines = keep(_parse_lines(read_lines(spark, _some_paths(spark, urls, long)), days, keep))
@@ -136,7 +140,7 @@ def _read(
     return ReadSamples(minutes, lines if samples.odd is None else samples.odd.unionByName(lines))
 
 
-def _with_odd(
+def _with_undecoded(
     spark: SparkSession, rows: DataFrame, urls: list[str], units: Units, days: Days, keep: Keep
 ) -> ReadSamples | None:
     """Add the odd lines as Spark's reader judges them; None when names and contents do not agree."""
@@ -144,8 +148,8 @@ def _with_odd(
     lines = keep(in_range(_lines_of_text(odd), days.from_ms, days.to_ms))
     minutes, good = rows.filter(F.col("kind") != ODD), lines.filter(F.col(REASON).isNull())
     good_intervals = good.select(_name_of(F.col(FILE)).alias("name"), "instance", "seq").distinct()
-    intervals = [tuple(row) for row in good_intervals.limit(AGAIN_MAX).collect()]
-    if len(intervals) == AGAIN_MAX or not all(
+    intervals = [tuple(row) for row in good_intervals.limit(RETRIES_MAX).collect()]
+    if len(intervals) == RETRIES_MAX or not all(
         can_hold([name], [(instance, seq)]) for name, instance, seq in intervals
     ):
         return None
@@ -158,7 +162,7 @@ def _with_odd(
     return ReadSamples(minutes.drop(TEXT, FILE), lines)
 
 
-def split_names(units: Units, sizes: Mapping[str, int]) -> set[str]:
+def names_to_split(units: Units, sizes: Mapping[str, int]) -> set[str]:
     """Return the names of files that are too long to be read whole, and of those that may hold the same
     lines."""
     long = {name for name, size in sizes.items() if size > WHOLE_BYTES_MAX}
@@ -228,7 +232,7 @@ def _parse_lines(texts: DataFrame, days: Days, keep: Keep) -> DataFrame:
             series_codes = SeriesCodes()
             parsed = parse(piece.data, series_codes)
             lines = of_days(parsed.lines, days).combine_chunks()
-            for columns in (_whole_lines(lines, series_codes), _odd_lines(parsed.odd, piece.files)):
+            for columns in (_whole_lines(lines, series_codes), _undecoded_lines(parsed.odd, piece.files)):
                 yield from fill_table(columns, _lines_schema()).to_batches()
 
     rows = keep(map_in_arrow(texts, parse_pieces, _lines_schema()))
@@ -297,6 +301,6 @@ def _whole_lines(lines: Any, series_codes: SeriesCodes) -> dict[str, Any]:
     return columns
 
 
-def _odd_lines(odd: list[OddLine], files: list[str]) -> dict[str, Any]:
+def _undecoded_lines(odd: list[UndecodedLine], files: list[str]) -> dict[str, Any]:
     texts, names = [one.text for one in odd], [files[one.file] for one in odd]
     return {TEXT: pa.array(texts, pa.string()), FILE: pa.array(names, pa.string())}

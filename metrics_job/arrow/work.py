@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from ddmq_common.metrics.samples import SampleName
 from ddmq_common.metrics.samples import parse as parse_name
-from metrics_job.arrow.add import add_up_lines, odd_rows, worker_schema
+from metrics_job.arrow.add import add_up_lines, undecoded_rows, worker_schema
 from metrics_job.arrow.lines import Parsed, SeriesCodes, column_array, fill_table, parse
 from metrics_job.folders import Days
 
@@ -133,7 +133,7 @@ class PieceAdder:
         """Add up files each of which is a unit of its own, or a part of one such file."""
         parsed = self._parse_piece(piece)
         if parsed.odd and len(piece.files) > 1:
-            for part in _split_odd_files(piece, {line.file for line in parsed.odd}):
+            for part in _split_undecoded_files(piece, {line.file for line in parsed.odd}):
                 yield from self.add_alone(part)
             return
         lines, in_order = self._whole_intervals(piece, of_days(parsed.lines, self._days))
@@ -143,14 +143,14 @@ class PieceAdder:
         marked = bool(parsed.odd) or piece.follows or piece.continues
         yield from self._add_rows(piece, lines, file_name(piece.files[0]) if marked else None)
         if parsed.odd:
-            yield odd_rows(parsed.odd, piece.files)
+            yield undecoded_rows(parsed.odd, piece.files)
 
     def add_unit(self, unit: str, piece: Piece) -> Iterator[Any]:
         """Add up the files of one unit, given as one piece."""
         parsed = self._parse_piece(piece)
         yield from self._add_rows(piece, of_days(parsed.lines, self._days), unit if parsed.odd else None)
         if parsed.odd:
-            yield odd_rows(parsed.odd, piece.files)
+            yield undecoded_rows(parsed.odd, piece.files)
 
     def _parse_piece(self, piece: Piece) -> Parsed:
         if len(self._series_codes) > KNOWN_MAX and not piece.follows:
@@ -185,7 +185,7 @@ class PieceAdder:
         return lines, in_order
 
 
-def _split_odd_files(piece: Piece, indexes: set[int]) -> Iterator[Piece]:
+def _split_undecoded_files(piece: Piece, indexes: set[int]) -> Iterator[Piece]:
     """Yield the files at these indexes one by one, then the others together."""
     others = Piece([], [])
     for index, (file, data) in enumerate(zip(piece.files, piece.data, strict=True)):

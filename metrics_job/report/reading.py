@@ -156,7 +156,7 @@ class Tables:
         self, span: Span, starts: Sequence[Row]
     ) -> tuple[dict[tuple[str, str], dict[int, float]], list[Waiting]]:
         rows = self._read_rows("lag_minute", span)
-        waiting = self._with_consumers(_to_waiting_list(rows, self._still_told(span, starts)))
+        waiting = self._with_consumers(_to_waiting_list(rows, self._still_reported(span, starts)))
         largest = {(row.group, row.topic) for row in waiting[:LAGS_SHOWN]}
         steps = _with_step(rows, span).group_by(["group", "topic", "step"]).aggregate([("lag_max", "max")])
         lines: dict[tuple[str, str], dict[int, float]] = {}
@@ -178,7 +178,7 @@ class Tables:
         active = _last_active(active, gauges.filter(pc.greater(gauges["last"], 0)))
         return [row._replace(consumed=_is_consumed(row, active)) for row in waiting]
 
-    def _still_told(self, span: Span, starts: Sequence[Row]) -> set[tuple[str, str]] | None:
+    def _still_reported(self, span: Span, starts: Sequence[Row]) -> set[tuple[str, str]] | None:
         """Subscriptions whose lag was told until the end of a process that told it; None without gauges.
 
         A lag is told in every sample while it is not 0: one that was not told any more although its process

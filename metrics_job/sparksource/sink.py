@@ -236,7 +236,7 @@ class RowStore:
                 self._go_on_without(bad[0])
                 remaining = [replace(message, idempotency_key=None) for message in remaining]
                 continue
-            if not _worth_again(results) or passed + pause > self._timeout_s:
+            if not _is_worth_retry(results) or passed + pause > self._timeout_s:
                 raise WriteError(
                     f"{len(remaining)} of {total} messages were not stored, first: {bad[0].error}"
                 )
@@ -275,7 +275,7 @@ def _about_keys(bad: Sequence[SendResult], long: bool) -> bool:
     )
 
 
-def _worth_again(results: Sequence[SendResult]) -> bool:
+def _is_worth_retry(results: Sequence[SendResult]) -> bool:
     return all(
         result.stored or isinstance(result.error, NotStoredError | UnknownOutcomeError) for result in results
     )

@@ -79,7 +79,7 @@ def report_loss(loss: Loss, fail: bool) -> None:
     log.warning("%d messages lost: %s", loss.count, loss, extra={"count": loss.count})
 
 
-def read_span(options: ReadOptions, span: OffsetRange) -> Iterator[Any]:
+def read_range(options: ReadOptions, span: OffsetRange) -> Iterator[Any]:
     """Yield the messages of `span` as record batches of SCHEMA; DataLossError, SourceError, ddmq_client
     errors."""
     with open_reader(options) as reader:
@@ -199,16 +199,18 @@ def find_places(reader: RangeReader, where: Where, bounds: Sequence[QueueBounds]
     return places_of_time
 
 
-class _SpanReader:
+class _RangeReader:
     """The common part of both readers."""
 
     _options: ReadOptions
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return read_span(self._options, partition.span) if isinstance(partition, RangePartition) else iter(())
+        return (
+            read_range(self._options, partition.span) if isinstance(partition, RangePartition) else iter(())
+        )
 
 
-class BatchReader(_SpanReader, DataSourceReader):
+class BatchReader(_RangeReader, DataSourceReader):
     """One read from a place to a place, both looked up when Spark plans it."""
 
     def __init__(self, options: ReadOptions) -> None:
@@ -236,7 +238,7 @@ class BatchReader(_SpanReader, DataSourceReader):
         return [RangePartition(span) for span in ranges]
 
 
-class StreamReader(_SpanReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream from a place on, without end."""
 
     def __init__(self, options: ReadOptions) -> None:
