@@ -43,7 +43,7 @@ _CALL, _RESTING, _ONEWAY, _NO_ROOM, _SLICE, _WAITING = 2, 4, 8, 16, 32, 64
 
 
 class RpcConnection(AnswerSender):
-    """A connection that the server creates for an accepted, non-blocking socket; it closes itself."""
+    """One client connection of the server, on an accepted non-blocking socket. It closes itself."""
 
     __slots__ = (
         "_asked_at", "_call", "_frames", "_in_partial", "_oneway_open", "_reader", "_recv", "_recv_bytes",
@@ -80,7 +80,7 @@ class RpcConnection(AnswerSender):
             self._run_on_share(self._read)
 
     def _run_on_share(self, act: Callable[[], None]) -> None:
-        """Run `act` and charge its time to the client's address."""
+        """Run `act` and charge its time to the time slice of the client's address."""
         share, traffic = self._share, self.traffic
         turns, clock = traffic.turns, traffic.stopwatch
         started = clock()
@@ -96,13 +96,14 @@ class RpcConnection(AnswerSender):
             turns.end_slice(share, seconds, cpu if cpu == NOT_MEASURED else traffic.cpu() - cpu)
 
     def _await_slice(self) -> None:
-        """Wait for the next slice of the client's address, whose current one is used up."""
+        """Wait until the client's address gets its next time slice, because it has used up the current
+        one."""
         self.busy |= _WAITING
         self._reader.stop()
         self.traffic.turns.wait(self._share, self)
 
     def resume_work(self) -> None:
-        """Resume the waiting work: the client's address has a slice again."""
+        """Resume the waiting work, because the client's address has a time slice again."""
         if self.closed:
             return
         self.busy &= ~_WAITING
@@ -140,7 +141,7 @@ class RpcConnection(AnswerSender):
             self._reader.stop()
 
     def _resume_serving(self) -> None:
-        """Resume a connection that is no longer busy: first the frames that it holds, then reading."""
+        """Resume a connection that is no longer busy: handle its buffered frames, then read."""
         if self.closed or self.busy:
             return
         if not self._reader.active:
@@ -159,7 +160,10 @@ class RpcConnection(AnswerSender):
             self._close_after_error(error)
 
     def _close_after_error(self, error: Exception) -> None:
-        """Close the connection after a read error or an invalid frame; log any other error, which is ours."""
+        """Close the connection after a read error or an invalid frame.
+
+        Any other error is a bug and is logged.
+        """
         if isinstance(error, FrameRefusedError):
             self.traffic.counts.count_refused("frame_length")
         elif not isinstance(error, OSError):
@@ -167,7 +171,7 @@ class RpcConnection(AnswerSender):
         self.close()
 
     def _serve_frames(self, frame: bytes | None) -> None:
-        """Handle frames until none is whole, the connection is busy, or its turn is over."""
+        """Handle frames until none is complete, the connection is busy, or its time slice is used up."""
         frames = self._frames
         turns = self.traffic.limits.frames_per_wakeup
         self._serving = True
@@ -187,7 +191,7 @@ class RpcConnection(AnswerSender):
             self._serving = False
 
     def _await_rest(self) -> None:
-        """Wait for the rest of a partial frame; read it if the bytes of all partial frames allow."""
+        """Wait for the rest of a partial frame, and read it if the bound of all partial frames allows."""
         frames, traffic = self._frames, self.traffic
         self._recv_bytes = min(frames.missing_bytes() or RECV_BYTES, RECV_BYTES_MAX)
         self._in_partial = True
@@ -196,12 +200,12 @@ class RpcConnection(AnswerSender):
             self._reader.stop()
 
     def resume_reading(self) -> None:
-        """Read the partial frame again if the bytes of all partial frames allow."""
+        """Continue to read the partial frame if the bound of all partial frames allows."""
         if not self.closed and self._in_partial and self.traffic.may_read_more(self):
             self._reader.start(self._on_readable)
 
     def _clear(self, reason: int) -> None:
-        """Remove one reason to be busy, and resume if it was the last."""
+        """Remove one reason for being busy; resume if it was the last one."""
         self.busy &= ~reason
         self._resume_serving()
 
@@ -234,7 +238,7 @@ class RpcConnection(AnswerSender):
             self._start_rest(cost * REST_FACTOR)
 
     def _open(self, frame: bytes) -> None:
-        """Parse one request and call its handler."""
+        """Parse a request frame and call its handler."""
         traffic = self.traffic
         try:
             header = read_header(frame)
@@ -279,7 +283,7 @@ class RpcConnection(AnswerSender):
             self.busy |= _ONEWAY
 
     def _refuse_message(self, header: Header) -> None:
-        """Answer a message that is no call, or whose method has no handler."""
+        """Answer a message that is not a call or whose method has no handler."""
         name = header.name.decode("utf-8", "replace")
         if header.kind == ONEWAY:
             self.traffic.counts.faults[Fault.UNKNOWN_METHOD].value += 1
@@ -299,7 +303,7 @@ class RpcConnection(AnswerSender):
         traffic.await_capacity(self)
 
     def resume_call(self) -> None:
-        """Handle the waiting frame: open bytes are under their bound."""
+        """Handle the waiting frame, because the bytes of open calls are under their bound again."""
         self.busy &= ~_NO_ROOM
         if not self.closed and self._waiting_frame is not None:
             self._run_on_share(self._serve_waiting)
@@ -345,7 +349,7 @@ class RpcConnection(AnswerSender):
         self._clear(UNSENT)
 
     def _answer_fault(self, wire: Wire, sequence: bytes, name: bytes, kind: Fault, text: str) -> None:
-        """Answer a request that never became a call."""
+        """Answer a request that did not become a call with an application exception."""
         self.traffic.counts.faults[kind].value += 1
         self.write(Envelope(name, EXCEPTION).build_frame(wire, sequence, encode_fault(wire, kind, text)))
 
