@@ -48,7 +48,7 @@ from metrics_job.tables import (
 )
 
 FILE = "file"
-TEXT = "text"  # of an odd or refused line
+TEXT = "text"  # of an undecoded or refused line
 REASON = "reason"
 KIND = "kind"  # counter, gauge, histogram, or process for the first line of a file
 IDENTITY = ("process", "instance", "seq", "from", "to", "metric", "labels")

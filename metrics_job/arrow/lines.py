@@ -1,8 +1,8 @@
 """Parse sample files into columns of lines that are certainly good, and the text of all other lines.
 
 A line is good when every field has exactly its type and is in its range, and nothing in it is escaped. Any
-other line is odd. Odd lines are few, and nothing is decided about them here: the caller gives them to
-Spark's reader, which decides. So this module may classify a good line as odd, but never a bad one as good.
+other line stays undecoded. Such lines are few, and this module decides nothing about them: the caller passes
+them to Spark's reader. So a good line may stay undecoded, but a bad one is never classified as good.
 
 msgspec decodes, because it checks types and ranges while it reads, in a third of the time of Arrow's JSON
 reader for such lines (decisions/0013). The series of a line is a number; its names are stored once.
@@ -47,7 +47,7 @@ class Line(msgspec.Struct, gc=False, rename={"start": "from"}):
 
 
 KINDS = {PROCESS_METRIC: "process"} | {metric.name: metric.kind for metric in CATALOGUE.values()}
-UNKNOWN = 0  # the number of lines whose names are odd
+UNKNOWN = 0  # the number of lines with unknown names
 _LABEL_NAMES = label_names()
 _LABELS = msgspec.json.Decoder(dict[str, str])
 _HEAD = attrgetter("instance", "process", "metric")

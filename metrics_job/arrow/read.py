@@ -8,7 +8,7 @@ add) and return one row for several lines. Files that by their names may hold th
 (metrics_job.arrow.work) are given to one worker together.
 
 Two cases are done again line by line, with Spark's reader and metrics_job.minutes: a unit in which that
-reader accepts a line that was odd before, and everything if names and contents of files do not agree.
+reader accepts a line that was undecoded before, and everything if names and contents of files do not agree.
 """
 
 from __future__ import annotations

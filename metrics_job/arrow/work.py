@@ -141,7 +141,7 @@ class PieceAdder:
         lines, in_order = self._whole_intervals(piece, of_days(parsed.lines, self._days))
         if not in_order:
             yield _doubt_row()
-        # Whether a file has odd lines is known at once only if it is in one piece.
+        # Whether a file has undecoded lines is known at once only if it is in one piece.
         marked = bool(parsed.odd) or piece.follows or piece.continues
         yield from self._add_rows(piece, lines, file_name(piece.files[0]) if marked else None)
         if parsed.odd:
