@@ -14,7 +14,7 @@ from bench.servers import Running, ddmq
 from ddmq_client.idl import producer
 from ddmq_rpc.codec import Codec, methods
 from ddmq_rpc.envelope import read_header
-from ddmq_rpc.traffic import RpcLimits
+from ddmq_rpc.traffic import DECODE_CPU_S, RpcLimits
 
 CONNECTIONS = 8
 CALLS = sized(3_000, 40)
@@ -69,7 +69,7 @@ def floor() -> dict[str, float]:
     """Messages a second through the codec alone."""
     pin(SERVER_CORE)
     limits = RpcLimits()
-    codec = Codec(limits.frame_bytes_max, limits.container_elements_max, limits.decode_cpu_s)
+    codec = Codec(limits.frame_bytes_max, limits.container_elements_max, DECODE_CPU_S)
     arguments = methods(producer, "ProducerService")["sendBatchSync"].args
     payload = batch(0)
     rounds = sized(2_000, 20)

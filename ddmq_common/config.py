@@ -3,7 +3,7 @@
 A configuration class is a frozen dataclass whose fields are int, float, bool, str, Path, an enum, a
 tuple of those, another such dataclass, a mapping from names to one of them, an `Overlay` of a dataclass,
 or `T | None`. A field's metadata may hold `min`, `max`, `choices` (all inclusive) and `secret: True`
-(masked in what is logged). Unknown keys are refused with the nearest known one. Sizes may be written
+(masked in what is logged). Unknown keys are rejected with the nearest known one. Sizes may be written
 `64KiB`, `2MiB`, `1GiB` and durations of fields ending in `_ms`, `_s` as plain numbers in that unit.
 """
 
@@ -15,7 +15,7 @@ import enum
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -25,7 +25,7 @@ from ddmq_common.errors import ConfigError
 
 T = TypeVar("T")
 _SIZE = re.compile(r"(\d+)\s*(KiB|MiB|GiB|TiB)\Z")
-_SIZE_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+SIZE_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 _QUOTED = re.compile(r"(?<=['\"])[^'\"]{2,}(?=['\"])")
 _QUERY_VALUE = re.compile(r"([?&][^=&#]*=)[^&#]+")
@@ -78,11 +78,18 @@ class Overlay(Generic[T]):
         return place.error(text) if place.key else ConfigError(f"{place.source}: {text}")
 
 
-class _Located(NamedTuple):
+class LocatedMapping(NamedTuple):
     """A parsed mapping with the line number of each key."""
 
     values: dict[str, Any]
     lines: dict[str, int]
+
+
+class SourcedValue(NamedTuple):
+    """A value in a parsed mapping that does not come from the file, and its place."""
+
+    value: Any
+    place: ConfigPlace
 
 
 def load(path: Path, cls: type[T]) -> T:
@@ -99,13 +106,19 @@ def read(path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
+    tree = parse_text(text, ConfigPlace(str(path), ""))
+    return LocatedMapping({}, {}) if tree is None else tree
+
+
+def parse_text(text: str, place: ConfigPlace) -> Any:
+    """Parse YAML to a tree whose mappings know their lines; None for a blank text. Raises ConfigError."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        return _Located({}, {}) if node is None else _parse_node(node, ConfigPlace(str(path), ""))
+        return None if node is None else _parse_node(node, place)
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(f"{path}: is not YAML: {_yaml_fault(error)}") from None
+        raise ConfigError(f"{place.source}: is not YAML: {_yaml_fault(error)}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{place.source}: is not YAML: {' '.join(str(error).split())}") from error
 
 
 def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
@@ -126,8 +139,8 @@ def _parse_node(node: Any, place: ConfigPlace) -> Any:
     return yaml.SafeLoader("").construct_object(node)
 
 
-def _parse_mapping(node: Any, place: ConfigPlace) -> _Located:
-    located = _Located({}, {})
+def _parse_mapping(node: Any, place: ConfigPlace) -> LocatedMapping:
+    located = LocatedMapping({}, {})
     for key_node, value_node in node.value:
         key, line = str(key_node.value), key_node.start_mark.line + 1
         if key in located.values:
@@ -151,7 +164,26 @@ def build(cls: type[T], tree: Any, place: ConfigPlace) -> T:
     try:
         return cls(**values)
     except (ConfigError, ValueError) as error:  # a __post_init__ that checks fields against each other
-        raise place.error(str(error)) from error
+        raise place.error(str(error) + name_sources(tree, str(error))) from error
+
+
+def name_sources(tree: Any, text: str) -> str:
+    """Return, for the end of an error text, the sources of values that it names and that no file contains."""
+    sources = dict.fromkeys(
+        value.place.source
+        for key, value in _sourced_values(tree)
+        if re.search(rf"\b{re.escape(key)}\b", text)
+    )
+    return f"; set by {', '.join(sources)}" if sources else ""
+
+
+def _sourced_values(tree: Any) -> Iterator[tuple[str, SourcedValue]]:
+    if isinstance(tree, LocatedMapping):
+        for key, value in tree.values.items():
+            if isinstance(value, SourcedValue):
+                yield key, value
+            else:
+                yield from _sourced_values(value)
 
 
 def overlay(cls: type[T], tree: Any, place: ConfigPlace) -> Overlay[T]:
@@ -162,8 +194,8 @@ def overlay(cls: type[T], tree: Any, place: ConfigPlace) -> Overlay[T]:
 def _convert_fields(cls: type[Any], tree: Any, place: ConfigPlace) -> dict[str, Any]:
     """Convert and check the fields that the tree contains."""
     if isinstance(tree, Mapping):
-        tree = _Located(dict(tree), {})
-    if not isinstance(tree, _Located):
+        tree = LocatedMapping(dict(tree), {})
+    if not isinstance(tree, LocatedMapping):
         actual = repr(tree) if isinstance(tree, int | float | None) else "text or a list"
         raise place.error(f"is {actual}; a mapping with the keys of {cls.__name__} is wanted")
     hints = typing.get_type_hints(cls)
@@ -171,10 +203,12 @@ def _convert_fields(cls: type[Any], tree: Any, place: ConfigPlace) -> dict[str, 
     values: dict[str, Any] = {}
     for key, raw in tree.values.items():
         here = place.child(key, tree.lines.get(key))
+        if isinstance(raw, SourcedValue):
+            raw, here = raw
         if key not in fields:
             raise here.error(f"unknown key{_suggest_key(key, fields)}")
         rules = fields[key].metadata
-        if rules.get("secret") and not isinstance(raw, str | _Located):
+        if rules.get("secret") and not isinstance(raw, str | LocatedMapping):
             raise here.error("is no text, which is wanted; put what looks like a number in quotes")
         if rules.get("urls") and not isinstance(raw, list | tuple):
             raise here.error("is no list, which is wanted")
@@ -221,8 +255,8 @@ def _convert_sequence(raw: Any, hint: Any, place: ConfigPlace) -> tuple[Any, ...
 
 def _convert_table(raw: Any, hint: Any, place: ConfigPlace) -> dict[str, Any]:
     if isinstance(raw, Mapping):
-        raw = _Located(dict(raw), {})
-    if not isinstance(raw, _Located):
+        raw = LocatedMapping(dict(raw), {})
+    if not isinstance(raw, LocatedMapping):
         raise place.error(f"is {_value_text(raw)}; a mapping is wanted")
     return {
         key: _convert_value(item, hint, place.child(key, raw.lines.get(key)))
@@ -232,7 +266,7 @@ def _convert_table(raw: Any, hint: Any, place: ConfigPlace) -> dict[str, Any]:
 
 def _convert_scalar(raw: Any, hint: Any, place: ConfigPlace) -> Any:
     if isinstance(raw, str) and hint in (int, float) and (size := _SIZE.match(raw)):
-        return int(size[1]) * _SIZE_UNITS[size[2]]
+        return int(size[1]) * SIZE_UNITS[size[2]]
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return _convert_enum(raw, hint, place)
     if hint is Path and isinstance(raw, str):
@@ -271,10 +305,12 @@ def _range_text(low: Any, high: Any) -> str:
 
 
 def _value_text(raw: Any) -> str:
-    if isinstance(raw, _Located):
+    if isinstance(raw, LocatedMapping):
         return "a mapping"
     return (
-        "a list" if isinstance(raw, list) and any(isinstance(each, _Located) for each in raw) else repr(raw)
+        "a list"
+        if isinstance(raw, list) and any(isinstance(each, LocatedMapping) for each in raw)
+        else repr(raw)
     )
 
 

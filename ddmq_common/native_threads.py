@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import gevent
-from gevent.threadpool import ThreadPool
+from ddmq_common.event_loop import loop_by_hand
 
 T = TypeVar("T")
 Done = Callable[[Any, Exception | None], None]
@@ -24,6 +23,8 @@ class Threads:
     """A pool of native threads for the callbacks of one hub."""
 
     def __init__(self, hub: Any, size: int = THREADS) -> None:
+        from gevent.threadpool import ThreadPool
+
         self.pool = ThreadPool(size, hub=hub)
         self._free = size
         self._line: deque[tuple[Callable[..., Any], Done, tuple[object, ...]]] = deque()
@@ -55,10 +56,15 @@ def off_hub(call: Callable[..., Any], done: Done, *arguments: object) -> None:
 
     It returns at once, so callbacks of the hub may use it.
     """
+    if (loop := loop_by_hand()) is not None:
+        loop.run_callback(lambda: done(*_run(call, arguments)))
+        return
     _hub_threads().run(call, done, arguments)
 
 
 def _hub_threads() -> Threads:
+    import gevent
+
     hub: Any = gevent.get_hub()
     try:
         threads: Threads = hub.ddmq_threads
@@ -72,6 +78,10 @@ def in_thread(call: Callable[..., T], *arguments: object) -> T:
 
     Returns its value or raises its error.
     """
+    if loop_by_hand() is not None:
+        return call(*arguments)
+    import gevent
+
     value, error = gevent.get_hub().threadpool.apply(_run, (call, arguments))
     if error is not None:
         raise error
@@ -92,6 +102,8 @@ def wait_for_native_work(timeout_s: float) -> bool:
     Use it before another process takes over a directory: none of our threads may change files in it
     afterwards.
     """
+    import gevent
+
     pools = (gevent.get_hub().threadpool, _hub_threads().pool)
     give_up = time.monotonic() + timeout_s
     while any(map(len, pools)):

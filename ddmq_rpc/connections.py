@@ -36,6 +36,8 @@ READ_AHEAD_BYTES = 16 << 10  # kept while busy; then reading stops
 JOIN_BYTES_MAX = 16 << 10  # answers above are sent beside their header instead of copied behind it
 COSTLY_S = 0.02  # a request that took more processor time makes its connection rest
 REST_FACTOR = 4
+FRAMES_PER_WAKEUP = 16  # of one connection, before others get their turn
+ONEWAY_OPEN_MAX = 256  # unanswered oneway calls of one connection; then it is not read
 
 _READ = 1
 # Why a connection is busy, beside UNSENT; bits.
@@ -173,7 +175,7 @@ class RpcConnection(AnswerSender):
     def _serve_frames(self, frame: bytes | None) -> None:
         """Handle frames until none is complete, the connection is busy, or its time slice is used up."""
         frames = self._frames
-        turns = self.traffic.limits.frames_per_wakeup
+        turns = FRAMES_PER_WAKEUP
         self._serving = True
         try:
             while frame is not None:
@@ -279,7 +281,7 @@ class RpcConnection(AnswerSender):
 
     def _open_oneway(self) -> None:
         self._oneway_open += 1
-        if self._oneway_open >= self.traffic.limits.oneway_open_max:
+        if self._oneway_open >= ONEWAY_OPEN_MAX:
             self.busy |= _ONEWAY
 
     def _refuse_message(self, header: Header) -> None:

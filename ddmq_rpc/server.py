@@ -27,6 +27,7 @@ from ddmq_rpc.turns import SLICE_S, Shared
 __all__ = ["RpcLimits", "RpcServer"]
 
 LISTEN_BACKLOG = 4_096
+ACCEPTS_PER_WAKEUP = 64  # new connections, before others get their turn
 SWEEP_S = 0.5
 ACCEPT_PAUSE_S = 0.2  # after an accept that failed: the next would, too
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
@@ -121,7 +122,7 @@ class RpcServer:
             return
         turns, clock = traffic.turns, traffic.stopwatch
         first = started = clock()
-        for _ in range(self._limits.accepts_per_wakeup):
+        for _ in range(ACCEPTS_PER_WAKEUP):
             try:
                 accepted, peer = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

@@ -27,6 +27,7 @@ from ddmq_rpc.codec import Codec, Method
 from ddmq_rpc.envelope import EXCEPTION, REPLY, Envelope
 from ddmq_rpc.turns import Shared, TimeSlices
 
+DECODE_CPU_S = 0.05  # processor time that one request's arguments may take to decode
 _MAY_BE_0 = ("idle_s", "connections_max_per_address")
 
 
@@ -49,10 +50,6 @@ class RpcLimits:
     answer_write_s: float = 10.0  # for the client to read an answer
     idle_s: float = 0.0  # no request for that long closes the connection; 0 = never
     container_elements_max: int = 16_384  # elements of one list or map of a request
-    decode_cpu_s: float = 0.05  # processor time that one request's arguments may take to decode
-    frames_per_wakeup: int = 16  # of one connection, before others get their turn
-    oneway_open_max: int = 256  # unanswered oneway calls of one connection
-    accepts_per_wakeup: int = 64
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -206,7 +203,7 @@ class Traffic:
         self.stopwatch = stopwatch
         self.turns = TimeSlices(stopwatch, self._arm_timer, lambda: counts.count_refused("rested"), shared)
         self._timer = HubTimer(loop=loop)
-        self.codec = Codec(limits.frame_bytes_max, limits.container_elements_max, limits.decode_cpu_s, cpu)
+        self.codec = Codec(limits.frame_bytes_max, limits.container_elements_max, DECODE_CPU_S, cpu)
         self.connections: set[BoundedConnection] = set()
         self.open_calls = 0
         self.open_bytes = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from ddmq_common.config import rules
 from ddmq_common.delays.levels import DEFAULT_WAITS, Levels
@@ -16,14 +17,11 @@ class DelayConfig:
 
     `levels`: the waits that property DELAY=n and retries mean, level 1 first, ascending. A change touches
     new messages only: each carries its own due time, and levels taken from the end are emptied.
-    `read_*`: what one level holds in memory. `fire_*`: at most that much in one commit.
     `refused_ms`: for so long messages are put off whose target refuses them, then they are dead letters.
-    `pause_*`: between two tries of what failed, doubling. `commit_timeout_ms`: of one commit.
 
     Any due time: `shards`: queues of the inner topic when it is made, for good. `dir`: where the
     stores are, None = `delay` inside the log's directory. `kept_ms`: how long the outcome of an id is known.
     `standby`: on engines that keep what waits (Kafka) also a warm store of each shard that others own.
-    `ingest_*`: one read of commands, and how many may be in a store before they are made durable.
     `catch_up_max`: of the deliveries that a loop, or a schedule that wants all of them, has missed, the last
     so many fire (of a cron at most 100). `slice_count`: messages in one commit of theirs (of at most
     `fire_bytes_max`), `fires_in_flight`: such commits under way at a time. Both make a storm faster, and what
@@ -32,33 +30,33 @@ class DelayConfig:
     """
 
     levels: tuple[str, ...] = DEFAULT_WAITS
-    read_count: int = field(default=512, metadata=rules(low=1, high=10_000))
-    read_bytes: int = field(default=1 << 20, metadata=rules(low=1, high=1 << 30))
-    fire_count_max: int = field(default=512, metadata=rules(low=1, high=10_000))
-    fire_bytes_max: int = field(default=1 << 20, metadata=rules(low=1, high=1 << 24))
     refused_ms: int = field(default=60_000, metadata=rules(low=0, high=86_400_000))
-    pause_ms_min: int = field(default=100, metadata=rules(low=1, high=60_000))
-    pause_ms_max: int = field(default=5_000, metadata=rules(low=1, high=600_000))
-    commit_timeout_ms: int = field(default=10_000, metadata=rules(low=100, high=600_000))
     shards: int = field(default=4, metadata=rules(low=1, high=1024))
     dir: Path | None = None
     standby: bool = True
     kept_ms: int = field(default=259_200_000, metadata=rules(low=3_600_000, high=31_536_000_000))
-    ingest_count: int = field(default=512, metadata=rules(low=1, high=10_000))
-    ingest_bytes: int = field(default=1 << 20, metadata=rules(low=1, high=1 << 30))
-    ingest_unflushed_max: int = field(default=8_192, metadata=rules(low=1, high=1_000_000))
     catch_up_max: int = field(default=CATCH_UP_MAX, metadata=rules(low=1, high=1_000_000))
     slice_count: int = field(default=192, metadata=rules(low=1, high=10_000))
     fires_in_flight: int = field(default=4, metadata=rules(low=1, high=64))
     pending_count_max: int = field(default=100_000_000, metadata=rules(low=1, high=1 << 60))
     pending_bytes_max: int = field(default=64 << 30, metadata=rules(low=1, high=1 << 60))
 
+    # a level's memory, and one commit of its due messages
+    read_count: ClassVar[int] = 512
+    read_bytes: ClassVar[int] = 1 << 20
+    fire_count_max: ClassVar[int] = 512
+    fire_bytes_max: ClassVar[int] = 1 << 20  # of every commit of due messages
+    # one read of commands, and the commands in a store before it is flushed
+    ingest_count: ClassVar[int] = 512
+    ingest_bytes: ClassVar[int] = 1 << 20
+    ingest_unflushed_max: ClassVar[int] = 8_192
+    # failures: the pause between two tries doubles; the outcome of a late commit is looked up
+    pause_ms_min: ClassVar[int] = 100
+    pause_ms_max: ClassVar[int] = 5_000
+    commit_timeout_ms: ClassVar[int] = 10_000
+
     def __post_init__(self) -> None:
         Levels(self.levels)
-        if self.pause_ms_max < self.pause_ms_min:
-            raise ValueError(
-                f"pause_ms_max is {self.pause_ms_max}, less than pause_ms_min ({self.pause_ms_min})"
-            )
 
     @property
     def table(self) -> Levels:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ddmq_common import names
 from ddmq_common.config import Overlay, rules
@@ -144,10 +145,9 @@ class ConsumerConfig:
     `auto_create_groups`: a pull that names a topic makes its group and subscription. `groups_max`,
     `subscriptions_per_group_max`, `subscriptions_max` (of all groups): at one of them nothing new is made,
     and a pull that would gets code 15; what there is goes on.
-    `linger_*`: the shortest and the longest wait of an empty pull.
-    `answer_bytes_max`: an answer stops growing there (never below one message). `offsets_per_call_max`,
-    `results_per_call_max`: what one call may acknowledge; the rest is ignored and counted.
-    `read_ahead_*`: messages read but not yet delivered, per read and over all subscriptions.
+    `linger_max_ms`: the longest wait of an empty pull.
+    `answer_bytes_max`: an answer stops growing there (never below one message).
+    `read_ahead_bytes_max`: bytes of messages read and not delivered, over all subscriptions.
     `advertise`: HOST:PORT where other proxies reach this one, when it is not where it listens (NAT).
     `idle_ms`: after that long without a pull, and nothing leased, a subscription gives up its queues.
     `push_targets`: hosts, addresses, networks and URLs that AsyncHttp and Redis may use; empty = none.
@@ -159,26 +159,27 @@ class ConsumerConfig:
     groups_max: int = field(default=10_000, metadata=rules(low=1, high=1_000_000))
     subscriptions_per_group_max: int = field(default=256, metadata=rules(low=1, high=100_000))
     subscriptions_max: int = field(default=20_000, metadata=rules(low=1, high=10_000_000))
-    linger_min_ms: int = field(default=20, metadata=rules(low=1, high=1_000))
     linger_max_ms: int = field(default=30_000, metadata=rules(low=20, high=600_000))
     answer_bytes_max: int = field(default=4 * MIB, metadata=rules(low=1024, high=1 << 30))
-    offsets_per_call_max: int = field(default=10_000, metadata=rules(low=100, high=10_000_000))
-    results_per_call_max: int = field(default=1_000, metadata=rules(low=1, high=100_000))
     waiters_max: int = field(default=100_000, metadata=rules(low=1, high=10_000_000))
-    read_ahead_count: int = field(default=128, metadata=rules(low=1, high=10_000))
-    read_ahead_bytes: int = field(default=MIB, metadata=rules(low=1024, high=1 << 30))
     read_ahead_bytes_max: int = field(default=64 * MIB, metadata=rules(low=0, high=1 << 34))
     fail_delay_max_ms: int = field(default=7_200_000, metadata=rules(low=0, high=86_400_000))
-    commit_timeout_ms: int = field(default=10_000, metadata=rules(low=100, high=600_000))
     idle_ms: int = field(default=60_000, metadata=rules(low=1_000, high=86_400_000))
     advertise: str = ""
-    tick_ms: int = field(default=5, metadata=rules(low=1, high=1_000))
     drain_leases_ms: int = field(default=1_000, metadata=rules(low=0, high=600_000))
     push_targets: tuple[str, ...] = ()
     secrets_dir: str = ""
     push_files_dir: str = ""
     push_files_bytes_max: int = field(default=10 << 30, metadata=rules(low=1 << 20, high=1 << 50))
     defaults: SubscriptionDefaults = field(default_factory=SubscriptionDefaults)
+
+    linger_min_ms: ClassVar[int] = 20  # the shortest wait of an empty pull
+    offsets_per_call_max: ClassVar[int] = 10_000  # acknowledged by one call; more are ignored and counted
+    results_per_call_max: ClassVar[int] = 1_000  # elements of the linked list of results; the same
+    read_ahead_count: ClassVar[int] = 128  # messages read at once for clients with small batches
+    read_ahead_bytes: ClassVar[int] = MIB  # and their bytes
+    commit_timeout_ms: ClassVar[int] = 10_000  # acknowledgements not stored by then get an error
+    tick_ms: ClassVar[int] = 5  # how exact lingers, retries and lease deadlines are
 
     def __post_init__(self) -> None:
         AllowList(self.push_targets)
@@ -187,9 +188,8 @@ class ConsumerConfig:
 LIVE_KEYS = frozenset(  # of ConsumerConfig: those that a reload puts in force; the others at the next start
     {
         "auto_create_groups", "groups_max", "subscriptions_per_group_max", "subscriptions_max",
-        "linger_min_ms", "linger_max_ms", "offsets_per_call_max", "results_per_call_max", "waiters_max",
-        "read_ahead_count", "read_ahead_bytes", "read_ahead_bytes_max", "fail_delay_max_ms",
-        "commit_timeout_ms", "idle_ms", "drain_leases_ms", "push_targets", "secrets_dir", "defaults",
+        "linger_max_ms", "waiters_max", "read_ahead_bytes_max", "fail_delay_max_ms", "idle_ms",
+        "drain_leases_ms", "push_targets", "secrets_dir", "defaults",
     }
 )  # fmt: skip
 

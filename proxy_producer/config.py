@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ddmq_common.config import rules
 from ddmq_common.delays.schedules import PERIOD_MS_MIN
@@ -41,7 +42,7 @@ class DelayLimits:
     delay server had whose ids are still cancelled. How many there are is said by the delay service."""
     absent_ms: int = field(default=10_000, metadata=rules(low=0, high=600_000))
     """For so long no delay service may be seen (a takeover, a restart) before delayed sends get code 21."""
-    waiters_max: int = field(default=10_000, metadata=rules(low=0))
+    waiters_max: ClassVar[int] = 10_000
     """Callers that wait for the outcome of a cancel. Above: the command is stored, the answer "pending"."""
     dialects: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By topic: whose delay properties mean a delay there (docs/delay.md); else they are ordinary ones."""
@@ -93,7 +94,7 @@ class ProducerConfig:
     """Messages of one batch: a batch holds the event loop for about 4 µs a message. Above: code 11."""
     timeout_ms_max: int = field(default=10_000, metadata=rules(low=1, high=600_000))
     """The longest a send waits: sendAsync, sendBatchSync, and callers that give no timeout. Then code 12."""
-    sweep_ms: int = field(default=5, metadata=rules(low=1, high=1_000))
+    sweep_ms: ClassVar[int] = 5
     """How often overdue and deferred sends are looked for; an overdue one is answered up to this early."""
 
     auto_create_topics: bool = True
@@ -102,14 +103,14 @@ class ProducerConfig:
     """Queues of a topic created on its first send."""
     topics_max: int = field(default=10_000, metadata=rules(low=1))
     """No topic is created by a send when the backend has this many. Above: code 15."""
-    creations_max: int = field(default=64, metadata=rules(low=1))
+    creations_max: ClassVar[int] = 64
     """Topics being created by this proxy at the same time. Above: code 15."""
 
     inflight_requests_max: int = field(default=20_000, metadata=rules(low=1))
     """Requests accepted and not yet settled by the backend. Above: code 15."""
     inflight_bytes_max: int = field(default=256 << 20, metadata=rules(low=1))
     """Their frames' bytes together. Above: code 15."""
-    deferred_max: int = field(default=1_000, metadata=rules(low=0))
+    deferred_max: ClassVar[int] = 1_000
     """Requests that wait for a rate limit at the same time. Above: code 15."""
     defer_ms_max: int = field(default=100, metadata=rules(low=0, high=10_000))
     """Longest wait for a rate limit; never more than half of what the caller's timeout leaves."""
@@ -142,7 +143,7 @@ class ProducerConfig:
 LIVE_KEYS = frozenset(  # those that a reload puts in force; the others wait for the next start
     {
         "body_bytes_max", "batch_bytes_max", "batch_messages_max", "timeout_ms_max", "auto_create_topics",
-        "queues_default", "topics_max", "creations_max", "inflight_requests_max", "inflight_bytes_max",
-        "deferred_max", "defer_ms_max", "rate", "topic_rate", "topic_rates",
+        "queues_default", "topics_max", "inflight_requests_max", "inflight_bytes_max",
+        "defer_ms_max", "rate", "topic_rate", "topic_rates",
     }
 )  # fmt: skip

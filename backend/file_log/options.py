@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import ClassVar
 
 from backend.file_log.core.retention import RetentionOptions
 from backend.idempotency import KEYS_MAX, WINDOW_MS
@@ -19,37 +20,35 @@ class FileLogOptions:
 
     segment_bytes: int = 1024 * MIB  # then a new segment starts; a bigger frame gets a bigger segment
     allocate_bytes: int = 64 * MIB  # space allocated ahead, at a time
-    frame_bytes_max: int = 4 * MIB  # a group commit takes no further request past this
     request_bytes_max: int = 16 * MIB  # per append or commit; more is refused
     pending_bytes_max: int = 64 * MIB  # waiting for the disk; more is refused
-    pending_max: int = 100_000  # requests waiting for the disk; more are refused
     body_bytes_max: int = 2 * MIB
     properties_bytes_max: int = 32 * 1024
     topics_max: int = 10_000  # more are refused; of the system's own (retries, …) only 1,000 beyond it
     settings_max: int = 100_000  # more are refused
-    waits_max: int = 100_000  # open waits; more fail
     progress_max: int = 1_000_000  # (group, queue) pairs with progress; more are refused
     written_sync_ms: int = 500  # topics of class "written" are synced this often
     checkpoint_bytes: int = 256 * MIB  # a checkpoint after this much log, or
     checkpoint_ms: int = 5_000  # after this time, when something was written
-    tail_bytes_max: int = 8 * MIB  # consume-queue entries kept in memory before they go to their files
-    tail_ms: int = 200  # or after this time
-    queue_files_max: int = 512  # consume-queue files held open
     hot_bytes: int = 256 * MIB  # the newest part of the log, read without leaving the hub
-    warm_blocks_max: int = 256  # blocks of 1 MiB read lately, assumed to be cached too
     idempotency_window_ms: int = WINDOW_MS  # an idempotency key is remembered for so long
     idempotency_keys_max: int = (
         KEYS_MAX  # remembered at a time, per topic as many as are free; more are refused
     )
-    sweep_ms: int = 5  # the precision of deadlines
-    recover_retry_ms: int = (
-        1_000  # between attempts to recover from a failed sync, and between two recoveries
-    )
-
     retention: RetentionOptions = field(default_factory=RetentionOptions)
 
+    frame_bytes_max: ClassVar[int] = 4 * MIB  # a group commit takes no further request past this
+    pending_max: ClassVar[int] = 100_000  # requests waiting for the disk; more are rejected
+    waits_max: ClassVar[int] = 100_000  # waiting readers; more fail
+    tail_bytes_max: ClassVar[int] = 8 * MIB  # consume-queue entries in memory, before they go to their files
+    tail_ms: ClassVar[int] = 200  # or after this time
+    queue_files_max: ClassVar[int] = 512  # open consume-queue files
+    warm_blocks_max: ClassVar[int] = 256  # of 1 MiB, read lately: assumed to be in the page cache
+    sweep_ms: ClassVar[int] = 5  # how exact deadlines are
+    recover_retry_ms: ClassVar[int] = 1_000  # between two tries to recover from a failed sync
+
     def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
+        for name in (option.name for option in fields(self)):
             if name != "retention" and getattr(self, name) <= 0:
                 raise ConfigError(f"log: {name} is {getattr(self, name)}; allowed: above 0")
         for name in ("request_bytes_max", "pending_bytes_max"):

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from backend.records import Capabilities, Durability
 from ddmq_common.errors import CallerError, ConfigError
@@ -105,6 +105,7 @@ _SHOWN = frozenset(
      "sasl.oauthbearer.client.id")
 )  # fmt: skip
 MASKED = "***"
+HEARTBEATS_PER_SESSION = 3
 # What the promises rest on: never from the configuration.
 ENGINE_SETTINGS = frozenset(
     ("bootstrap.servers", "enable.idempotence", "acks", "request.required.acks", "isolation.level",
@@ -143,20 +144,21 @@ class KafkaOptions:
     min_insync: int = 0  # the same of min.insync.replicas
     retention_ms: int = 0  # the same of retention.ms; -1 = for ever
     session_ms: int = 3_000  # silent for so long, a process holds nothing any more
-    heartbeat_ms: int = 500
-    progress_partitions: int = 4  # of NAMESPACE.progress when it is made
-    transaction_timeout_ms: int = 10_000
     body_bytes_max: int = 2 * MIB  # topics that are made take such messages; those of others say themselves
     properties_bytes_max: int = 32 * 1024
-    pending_max: int = 100_000  # records on their way to the brokers; more are refused
-    pending_bytes_max: int = 128 * MIB
+    pending_bytes_max: int = 128 * MIB  # records on their way to the brokers; more are rejected
     window_bytes: int = 4 * MIB  # read ahead of one queue
     windows_bytes_max: int = 256 * MIB  # of all queues; the longest unused go first
     readers: int = 4  # consumers that read; each reads a queue at one place
-    waits_max: int = 100_000  # parked; more fail
     topics_poll_ms: int = 1_000  # how soon topics that others made are seen
-    sweep_ms: int = 5  # how exact deadlines are
     librdkafka: Mapping[str, str] = field(default_factory=dict)  # to every client: TLS, SASL, compression
+
+    heartbeat_ms_max: ClassVar[int] = 500
+    progress_partitions: ClassVar[int] = 4  # of NAMESPACE.progress when it is created
+    transaction_timeout_ms: ClassVar[int] = 10_000
+    pending_max: ClassVar[int] = 100_000  # records on their way to the brokers; more are rejected
+    waits_max: ClassVar[int] = 100_000  # waiting readers; more fail
+    sweep_ms: ClassVar[int] = 5  # how exact deadlines are
 
     def __post_init__(self) -> None:
         addresses = [part.strip() for part in self.bootstrap.split(",")]
@@ -173,17 +175,25 @@ class KafkaOptions:
                 _reject("librdkafka", name, "anything but what the engine sets itself")
 
     def _check_numbers(self) -> None:
-        lows = {"replication_factor": 0, "min_insync": 0, "retention_ms": -1}
-        for name in self.__dataclass_fields__:
+        lows = {
+            "replication_factor": 0,
+            "min_insync": 0,
+            "retention_ms": -1,
+            "session_ms": HEARTBEATS_PER_SESSION,
+        }
+        for name in (option.name for option in fields(self)):
             value = getattr(self, name)
             if isinstance(value, int) and value < lows.get(name, 1):
                 _reject(name, value, f"{lows.get(name, 1)} or more")
         if self.replication_factor and self.min_insync > self.replication_factor:
             _reject("min_insync", self.min_insync, f"at most replication_factor, {self.replication_factor}")
-        if self.session_ms < 3 * self.heartbeat_ms:
-            _reject("session_ms", self.session_ms, f"at least three heartbeats, {3 * self.heartbeat_ms}")
         if self.window_bytes > self.windows_bytes_max:
             _reject("window_bytes", self.window_bytes, f"at most windows_bytes_max, {self.windows_bytes_max}")
+
+    @property
+    def heartbeat_ms(self) -> int:
+        """The time between two heartbeats of a process: at least three fit into a session."""
+        return min(self.heartbeat_ms_max, self.session_ms // HEARTBEATS_PER_SESSION)
 
     @property
     def names(self) -> Names:
@@ -214,7 +224,7 @@ class KafkaOptions:
 
     def shown(self) -> dict[str, object]:
         """Return all options for the log, secrets masked."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
         values["librdkafka"] = {
             name: MASKED if _is_secret(name) else value for name, value in self.librdkafka.items()
         }

@@ -10,21 +10,21 @@ import click
 
 from backend.engines import ENGINES
 from ddmq.address import ADDRESS, ADMIN, CONSUMER, PRODUCER, ready_line
-from ddmq.cli.options import options
+from ddmq.cli.options import combine_options
 from ddmq.cli.output import reason, say
 from ddmq.cli.values import FOLDER
 from ddmq_common.private_files import UMASK
 
 
 def check_engine(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
-    """Return the engine; it is one of this package, or one that an installed package registers."""
+    """Check the name of an engine: one of this package, or one that an installed package registers."""
     if name is not None and name not in ENGINES:
         raise click.BadParameter(f"there is no engine {name!r}; allowed: {', '.join(ENGINES)}")
     return name
 
 
-_options = options(
-    click.option("--data-dir", type=FOLDER, help="Where the log lives; made when missing (default: data)."),
+server_options = combine_options(
+    click.option("--data-dir", type=FOLDER, help="Directory of the log; created if missing (default: data)."),
     click.option(
         "--config",
         "config_dir",
@@ -46,7 +46,7 @@ _options = options(
         "--beyond-loopback",
         is_flag=True,
         callback=lambda _, __, given: given or None,
-        help="Listen on addresses that other machines reach; there is no authentication.",
+        help="Listen on addresses that other machines can reach; there is no authentication.",
     ),
     click.option(
         "--process-name", hidden=True, help="process_name of ddmq.yaml; `serve --processes` gives it."
@@ -61,10 +61,12 @@ _options = options(
 
 
 @click.command()
-@_options
+@server_options
 @click.option("--producer", type=ADDRESS, help=f"Where producers connect (default {PRODUCER}).")
 @click.option("--consumer", type=ADDRESS, help=f"Where consumers connect (default {CONSUMER}).")
-@click.option("--processes", is_flag=True, help="Each part as its own process over the same directory.")
+@click.option(
+    "--processes", is_flag=True, help="Run each part as a process of its own over the same directory."
+)
 def serve(config_dir: Path | None, processes: bool, **flags: Any) -> None:
     """Run producer proxy, consumer proxy, delay service, log and admin API.
 
@@ -85,7 +87,7 @@ def serve(config_dir: Path | None, processes: bool, **flags: Any) -> None:
 
 
 @click.command()
-@_options
+@server_options
 @click.option("--producer", type=ADDRESS, help=f"Where producers connect (default {PRODUCER}).")
 def producer(config_dir: Path | None, **flags: Any) -> None:
     """Run the producer proxy alone, over a directory it may share with other parts."""
@@ -93,7 +95,7 @@ def producer(config_dir: Path | None, **flags: Any) -> None:
 
 
 @click.command()
-@_options
+@server_options
 @click.option("--consumer", type=ADDRESS, help=f"Where consumers connect (default {CONSUMER}).")
 def consumer(config_dir: Path | None, **flags: Any) -> None:
     """Run the consumer proxy alone, over a directory it may share with other parts."""
@@ -101,7 +103,7 @@ def consumer(config_dir: Path | None, **flags: Any) -> None:
 
 
 @click.command("delay-service")
-@_options
+@server_options
 def delay_service(config_dir: Path | None, **flags: Any) -> None:
     """Run the delay service alone: delayed messages of every kind, and retries, come back when they are due.
 
@@ -116,15 +118,18 @@ def _run(config_dir: Path | None, flags: dict[str, Any], parts: tuple[str, ...])
     from ddmq.server.process.parts import ServerProcess
     from ddmq.server.process.processes import hold_hangup
     from ddmq.server.process.signals import install_signals, when_parent_ends
+    from ddmq.server.retired_keys import warn_of_retired
 
     os.umask(UMASK)
     hold_hangup()
     with_parent = flags.pop("with_parent")
     config = with_flags(load_folder(config_dir), **flags)
     logs.set_up(config.serve.log_level, config.serve.log_format)
+    if not with_parent:  # it reports them
+        warn_of_retired(config.retired)
     process = ServerProcess(config, parts)
     if with_parent:
-        when_parent_ends(process.parent_ended, process.others.hear)
+        when_parent_ends(process.parent_ended, process.others.record_address)
     try:
         process.start()
     except OSError as error:

@@ -1,13 +1,15 @@
-"""The whole configuration of a server process: one frozen object, from conf/ and the command line.
+"""The whole configuration of a server process: one frozen object, from files, environment and command line.
 
 `--config DIR` names a folder with any of the files in FILES; what is missing there keeps its defaults.
-Flags override files. Every error names file, line, key, value and what is allowed.
+Variables of the environment override files (setting_keys.py), and flags override both. Every error names the
+file and line, or the variable, and the key, the value and what is allowed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +20,10 @@ from backend.file_log import FileLogOptions
 from backend.kafka.options import KafkaOptions
 from backend.records import Durability
 from ddmq.address import ADMIN, CONSUMER, LOOPBACK, PRODUCER, HostPort, is_loopback, parse
+from ddmq.server.retired_keys import RetiredKey, remove_retired
+from ddmq.server.setting_keys import SettingKey, find_source, find_variables, is_variable, list_keys, put_over
 from ddmq_common import names
-from ddmq_common.config import load, resolved, rules
+from ddmq_common.config import ConfigPlace, LocatedMapping, build, name_sources, read, resolved, rules
 from ddmq_common.delays.levels import wait_text as shown_wait
 from ddmq_common.errors import ConfigError
 from ddmq_rpc.server import RpcLimits
@@ -30,6 +34,7 @@ from proxy_producer.config import ProducerConfig
 T = TypeVar("T")
 PROCESS_NAME_MAX = 200
 BACKUPS = "backups"  # in data_dir
+ENVIRONMENT = Path("environment")  # in place of a file that does not exist
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,8 @@ class ServeConfig:
     def process(self, parts: Iterable[str], machine: str) -> str:
         """Return this process's name in the sample files: the same at every start of the same command."""
         admin = self.address("admin").port
-        shown = "+".join(part for part in parts if part != "admin")
-        return self.process_name or f"{shown}@{machine}" + (f":{admin}" if admin else "")
+        part_names = "+".join(part for part in parts if part != "admin")
+        return self.process_name or f"{part_names}@{machine}" + (f":{admin}" if admin else "")
 
 
 @dataclass(frozen=True)
@@ -164,6 +169,8 @@ class Configuration:
     backend_flags: Mapping[str, str] = field(
         default_factory=dict
     )  # `engine` and `bootstrap` of the command line
+    sources: Mapping[str, str] = field(default_factory=dict)  # FILE.KEY → where its value is set, if it is
+    retired: tuple[RetiredKey, ...] = ()  # in the files, ignored
 
     def __post_init__(self) -> None:
         longest, kept_ms = self.delay.table.waits[-1], self.log.retention.age_ms
@@ -185,6 +192,7 @@ FILES: dict[str, tuple[str, type[Any]]] = {
     "topics": ("topics.yaml", TopicsConfig),
     "groups": ("groups.yaml", GroupsFile),
 }
+KEYS: tuple[SettingKey, ...] = tuple(list_keys(FILES))
 DECLARED = ("topics", "groups")  # what exists by configuration, not settings of a part
 DURABILITY = {
     "sync": Durability.DURABLE,
@@ -194,39 +202,72 @@ DURABILITY = {
 DURABILITY_WORDS = {durability: word for word, durability in DURABILITY.items()}
 
 
-def load_folder(folder: Path | None) -> Configuration:
-    """All files of one folder; None gives the defaults. Raises ConfigError."""
-    if folder is None:
-        return Configuration()
-    if not folder.is_dir():
+def load_folder(folder: Path | None, environment: Mapping[str, str] = os.environ) -> Configuration:
+    """Read all files of one folder, and put the variables of the environment over them. Raises ConfigError.
+
+    Without a folder and variables these are the defaults.
+    """
+    if folder is not None and not folder.is_dir():
         raise ConfigError(
             f"--config {folder} is not a folder; give one with any of ddmq.yaml, topics.yaml, …"
         )
-    _check_names(folder)
-    parts: dict[str, Any] = {}
-    for part, (name, kind) in FILES.items():
-        if (folder / name).exists():
-            parts[part] = load(folder / name, kind)
-    config = Configuration(**parts, folder=folder)
-    check_groups(config)
+    trees = {} if folder is None else _read_trees(folder)
+    retired = [key for path, tree in trees.values() for key in remove_retired(path, tree)]
+    for key, text in find_variables(environment, KEYS).items():
+        tree = trees.setdefault(key.part, (ENVIRONMENT, LocatedMapping({}, {})))[1]
+        put_over(tree, key, text)
+    parts = {
+        part: build(FILES[part][1], tree, _place_of_part(part, path)) for part, (path, tree) in trees.items()
+    }
+    sources = {
+        key.name: source
+        for key in KEYS
+        if key.part in trees and (source := find_source(trees[key.part][1], key, trees[key.part][0]))
+    }
+    try:
+        config = Configuration(**parts, folder=folder, sources=sources, retired=tuple(retired))
+        check_groups(config)
+    except ConfigError as error:
+        names = "".join(name_sources(tree, str(error)) for _, tree in trees.values())
+        raise ConfigError(f"{error}{names}") from error
     return config
 
 
+def _place_of_part(part: str, path: Path) -> ConfigPlace:
+    return ConfigPlace(str(path), FILES[part][0].removesuffix(".yaml") if path is ENVIRONMENT else "")
+
+
+def _read_trees(folder: Path) -> dict[str, tuple[Path, Any]]:
+    """Return, by part, the path of each file that exists and its parsed content."""
+    _check_names(folder)
+    paths = {part: folder / name for part, (name, _) in FILES.items()}
+    return {part: (path, read(path)) for part, path in paths.items() if path.exists()}
+
+
+def file_of_part(config: Configuration, part: str) -> str:
+    """Return the file, or the variable, that declares all `topics` or `groups`; "" if neither can."""
+    variable = config.sources.get(f"{part}.{part}", "")
+    if is_variable(variable):
+        return variable
+    return str(config.folder / FILES[part][0]) if config.folder else ""
+
+
 def _check_names(folder: Path) -> None:
-    """A file that is called nearly like one of ours would not be read. Raises ConfigError."""
-    known = {name.removesuffix(".yaml"): name for name, _ in FILES.values()} | {"slo": "slo.yaml"}
+    """Reject a file whose name is close to that of a known file, because it would not be read. Raises
+    ConfigError."""
+    file_names = {name.removesuffix(".yaml"): name for name, _ in FILES.values()} | {"slo": "slo.yaml"}
     for path in sorted(folder.iterdir()):
-        if path.suffix in (".yaml", ".yml") and path.name not in known.values():
-            near = difflib.get_close_matches(path.stem, known, n=1, cutoff=0.8)
-            if near and not (folder / known[near[0]]).exists():
-                raise ConfigError(f"{path} is not read; did you mean {known[near[0]]}?")
+        if path.suffix in (".yaml", ".yml") and path.name not in file_names.values():
+            near = difflib.get_close_matches(path.stem, file_names, n=1, cutoff=0.8)
+            if near and not (folder / file_names[near[0]]).exists():
+                raise ConfigError(f"{path} is not read; did you mean {file_names[near[0]]}?")
 
 
 def check_groups(config: Configuration) -> None:
     """Check that groups.yaml goes together with `defaults` of proxy_consumer.yaml. Raises ConfigError."""
     for entry in config.groups.groups.values():
-        for wanted in entry.topics.values():
-            wanted.over(config.consumer.defaults)
+        for subscription in entry.topics.values():
+            subscription.over(config.consumer.defaults)
 
 
 def with_flags(config: Configuration, **flags: Any) -> Configuration:
@@ -234,14 +275,16 @@ def with_flags(config: Configuration, **flags: Any) -> Configuration:
 
     Raises ConfigError for brokers without the engine that they belong to.
     """
-    given = {key: value for key, value in flags.items() if value is not None}
-    of_backend: dict[str, str] = {key: given.pop(key) for key in ("engine", "bootstrap") if key in given}
+    overrides = {key: value for key, value in flags.items() if value is not None}
+    of_backend: dict[str, str] = {
+        key: overrides.pop(key) for key in ("engine", "bootstrap") if key in overrides
+    }
     config = over_backend(config, of_backend)
     for part in ("producer", "consumer", "admin"):
-        if part in given:
-            given[part] = str(given[part])
-    serve = dataclasses.replace(config.serve, **given)
-    return dataclasses.replace(config, serve=serve, flags=frozenset(given))
+        if part in overrides:
+            overrides[part] = str(overrides[part])
+    serve = dataclasses.replace(config.serve, **overrides)
+    return dataclasses.replace(config, serve=serve, flags=frozenset(overrides))
 
 
 def over_backend(config: Configuration, flags: Mapping[str, str]) -> Configuration:
@@ -257,14 +300,14 @@ def over_backend(config: Configuration, flags: Mapping[str, str]) -> Configurati
     return dataclasses.replace(config, backend=backend, backend_flags=dict(flags))
 
 
-def shown(config: Configuration) -> dict[str, Any]:
-    """The values in force, secrets masked."""
+def resolved_values(config: Configuration) -> dict[str, Any]:
+    """Return the values in force, with secrets masked."""
     return {part: resolved(getattr(config, part)) for part in FILES if part not in DECLARED}
 
 
-def changed(config: Configuration) -> dict[str, Any]:
-    """The values in force that are not the defaults, as `file part.key`, secrets masked."""
-    before, now = shown(Configuration()), shown(config)
+def changed_values(config: Configuration) -> dict[str, Any]:
+    """Return the values that differ from the defaults, by `part.key`, with secrets masked."""
+    before, now = resolved_values(Configuration()), resolved_values(config)
     return {
         f"{part}.{key}": str(value) if isinstance(value, Path) else value
         for part, values in now.items()

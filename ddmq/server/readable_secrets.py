@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from backend.kafka.options import KafkaOptions
 from ddmq.server.config import FILES, Configuration
+from ddmq.server.setting_keys import is_variable
 from ddmq_common.private_files import PREFIX
 from proxy_consumer.config import SubscriptionDefaults
 
@@ -49,7 +50,7 @@ def readable_secrets(config: Configuration) -> list[ReadableSecret]:
     secrets = []
     for part, (name, _) in FILES.items():
         path = config.folder / name
-        keys = tuple(dict.fromkeys(_secret_keys(_file_settings(config, part))))
+        keys = tuple(dict.fromkeys(_file_secrets(config, part)))
         if keys and _is_readable_by_all(path):
             secrets.append(ReadableSecret(path, stat.S_IMODE(path.stat().st_mode), keys))
     return secrets
@@ -81,19 +82,33 @@ def _file_settings(config: Configuration, part: str) -> list[Any]:
     ]
 
 
-def _secret_keys(value: Any) -> Iterator[str]:
+def _file_secrets(config: Configuration, part: str) -> Iterator[str]:
+    """Return the secrets of one part that no variable sets."""
+    stem = FILES[part][0].removesuffix(".yaml")
+    for settings in _file_settings(config, part):
+        for path, key in _secret_keys(settings, "groups" if part == "groups" else ""):
+            if not is_variable(config.sources.get(f"{stem}.{path}", "")):
+                yield key
+
+
+def _secret_keys(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Return the path of each secret below `path`, and its name in a report."""
     if isinstance(value, KafkaOptions):
-        yield from value.secret_names()
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _secret_keys(inner)
+        for name in value.secret_names():
+            yield f"{path}.librdkafka", name
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             content = getattr(value, field.name)
+            # what a subscription of groups.yaml sets is one key with all groups
+            inner = path if path == "groups" else f"{path}.{field.name}".removeprefix(".")
             if not field.metadata.get("secret"):
-                yield from _secret_keys(content)
-            elif content and not content.startswith(PREFIX):
-                yield field.name
+                yield from _secret_keys(content, inner)
+            elif any(text and not text.startswith(PREFIX) for text in _list_texts(content)):
+                yield inner, field.name
+
+
+def _list_texts(content: str | Mapping[str, str]) -> Collection[str]:
+    return (content,) if isinstance(content, str) else content.values()
 
 
 def _is_readable_by_all(path: Path) -> bool:

@@ -78,7 +78,7 @@ class Checks:
             return self._counts.copy()
 
     def register(self, check: Check) -> None:
-        """Decide by this function from now on. Raises OptionError for no function, or another one than before."""
+        """Decide by this function from now on. Raises OptionError if it is none, or not the earlier one."""
         check_function("check", check, awaits=AWAITS, instead=ASYNC_PRODUCER)
         if self._settings.producer_group is None:
             raise OptionError(

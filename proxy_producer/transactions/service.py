@@ -193,6 +193,11 @@ class Transactions(QueueOwner[OwnedShard]):
         """Return the shard of a transaction if this proxy owns it and has read it completely, else None."""
         return self.owned(shard_of(transaction, self.shards)) if self.shards else None
 
+    def first_due(self) -> list[int]:
+        """Return when the first transaction of each shard is asked about next, on the clock of `now_ms`."""
+        due = (owned.held.core.first_due_ms for owned in self.ready())
+        return [due_ms for due_ms in due if due_ms is not None]
+
     def retry_waiting(self) -> None:
         """Let the calls that wait for a shard's owner check again."""
         for waiter in list(self.waiting):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contract_kafka import KafkaEngine
-from contract_kit import Engine
-from contract_member import MemberEngine
-
 from backend.file_log import FileLogOptions, open_log, open_shared
+from backend.testing.kit import Engine
 from ddmq_common.metrics.registry import Registry
+from tests.contract.contract_kafka import KafkaEngine
+from tests.contract.contract_member import MemberEngine
 from tests.played_memory import PlayedMemory
+from tests.support.constants import build_options
 
 # Small segments and frequent checkpoints, so that every test meets several of both.
 LOG_OPTIONS = FileLogOptions(segment_bytes=1 << 20, allocate_bytes=256 << 10, checkpoint_ms=50)
@@ -32,7 +32,8 @@ class TinyLogEngine(Engine):
     """Every bound so small that a short story rolls segments, writes checkpoints and reads cold files."""
 
     persists = True
-    options = FileLogOptions(
+    options = build_options(
+        FileLogOptions,
         segment_bytes=4 << 10,
         allocate_bytes=1 << 10,
         checkpoint_bytes=2 << 10,

@@ -23,10 +23,11 @@ from delay_service.config import DelayConfig
 from delay_service.service import DelayService
 from delay_service.store.opening import stores_in
 from tests.crash.storage_calls import give_in
+from tests.support.constants import build_options
 from tests.support.waits import until
 
 SHARDS = 2
-CONFIG = DelayConfig(shards=SHARDS, slice_count=4, ingest_count=16, pause_ms_min=1)
+CONFIG = build_options(DelayConfig, shards=SHARDS, slice_count=4, ingest_count=16, pause_ms_min=1)
 OPTIONS = FileLogOptions(segment_bytes=1 << 20, allocate_bytes=1 << 18, checkpoint_bytes=1 << 19)
 
 

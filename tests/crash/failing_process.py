@@ -20,13 +20,14 @@ from delay_service.levels.service import LevelService
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.service import ConsumerService
 from tests.service.consumer.consumer_rig import IDL, METHODS, FakeCall
+from tests.support.constants import build_options
 from tests.support.waits import until
 
 MESSAGES = 200
 STEPS = 3
 GROUP, TOPIC = "G", "T"
 WAITS = tuple(f"{5 * number}ms" for number in range(1, 19))
-DELAY = DelayConfig(levels=WAITS, pause_ms_min=1)
+DELAY = build_options(DelayConfig, levels=WAITS, pause_ms_min=1)
 CONFIG = SubscriptionDefaults(start="first", retry_intervals_ms=(1,), retry_steps=STEPS, batch_max=20)
 PATIENCE_S = 60.0
 

@@ -29,7 +29,7 @@ from ddmq_rpc.client_side import ReplyError, decode_reply, encode_call
 from ddmq_rpc.codec import ENCODERS, Codec, DecodeError, Method, methods, structs
 from ddmq_rpc.envelope import CALL, ONEWAY, Envelope, Header, HeaderError, read_header
 from ddmq_rpc.server import RpcServer
-from ddmq_rpc.traffic import RpcLimits
+from ddmq_rpc.traffic import DECODE_CPU_S, RpcLimits
 
 SLICE_FRAMES = 5_000
 SOCKET_EVERY = 20  # of the slices
@@ -211,7 +211,7 @@ class Decoding:
 
     def __init__(self) -> None:
         limits = RpcLimits()
-        self.codec = Codec(limits.frame_bytes_max, limits.container_elements_max, limits.decode_cpu_s)
+        self.codec = Codec(limits.frame_bytes_max, limits.container_elements_max, DECODE_CPU_S)
         self.methods = [methods(*service) for service in SERVICES]
         self.decoded = self.refused = 0
         self.slowest_s = 0.0

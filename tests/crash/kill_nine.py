@@ -20,7 +20,7 @@ from random import Random
 
 from tests.crash.kill_nine_ledger import Ledger, Place
 from tests.crash.kill_nine_load import BROKEN, GROUP, QUEUES, TOPIC, Consumer, Sender, queue_of
-from tests.crash.kit.command import Say, command_line, in_folder
+from tests.crash.kit.command import Say, long_run, same_again
 from tests.crash.kit.kill_run import judged, told
 from tests.crash.kit.load_thread import stopped
 from tests.crash.kit.server_rounds import STARTING, ServerRounds
@@ -35,7 +35,7 @@ RETRY_INTERVALS_MS = [20, 40]  # so the third failure buries
 
 
 def configuration(folder: Path, random: Random) -> Path:
-    """Leases end soon; segments, checkpoints and tails are small, so that kills meet all of them."""
+    """Leases end soon; segments and checkpoints (and tails) are small, so that kills meet all of them."""
     mib = 1 << 20
     return write_config(
         folder,
@@ -53,11 +53,17 @@ def configuration(folder: Path, random: Random) -> Path:
             "allocate_bytes": mib,
             "checkpoint_bytes": random.choice([mib, 256 * mib]),
             "checkpoint_ms": random.choice([50, 500, 5_000]),
-            "tail_bytes_max": random.choice([4096, 8 * mib]),
-            "tail_ms": random.choice([10, 200]),
         },
         ddmq={"log_level": "warning"},
     )
+
+
+def choose_tails(random: Random) -> dict[str, int]:
+    """Return the constants of the log that bound its tails."""
+    return {
+        "backend.file_log.options:FileLogOptions.tail_bytes_max": random.choice([4096, 8 << 20]),
+        "backend.file_log.options:FileLogOptions.tail_ms": random.choice([10, 200]),
+    }
 
 
 class Killing(ServerRounds):
@@ -68,9 +74,12 @@ class Killing(ServerRounds):
     report_every = 20
 
     def __init__(self, folder: Path, seed: int, processes: bool, say: Say) -> None:
-        config = configuration(folder / "conf", Random(f"{seed}/conf"))
+        random = Random(f"{seed}/conf")
+        config, tails = configuration(folder / "conf", random), choose_tails(random)
         commands = ("consumer", "producer") if processes else ("serve",)
         servers = [RealServer(folder, config, command=command) for command in commands]
+        for server in servers:
+            server.constants = tails
         super().__init__(seed, say, servers, Ledger(fails_to_bury=len(RETRY_INTERVALS_MS) + 1))
         self.ready_s: list[float] = []
         self.senders = [Sender(n, seed, self.ledger, self._port("producer")) for n in range(SENDERS)]
@@ -190,22 +199,14 @@ class Killing(ServerRounds):
 
 
 def run(folder: Path, seed: int, rounds: int, processes: bool = False, say: Say = print) -> int:
-    """The number of broken promises; what was seen is said."""
-    command = f"python -m tests.crash.kill_nine --seed {seed} --rounds {rounds}"
-    say(f"seed {seed}; the same again: {command}{' --processes' if processes else ''}")
+    """Report what the run sees, and return the number of broken promises."""
+    say("the same again: " + same_again("kill_nine", seed=seed, rounds=rounds, processes=processes))
     kept = "0 lost, 0 out of order, 0 acknowledged again, 0 past unfinished"
     return judged(Killing(folder, seed, processes, say), rounds, kept)
 
 
 def main() -> int:
-    parser = command_line(__doc__.splitlines()[0], rounds=200)
-    parser.add_argument("--processes", action="store_true", help="each part its own process")
-    given = parser.parse_args()
-    return in_folder(
-        given,
-        "kill-nine",
-        lambda folder, say: run(folder, given.seed, given.rounds, given.processes, say),
-    )
+    return long_run(__doc__, "kill-nine", run, seed=None, rounds=200, processes=False)
 
 
 if __name__ == "__main__":

@@ -65,12 +65,14 @@ def write_config(folder: Path, **files: Any) -> Path:
 class RealServer:
     """One `ddmq serve` (or one part) over one directory. `tree`: the source tree that it runs from.
 
-    `host`: where it listens; `before`: what stands before its command line.
+    `host`: where it listens; `before`: what stands before its command line. `constants`: other values of the
+    product's constants, as MODULE:CLASS.CONSTANT.
     """
 
     tree = _REPOSITORY
     host = "127.0.0.1"
     before: tuple[str, ...] = ()
+    constants: Mapping[str, Any] = {}
 
     def __init__(
         self,
@@ -121,6 +123,13 @@ class RealServer:
 
     def _command(self) -> list[str]:
         command = [*self.before, *ddmq_command(self.command, "--data-dir", str(self.data_dir))]
+        if self.constants:
+            assert not self.processes, "its parts would have the product's constants"
+            script = _REPOSITORY / "tests/support/ddmq_with_constants.py"
+            command[command.index("-m") : command.index(self.command)] = [
+                str(script),
+                json.dumps(self.constants),
+            ]
         for part, port in self.ports.items():
             command += [f"--{part}", f"{self.host}:{port}"]
         if self.config is not None:

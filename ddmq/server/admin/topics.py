@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from backend.port import Backend
@@ -94,7 +93,7 @@ def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any
     if name == names.HEARTBEAT_TOPIC:
         raise CallerError(f"topic {name!r} is for heartbeats, which nothing stores; choose another name")
     if backend.topic(name) is not None:
-        raise TopicExistsError(f"topic {name!r} exists; `ddmq topic update {name} …` changes it")
+        raise TopicExistsError(f"topic {name!r} exists; `ddmq topic set {name} …` changes it")
     entry = build(TopicEntry, settings, ConfigPlace("request", name))
     _check_body(backend, f"topic {name!r}: ", entry)
     return _put_topic(backend, clock, info_of(name, entry, "log"))
@@ -171,16 +170,16 @@ def require_changeable(backend: Backend, name: str) -> TopicInfo:
     return info
 
 
-def apply_file(backend: Backend, clock: Clock, entries: Mapping[str, TopicEntry], path: Path) -> list[str]:
-    """Bring the backend's topics in line with the file, once all of it is checked; returns what changed.
+def apply_file(backend: Backend, clock: Clock, entries: Mapping[str, TopicEntry], source: str) -> list[str]:
+    """Check the topics that the file or variable `source` declares, and apply them; return the changed names.
 
-    A topic that the file names no more keeps its settings, and belongs to the command line from then on.
+    A topic that is declared no more keeps its settings, and belongs to the command line from then on.
     """
-    declared = [_topic_from_file(backend, name, entry, path) for name, entry in entries.items()]
+    declared = [_topic_from_file(backend, name, entry, source) for name, entry in entries.items()]
     released = [
         dataclasses.replace(info, source="log")
         for info in backend.topics().values()
-        if info.source == str(path) and info.name not in entries
+        if info.source == source and info.name not in entries
     ]
     changed = [info for info in (*declared, *released) if info != backend.topic(info.name)]
     for info in changed:
@@ -188,15 +187,15 @@ def apply_file(backend: Backend, clock: Clock, entries: Mapping[str, TopicEntry]
     return [info.name for info in changed]
 
 
-def _topic_from_file(backend: Backend, name: str, entry: TopicEntry, path: Path) -> TopicInfo:
+def _topic_from_file(backend: Backend, name: str, entry: TopicEntry, source: str) -> TopicInfo:
     """Return the topic as the file declares it. Raises CallerError for a change that is not possible."""
-    _check_body(backend, f"{path}: topics.{name}.", entry)
-    info, declared = backend.topic(name), info_of(name, entry, str(path))
+    _check_body(backend, f"{source}: topics.{name}.", entry)
+    info, declared = backend.topic(name), info_of(name, entry, source)
     if info is None:
         return declared
     if entry.queues < info.queues:
         raise CallerError(
-            f"{path}: topics.{name}.queues: is {entry.queues}; the topic has {info.queues} "
+            f"{source}: topics.{name}.queues: is {entry.queues}; the topic has {info.queues} "
             "already and queues cannot be removed"
         )
     unsaid = [each for each in CLUSTER_SETTINGS if getattr(declared, each) is None]

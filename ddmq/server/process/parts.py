@@ -30,7 +30,7 @@ from ddmq.address import LOOPBACK, HostPort
 from ddmq.server.admin import groups, topics
 from ddmq.server.admin.api import AdminApi, build_starting_router
 from ddmq.server.admin.figures import OtherParts
-from ddmq.server.config import FILES, Configuration, changed, shown
+from ddmq.server.config import Configuration, changed_values, file_of_part, resolved_values
 from ddmq.server.http.connection import AdminServer
 from ddmq.server.http.routing import AdminRouter
 from ddmq.server.process.hub import HubWatch
@@ -136,8 +136,10 @@ class ServerProcess:
         gc.set_threshold(20_000, 50, 200)
         self._hub.start()
         where = {"data_dir": self.config.serve.data_dir, "config": self.config.folder or "defaults"}
-        log.info("starting", extra={"parts": ",".join(self.parts)} | where | {"set": changed(self.config)})
-        log.debug("configuration", extra={"config": shown(self.config)})
+        log.info(
+            "starting", extra={"parts": ",".join(self.parts)} | where | {"set": changed_values(self.config)}
+        )
+        log.debug("configuration", extra={"config": resolved_values(self.config)})
         warn_of_secrets(self.config)
         try:
             self.backend = self._open_backend()
@@ -177,14 +179,14 @@ class ServerProcess:
             self._samples.start()
 
     def _apply_topics(self) -> None:
-        if self.config.folder and self.backend:
-            path = self.config.folder / FILES["topics"][0]
-            topics.apply_file(self.backend, self.clock, self.config.topics.topics, path)
+        source = file_of_part(self.config, "topics")
+        if source and self.backend:
+            topics.apply_file(self.backend, self.clock, self.config.topics.topics, source)
 
     def declare_groups(self, config: Configuration) -> None:
         """Bring the groups in line with groups.yaml. Raises DdmqError."""
-        if config.folder and self.consumer:
-            source = str(config.folder / FILES["groups"][0])
+        source = file_of_part(config, "groups")
+        if source and self.consumer:
             self.consumer.declare(config.groups, source).wait(DECLARE_WAIT_S)
 
     def _wait_for_levels(self) -> None:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from faulty_storage import FaultyStorage
-
 from backend.completion import Completion
 from backend.file_log import FileLog, FileLogOptions, open_log
 from backend.records import (
@@ -29,29 +27,27 @@ from ddmq_common.clock import SystemClock
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.send_identity import IDENTITY, key_identity, sequence_identity
+from tests.crash.faulty_storage import FaultyStorage
+from tests.support.constants import build_options
 from tests.support.waits import done as wait
 from tests.support.waits import soon, until
 
 T = TypeVar("T")
-OPTIONS = FileLogOptions(
-    segment_bytes=16 << 10,
-    allocate_bytes=8 << 10,
-    frame_bytes_max=8 << 10,
-    checkpoint_ms=3_600_000,
-    tail_ms=3_600_000,
-    written_sync_ms=3_600_000,
-    recover_retry_ms=5,
-)
+OPTIONS: dict[str, Any] = {
+    "segment_bytes": 16 << 10,
+    "allocate_bytes": 8 << 10,
+    "frame_bytes_max": 8 << 10,
+    "checkpoint_ms": 3_600_000,
+    "tail_ms": 3_600_000,
+    "written_sync_ms": 3_600_000,
+    "recover_retry_ms": 5,
+}
 CLOCK = SystemClock()
 
 
 def open_story(directory: Path, storage: FaultyStorage | None = None, **options: Any) -> FileLog:
-    chosen = OPTIONS if not options else FileLogOptions(**{**_plain(OPTIONS), **options})
+    chosen = build_options(FileLogOptions, **{**OPTIONS, **options})
     return open_log(directory, chosen, clock=CLOCK, metrics=Registry(), storage=storage)
-
-
-def _plain(options: FileLogOptions) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in options.__dataclass_fields__}
 
 
 class Told:

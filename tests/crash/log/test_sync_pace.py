@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from faulty_storage import FaultyStorage
-from log_story import new_record, open_story, soon, wait
-from test_failed_sync import Failing
-
 from backend.file_log import FileLog
 from backend.records import AppendStatus, Durability, TopicInfo
+from tests.crash.faulty_storage import FaultyStorage
+from tests.crash.log.log_story import new_record, open_story, soon, wait
+from tests.crash.log.test_failed_sync import Failing
+from tests.support.constants import replace_options
 from tests.support.waits import until
 
 APPENDS = 30
@@ -24,7 +23,7 @@ def _append(log: FileLog, number: int) -> AppendStatus:
 
 def _an_hour(writer: Any, period: str) -> None:
     """From its next start on, the timer that has rung after a moment until now rings after an hour."""
-    writer._options = replace(writer._options, **{period: HOUR_MS})
+    writer._options = replace_options(writer._options, **{period: HOUR_MS})
 
 
 def test_what_is_only_written_is_synced_once_a_period(tmp_path: Path) -> None:

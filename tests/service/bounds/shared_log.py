@@ -25,6 +25,7 @@ from proxy_producer.config import ProducerConfig
 from proxy_producer.service import ProducerService
 from tests.service.consumer.consumer_rig import IDL, METHODS
 from tests.service.consumer.consumer_rig import FakeCall as PullCall
+from tests.support.constants import build_options
 from tests.support.rig import Rig
 from tests.support.waits import PATIENCE_S, done, soon, until
 from tests.unit.producer.producer_rig import Args, FakeTimer, Wire, message
@@ -94,7 +95,7 @@ class ProducerProxy(Rig):
         self.backend = backend
         self.service = ProducerService(
             backend,
-            ProducerConfig(**config),
+            build_options(ProducerConfig, **config),
             Registry(),
             clock,
             Random(),

@@ -26,7 +26,7 @@ ELSEWHERE = {
     "processes": "../../unit/sessions/test_session_server.py",
 }
 COUNTED_BY_THE_WRITER = {  # for whoever asks: one process has the log, the others ask it
-    "producers", "open", "file_log.pending_max", "file_log.pending_bytes_max", "file_log.waits_max",
+    "producers", "open", "requests", "file_log.pending_bytes_max", "waiting",
     "file_log.retention.log_bytes_max", "file_log.retention.clean_free_bytes",
     "file_log.retention.clean_free_percent", "file_log.retention.refuse_free_bytes",
     "file_log.retention.refuse_free_percent", "file_log.retention.reserve_free_bytes",

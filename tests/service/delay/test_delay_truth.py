@@ -22,6 +22,7 @@ from delay_service.core.decider import INGESTED, CommandRun
 from delay_service.core.occurrences import next_after
 from delay_service.store.port import StoreChanges
 from tests.service.delay.delay_rig import DelayRig, Disks, KeptStore
+from tests.support.constants import build_options
 from tests.support.waits import done
 
 HOUR_MS = 3_600_000
@@ -42,7 +43,7 @@ def test_a_store_that_lost_its_place_names_none_before_all_is_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Killed meanwhile, it would not know that what it has not read again has been carried out."""
-    rig = DelayRig(DelayConfig(shards=1, ingest_count=1))
+    rig = DelayRig(build_options(DelayConfig, shards=1, ingest_count=1))
     rig.make("orders")
     for number in range(3):
         rig.add(number, rig.clock.wall_ms() + HOUR_MS)

@@ -21,10 +21,10 @@ def test_the_live_keys_are_keys(keys: frozenset[str], kind: type) -> None:
 
 
 def test_a_key_that_needs_a_restart_keeps_its_value() -> None:
-    fresh = ConsumerConfig(idle_ms=5_000, tick_ms=50)
+    fresh = ConsumerConfig(idle_ms=5_000, answer_bytes_max=50_000)
     done = merge_live_values(ConsumerConfig(), fresh, LIVE_KEYS)
     assert done.config == ConsumerConfig(idle_ms=5_000)
-    assert (done.changed, done.waiting) == (("idle_ms",), ("tick_ms",))
+    assert (done.changed, done.waiting) == (("idle_ms",), ("answer_bytes_max",))
 
 
 def test_an_overlay_keeps_only_what_is_named() -> None:

@@ -23,7 +23,7 @@ def backend() -> MemoryBackend:
 
 
 def apply(backend: MemoryBackend, path: Path = PATH, **entries: TopicEntry) -> list[str]:
-    return topics.apply_file(backend, CLOCK, entries, path)
+    return topics.apply_file(backend, CLOCK, entries, str(path))
 
 
 def info(backend: MemoryBackend, name: str) -> TopicInfo:

@@ -12,6 +12,7 @@ from backend.file_log.storage import File, Storage
 from backend.records import AppendResult, NewRecord, QueueRef, StoredRecord, TopicInfo
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.registry import Registry
+from tests.support.constants import build_options
 from tests.support.rig import Rig
 from tests.support.waits import done, until
 
@@ -64,7 +65,7 @@ class LogRig(Rig):
         super().__init__()
         chosen = {"segment_bytes": 64 << 10, "allocate_bytes": 16 << 10, "checkpoint_ms": 3_600_000}
         self.directory = directory
-        self.options = FileLogOptions(**{**chosen, **options})
+        self.options = build_options(FileLogOptions, **{**chosen, **options})
         self.clock = ManualClock()
         self.storage = HeldStorage()
         self.metrics = Registry()
@@ -109,6 +110,13 @@ class LogRig(Rig):
         written: list[bool] = []
         self.log.write_checkpoint(lambda: written.append(True))
         until(lambda: written, "a checkpoint")
+
+    def append_held(self, *bodies: bytes, **more: Any) -> Completion[list[AppendResult]]:
+        """One that the storage holds from here on; what comes later waits behind it."""
+        self.storage.hold()
+        appended = self.append(*bodies, **more)
+        self.in_flight()
+        return appended
 
     def in_flight(self) -> None:
         until(lambda: self.storage.waiting, "a group commit that waits in the thread")

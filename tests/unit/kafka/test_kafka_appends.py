@@ -16,6 +16,7 @@ from backend.kafka.options import KafkaOptions
 from backend.records import AppendResult, AppendStatus, Durability, NewRecord
 from ddmq_common.clock import SystemClock
 from ddmq_common.errors import BoundReachedError
+from tests.support.constants import build_options
 from tests.support.waits import until
 
 LOST = KafkaError(KafkaError.REQUEST_TIMED_OUT, "nobody answered")
@@ -105,7 +106,7 @@ class House:
         self.seen: list[tuple[str, int, int, int]] = []
         topics: Any = FakeTopics()
         self.appends = Appends(
-            KafkaOptions(**terms), self.bridge, self.clock, topics,
+            build_options(KafkaOptions, **terms), self.bridge, self.clock, topics,
             lambda *found: self.seen.append(found), lambda: None,
         )  # fmt: skip
 

@@ -17,7 +17,7 @@ from ddmq_common.errors import ConfigError
         ("bootstrap", "a:9092,,b:9092"),
         ("namespace", "a.b"),
         ("topic_prefix", "a/b"),
-        ("session_ms", 1_000),
+        ("session_ms", 2),
         ("readers", 0),
         ("retention_ms", -2),
         ("window_bytes", 1 << 40),

@@ -14,6 +14,7 @@ from backend.kafka.clients.producers import OutcomeKind, Producers, WriteOutcome
 from backend.kafka.options import KafkaOptions
 from backend.kafka.records import ProducerRecord
 from ddmq_common.errors import CallerError, UnknownTopicError
+from tests.support.constants import build_options
 from tests.support.waits import until
 
 TIMEOUT_MS = 50
@@ -94,7 +95,7 @@ def failed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 @pytest.fixture
 def producers(failed: list[object]) -> Any:
     made = Producers(
-        KafkaOptions(transaction_timeout_ms=TIMEOUT_MS),
+        build_options(KafkaOptions, transaction_timeout_ms=TIMEOUT_MS),
         lambda function, *args: function(*args),
         lambda tag, reason: failed.append(tag),
     )

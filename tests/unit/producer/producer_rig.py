@@ -20,6 +20,7 @@ from ddmq_rpc.codec import methods, structs
 from proxy_producer.config import ProducerConfig
 from proxy_producer.service import ProducerService
 from tests.played_memory import PlayedMemory
+from tests.support.constants import build_options
 
 S = structs(producer)
 _METHODS = methods(producer, "ProducerService")
@@ -161,7 +162,7 @@ class ProducerRig:
             self.backend.put_topic(info, self.clock.monotonic() + 10).wait(10)
         self.proxy = ProducerService(
             self.backend,
-            ProducerConfig(**config),
+            build_options(ProducerConfig, **config),
             self.metrics,
             self.clock,
             Random(7),

@@ -22,6 +22,7 @@ from ddmq_common.metrics import catalogue
 from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
 from ddmq_rpc.api import Wire
 from proxy_producer.config import DelayLimits
+from tests.support.constants import build_options
 from tests.support.waits import until
 from tests.unit.producer.producer_delay_rig import TOPICS, ProducerDelayRig, Shards
 from tests.unit.producer.producer_rig import ProducerRig, delay_message
@@ -228,7 +229,7 @@ def test_an_append_that_is_refused_ends_the_waiting(rig):
 
 
 def test_past_the_bound_of_waiting_callers_the_answer_is_pending():
-    rig = ProducerDelayRig(delay=DelayLimits(waiters_max=1))
+    rig = ProducerDelayRig(delay=build_options(DelayLimits, waiters_max=1))
     first, second = change(rig, clientId=b"me"), change(rig, clientId=b"me")
     rig.records(2)
     assert rig.command(1).reply_queue == -1

@@ -1,0 +1,73 @@
+"""`ddmq config show`: the settings that a server would have, and where each comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ddmq.address import ADDRESS
+from ddmq.cli.options import combine_options
+from ddmq.cli.output import hint, json_option, print_json, say
+from ddmq.cli.serve import server_options
+
+if TYPE_CHECKING:
+    from ddmq.server.effective_settings import EffectiveSetting
+
+_addresses = combine_options(
+    click.option("--producer", type=ADDRESS, help="Where producers connect."),
+    click.option("--consumer", type=ADDRESS, help="Where consumers connect."),
+)
+
+
+@click.group("config")
+def config_command() -> None:
+    """Settings of a server: from the command line, the environment, files, or the defaults."""
+
+
+@config_command.command("show")
+@server_options
+@_addresses
+@click.option("--changed", is_flag=True, help="Only the settings that are not the defaults.")
+@json_option
+def show_settings(
+    config_dir: Path | None, changed: bool, as_json: bool, with_parent: bool, **flags: Any
+) -> None:
+    """Print the value of every setting, and its source.
+
+    Give the options of `ddmq serve`, in the environment of the server. The command line overrides the
+    environment, and the environment overrides the files of --config. Secrets are masked. --json also lists
+    the environment variable of each key.
+    """
+    from ddmq.server.config import load_folder, with_flags
+    from ddmq.server.effective_settings import list_settings
+
+    configuration = with_flags(load_folder(config_dir), **flags)
+    settings = [setting for setting in list_settings(configuration) if setting.is_changed or not changed]
+    if as_json:
+        print_json([_to_json(setting) for setting in settings])
+    else:
+        _print_columns([("key", "source", "value"), *map(_to_row, settings)])
+    for retired in configuration.retired:
+        hint(str(retired))
+
+
+def _print_columns(rows: list[tuple[str, str, str]]) -> None:
+    """Print one setting a line, its value last: a long one moves nothing else."""
+    key_width, source_width = (max(len(row[column]) for row in rows) for column in (0, 1))
+    for key, source, value in rows:
+        say(f"{key:<{key_width}}  {source:<{source_width}}  {value}")
+
+
+def _to_row(setting: EffectiveSetting) -> tuple[str, str, str]:
+    return setting.key.name, setting.source, setting.format_value()
+
+
+def _to_json(setting: EffectiveSetting) -> dict[str, Any]:
+    return {
+        "key": setting.key.name,
+        "value": setting.value,
+        "source": setting.source,
+        "variable": setting.key.variable,
+    }

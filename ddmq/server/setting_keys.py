@@ -1,0 +1,144 @@
+"""The keys of the configuration files, and the environment variables that set them.
+
+A key is written FILE.KEY, as in `proxy_consumer.defaults.tags`. Its variable has capitals, and `__` for each
+dot: DDMQ_PROXY_CONSUMER__DEFAULTS__TAGS. Keys of ddmq.yaml need no file in the name: `ddmq.data_dir` is
+DDMQ__DATA_DIR. The value is what the file would contain: plain text where the key is text or a path, else
+YAML, also for lists and maps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ddmq_common.config import ConfigPlace, LocatedMapping, SourcedValue, parse_text
+from ddmq_common.errors import ConfigError
+
+PREFIX = "DDMQ_"
+SEPARATOR = "__"
+VARIABLE = "variable "  # before its name, where the source of a value is stated
+# Variables of the same prefix that are no settings of a server: those of the commands, of compiled modules,
+# of benchmarks and of the test suite.
+OTHERS = frozenset(
+    ("DDMQ_PRODUCER", "DDMQ_CONSUMER", "DDMQ_ADMIN", "DDMQ_COMPILED", "DDMQ_KAFKA", "DDMQ_KILLS",
+     "DDMQ_MODEL_SCALE", "DDMQ_OTELCOL", "DDMQ_PROPERTY_EXAMPLES")
+)  # fmt: skip
+OTHER_PREFIXES = ("DDMQ_BENCH_",)
+# With these, Kubernetes describes a Service called ddmq, or ddmq-…, to the containers of its namespace.
+_SERVICE_LINK = re.compile(
+    r"DDMQ_([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)\Z"
+)
+
+
+class SettingKey(NamedTuple):
+    """A key: its full name FILE.KEY, and the name of its variable.
+
+    `part`: the name of its file in `ddmq.server.config.FILES`. `path`: the key in the file. `hint`: its type.
+    """
+
+    name: str
+    variable: str
+    part: str
+    path: tuple[str, ...]
+    hint: Any
+
+
+def list_keys(files: Mapping[str, tuple[str, type[Any]]]) -> list[SettingKey]:
+    """Return all keys of the files, in order. A mapping whose names are not fixed is one key."""
+    return [
+        _build_key(part, file.removesuffix(".yaml"), path, hint)
+        for part, (file, kind) in files.items()
+        for path, hint in _walk_fields(kind)
+    ]
+
+
+def _build_key(part: str, stem: str, path: tuple[str, ...], hint: Any) -> SettingKey:
+    first = "DDMQ" if stem == "ddmq" else PREFIX + stem.upper()
+    variable = SEPARATOR.join((first, *map(str.upper, path)))
+    return SettingKey(".".join((stem, *path)), variable, part, path, hint)
+
+
+def _walk_fields(kind: type[Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            yield from (
+                ((field.name, *path), inner) for path, inner in _walk_fields(typing.cast(type[Any], hint))
+            )
+        else:
+            yield (field.name,), hint
+
+
+def find_variables(environment: Mapping[str, str], keys: Iterable[SettingKey]) -> dict[SettingKey, str]:
+    """Return the text of each key that a variable sets. Raises ConfigError for an unknown variable."""
+    by_variable = {key.variable: key for key in keys}
+    texts = {}
+    for name in sorted(environment):
+        if name in by_variable:
+            texts[by_variable[name]] = environment[name]
+        elif _is_meant_as_setting(name):
+            raise ConfigError(f"{VARIABLE}{name}: unknown{_suggest_variable(name, by_variable)}")
+    return texts
+
+
+def _is_meant_as_setting(name: str) -> bool:
+    return (
+        name.startswith(PREFIX)
+        and name not in OTHERS
+        and not name.startswith(OTHER_PREFIXES)
+        and not _SERVICE_LINK.match(name)
+    )
+
+
+def _suggest_variable(name: str, variables: Mapping[str, SettingKey]) -> str:
+    by_words = {_join_words(variable): variable for variable in variables}
+    near = difflib.get_close_matches(_join_words(name), by_words, n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean {by_words[near[0]]}?"
+    return "; DDMQ_ is for settings, whose names docs/configuration.md explains"
+
+
+def _join_words(variable: str) -> str:
+    """Return a variable's name without what all have in common, and with one `_` between two words."""
+    return re.sub("_+", "_", variable.removeprefix("DDMQ"))
+
+
+def put_over(tree: Any, key: SettingKey, text: str) -> None:
+    """Put the value of a variable into the tree of its file, over what the file has there."""
+    place = ConfigPlace(f"{VARIABLE}{key.variable}", key.name)
+    *parents, last = key.path
+    for name in parents:
+        tree = (
+            tree.values.setdefault(name, LocatedMapping({}, {})) if isinstance(tree, LocatedMapping) else None
+        )
+    if isinstance(tree, LocatedMapping):  # else the file is wrong there, which the loader reports
+        tree.values[last] = SourcedValue(_parse_value(text, key.hint, place), place)
+
+
+def _parse_value(text: str, hint: Any, place: ConfigPlace) -> Any:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if str not in kinds and Path not in kinds:
+        return parse_text(text, place)
+    return None if type(None) in kinds and text in ("", "null") else text
+
+
+def is_variable(source: str) -> bool:
+    """Return whether this source of a value is a variable of the environment."""
+    return source.startswith(VARIABLE)
+
+
+def find_source(tree: Any, key: SettingKey, path: Path) -> str | None:
+    """Return where a value is set: by a variable, or in the file at `path`, with the line. None: nowhere."""
+    line = None
+    for name in key.path:
+        if not isinstance(tree, LocatedMapping) or name not in tree.values:
+            return None
+        line, tree = tree.lines.get(name), tree.values[name]
+    return tree.place.source if isinstance(tree, SourcedValue) else f"{path}:{line}"
