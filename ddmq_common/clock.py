@@ -11,13 +11,19 @@ NEVER = float("inf")
 
 
 class Clock(Protocol):
-    """The two clocks as a shell reads them."""
+    """The two clocks of a process."""
 
     def monotonic(self) -> float:
-        """Seconds that never step; every `deadline` in this project is on this clock."""
+        """Return the monotonic time in seconds, which never steps.
+
+        Every `deadline` in this project is on this clock.
+        """
 
     def wall_ms(self) -> int:
-        """Milliseconds since the epoch; may step when an operator or NTP moves it."""
+        """Return the wall time in milliseconds since the epoch.
+
+        It may step when an operator or NTP changes it.
+        """
 
 
 class SystemClock:
@@ -31,7 +37,10 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until moved. `advance` moves both, `step_wall` only the wall."""
+    """A clock for tests that stands still until moved.
+
+    `advance` moves both clocks, `step_wall` only the wall clock.
+    """
 
     def __init__(self, wall_ms: int = 1_700_000_000_000, monotonic: float = 1_000.0) -> None:
         self._wall_ms = float(wall_ms)

@@ -1,11 +1,11 @@
 """The modules that run compiled, and the finder that loads them.
 
-`tools/compile.py` translates the modules that pyproject.toml names under `tool.ddmq.compiled` with mypyc: one
-library with their code, a small one for each of them, and a manifest, in the folder `_compiled` beside this
-file. They are used all together or not at all: where the manifest was made from other sources than those that
-lie here, or for another Python, the sources run, interpreted, so what was edited is what runs. (Sources are
-those of the modules and all of ours that they import, for types that stand there are compiled in.) With
-DDMQ_COMPILED=0 they do, too.
+`tools/compile.py` translates the modules that pyproject.toml names under `tool.ddmq.compiled` with mypyc:
+one library with their code, a small one for each of them, and a manifest, in the folder `_compiled` beside
+this file. They are used all together or not at all: where the manifest was made from other sources than
+those that lie here, or for another Python, the sources run, interpreted, so what was edited is what runs.
+(Sources are those of the modules and all of ours that they import, for types that stand there are compiled
+in.) With DDMQ_COMPILED=0 they do, too.
 
 Each package that has such modules calls `install` before anything of it is loaded.
 
@@ -41,14 +41,17 @@ def source_digest(source: bytes) -> str:
 
 
 def unbuilt_manifest(reason: str, failed: bool) -> dict[str, Any]:
-    """Return the manifest of an installation without libraries. `failed`: although there is a compiler."""
+    """Return the manifest of an installation without libraries.
+
+    `failed`: a compiler was there, but failed.
+    """
     return {"suffix": SUFFIX, "modules": [], "sources": {}, "reason": reason, "failed": failed}
 
 
 class CompiledFinder:
-    """Finds the libraries of the listed modules before Python looks for their sources.
+    """An import finder that loads the listed modules from their compiled libraries instead of their sources.
 
-    A finder in all but name: `importlib.abc` takes longer to load than all of this.
+    It does not inherit from `importlib.abc`, which would take longer to load than all compiled modules.
     """
 
     def __init__(self, modules: Sequence[str]) -> None:
@@ -66,7 +69,7 @@ class CompiledFinder:
 
 
 def _mismatch_reason(suffix: str, sources: dict[str, str]) -> str:
-    """Return why libraries compiled from these sources cannot be used, or ""."""
+    """Return why libraries compiled from these sources cannot be used here; "" if they can."""
     if suffix != SUFFIX:
         return f"what is compiled is not for this Python ({SUFFIX})"
     for file, made_of in sources.items():
@@ -90,7 +93,7 @@ class CompiledState:
         self._looked = False
 
     def install(self) -> None:
-        """Have the listed modules loaded from their libraries; only the first call does something."""
+        """Install the import finder for the listed modules. Only the first call has an effect."""
         if self._looked:
             return
         self._looked = True

@@ -32,7 +32,7 @@ _QUERY_VALUE = re.compile(r"([?&][^=&#]*=)[^&#]+")
 
 
 class ConfigPlace(NamedTuple):
-    """The place where a value stands, for error messages."""
+    """The location of a configuration value (file, line, key) for error messages."""
 
     source: str
     key: str
@@ -47,10 +47,11 @@ class ConfigPlace(NamedTuple):
 
 
 class Overlay(Generic[T]):
-    """Some fields of the configuration class T, each checked: what they go over may change later.
+    """Checked values for some fields of the configuration class T, to be applied to a base that may change
+    later.
 
-    Every field of T has a default; in a file the given ones must also go together with those.
-    `given`: field → value; `place`: where they stand.
+    Every field of T has a default, and the values must also be valid together with the defaults. `given`:
+    field → value. `place`: their location for error messages.
     """
 
     __slots__ = ("given", "place")
@@ -65,20 +66,20 @@ class Overlay(Generic[T]):
     __hash__ = None  # type: ignore[assignment]
 
     def over(self, base: T) -> T:
-        """Return `base` with these fields replaced. Raises ConfigError when they contradict each other."""
+        """Return `base` with these fields replaced. Raises ConfigError if the result is inconsistent."""
         try:
             return dataclasses.replace(base, **self.given)  # type: ignore[type-var]
         except (ConfigError, ValueError) as error:
             raise self.error(str(error)) from error
 
     def error(self, text: str) -> ConfigError:
-        """Return an error about the fields as a whole, with their place."""
+        """Return a ConfigError about these fields as a whole, with their location."""
         place = self.place
         return place.error(text) if place.key else ConfigError(f"{place.source}: {text}")
 
 
 class LocatedMapping(NamedTuple):
-    """A parsed mapping with the line of each key."""
+    """A parsed mapping with the line number of each key."""
 
     values: dict[str, Any]
     lines: dict[str, int]
@@ -92,12 +93,15 @@ class SourcedValue(NamedTuple):
 
 
 def load(path: Path, cls: type[T]) -> T:
-    """Read `path` into `cls`. An empty file gives all defaults. Raises ConfigError."""
+    """Load the file `path` into the dataclass `cls`. An empty file gives all defaults.
+
+    Raises ConfigError.
+    """
     return build(cls, read(path), ConfigPlace(str(path), ""))
 
 
 def read(path: Path) -> Any:
-    """Parse the file to a tree whose mappings know their lines. Raises ConfigError."""
+    """Parse a file to a tree whose mappings record line numbers. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -148,7 +152,10 @@ def _parse_mapping(node: Any, place: ConfigPlace) -> LocatedMapping:
 
 
 def build(cls: type[T], tree: Any, place: ConfigPlace) -> T:
-    """A parsed tree (or a plain dict) into the dataclass `cls`, checked field by field."""
+    """Convert a parsed tree (or a plain dict) to the dataclass `cls` and check every field.
+
+    Raises ConfigError.
+    """
     values = _convert_fields(cls, tree, place)
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     missing = [field.name for field in fields if field.name not in values and _is_required(field)]
@@ -180,12 +187,12 @@ def _sourced_values(tree: Any) -> Iterator[tuple[str, SourcedValue]]:
 
 
 def overlay(cls: type[T], tree: Any, place: ConfigPlace) -> Overlay[T]:
-    """Check some fields of `cls`; the values that they replace are not known here."""
+    """Check values for some fields of `cls`, and return them as an Overlay. Raises ConfigError."""
     return Overlay(_convert_fields(cls, tree, place), place)
 
 
 def _convert_fields(cls: type[Any], tree: Any, place: ConfigPlace) -> dict[str, Any]:
-    """Convert and check the fields that the tree names, one by one."""
+    """Convert and check the fields that the tree contains."""
     if isinstance(tree, Mapping):
         tree = LocatedMapping(dict(tree), {})
     if not isinstance(tree, LocatedMapping):
@@ -308,7 +315,7 @@ def _value_text(raw: Any) -> str:
 
 
 def resolved(config: Any) -> dict[str, Any]:
-    """The values in force as a plain tree for the log, secrets masked."""
+    """Return all values of a configuration as a plain tree for the log, with secrets masked."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -323,22 +330,26 @@ def resolved(config: Any) -> dict[str, Any]:
 
 
 def _without_values(url: str) -> str:
-    """The URL with `***` for every value in its query, which may be a key or a token."""
+    """Return the URL with `***` for all values in its query, which may be secrets."""
     return _QUERY_VALUE.sub(r"\1***", url)
 
 
 def rules(
     *, low: Any = None, high: Any = None, choices: Any = None, secret: bool = False, urls: bool = False
 ) -> dict[str, Any]:
-    """Metadata for a dataclass field: `field(default=3, metadata=rules(low=1, high=64))`.
+    """Return the metadata of a dataclass field: `field(default=3, metadata=rules(low=1, high=64))`.
 
-    `secret`: shown as `***`; `urls`: a tuple of them, shown without the values of their queries.
+    `secret`: the value is logged as `***`. `urls`: a tuple of URLs, logged without the values in their
+    queries.
     """
     return {"min": low, "max": high, "choices": choices, "secret": secret, "urls": urls}
 
 
 class Reloaded(NamedTuple):
-    """`config` is in force now; `changed` keys took effect, `waiting` ones do so at the next start."""
+    """The result of a reload.
+
+    `config` is in force now; `changed` keys took effect, `waiting` ones need a restart.
+    """
 
     config: Any
     changed: tuple[str, ...]
@@ -346,7 +357,7 @@ class Reloaded(NamedTuple):
 
 
 def merge_live_values(current: Any, fresh: Any, live: frozenset[str]) -> Reloaded:
-    """Return `current` with the values of `fresh` (of the same dataclass) whose keys are in `live`."""
+    """Return `current` with the values of `fresh` (of the same dataclass) for the keys in `live`."""
     differing_keys = [
         field.name
         for field in dataclasses.fields(current)

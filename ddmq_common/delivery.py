@@ -28,7 +28,7 @@ _VARINTS = tuple(bytes([n]) if n < 128 else bytes([n & 127 | 128, n >> 7]) for n
 
 
 def varint(number: int) -> bytes:
-    """Unsigned LEB128, as the compact protocol writes lengths."""
+    """Encode a number as unsigned LEB128, as the compact protocol encodes lengths."""
     if number < 1 << 14:
         return _VARINTS[number]
     out = bytearray()
@@ -40,12 +40,12 @@ def varint(number: int) -> bytes:
 
 
 def zigzag(number: int) -> bytes:
-    """A signed 64-bit number as the compact protocol writes i16, i32 and i64."""
+    """Encode a signed 64-bit number as the compact protocol encodes i16, i32 and i64."""
     return varint((number << 1) ^ (number >> 63) if number < 0 else number << 1)
 
 
 class Content(NamedTuple):
-    """The message as the application sent it; `key` and `tag` are empty when absent."""
+    """The message as the application sent it. `key` and `tag` are empty if absent."""
 
     key: bytes
     value: bytes
@@ -54,7 +54,7 @@ class Content(NamedTuple):
 
 
 def encode_properties(properties: Mapping[bytes, bytes]) -> bytes:
-    """A compact map<string,string> without its field header; b"" for an empty one."""
+    """Encode a compact map<string,string> without its field header; b"" for an empty map."""
     if not properties:
         return b""
     try:
@@ -69,7 +69,7 @@ def encode_properties(properties: Mapping[bytes, bytes]) -> bytes:
 
 
 def encode(key: bytes, value: bytes, tag: bytes, properties: Mapping[bytes, bytes] | None) -> bytes:
-    """The delivery bytes of one message."""
+    """Encode the delivery bytes of one message."""
     if key and not tag and not properties and len(value) < _SHORT and len(key) < _SHORT:
         return b"\x18%b%b\x18%b%b" % (_VARINTS[len(key)], key, _VARINTS[len(value)], value)
     head = b"\x18%b%b\x18" % (varint(len(key)), key) if key else b"\x28"
@@ -80,19 +80,22 @@ def encode(key: bytes, value: bytes, tag: bytes, properties: Mapping[bytes, byte
 
 
 def encode_keyless(value: bytes, tag: bytes, properties: bytes) -> bytes:
-    """Encode a message without a key, as `encode` does. `properties`: not empty, from `encode_properties`."""
+    """Encode a message without a key, as `encode` does.
+
+    `properties`: non-empty, from `encode_properties`.
+    """
     if tag:
         return b"\x28%b%b\x18%b%b\x2b%b" % (varint(len(value)), value, varint(len(tag)), tag, properties)
     return b"\x28%b%b\x3b%b" % (varint(len(value)), value, properties)
 
 
 def encode_tail(offset: int) -> bytes:
-    """Encode field 4 and the stop byte, which turn delivery bytes into an old client's Message."""
+    """Encode field 4 and the stop byte, which turn delivery bytes into a Message for an old client."""
     return b"\x06\x08%b\x00" % zigzag(offset)
 
 
 def decode(delivery: bytes) -> Content:
-    """Parse delivery bytes. Raises DamagedError on anything `encode` does not write."""
+    """Decode delivery bytes. Raises DamagedError for bytes that `encode` did not write."""
     try:
         return _decode(memoryview(delivery))
     except (IndexError, ValueError) as error:
@@ -100,7 +103,7 @@ def decode(delivery: bytes) -> Content:
 
 
 def key_and_tags(delivery: bytes | memoryview) -> tuple[bytes, bytes]:
-    """Return key and tag for the key index and the tag hash; both are empty if the bytes do not parse."""
+    """Return the key and the tag; both are empty if the bytes cannot be decoded."""
     try:
         content = decode(bytes(delivery))
     except DamagedError:
@@ -154,7 +157,7 @@ _MAP_AFTER_TAG, _MAP_AFTER_VALUE = 0x2B, 0x3B
 
 
 def key_of(delivery: bytes) -> bytes:
-    """Return the message key. Raises DamagedError."""
+    """Return the message key from delivery bytes. Raises DamagedError."""
     try:
         if delivery[0] != _KEY:
             return b""
@@ -165,7 +168,7 @@ def key_of(delivery: bytes) -> bytes:
 
 
 def value_of(delivery: bytes) -> bytes:
-    """Return the message body. Raises DamagedError."""
+    """Return the message body from delivery bytes. Raises DamagedError."""
     try:
         start, end = _value_range(delivery)
         return delivery[start:end]
@@ -174,7 +177,7 @@ def value_of(delivery: bytes) -> bytes:
 
 
 def tag_of(delivery: bytes) -> bytes:
-    """Return the message tag. Raises DamagedError."""
+    """Return the message tag from delivery bytes. Raises DamagedError."""
     try:
         at = _value_range(delivery)[1]
         if at >= len(delivery) or delivery[at] != _TAG:
@@ -186,7 +189,7 @@ def tag_of(delivery: bytes) -> bytes:
 
 
 def properties_of(delivery: bytes, wanted: Collection[bytes]) -> dict[bytes, bytes]:
-    """Return the values of the properties whose name is `wanted`."""
+    """Return the properties with these names from delivery bytes. Raises DamagedError."""
     try:
         at = _value_range(delivery)[1]
         if at < len(delivery) and delivery[at] == _TAG:
@@ -225,7 +228,7 @@ def _select_properties(delivery: bytes, at: int, wanted: Collection[bytes]) -> d
 
 
 def _value_range(delivery: bytes) -> tuple[int, int]:
-    """Return where the body starts and ends."""
+    """Return the start and end index of the body."""
     at = 0
     if delivery[0] == _KEY:
         size, at = _read_length(delivery, 1)
@@ -237,7 +240,7 @@ def _value_range(delivery: bytes) -> tuple[int, int]:
 
 
 def _read_length(delivery: bytes | memoryview, at: int) -> tuple[int, int]:
-    """Decode a varint; return it and the index where it ends."""
+    """Decode a varint at index `at`; return it and the index behind it."""
     byte = delivery[at]
     if byte < 128:
         return byte, at + 1

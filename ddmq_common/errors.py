@@ -11,11 +11,11 @@ Anything else that is raised is a bug and is not caught as if it were one of the
 
 
 class DdmqError(Exception):
-    """Root of all errors this project raises on purpose."""
+    """The root of all errors that this project raises deliberately."""
 
 
 class CallerError(DdmqError):
-    """The request is wrong; sending it again changes nothing."""
+    """The request is wrong; repeating it is pointless."""
 
 
 class UnknownTopicError(CallerError):
@@ -23,19 +23,22 @@ class UnknownTopicError(CallerError):
 
 
 class TopicExistsError(CallerError):
-    """A topic of that name exists already."""
+    """A topic of that name already exists."""
 
 
 class UnsupportedError(CallerError):
-    """The engine lacks the capability that the call needs; the message names it."""
+    """The engine lacks a capability that the call needs; the message names it."""
 
 
 class ConfigError(CallerError):
-    """A configuration file or a command line is wrong: names file, key, value, what is allowed."""
+    """A configuration file or command line is wrong.
+
+    The message names file, key, value and allowed values.
+    """
 
 
 class FencedError(CallerError):
-    """An epoch or generation older than the current one; the holder has lost its claim."""
+    """The call used an outdated epoch or generation; its holder has lost the claim."""
 
 
 class TryLaterError(DdmqError):
@@ -43,15 +46,15 @@ class TryLaterError(DdmqError):
 
 
 class BoundReachedError(TryLaterError):
-    """A configured bound is reached; names the bound and its value."""
+    """A configured bound is reached; the message names the bound and its value."""
 
 
 class DiskFullError(TryLaterError):
-    """Free disk space is under the refusal mark; client sends are refused, the rest goes on."""
+    """Free disk space is below the configured limit. Client sends are refused; all other work continues."""
 
 
 class DrainingError(TryLaterError):
-    """Shutting down: finishes what is in flight, takes nothing new."""
+    """The process is shutting down: it finishes work in flight and accepts no more."""
 
 
 class StorageError(DdmqError):
@@ -59,11 +62,11 @@ class StorageError(DdmqError):
 
 
 class RefusedUntilRecoveredError(StorageError):
-    """An fsync failed; the log refuses writes until what it holds has been proven durable again."""
+    """An fsync failed. The log refuses writes until its contents have been verified as durable."""
 
 
 class NotWriterError(StorageError):
-    """This process may not write the log any more; what is refused with this was not stored."""
+    """This process may no longer write the log. A call that fails with this error stored nothing."""
 
 
 class DamagedError(StorageError):
@@ -71,11 +74,15 @@ class DamagedError(StorageError):
 
 
 class NewerFormatError(StorageError):
-    """A newer release wrote it; nothing was changed. The message names both versions, and what to do."""
+    """A newer release wrote the data, which is unchanged.
+
+    The message names both versions, and what to do.
+    """
 
 
 def newer_format(what: str, found: int, known: int) -> NewerFormatError:
-    """The error for `what`, whose format version is `found`, above the highest `known` one."""
+    """Return the error for `what` whose format version `found` is above `known`, the highest supported
+    one."""
     return NewerFormatError(
         f"{what} has format version {found}, this program knows versions up to {known}: start the release"
         " that wrote it, or a later one; nothing was changed"
@@ -83,4 +90,4 @@ def newer_format(what: str, found: int, known: int) -> NewerFormatError:
 
 
 class RemoteError(DdmqError):
-    """The process or engine on the other side is gone or silent; the outcome may be unknown."""
+    """The remote process or engine is down or does not answer; the outcome may be unknown."""

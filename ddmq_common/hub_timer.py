@@ -13,9 +13,10 @@ from ddmq_common.event_loop import current_loop, loop_by_hand
 
 
 class HubTimer:
-    """A timer that may be set again at any time; `ring` runs on the hub, so it must not block.
+    """A timer on the hub that can be set again at any time. `ring` runs on the hub and must not block.
 
-    `active`: it will ring. `ref` False: it keeps no loop alive. `loop` None: that of the thread that sets it.
+    `active`: the timer is set. `ref` False: it does not keep the loop alive. `loop` None: the loop of the
+    thread that sets it.
     """
 
     __slots__ = ("_loop", "_ref", "_ring", "_watcher", "active")
@@ -28,13 +29,13 @@ class HubTimer:
         self.active = False
 
     def once(self, seconds: float, ring: Callable[[], object]) -> None:
-        """Ring after `seconds`, instead of whatever it was set to before."""
+        """Call `ring` once after `seconds`. An earlier setting is dropped."""
         self.stop()
         self._ring = ring
         self._begin(max(seconds, 0.0), 0.0, self._on_rung)
 
     def every(self, seconds: float, ring: Callable[[], object]) -> None:
-        """Ring each time `seconds` have passed, instead of whatever it was set to before."""
+        """Call `ring` every `seconds`. An earlier setting is dropped."""
         self.stop()
         self._begin(seconds, seconds, ring)
 
@@ -51,7 +52,7 @@ class HubTimer:
             ring()
 
     def stop(self) -> None:
-        """Ring no more, until it is set again. May be called twice."""
+        """Cancel the timer. May be called twice."""
         if self.active:
             watcher, self._watcher, self._ring = self._watcher, None, None
             self.active = False

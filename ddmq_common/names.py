@@ -50,12 +50,15 @@ _INTERNAL = (RETRY_PREFIX, DLQ_PREFIX, "%", "RMQ_SYS_", SCHEDULE_TOPIC, TRANSACT
 
 
 def topic_fault(name: str) -> str | None:
-    """Return why `name` cannot be a topic's name, or None. A name has no dot or slash: it is never a path."""
+    """Return why `name` is not a valid topic name, or None.
+
+    Valid names have no dot or slash, so none is a path.
+    """
     return _name_fault("topic", name, TOPIC_BYTES_MAX)
 
 
 def group_fault(name: str) -> str | None:
-    """Return why `name` cannot be a consumer group's name, or None."""
+    """Return why `name` is not a valid consumer group name, or None."""
     if name in _OWN_GROUPS or name.startswith(MOVE_PREFIX):
         return f"group name {name!r} is the system's own; choose another name"
     return _name_fault("group", name, GROUP_BYTES_MAX)
@@ -72,12 +75,12 @@ def _name_fault(kind: str, name: str, bytes_max: int) -> str | None:
 
 
 def is_internal(topic: str) -> bool:
-    """True for topics that only the system itself appends to."""
+    """Return whether only the system itself appends to this topic."""
     return topic.startswith(_INTERNAL)
 
 
 def is_dead_letters(topic: str) -> bool:
-    """True for topics of dead letters."""
+    """Return whether this is a topic of dead letters."""
     return topic.startswith(DLQ_PREFIX) or topic == TRANSACTION_DEAD_TOPIC
 
 
@@ -90,15 +93,21 @@ def dlq_topic(group: str) -> str:
 
 
 def letters_topic(group: str) -> str:
-    """Return the dead-letter topic of `group`; the transactions' topic stands for itself."""
+    """Return the dead-letter topic of `group`.
+
+    The dead-letter topic of transactions is returned unchanged.
+    """
     return group if group == TRANSACTION_DEAD_TOPIC else dlq_topic(group)
 
 
 def retry_qid(cluster: str, queue_id: int) -> str:
-    """The wire name of a queue of a group's retry topic; no queue of a topic has one like it."""
+    """Return the wire name of a queue of a group's retry topic.
+
+    No queue of another topic has such a name.
+    """
     return qid(cluster, RETRY_PREFIX, queue_id)
 
 
 def qid(cluster: str, broker: str, queue_id: int) -> str:
-    """The queue's name on the wire for log-style engines: `cluster_broker_queue`."""
+    """Return the wire name of a queue for log-style engines: `cluster_broker_queue`."""
     return f"{cluster}_{broker}_{queue_id}"

@@ -1,8 +1,8 @@
 """Blocking work off the hub: gevent's native threads, with errors handed back instead of printed.
 
 gevent's pool makes who gives it work wait while all its threads are busy, and a callback of the hub cannot
-wait: the call would be lost with an exception. So what callbacks give away has threads of its own, as many as
-are counted here, and a line in front of them.
+wait: the call would be lost with an exception. So what callbacks give away has threads of its own, as many
+as are counted here, and a line in front of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ THREADS = 10  # that work at once for one hub; more is taken in the order it cam
 
 
 class Threads:
-    """The native threads that the callbacks of one hub give work to."""
+    """A pool of native threads for the callbacks of one hub."""
 
     def __init__(self, hub: Any, size: int = THREADS) -> None:
         from gevent.threadpool import ThreadPool
@@ -30,7 +30,10 @@ class Threads:
         self._line: deque[tuple[Callable[..., Any], Done, tuple[object, ...]]] = deque()
 
     def run(self, call: Callable[..., Any], on_done: Done, arguments: tuple[object, ...]) -> None:
-        """Run `call` in a thread, now or once one is free; never blocks."""
+        """Run `call` in a native thread, now or when one is free. Never blocks.
+
+        `on_done` is called on the hub.
+        """
         self._line.append((call, on_done, arguments))
         self._start()
 
@@ -49,8 +52,10 @@ class Threads:
 
 
 def off_hub(call: Callable[..., Any], done: Done, *arguments: object) -> None:
-    """Run `call(*arguments)` in a native thread; `done(value, error)` follows on the hub, later. Never waits
-    itself, so callbacks of the hub may use it."""
+    """Run `call(*arguments)` in a native thread, and call `done(value, error)` on the hub later.
+
+    It returns at once, so callbacks of the hub may use it.
+    """
     if (loop := loop_by_hand()) is not None:
         loop.run_callback(lambda: done(*_run(call, arguments)))
         return
@@ -69,7 +74,10 @@ def _hub_threads() -> Threads:
 
 
 def in_thread(call: Callable[..., T], *arguments: object) -> T:
-    """Run `call(*arguments)` in a native thread; this greenlet waits. Raises what it raises."""
+    """Run `call(*arguments)` in a native thread and wait for it in this greenlet.
+
+    Returns its value or raises its error.
+    """
     if loop_by_hand() is not None:
         return call(*arguments)
     import gevent
@@ -89,10 +97,10 @@ def _run(call: Callable[..., Any], arguments: tuple[object, ...]) -> tuple[Any, 
 
 
 def wait_for_native_work(timeout_s: float) -> bool:
-    """Block this thread, hub and all, until no native thread works any more; False when time ran out.
+    """Block this thread and its hub until all native threads are idle; return False after `timeout_s`.
 
-    For the moment before a directory is given to someone else: nothing of ours may be renamed, written or
-    removed in it afterwards.
+    Use it before another process takes over a directory: none of our threads may change files in it
+    afterwards.
     """
     import gevent
 
@@ -106,4 +114,4 @@ def wait_for_native_work(timeout_s: float) -> bool:
 
 
 def ignore_outcome(_: Any, error: Exception | None) -> None:
-    """Ignore the outcome of native work; a callback for `off_hub`."""
+    """Ignore the outcome of native work. A `done` callback for `off_hub`."""

@@ -1,10 +1,10 @@
 """Text of others as text: nothing in it is left that a terminal, a log line or a reader's eye acts on.
 
-Keys, tags, properties, client ids and error texts come from whoever sends them. `plain` is used wherever such
-a text becomes part of a line for people: tables, facts, hints and errors of the command line, log lines. What
-it escapes: control characters (ESC, newline, C1 …), line and paragraph separators, characters that turn the
-direction of writing or are not seen at all, and halves of surrogate pairs. Text of any language stays as it
-is, with the joiners that some of them need.
+Keys, tags, properties, client ids and error texts come from whoever sends them. `plain` is used wherever
+such a text becomes part of a line for people: tables, facts, hints and errors of the command line, log
+lines. What it escapes: control characters (ESC, newline, C1 …), line and paragraph separators, characters
+that turn the direction of writing or are not seen at all, and halves of surrogate pairs. Text of any
+language stays as it is, with the joiners that some of them need.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _NAMED = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def plain(text: str) -> str:
-    r"""The text on one line, harmless characters only: ESC becomes `\x1b`, U+202E `\u202e`.
+    r"""Return the text on one line with control characters escaped: ESC becomes `\x1b`, U+202E `\u202e`.
 
-    What is plain already comes back unchanged.
+    Text without such characters is returned unchanged.
     """
     return text if text.isascii() and text.isprintable() else _ACTS.sub(_escape_match, text)
 
 
 def json_plain(text: str, *, ascii_only: bool = False) -> str:
-    r"""A JSON document with the same characters written `\uXXXX`: it means what it meant.
+    r"""Return a JSON document with control characters escaped as `\uXXXX`. Its meaning does not change.
 
-    `ascii_only`: every other character that is not ASCII, too.
+    `ascii_only`: escape all other non-ASCII characters as well.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -39,7 +39,7 @@ def json_plain(text: str, *, ascii_only: bool = False) -> str:
 
 
 def body_fields(body: bytes) -> dict[str, str]:
-    """A body for programs, whole: `body`, or `body_base64` where it is not UTF-8."""
+    """Return a complete message body as a JSON field: `body`, or `body_base64` if it is not UTF-8."""
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:

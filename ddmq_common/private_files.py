@@ -25,9 +25,9 @@ UMASK = 0o077  # of processes that write there
 
 
 def make_private(folder: Path) -> None:
-    """Make it with mode 0700 where it is missing; take the rights of others from one that is there.
+    """Create the folder with mode 0700, or remove other users' rights from an existing one.
 
-    Raises ConfigError when it is of another user or others may write there, OSError when it cannot be made.
+    Raises ConfigError if another user owns it or others may write there, OSError if it cannot be created.
     """
     before = os.umask(UMASK)
     try:
@@ -45,7 +45,7 @@ def make_private(folder: Path) -> None:
 
 
 def folder_fault(folder: Path) -> str | None:
-    """Return why an existing folder cannot hold confidential data, and the remedy; None if it can."""
+    """Return why an existing folder may not hold confidential data, and the remedy; None if it may."""
     status = folder.stat()
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid != os.geteuid():
@@ -70,9 +70,10 @@ T = TypeVar("T")
 
 
 def reveal_secrets(config: T, folder: str) -> T:
-    """The dataclass with every secret field that says `file:NAME` filled from `folder`, nested ones too.
+    """Return the dataclass with each secret field `file:NAME`, also nested, replaced by that file's text in
+    `folder`.
 
-    Raises ConfigError when such a file is missing, empty, or not for this user alone.
+    Raises ConfigError if such a file is missing, empty, or readable by other users.
     """
     values: dict[str, object] = {}
     for field in dataclasses.fields(config):  # type: ignore[arg-type]

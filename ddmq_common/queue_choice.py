@@ -1,9 +1,10 @@
 """The choice of a message's queue; stable for a given number of queues.
 
-partitionId >= 0: that number modulo the queues. -1: abs(hashId) modulo the queues, the smallest i64
-counting as 0 (its absolute value does not fit into an i64, and old servers took 0). Below -1: any; on engines
-that know no order over all queues (capability `topic_order` off) a message with a key goes where Kafka's own
-producers put it, by the murmur2 hash of the key: what has one key is in one queue, and keeps its order there.
+partitionId >= 0: that number modulo the queues. -1: abs(hashId) modulo the queues, the smallest i64 counting
+as 0 (its absolute value does not fit into an i64, and old servers took 0). Below -1: any; on engines that
+know no order over all queues (capability `topic_order` off) a message with a key goes where Kafka's own
+producers put it, by the murmur2 hash of the key: what has one key is in one queue, and keeps its order
+there.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ _POSITIVE = 0x7FFFFFFF
 
 
 def choose_queue(partition_id: int, hash_id: int, queues: int, any_queue: int, key: bytes = b"") -> int:
-    """Choose the queue id in [0, queues). `any_queue`: the caller's choice for a message without one.
+    """Return the queue id in [0, queues) for a message. `any_queue`: the caller's choice if it names none.
 
-    `key`: the message's own, where the engine places by it; empty: it has none, or the engine does not.
+    `key`: the message key if the engine places by key, else empty.
     """
     if partition_id >= 0:
         return partition_id % queues
@@ -31,7 +32,7 @@ def choose_queue(partition_id: int, hash_id: int, queues: int, any_queue: int, k
 
 
 def murmur2(data: bytes) -> int:
-    """The 32-bit hash of Kafka's default partitioner, unsigned."""
+    """Return the unsigned 32-bit hash that Kafka's default partitioner uses."""
     length = len(data)
     whole = length & ~3
     hashed = _SEED ^ length

@@ -25,7 +25,7 @@ _DIGEST_END = 1 + 2 * DIGEST_BYTES
 def key_identity(topic: bytes, key: bytes, body: bytes) -> str:
     """Return the identity of a message with an idempotency key.
 
-    A topic's name has no byte 0, so no two pairs of topic and key are alike.
+    A topic name has no byte 0, so different pairs of topic and key have different identities.
     """
     digest = blake2b(topic + b"\x00" + key, digest_size=DIGEST_BYTES).hexdigest()
     return f"k{digest}{google_crc32c.value(body):08x}"
@@ -34,21 +34,22 @@ def key_identity(topic: bytes, key: bytes, body: bytes) -> str:
 def sequence_identity(
     producer: bytes, sequence: int, answered_below: int, under_way_ms: int | None = None
 ) -> str:
-    """Return the identity of a message that its producer numbered.
+    """Return the identity of a message with a producer's sequence number.
 
-    `under_way_ms`: the age of a send that may be stored already.
+    `answered_below`: all lower numbers have been answered. `under_way_ms`: the age of a send that may be
+    stored already; None: a first attempt.
     """
     text = f"s{producer.hex()}.{sequence:x}.{answered_below:x}"
     return text if under_way_ms is None else f"{text}.{under_way_ms:x}"
 
 
 def is_key(text: str) -> bool:
-    """Whether the text identifies a key, not a sequence."""
+    """Return whether an identity is that of a key, not that of a sequence."""
     return text.startswith("k")
 
 
 def parse_key(text: str) -> tuple[bytes, int]:
-    """(digest, checksum of the body). Raises ValueError."""
+    """Parse a key identity to (digest, checksum of the body). Raises ValueError."""
     digest, checksum = bytes.fromhex(text[1:_DIGEST_END]), int(text[_DIGEST_END:], 16)
     if len(digest) != DIGEST_BYTES or not 0 <= checksum < 1 << 32:
         raise ValueError("a key's digest and checksum are wanted")
@@ -56,8 +57,10 @@ def parse_key(text: str) -> tuple[bytes, int]:
 
 
 def parse_sequence(text: str) -> tuple[tuple[str, int], int, int | None]:
-    """(producer, sequence), answered below, for how long it has been under way (ms; None: it is new). Raises
-    ValueError."""
+    """Parse a sequence identity to ((producer, sequence), answered_below, under_way_ms).
+
+    Raises ValueError.
+    """
     under_way_ms = None
     try:
         producer, first, second = text.split(".")
@@ -71,5 +74,5 @@ def parse_sequence(text: str) -> tuple[tuple[str, int], int, int | None]:
 
 
 def sequence_name(text: str) -> str:
-    """Return the part that each send of a sequence repeats; "" for an empty text."""
+    """Return the part of a sequence identity that is the same in every resend; "" for an empty text."""
     return ".".join(text.split(".", 2)[:2])

@@ -11,7 +11,7 @@ CREATIONS_PER_S = 20
 
 
 class TokenBucket:
-    """`rate` tokens per second, at most `burst` of them saved up; starts full."""
+    """A token bucket that gains `rate` tokens per second up to `burst`, and starts full."""
 
     __slots__ = ("at", "burst", "rate", "tokens")
 
@@ -22,7 +22,10 @@ class TokenBucket:
         self.at = now
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Seconds until `amount` may go; takes nothing. From a full bucket any amount may."""
+        """Return the seconds until `amount` is available, without taking it.
+
+        A full bucket serves any amount.
+        """
         if now > self.at:
             self.tokens = min(self.burst, self.tokens + (now - self.at) * self.rate)
             self.at = now
@@ -30,11 +33,10 @@ class TokenBucket:
         return missing / self.rate if missing > 0 else 0.0
 
     def take_tokens(self, amount: float) -> None:
-        """Draw, also what has not come yet; call `wait_s` first."""
+        """Take tokens, even those that are not there yet. Call `wait_s` first."""
         self.tokens -= amount
 
 
 def creations_bucket(now: float) -> TokenBucket:
-    """Return the bucket of what clients make by naming it, topics or subscriptions: who invents names gets
-    slow."""
+    """Return the bucket that limits how fast clients create topics or subscriptions by using new names."""
     return TokenBucket(CREATIONS_PER_S, CREATIONS_AT_ONCE, now)

@@ -21,14 +21,14 @@ from mypy_extensions import mypyc_attr
 
 
 class Wire(IntEnum):
-    """The protocol of a call; its answer goes out in the same one."""
+    """The Thrift protocol of a call. Its answer uses the same one."""
 
     COMPACT = 0
     BINARY = 1
 
 
 class Fault(IntEnum):
-    """Thrift application exceptions that we send."""
+    """The Thrift application exceptions that this server sends."""
 
     UNKNOWN_METHOD = 1
     INTERNAL_ERROR = 6
@@ -37,7 +37,10 @@ class Fault(IntEnum):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Call(ABC):
-    """One request. `args` has the attributes of the method's arguments; absent ones are None or default."""
+    """One request.
+
+    `args` has the method's arguments as attributes; absent ones are None or the IDL's default.
+    """
 
     __slots__ = ("args", "frame_bytes", "on_abandoned", "peer", "received_at", "wire")
 
@@ -51,19 +54,21 @@ class Call(ABC):
     @property
     @abstractmethod
     def open(self) -> bool:
-        """Whether the call still waits for its answer and its client is connected."""
+        """Return whether the call has not been answered and its client is still connected."""
 
     @abstractmethod
     def reply(self, value: Any) -> None:
-        """Answer with the method's result: a struct, list, bool … per the IDL."""
+        """Answer with the method's result: a struct, list, bool … as the IDL says."""
 
     @abstractmethod
     def reply_encoded(self, result: bytes) -> None:
-        """Answer with an already encoded result struct (`success` field to stop byte) in `self.wire`."""
+        """Answer with an encoded result struct (from the `success` field to the stop byte) in protocol
+        `self.wire`.
+        """
 
     @abstractmethod
     def throw(self, exception: Any) -> None:
-        """Answer with the method's declared exception struct."""
+        """Answer with an exception struct that the method declares."""
 
     @abstractmethod
     def fault(self, kind: Fault, text: str) -> None:
@@ -74,10 +79,11 @@ Handler = Callable[[Call], None]
 
 
 class Service(NamedTuple):
-    """One Thrift service: `idl` is the thriftpy2 module, `name` the service in it.
+    """One Thrift service and its handlers. `idl`: the thriftpy2 module; `name`: the service's name in it.
 
-    Methods of the IDL without a handler are answered "unknown method". `oneway` methods get calls whose
-    answer is dropped. `on_closed` is called on the hub with the `peer` of each connection that has ended.
+    Methods of the IDL without a handler are answered with "unknown method". Handlers in `oneway` get calls
+    whose answer is dropped. `on_closed` is called on the hub with the `peer` of each connection that has
+    closed.
     """
 
     idl: ModuleType

@@ -23,7 +23,7 @@ _WRITE = 2
 
 
 class AnswerSender(ABC):
-    """Sends answers in order, one at a time: nothing is written while `busy` has UNSENT."""
+    """Sends the answers of one connection in order. It writes no frame while `busy` contains UNSENT."""
 
     __slots__ = ("_send", "_socket", "_unsent", "_writer", "busy", "peer", "traffic")
 
@@ -41,7 +41,7 @@ class AnswerSender(ABC):
 
     @abstractmethod
     def answer(self, call: OpenCall, envelope: Envelope, sequence: bytes, result: bytes) -> None:
-        """Send the answer of an open call and release its bytes. The call does this once."""
+        """Send the answer of an open call and release the call's bytes. Called once for each call."""
 
     @abstractmethod
     def close(self) -> None:
@@ -49,10 +49,10 @@ class AnswerSender(ABC):
 
     @abstractmethod
     def sent_at_last(self) -> None:
-        """Resume after the unsent rest of an answer has been sent; `busy` still has UNSENT."""
+        """Resume after the unsent rest of an answer was sent. `busy` still contains UNSENT."""
 
     def write(self, data: bytes) -> None:
-        """Send a whole frame."""
+        """Send a complete frame."""
         try:
             sent = self._send(data)
         except (BlockingIOError, InterruptedError):
@@ -64,7 +64,7 @@ class AnswerSender(ABC):
             self._keep_unsent(memoryview(data)[sent:])
 
     def write_beside(self, head: bytes, result: bytes) -> None:
-        """Send a frame in two pieces, so that a large result is not copied behind its header."""
+        """Send a frame given as header and body, so that a large body need not be copied."""
         try:
             sent = self._socket.sendmsg((head, result))
         except (BlockingIOError, InterruptedError):
@@ -106,7 +106,8 @@ class AnswerSender(ABC):
         self.sent_at_last()
 
     def answer_lost(self) -> None:
-        """Count an answer that was lost because its client went, and close the connection."""
+        """Count an answer that could not be sent because its client disconnected, and close the
+        connection."""
         self.traffic.counts.abandoned.value += 1
         self.close()
 
@@ -115,7 +116,7 @@ _OPEN, _ANSWERED, _GONE = 0, 1, 2
 
 
 class OpenCall(Call):
-    """A call on its connection, which creates it. The handler answers it, at once or later."""
+    """A call on a connection, which creates it. The handler answers it at once or later."""
 
     __slots__ = ("_bytes_held", "_connection", "_method", "_sequence", "_state")
 
@@ -151,7 +152,7 @@ class OpenCall(Call):
 
     @property
     def oneway(self) -> bool:
-        """Whether the client expects no answer."""
+        """Return whether the client expects no answer."""
         return self._method.method.oneway
 
     def reply(self, value: Any) -> None:
@@ -195,7 +196,10 @@ class OpenCall(Call):
         connection.answer(self, self._method.faults, self._sequence, encode_fault(self.wire, kind, text))
 
     def mark_abandoned(self) -> None:
-        """Mark the open call abandoned: its client has gone. The connection does this once."""
+        """Mark the open call as abandoned, because its client disconnected.
+
+        Called once by the connection.
+        """
         self._state = _GONE
         on_abandoned, self.on_abandoned = self.on_abandoned, None
         if on_abandoned is None:
@@ -207,7 +211,10 @@ class OpenCall(Call):
             self._connection.traffic.faults.log_exception("on_abandoned of %s failed", self.method_name)
 
     def _reject_late_answer(self) -> None:
-        """Count an answer that comes after the client has gone. Raises RuntimeError for a second answer."""
+        """Count an answer that comes after the client disconnected.
+
+        Raises RuntimeError for a second answer.
+        """
         if self._state == _ANSWERED:
             raise RuntimeError(f"{self.method_name} was answered twice")
         self._state = _ANSWERED

@@ -26,7 +26,10 @@ class ReplyError(Exception):
 
 
 class DecodedReply(NamedTuple):
-    """An answer: `result` has `success` and the method's declared exceptions, absent ones None."""
+    """A decoded answer.
+
+    `result` has `success` and the method's declared exceptions; absent ones are None.
+    """
 
     wire: Wire
     name: str
@@ -42,14 +45,17 @@ def encode_call(
     sequence: int = 0,
     **arguments: Any,
 ) -> bytes:
-    """A frame that calls `method`. Raises KeyError for an unknown one, TypeError for wrong arguments."""
+    """Encode a frame that calls `method`.
+
+    Raises KeyError for an unknown method, TypeError for wrong arguments.
+    """
     args = methods(idl, service)[method].args
     body = ENCODERS[wire](args[0](**arguments), args)
     return Envelope(method.encode(), CALL).build_frame(wire, sequence_bytes(wire, sequence), body)
 
 
 def decode_reply(idl: ModuleType, service: str, frame: bytes) -> DecodedReply:
-    """Parse an answer's frame (with prefix). Raises ReplyError, HeaderError, DecodeError."""
+    """Decode an answer's frame (with its prefix). Raises ReplyError, HeaderError, DecodeError."""
     header = read_header(frame)
     codec = Codec(max(FRAME_BYTES_MAX, len(frame)), ELEMENTS_MAX, 10.0)
     if header.kind == EXCEPTION:

@@ -47,7 +47,7 @@ _TYPE_ARGS: dict[type, TypeArgs] = {}
 
 
 class Method(NamedTuple):
-    """One method of a service, ready for the codec."""
+    """One method of a service, with the codec types of its arguments and its result."""
 
     name: str
     args: TypeArgs
@@ -56,20 +56,21 @@ class Method(NamedTuple):
 
 
 class Structs(SimpleNamespace):
-    """Slotted classes by the name the IDL gives them: `structs(producer).Result(code=0, msg="OK")`."""
+    """The slotted classes of a module's structs by IDL name: `structs(producer).Result(code=0,
+    msg="OK")`."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the IDL has no struct {name!r}; it has: {', '.join(sorted(vars(self)))}")
 
 
 def type_args(kind: type) -> TypeArgs:
-    """The codec's type arguments of one of our classes; KeyError for any other."""
+    """Return the codec's type arguments for a class from `structs`. Raises KeyError for any other class."""
     return _TYPE_ARGS[kind]
 
 
 @lru_cache(maxsize=64)
 def structs(idl: ModuleType) -> Structs:
-    """The classes of every struct and exception in a thriftpy2 module; the same ones each time."""
+    """Return the classes of all structs and exceptions in a thriftpy2 module; the same ones in each call."""
     meta = idl.__thrift_meta__
     kinds = [*meta["structs"], *meta["exceptions"]]
     types = {kind: _declare_struct(kind) for kind in kinds}
@@ -81,7 +82,7 @@ def structs(idl: ModuleType) -> Structs:
 
 @lru_cache(maxsize=64)
 def methods(idl: ModuleType, service: str) -> dict[str, Method]:
-    """Every method of a service, by name."""
+    """Return all methods of a service by name."""
     return dict(_describe_methods(idl, service))
 
 
@@ -101,7 +102,10 @@ def _describe_methods(idl: ModuleType, service: str) -> Iterator[tuple[str, Meth
 
 
 def _argument_class(method: str, spec: dict[int, tuple[Any, ...]]) -> type:
-    """Struct and container arguments are demanded; absent scalars are zero, as old clients mean them."""
+    """Create the class of a method's arguments.
+
+    Struct and container arguments are required. Absent scalars are zero, as old clients expect.
+    """
     fields: list[Any] = []
     for entry in spec.values():
         kind, name = entry[0], entry[1]
@@ -113,7 +117,8 @@ def _argument_class(method: str, spec: dict[int, tuple[Any, ...]]) -> type:
 
 
 def _declare_struct(kind: Any) -> TypeArgs:
-    """[class, specification to be filled in]: structs may refer to each other, and to themselves."""
+    """Return [class, empty specification], to be filled in later, because structs may refer to each
+    other."""
     defaults = dict(kind.default_spec)
     fields: list[Any] = []
     for entry in kind.thrift_spec.values():
@@ -156,11 +161,12 @@ _DECODERS = (fastbinary.decode_compact, fastbinary.decode_binary)
 
 
 class DecodeError(Exception):
-    """The bytes are not the struct; the text tells the caller why."""
+    """The bytes cannot be decoded as the struct. The text says why."""
 
 
 class _Feed:
-    """The C codec's input: it reads `cstringio_buf`, and calls `cstringio_refill` when that runs out."""
+    """The input buffer of the C codec, which reads `cstringio_buf` and calls `cstringio_refill` at its
+    end."""
 
     __slots__ = ("_cpu", "_cpu_s", "_deadline", "_frame", "_next", "cstringio_buf", "cstringio_refill")
 
@@ -174,20 +180,20 @@ class _Feed:
         self._next = 0
 
     def start(self, frame: bytes, at: int) -> None:
-        """Feed `frame` from byte `at` in chunks."""
+        """Start to feed `frame` from byte `at` in chunks."""
         self._frame = frame
         self._next = at + CHUNK_BYTES
         self._deadline = self._cpu() + self._cpu_s
         self.cstringio_buf = BytesIO(frame[at : self._next])
 
     def clear(self, buffer: BytesIO) -> None:
-        """Drop the frame; `buffer` serves small frames again."""
+        """Release the frame, and use `buffer` for small frames again."""
         self._frame = b""
         self._next = 0
         self.cstringio_buf = buffer
 
     def refill_buffer(self, rest: bytes, wanted: int) -> BytesIO:
-        """A buffer that starts with `rest` and holds `wanted` bytes. Raises EOFError, DecodeError."""
+        """Return a buffer that starts with `rest` and has `wanted` bytes. Raises EOFError, DecodeError."""
         start = self._next
         end = start + max(CHUNK_BYTES, wanted - len(rest))
         if wanted > len(rest) + max(len(self._frame) - start, 0):
@@ -202,7 +208,7 @@ class _Feed:
 
 
 class _Protocol:
-    """The three attributes that the C codec reads."""
+    """The object with the three attributes that the C codec reads from a protocol."""
 
     __slots__ = ("container_length_limit", "string_length_limit", "trans")
 
@@ -213,7 +219,7 @@ class _Protocol:
 
 
 class Codec:
-    """Decodes under the bounds given; encodes. One per server, used from one thread."""
+    """Decodes and encodes structs within the given bounds. One per server, used from one thread."""
 
     __slots__ = ("_buffer", "_feed", "_protocol", "_seek", "_set")
 
@@ -231,7 +237,7 @@ class Codec:
         self._seek = self._buffer.seek
 
     def decode(self, wire: Wire, frame: bytes, at: int, struct: TypeArgs) -> Any:
-        """The struct that starts at byte `at` of `frame`. Raises DecodeError."""
+        """Decode the struct that starts at byte `at` of `frame`. Raises DecodeError."""
         if len(frame) - at > CHUNK_BYTES:
             return self._decode_in_chunks(wire, frame, at, struct)
         self._set(frame)
@@ -258,7 +264,10 @@ def _error_text(error: Exception) -> str:
 
 
 def encode_result(method: Method, wire: Wire, **field: Any) -> bytes:
-    """A result struct: `success=value`, or the name of a declared exception. Raises TypeError, …"""
+    """Encode a result struct: `success=value`, or a declared exception by its name.
+
+    Raises TypeError for a field that the method does not have.
+    """
     result: bytes = ENCODERS[wire](method.result[0](**field), method.result)
     return result
 
@@ -280,21 +289,24 @@ APPLICATION_EXCEPTION: TypeArgs = [
 
 
 def encode_fault(wire: Wire, kind: Fault, text: str) -> bytes:
-    """The struct of a Thrift application exception."""
+    """Encode the struct of a Thrift application exception."""
     struct = _ApplicationException(text.encode("utf-8", "replace"), int(kind))
     encoded: bytes = ENCODERS[wire](struct, APPLICATION_EXCEPTION)
     return encoded
 
 
 class Encoded(NamedTuple):
-    """One result struct in both protocols; index it with `call.wire`."""
+    """A result struct encoded in both protocols; index it with `call.wire`."""
 
     compact: bytes
     binary: bytes
 
 
 def constant_result(idl: ModuleType, service: str, method: str, **field: Any) -> Encoded:
-    """Encode `success=value`, or a declared exception by its name. KeyError for an unknown method."""
+    """Encode `success=value`, or a declared exception by its name, in both protocols.
+
+    Raises KeyError for an unknown method.
+    """
     described = methods(idl, service)[method]
     return Encoded(
         encode_result(described, Wire.COMPACT, **field), encode_result(described, Wire.BINARY, **field)

@@ -41,11 +41,11 @@ ONEWAY_OPEN_MAX = 256  # unanswered oneway calls of one connection; then it is n
 
 _READ = 1
 # Why a connection is busy, beside UNSENT; bits.
-_CALL, _RESTING, _ONEWAY, _NO_ROOM, _TURN, _WAITING = 2, 4, 8, 16, 32, 64
+_CALL, _RESTING, _ONEWAY, _NO_ROOM, _SLICE, _WAITING = 2, 4, 8, 16, 32, 64
 
 
 class RpcConnection(AnswerSender):
-    """A connection that the server creates for an accepted, non-blocking socket; it closes itself."""
+    """One client connection of the server, on an accepted non-blocking socket. It closes itself."""
 
     __slots__ = (
         "_asked_at", "_call", "_frames", "_in_partial", "_oneway_open", "_reader", "_recv", "_recv_bytes",
@@ -77,12 +77,12 @@ class RpcConnection(AnswerSender):
 
     def _on_readable(self) -> None:
         if self._share.over and not self.busy:
-            self._await_turn()
+            self._await_slice()
         else:
             self._run_on_share(self._read)
 
     def _run_on_share(self, act: Callable[[], None]) -> None:
-        """Run `act` and charge its time to the client's address."""
+        """Run `act` and charge its time to the time slice of the client's address."""
         share, traffic = self._share, self.traffic
         turns, clock = traffic.turns, traffic.stopwatch
         started = clock()
@@ -97,28 +97,29 @@ class RpcConnection(AnswerSender):
         if share.used > SLICE_S:
             turns.end_slice(share, seconds, cpu if cpu == NOT_MEASURED else traffic.cpu() - cpu)
 
-    def _await_turn(self) -> None:
-        """Wait for the next slice of the client's address, whose current one is used up."""
+    def _await_slice(self) -> None:
+        """Wait until the client's address gets its next time slice, because it has used up the current
+        one."""
         self.busy |= _WAITING
         self._reader.stop()
         self.traffic.turns.wait(self._share, self)
 
-    def take_turn(self) -> None:
-        """Resume the waiting work: the client's address has a slice again."""
+    def resume_work(self) -> None:
+        """Resume the waiting work, because the client's address has a time slice again."""
         if self.closed:
             return
         self.busy &= ~_WAITING
         if self._waiting_frame is not None:
             self._run_on_share(self._serve_waiting)
         elif self._in_partial:
-            if self.traffic.may_read_on(self):
-                self._read_in_turn()
+            if self.traffic.may_read_more(self):
+                self._read_with_slice()
         elif not self.busy and not self._frames.held_bytes:
-            self._read_in_turn()
+            self._read_with_slice()
         else:
             self._resume_serving()
 
-    def _read_in_turn(self) -> None:
+    def _read_with_slice(self) -> None:
         self._reader.start(self._on_readable)
         self._run_on_share(self._read)
 
@@ -142,7 +143,7 @@ class RpcConnection(AnswerSender):
             self._reader.stop()
 
     def _resume_serving(self) -> None:
-        """Resume a connection that is no longer busy: first the frames that it holds, then reading."""
+        """Resume a connection that is no longer busy: handle its buffered frames, then read."""
         if self.closed or self.busy:
             return
         if not self._reader.active:
@@ -150,7 +151,7 @@ class RpcConnection(AnswerSender):
         if not self._frames.held_bytes:
             return
         if self._share.over:
-            self._await_turn()
+            self._await_slice()
         else:
             self._run_on_share(self._serve_held)
 
@@ -161,7 +162,10 @@ class RpcConnection(AnswerSender):
             self._close_after_error(error)
 
     def _close_after_error(self, error: Exception) -> None:
-        """Close the connection after a read error or an invalid frame; log any other error, which is ours."""
+        """Close the connection after a read error or an invalid frame.
+
+        Any other error is a bug and is logged.
+        """
         if isinstance(error, FrameRefusedError):
             self.traffic.counts.count_refused("frame_length")
         elif not isinstance(error, OSError):
@@ -169,7 +173,7 @@ class RpcConnection(AnswerSender):
         self.close()
 
     def _serve_frames(self, frame: bytes | None) -> None:
-        """Handle frames until none is whole, the connection is busy, or its turn is over."""
+        """Handle frames until none is complete, the connection is busy, or its time slice is used up."""
         frames = self._frames
         turns = FRAMES_PER_WAKEUP
         self._serving = True
@@ -180,8 +184,8 @@ class RpcConnection(AnswerSender):
                     return
                 turns -= 1
                 if not turns:
-                    self.busy |= _TURN
-                    self.traffic.loop.run_callback(self._clear, _TURN)
+                    self.busy |= _SLICE
+                    self.traffic.loop.run_callback(self._clear, _SLICE)
                     return
                 frame = frames.next_frame()
             self._await_rest()
@@ -189,21 +193,21 @@ class RpcConnection(AnswerSender):
             self._serving = False
 
     def _await_rest(self) -> None:
-        """Wait for the rest of a partial frame; read it if the bytes of all partial frames allow."""
+        """Wait for the rest of a partial frame, and read it if the bound of all partial frames allows."""
         frames, traffic = self._frames, self.traffic
         self._recv_bytes = min(frames.missing_bytes() or RECV_BYTES, RECV_BYTES_MAX)
         self._in_partial = True
         traffic.partial.put(self, frames.held_bytes, traffic.now())
-        if not traffic.may_read_on(self):
+        if not traffic.may_read_more(self):
             self._reader.stop()
 
     def resume_reading(self) -> None:
-        """Read the partial frame again if the bytes of all partial frames allow."""
-        if not self.closed and self._in_partial and self.traffic.may_read_on(self):
+        """Continue to read the partial frame if the bound of all partial frames allows."""
+        if not self.closed and self._in_partial and self.traffic.may_read_more(self):
             self._reader.start(self._on_readable)
 
     def _clear(self, reason: int) -> None:
-        """Remove one reason to be busy, and resume if it was the last."""
+        """Remove one reason for being busy; resume if it was the last one."""
         self.busy &= ~reason
         self._resume_serving()
 
@@ -217,7 +221,7 @@ class RpcConnection(AnswerSender):
         if self._in_partial and self._share.over:  # read on in between, whole now
             self._waiting_frame = frame
             traffic.partial.put(self, len(frame) + self._frames.held_bytes, traffic.now())
-            self._await_turn()
+            self._await_slice()
             return
         if self._silent:
             self._silent = False
@@ -236,7 +240,7 @@ class RpcConnection(AnswerSender):
             self._start_rest(cost * REST_FACTOR)
 
     def _open(self, frame: bytes) -> None:
-        """Parse one request and call its handler."""
+        """Parse a request frame and call its handler."""
         traffic = self.traffic
         try:
             header = read_header(frame)
@@ -281,7 +285,7 @@ class RpcConnection(AnswerSender):
             self.busy |= _ONEWAY
 
     def _refuse_message(self, header: Header) -> None:
-        """Answer a message that is no call, or whose method has no handler."""
+        """Answer a message that is not a call or whose method has no handler."""
         name = header.name.decode("utf-8", "replace")
         if header.kind == ONEWAY:
             self.traffic.counts.faults[Fault.UNKNOWN_METHOD].value += 1
@@ -298,10 +302,10 @@ class RpcConnection(AnswerSender):
         self.busy |= _NO_ROOM
         self._in_partial = True
         traffic.partial.put(self, len(frame) + self._frames.held_bytes, traffic.now())
-        traffic.wait_for_room(self)
+        traffic.await_capacity(self)
 
     def resume_call(self) -> None:
-        """Handle the waiting frame: open bytes are under their bound."""
+        """Handle the waiting frame, because the bytes of open calls are under their bound again."""
         self.busy &= ~_NO_ROOM
         if not self.closed and self._waiting_frame is not None:
             self._run_on_share(self._serve_waiting)
@@ -347,7 +351,7 @@ class RpcConnection(AnswerSender):
         self._clear(UNSENT)
 
     def _answer_fault(self, wire: Wire, sequence: bytes, name: bytes, kind: Fault, text: str) -> None:
-        """Answer a request that never became a call."""
+        """Answer a request that did not become a call with an application exception."""
         self.traffic.counts.faults[kind].value += 1
         self.write(Envelope(name, EXCEPTION).build_frame(wire, sequence, encode_fault(wire, kind, text)))
 

@@ -1,9 +1,9 @@
 """Frames and message headers: the bytes that precede a struct on the wire. Pure.
 
 A frame is a 4-byte big-endian length and that many bytes. A length that is negative or over the limit is
-refused as soon as its four bytes are there, before any memory is taken for it: memory follows what has really
-arrived, never what a length promises. Frames keep their length prefix, so that one that came alone in one
-piece is not copied; a payload starts at byte 4.
+refused as soon as its four bytes are there, before any memory is taken for it: memory follows what has
+really arrived, never what a length promises. Frames keep their length prefix, so that one that came alone in
+one piece is not copied; a payload starts at byte 4.
 
 The header is parsed and built by hand for both protocols. Compact: 0x82, (type << 5 | 1), sequence id as
 varint, name. Strict binary: 0x80 0x01 0x00 type, name, sequence id as i32. Names are a length and bytes. The
@@ -33,9 +33,10 @@ class FrameRefusedError(Exception):
 
 
 class Frames:
-    """The unread part of one stream.
+    """The received and unparsed bytes of one stream.
 
-    `feed` what arrived, and take frames until None: the first from `feed` itself, others from `next`.
+    Pass received bytes to `feed_bytes`, which returns the first complete frame; `next_frame` returns the
+    others until None.
     """
 
     __slots__ = ("_frame_bytes_max", "_rest")
@@ -46,11 +47,11 @@ class Frames:
 
     @property
     def held_bytes(self) -> int:
-        """The number of bytes held: a partial frame, or frames that have not been taken."""
+        """Return the number of buffered bytes: a partial frame, or frames not yet returned."""
         return len(self._rest)
 
     def feed_bytes(self, data: bytes) -> bytes | None:
-        """Add received bytes; return the first whole frame, or None. Raises FrameRefusedError."""
+        """Add received bytes; return the first complete frame, or None. Raises FrameRefusedError."""
         if self._rest:
             self.keep_bytes(data)
             return self.next_frame()
@@ -71,7 +72,7 @@ class Frames:
         self._rest += data
 
     def next_frame(self) -> bytes | None:
-        """The next whole frame, with its prefix, or None. Raises FrameRefusedError."""
+        """Return the next complete frame, with its prefix, or None. Raises FrameRefusedError."""
         rest = self._rest
         if len(rest) < PREFIX_BYTES:
             return None
@@ -86,7 +87,8 @@ class Frames:
         return frame
 
     def missing_bytes(self) -> int:
-        """Bytes until the frame under way is whole; 0 when none is, or its length is not known."""
+        """Return how many bytes the partial frame lacks; 0 if there is none or its length is not known
+        yet."""
         if len(self._rest) < PREFIX_BYTES:
             return 0
         return max(PREFIX_BYTES + int(_length_of(self._rest)[0]) - len(self._rest), 0)
@@ -108,7 +110,7 @@ _I32 = Struct(">i")
 
 
 class HeaderError(Exception):
-    """The header cannot be read; the parts that could be read are kept for the answer."""
+    """The message header cannot be parsed. The readable fields are kept for the answer."""
 
     def __init__(self, text: str, wire: Wire = Wire.COMPACT, sequence: bytes = b"\x00") -> None:
         super().__init__(text)
@@ -117,7 +119,10 @@ class HeaderError(Exception):
 
 
 class Header(NamedTuple):
-    """A message header. `sequence`: the id as on the wire; `body_at`: the byte where the struct starts."""
+    """A message header. `sequence`: the id in wire format.
+
+    `body_at`: the index of the struct's first byte.
+    """
 
     wire: Wire
     kind: int
@@ -131,7 +136,7 @@ _new_header = Header._make
 
 
 def read_header(frame: bytes) -> Header:
-    """The header of a frame that still has its length prefix. Raises HeaderError."""
+    """Parse the header of a frame that has its length prefix. Raises HeaderError."""
     first = frame[4] if len(frame) > PREFIX_BYTES else 0
     try:
         if first == 0x82:
@@ -188,14 +193,14 @@ def _name_fault(length: int) -> str:
 
 
 def sequence_bytes(wire: Wire, sequence: int) -> bytes:
-    """A sequence id as the protocol writes it (32 bits, negative ones too)."""
+    """Encode a 32-bit sequence id, which may be negative, in the protocol's format."""
     if not -(1 << 31) <= sequence < 1 << 31:
         raise ValueError(f"sequence id is {sequence}; allowed: 32 bits with sign")
     return varint(sequence & 0xFFFFFFFF) if wire is _COMPACT else _I32.pack(sequence)
 
 
 def sequence_number(wire: Wire, raw: bytes) -> int:
-    """The 32-bit number that `raw` stands for."""
+    """Decode a 32-bit sequence id from the protocol's format."""
     if wire is _COMPACT:
         number = sum((byte & 127) << 7 * place for place, byte in enumerate(raw)) & 0xFFFFFFFF
         return number - (1 << 32) if number >> 31 else number
@@ -203,7 +208,7 @@ def sequence_number(wire: Wire, raw: bytes) -> int:
 
 
 class Envelope:
-    """Builds the messages of one method and one type in both protocols; the name is laid out once."""
+    """Builds the messages of one method and one message type in both protocols. The name is encoded once."""
 
     __slots__ = ("_binary_head", "_compact_kind", "_compact_name")
 
@@ -213,7 +218,7 @@ class Envelope:
         self._binary_head = b"\x80\x01\x00%c%b%b" % (kind, _I32.pack(len(name)), name)
 
     def build_head(self, wire: Wire, sequence: bytes, body_bytes: int) -> bytes:
-        """Length prefix and header of a message whose struct has `body_bytes`."""
+        """Build the length prefix and header of a message whose struct has `body_bytes` bytes."""
         if wire is _COMPACT:
             name = self._compact_name
             length = pack_length(2 + len(sequence) + len(name) + body_bytes)
@@ -222,7 +227,7 @@ class Envelope:
         return b"%b%b%b" % (pack_length(len(head) + 4 + body_bytes), head, sequence)
 
     def build_frame(self, wire: Wire, sequence: bytes, body: bytes) -> bytes:
-        """A whole frame around an encoded struct."""
+        """Build a complete frame around an encoded struct."""
         if wire is _COMPACT:
             name = self._compact_name
             length = pack_length(2 + len(sequence) + len(name) + len(body))

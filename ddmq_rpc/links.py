@@ -1,8 +1,8 @@
 """Links to other proxies, over which calls are passed on: one for each proxy.
 
-A link has the calls that wait and a few connections, each worked by one greenlet that takes what waits, sends
-it and reads the answer. Bounded in links, connections, waiting calls and time; a link that nobody used for a
-while closes. What a call is, and how it is made, says a subclass.
+A link has the calls that wait and a few connections, each worked by one greenlet that takes what waits,
+sends it and reads the answer. Bounded in links, connections, waiting calls and time; a link that nobody used
+for a while closes. What a call is, and how it is made, says a subclass.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _FAILURES = (OSError, EOFError, FrameRefusedError, ReplyError, ValueError, TryLa
 class LinkBounds(NamedTuple):
     """The bounds of one link.
 
-    `calls`: the most that wait; `together`: the most that one connection takes at a time; `answer_s`: the
-    time limit of an answer.
+    `calls`: the maximum of waiting calls. `together`: how many calls one request may contain. `answer_s`:
+    the time limit for an answer.
     """
 
     connections: int
@@ -44,7 +44,7 @@ C = TypeVar("C")
 
 
 class CallLink(ABC, Generic[C]):
-    """The link to one proxy: its waiting calls and its connections."""
+    """The link to one proxy: a queue of waiting calls, and connections that send them."""
 
     def __init__(self, address: str, bounds: LinkBounds) -> None:
         from gevent.event import Event  # loaded with the first link
@@ -58,23 +58,29 @@ class CallLink(ABC, Generic[C]):
 
     @abstractmethod
     def call(self, connection: socket.socket, batch: list[C]) -> None:
-        """Make these calls as one request, and keep the answer. `ended` gets the error that this raises."""
+        """Send these calls as one request and store their answers.
+
+        An error that this raises goes to `ended`.
+        """
 
     @abstractmethod
     def ended(self, batch: list[C], error: Exception | None) -> None:
-        """Report the outcome to the callers. `error` is None if the calls were answered."""
+        """Report the outcome of the calls to their callers. `error`: None if they were answered."""
 
     def take(self) -> list[C]:
-        """Remove and return the next calls that form one request; at least one waits."""
+        """Remove and return the next calls for one request. At least one call must be waiting."""
         return [self.waiting.popleft()]
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call waits and no worker runs."""
+        """Return whether no call waits and no worker runs."""
         return not self.waiting and not self._workers
 
     def put(self, call: C) -> None:
-        """Queue one call and start a worker if the others are busy; end it at once at the bound."""
+        """Queue a call, and start a worker if all others are busy.
+
+        At the bound, the call ends with an error at once.
+        """
         bounds = self._bounds
         if len(self.waiting) >= bounds.calls:
             text = f"{bounds.calls} calls wait for {self.address}; that is the bound"
@@ -123,7 +129,7 @@ class CallLink(ABC, Generic[C]):
                 connection.close()
 
     def _wait(self) -> bool:
-        """Wait for a call; return False if none came within IDLE_S."""
+        """Wait for a call; return False if none came within IDLE_S seconds."""
         self._resting += 1
         try:
             while not self.waiting:
@@ -149,7 +155,7 @@ L = TypeVar("L", bound=CallLink[Any])
 
 
 class Links(Generic[K, L]):
-    """The links of one process, by key."""
+    """All links of one process, by key."""
 
     def __init__(self) -> None:
         self._links: dict[K, L] = {}
@@ -159,7 +165,10 @@ class Links(Generic[K, L]):
         return len(self._links)
 
     def get_link(self, key: K, make: Callable[[], L]) -> L:
-        """Return the link of `key`, or create it. Raises DrainingError after `close`, BoundReachedError."""
+        """Return the link of `key`, created with `make` if needed.
+
+        Raises DrainingError after `close`, BoundReachedError.
+        """
         if self._closed:
             raise DrainingError("this proxy is shutting down; ask another one")
         link = self._links.get(key)
@@ -180,7 +189,7 @@ class Links(Generic[K, L]):
 def exchange_frame(
     connection: socket.socket, idl: ModuleType, service: str, frame: bytes, seconds: float, bytes_max: int
 ) -> Any:
-    """Send a call's frame and return the result struct of its answer."""
+    """Send a call's frame over `connection`; return the result struct of the answer."""
     import gevent
 
     with gevent.Timeout(seconds, OSError(f"no answer within {seconds:.1f} s")):

@@ -62,7 +62,7 @@ class RpcServer:
         self._address: tuple[str, int] | None = None
 
     def start(self) -> None:
-        """Bind and accept. Raises ConfigError when the address cannot be had."""
+        """Bind the address and start to accept. Raises ConfigError if the address cannot be used."""
         loop = get_hub().loop
         self._listener = _listen(self._host, self._port)
         self._address = self._listener.getsockname()[:2]
@@ -76,25 +76,25 @@ class RpcServer:
         self._sweeper.every(SWEEP_S, self.close_slow_connections)
 
     def serve(self, service: Service) -> None:
-        """Route new calls to another service of the same IDL; connections stay."""
+        """Use another service of the same IDL for new calls. Connections stay open."""
         self._methods, self._on_closed = _open_methods(service), service.on_closed
         if self._traffic is not None:
             self._traffic.methods, self._traffic.on_closed = self._methods, self._on_closed
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port that clients reach; the port is the real one when 0 was asked for."""
+        """Return the host and port that clients connect to, with the real port if port 0 was configured."""
         if self._address is None:
             raise RuntimeError("the server has not been started")
         return self._address
 
     @property
     def open_calls(self) -> int:
-        """Calls that are not answered yet; 0 means drained."""
+        """Return the number of calls without an answer; 0 means drained."""
         return self._traffic.open_calls if self._traffic else 0
 
     def close_slow_connections(self) -> None:
-        """Close connections that are over a time limit; runs by itself every half second."""
+        """Close the connections that exceed a time limit. A timer calls this every half second."""
         if self._traffic is not None:
             self._traffic.close_slow_connections()
 
@@ -110,7 +110,7 @@ class RpcServer:
         self._close_spare()
 
     def close(self) -> None:
-        """Close every connection and abandon open calls. A second call does nothing."""
+        """Close all connections and abandon open calls. A second call does nothing."""
         self.stop_accepting()
         self._sweeper.stop()
         if self._traffic is not None:
@@ -131,7 +131,7 @@ class RpcServer:
                 self._accept_failed(listener, error)
                 return
             address = address_of(peer[0])
-            if traffic.make_room(address):
+            if traffic.admit_connection(address):
                 self._refusals_logged = False
                 accepted.setblocking(False)
                 RpcConnection(traffic, accepted, f"{peer[0]}:{peer[1]}", address)
@@ -144,9 +144,10 @@ class RpcServer:
             started = now
 
     def _accept_failed(self, listener: socket.socket, error: OSError) -> None:
-        """Handle a failed accept: without descriptors use the spare one to reject the client, else pause."""
+        """Handle a failed accept: without free descriptors reject the client with the spare one, else
+        pause."""
         self._counts.count_refused("accept")
-        if error.errno in _NO_DESCRIPTORS and self._turn_away(listener):
+        if error.errno in _NO_DESCRIPTORS and self._reject_client(listener):
             return
         if not self._refusals_logged:
             self._refusals_logged = True
@@ -154,8 +155,8 @@ class RpcServer:
         self._acceptor.stop()
         self._accept_again.once(ACCEPT_PAUSE_S, lambda: self._acceptor.start(self._on_acceptable))
 
-    def _turn_away(self, listener: socket.socket) -> bool:
-        """Take one client off the queue and close it; False when not even that can be done."""
+    def _reject_client(self, listener: socket.socket) -> bool:
+        """Accept one waiting client and close it; return False if that fails, too."""
         self._close_spare()
         try:
             listener.accept()[0].close()
@@ -171,7 +172,7 @@ class RpcServer:
 
 
 def _shared_turns(hub: Any) -> Shared:
-    """Return the shares that all servers of one hub use, creating them at first."""
+    """Return the time-slice state that all servers of this hub share, created in the first call."""
     shared: Shared | None = getattr(hub, "ddmq_turns", None)
     if shared is None:
         shared = hub.ddmq_turns = Shared()
@@ -198,7 +199,7 @@ def _open_methods(service: Service) -> dict[bytes, OpenMethod]:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A non-blocking listening socket; accepted ones inherit its options."""
+    """Return a non-blocking listening socket. Accepted sockets inherit its options."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server((address[0], port), family=family, backlog=LISTEN_BACKLOG)

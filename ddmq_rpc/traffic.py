@@ -25,7 +25,7 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Fault
 from ddmq_rpc.codec import Codec, Method
 from ddmq_rpc.envelope import EXCEPTION, REPLY, Envelope
-from ddmq_rpc.turns import Shared, Turns
+from ddmq_rpc.turns import Shared, TimeSlices
 
 DECODE_CPU_S = 0.05  # processor time that one request's arguments may take to decode
 _MAY_BE_0 = ("idle_s", "connections_max_per_address")
@@ -33,11 +33,11 @@ _MAY_BE_0 = ("idle_s", "connections_max_per_address")
 
 @dataclass(frozen=True, slots=True)
 class RpcLimits:
-    """The limits of a server. Raises ValueError naming the limit and what is allowed.
+    """The limits of a server. Raises ValueError with the name of a wrong limit and its allowed values.
 
-    At a bound: a longer frame, a slow frame, an unread answer close that connection; for a connection above
-    the bound another one gives way, or it is accepted and closed; at the byte bounds the server stops reading
-    (back-pressure).
+    A frame that is too long or too slow, or an answer that the client does not read, closes its connection.
+    At the limit of connections, another connection is closed for a new one, or the new one is closed. At the
+    byte limits the server stops reading (back pressure).
     """
 
     frame_bytes_max: int = FRAME_BYTES_MAX
@@ -66,8 +66,9 @@ LOGGED_FAULTS_MAX = 10  # in LOGGED_FAULTS_S; the counts go on
 LOGGED_FAULTS_S = 10.0
 
 
-class FaultLog:
-    """Logs faults of ours with their traceback, a few per interval: clients cannot fill the disk."""
+class ErrorLog:
+    """Logs unexpected errors with their traceback, a few per interval, so that clients cannot fill the
+    disk."""
 
     __slots__ = ("_logged", "_now", "_since")
 
@@ -87,7 +88,7 @@ class FaultLog:
 
 
 class RpcCounts:
-    """The server's metric cells, looked up once."""
+    """The metric cells of one server."""
 
     __slots__ = ("_registry", "_service", "abandoned", "connections", "faults")
 
@@ -99,7 +100,7 @@ class RpcCounts:
         self.faults = {kind: registry.cell(RPC_FAULTS, service, kind.name.lower()) for kind in Fault}
 
     def count_refused(self, reason: str) -> None:
-        """Count one refused frame or connection. `reason` is one of a fixed few."""
+        """Count one refused frame or connection. `reason`: one of a fixed set."""
         self._registry.cell(RPC_REFUSED, self._service, reason).value += 1
 
 
@@ -107,7 +108,7 @@ H = TypeVar("H")
 
 
 class Backlog(Generic[H]):
-    """Holders with their bytes and since when; `total` is the sum of their bytes."""
+    """The holders of bytes in order of age; `total` is the sum of their bytes."""
 
     __slots__ = ("_entries", "total")
 
@@ -122,7 +123,7 @@ class Backlog(Generic[H]):
         return holder in self._entries
 
     def put(self, holder: H, held_bytes: int, now: float) -> None:
-        """The holder has `held_bytes` now; its age counts from its first `put`."""
+        """Set the bytes of a holder. Its age counts from its first `put`."""
         since, before = self._entries.get(holder, (now, 0))
         self._entries[holder] = (since, held_bytes)
         self.total += held_bytes - before
@@ -138,8 +139,8 @@ class Backlog(Generic[H]):
     def oldest_holder(self) -> H | None:
         return next(iter(self._entries), None)
 
-    def since_before(self, moment: float) -> Iterator[H]:
-        """Holders older than `moment`, oldest first; they may be discarded while iterating."""
+    def older_than(self, moment: float) -> Iterator[H]:
+        """Yield the holders from before `moment`, oldest first. They may be discarded meanwhile."""
         for holder, (since, _) in list(self._entries.items()):
             if since >= moment:
                 return
@@ -147,7 +148,7 @@ class Backlog(Generic[H]):
 
 
 class OpenMethod:
-    """A method with its handler and envelopes."""
+    """A method of the service, with its handler and the envelopes of its answers."""
 
     __slots__ = ("answers", "faults", "handler", "method")
 
@@ -159,26 +160,26 @@ class OpenMethod:
 
 
 class Closable(Protocol):
-    """A connection whose client does not read its answers."""
+    """A connection that can be closed because its client does not read its answers."""
 
     def close(self) -> None: ...
 
 
 class BoundedConnection(Closable, Protocol):
-    """One client's connection, as the bounds see it."""
+    """A client connection, as the server's bounds control it."""
 
     busy: int
     idle_since: float
 
     def resume_call(self) -> None:
-        """Handle the waiting frame: open bytes are under their bound."""
+        """Handle the waiting frame, because the bytes of open calls are under their bound again."""
 
     def resume_reading(self) -> None:
-        """Read a partial frame again if the bytes of all partial frames allow."""
+        """Continue to read a partial frame if the bound of all partial frames allows."""
 
 
 class Traffic:
-    """Shared by all connections of one server; everything happens on the hub."""
+    """The bounds that all connections of one server share. Used only on the hub."""
 
     def __init__(
         self,
@@ -197,10 +198,10 @@ class Traffic:
         self.on_closed: Callable[[str], None] | None = None  # the service's, with a connection's peer
         self.counts = counts
         self.now = clock.monotonic
-        self.faults = FaultLog(clock.monotonic)
+        self.faults = ErrorLog(clock.monotonic)
         self.cpu = cpu
         self.stopwatch = stopwatch
-        self.turns = Turns(stopwatch, self._arm_timer, lambda: counts.count_refused("rested"), shared)
+        self.turns = TimeSlices(stopwatch, self._arm_timer, lambda: counts.count_refused("rested"), shared)
         self._timer = HubTimer(loop=loop)
         self.codec = Codec(limits.frame_bytes_max, limits.container_elements_max, DECODE_CPU_S, cpu)
         self.connections: set[BoundedConnection] = set()
@@ -213,8 +214,11 @@ class Traffic:
         self._paused: deque[BoundedConnection] = deque()
         self._waking = False
 
-    def make_room(self, address: str) -> bool:
-        """Whether one more connection of `address` may come; at a bound another one is closed for it."""
+    def admit_connection(self, address: str) -> bool:
+        """Return whether one more connection of `address` is accepted.
+
+        At a bound, another one may be closed for it.
+        """
         turns, limits = self.turns, self.limits
         own = turns.shares.get(address)
         mine = 0 if own is None else len(own.members)
@@ -242,30 +246,34 @@ class Traffic:
         self.turns.close()
 
     def release(self, frame_bytes: int) -> None:
-        """Release the bytes of an answered call."""
+        """Release the bytes of an answered call and resume waiting connections."""
         self.open_calls -= 1
         self.open_bytes -= frame_bytes
         if self._waiting and self.open_bytes < self.open_bytes_max:
             self._wake_soon()
 
-    def wait_for_room(self, connection: BoundedConnection) -> None:
-        """Queue `connection`, which has a whole frame, until open bytes are under their bound."""
+    def await_capacity(self, connection: BoundedConnection) -> None:
+        """Queue a connection that has a complete frame until the bytes of open calls are under their
+        bound."""
         self._waiting.append(connection)
 
-    def may_read_on(self, connection: BoundedConnection) -> bool:
-        """Whether a connection with a partial frame may read more of it; if not, it will be resumed."""
+    def may_read_more(self, connection: BoundedConnection) -> bool:
+        """Return whether a connection may read more of its partial frame. If not, it is resumed later."""
         if self.partial.total <= self.limits.partial_bytes_max or self.partial.oldest_holder() is connection:
             return True
         self._paused.append(connection)
         return False
 
     def partial_done(self, connection: BoundedConnection) -> None:
-        """Remove a connection whose partial frame was completed or dropped."""
+        """Remove a connection whose partial frame is complete or was dropped."""
         if self.partial.discard(connection) and self._paused:
             self._wake_soon()
 
     def keep_unsent(self, connection: Closable, unsent_bytes: int) -> None:
-        """Record the unread bytes of an answer; at the bound close the connection that is oldest."""
+        """Record the unsent bytes of a connection's answer.
+
+        At the bound, close the oldest such connection.
+        """
         self.unsent.put(connection, unsent_bytes, self.now())
         while self.unsent.total > self.limits.unsent_bytes_max:
             oldest = self.unsent.oldest_holder()
@@ -275,12 +283,12 @@ class Traffic:
             oldest.close()
 
     def close_slow_connections(self) -> None:
-        """Close connections that are too slow. Called every half second; cheap when there is none."""
+        """Close the connections that are too slow. Called every half second."""
         limits, now = self.limits, self.now()
-        for connection in self.partial.since_before(now - limits.frame_read_s):
+        for connection in self.partial.older_than(now - limits.frame_read_s):
             self.counts.count_refused("slow_frame")
             connection.close()
-        for reader in self.unsent.since_before(now - limits.answer_write_s):
+        for reader in self.unsent.older_than(now - limits.answer_write_s):
             self.counts.count_refused("slow_reader")
             reader.close()
         if limits.idle_s:

@@ -5,8 +5,8 @@ next round of the loop: an event of any other address waits for one slice of it,
 has. Those of its connections that have to wait are served in the order in which they came.
 
 A request cannot be cut short. So an address whose requests are costly (longer than COSTLY_S, and not
-explained by their bytes) also rests, REST_FACTOR times as long as they took, while other addresses are about:
-they then find the server free most of the time. Alone, an address has all of it.
+explained by their bytes) also rests, REST_FACTOR times as long as they took, while other addresses are
+about: they then find the server free most of the time. Alone, an address has all of it.
 
 An answer may take more than the loop's own work: a send waits for the thread that writes the log, which has
 to get the interpreter, and gets it for certain only when the loop has nothing to do. So an address that used
@@ -43,18 +43,21 @@ NOT_MEASURED = -1.0
 
 
 class Member(Protocol):
-    """One connection of an address."""
+    """One connection of a client address, as the time slices see it."""
 
     busy: int
 
-    def take_turn(self) -> None:
-        """Resume the waiting work: the connection's address has a slice."""
+    def resume_work(self) -> None:
+        """Resume the waiting work, because the connection's address has a time slice again."""
 
     def close(self) -> None: ...
 
 
 class AddressShare:
-    """One address. `silent`: its connections that have not sent a frame, the oldest first."""
+    """The time-slice state of one client address.
+
+    `silent`: connections without a frame so far, oldest first.
+    """
 
     __slots__ = (
         "address", "began", "light", "members", "over", "prompt", "rest_until", "silent", "suspect", "used",
@@ -75,28 +78,28 @@ class AddressShare:
 
 
 class Shared:
-    """The clients' state that the servers of one event loop share."""
+    """The time-slice state that the servers of one event loop share."""
 
     __slots__ = ("asked_at", "awaiting", "changed_at", "latest", "turns")
 
     def __init__(self) -> None:
-        self.turns: list[Turns] = []
+        self.turns: list[TimeSlices] = []
         self.latest: AddressShare | None = None  # who was served last
         self.changed_at = -ACTIVE_S  # when that was somebody else
         self.awaiting: set[Member] = set()  # to whose calls others give way
         self.asked_at = 0.0  # when the latest of these calls came
 
     def one_address(self) -> bool:
-        """Whether all clients are at one address."""
+        """Return whether all clients have the same address."""
         addresses = {address for turns in self.turns for address in islice(turns.shares, 2)}
         return len(addresses) < 2
 
 
-class Turns:
-    """All addresses of one server.
+class TimeSlices:
+    """Divides the processor time of one server among the client addresses.
 
-    `arm(seconds)`: call `run_round` after so long; 0 is in the next round of the loop, after the others.
-    `clock`: seconds from any start. `rested()`: an address rests from now on. `shared`: with other servers.
+    `arm(seconds)`: schedules `run_round`; 0 means the next round of the event loop. `clock`: seconds from
+    any start. `rested()`: called when an address must rest. `shared`: the state shared with other servers.
     """
 
     __slots__ = ("_arm", "_clock", "_over", "_rested", "_round_at", "_shared", "bytes", "shares")
@@ -119,7 +122,7 @@ class Turns:
         self.bytes = 0  # of requests that decoded, in the event under way
 
     def join(self, address: str, member: Member) -> AddressShare:
-        """Add a connection to its address and return the address's share."""
+        """Add a connection to its address; return the state of the address."""
         share = self.shares.get(address)
         if share is None:
             share = self.shares[address] = AddressShare(address, self._clock())
@@ -127,7 +130,10 @@ class Turns:
         return share
 
     def leave(self, share: AddressShare, member: Member) -> None:
-        """Remove a closed connection. The used time of its address stays until its slice ends."""
+        """Remove a closed connection.
+
+        The time that its address has used stays charged until its slice ends.
+        """
         share.members.pop(member, None)
         share.silent.pop(member, None)
         self._shared.awaiting.discard(member)
@@ -140,15 +146,17 @@ class Turns:
             self._shared.turns.remove(self)
 
     def begin_event(self, share: AddressShare, now: float) -> None:
-        """Record that an event of an address begins."""
+        """Record that the event loop starts to handle an event of a connection of this address."""
         self.bytes = 0
         shared = self._shared
         if shared.latest is not share:
             shared.latest, shared.changed_at = share, now
 
     def record_accept(self, address: str, started: float, now: float) -> None:
-        """A connection of an address was accepted or turned away. Nobody knows of whom before; so where the
-        slice is used up already, the next one is shorter by it."""
+        """Charge the time of an accept to its address, which is known only afterwards.
+
+        If the address has used up its slice, the time shortens its next one.
+        """
         share = self.shares.get(address)
         if share is None:
             return
@@ -158,7 +166,10 @@ class Turns:
             self.end_slice(share, now - started, NOT_MEASURED)
 
     def record_call(self, share: AddressShare, member: Member) -> float:
-        """Record a call; return its time or NOT_MEASURED. `record_answer` or `leave` follows a time."""
+        """Record a call; return its time, or NOT_MEASURED.
+
+        After a time, `record_answer` or `leave` must follow.
+        """
         if not share.light:
             return NOT_MEASURED
         now = self._clock()
@@ -168,7 +179,7 @@ class Turns:
         return now
 
     def record_answer(self, share: AddressShare, member: Member, asked_at: float) -> None:
-        """Record that the call of `record_call` has been answered; `asked_at` is what that returned."""
+        """Record that a call has been answered. `asked_at`: the result of `record_call`."""
         now, shared = self._clock(), self._shared
         share.prompt = now - asked_at < PROMPT_S
         if member in shared.awaiting:
@@ -179,7 +190,10 @@ class Turns:
                         turns._round_not_after(now)
 
     def end_slice(self, share: AddressShare, seconds: float, cpu: float) -> None:
-        """End the slice that an event used up. `cpu`: its processor time, or NOT_MEASURED. All in seconds."""
+        """End the slice that an event has used up. `seconds`: its duration.
+
+        `cpu`: its CPU seconds, or NOT_MEASURED.
+        """
         now = self._clock()
         used_little = share.used < (now - share.began) * LIGHT_PART
         share.light, share.used_little = used_little or share.used_little, used_little
@@ -199,23 +213,23 @@ class Turns:
         self._round_not_after(now)
 
     def wait(self, share: AddressShare, member: Member) -> None:
-        """Queue a connection with work whose address has used up its slice."""
+        """Queue a connection with work until its address has a slice again."""
         share.waiting.append(member)
 
     def run_round(self) -> None:
-        """Give a slice to every address that neither rests nor gives way."""
+        """Give a new slice to every address that neither rests nor gives way to others."""
         self._round_at = NEVER
         now = self._clock()
-        given_way = self._given_way(now)
+        given_way = self._is_unblocked(now)
         for share in list(self._over):
             if self._next_at(share, given_way) <= now:
                 self._serve_share(share)
         if self._over:
-            given_way = self._given_way(now)
+            given_way = self._is_unblocked(now)
             self._round_not_after(min(self._next_at(share, given_way) for share in self._over))
 
-    def _given_way(self, now: float) -> bool:
-        """Whether no call waits that other addresses give way to."""
+    def _is_unblocked(self, now: float) -> bool:
+        """Return whether no call is waiting for an answer to which other addresses give way."""
         shared = self._shared
         if now - shared.asked_at >= GIVE_WAY_S:
             shared.awaiting.clear()
@@ -229,7 +243,7 @@ class Turns:
     def _serve_share(self, share: AddressShare) -> None:
         share.over = False
         while share.waiting and not share.over:
-            share.waiting.popleft().take_turn()
+            share.waiting.popleft().resume_work()
         if share.over:
             return
         del self._over[share]
@@ -245,14 +259,15 @@ class Turns:
     # --- room for one more
 
     def silent_of(self, share: AddressShare) -> Member | None:
-        """The connection of an address that has been there longest without a frame."""
+        """Return the oldest connection of an address that has not sent a frame yet, or None."""
         return next(iter(share.silent), None)
 
     def least_missed(self, address: str) -> Member | None:
-        """Return the connection to close for one more of `address`, or None.
+        """Return the connection to close for a new one of `address`, or None if there is none.
 
-        Of an address with as many connections or more: the oldest that never sent a frame, where most of
-        those are; else, of the address with most connections, the oldest idle one, if `address` has fewer.
+        Among the addresses with at least as many connections: the oldest silent one of the address with most
+        silent ones; else the oldest idle one of the address with most connections, if that has more than
+        `address`.
         """
         own = self.shares.get(address)
         mine = 0 if own is None else len(own.members)

@@ -60,5 +60,5 @@ class DelayConfig:
 
     @property
     def table(self) -> Levels:
-        """Return the levels as a parsed table."""
+        """Return the configured levels as a Levels object."""
         return Levels(self.levels)

@@ -44,11 +44,11 @@ CLOSED_TOPICS_MAX = 10_000  # topics remembered as closed for a while; past it a
 
 @dataclass(slots=True)
 class DelayServiceContext:
-    """The objects and the limits that all shards of one service share.
+    """The objects and limits that all shards of one service share.
 
-    `commits_in_flight`: commits of due messages under way. More of them would only make a message wait longer
-    behind others. `waiting_shards`: the shards that wait for such a commit, in order. `fires` False: commands
-    are taken into the stores, and no message fires.
+    `commits_in_flight`: commits of due messages under way; they are limited, because more would only make
+    messages wait longer. `waiting_shards`: the shards that wait for a free commit slot, in order. `fires`
+    False: commands are ingested into the stores, but no message fires.
     """
 
     backend: Backend
@@ -61,21 +61,21 @@ class DelayServiceContext:
     waiting_shards: deque[Callable[[], None]] = field(default_factory=deque)
 
     def on_commit_done(self) -> None:
-        """Count a commit that has ended, and let the next shard fire."""
+        """Count down a finished commit and let the next waiting shard fire."""
         self.commits_in_flight -= 1
         self.wake_next_shard()
 
     def wake_next_shard(self) -> None:
-        """Let the shard that has waited longest fire."""
+        """Let the shard fire that has waited longest for a commit slot."""
         if self.waiting_shards:
             self.waiting_shards.popleft()()
 
     def deadline(self) -> float:
-        """Return the deadline of a commit that begins now, in monotonic seconds."""
+        """Return the deadline of a commit that starts now, in monotonic seconds."""
         return self.clock.monotonic() + self.config.commit_timeout_ms / 1e3
 
     def outcome_records(self, replies: Sequence[OutcomeReply], wall_ms: int) -> list[NewRecord]:
-        """Return the records that carry these outcomes to the producer proxies that requested them."""
+        """Build the records that report these outcomes to the producer proxies that requested them."""
         info = self.backend.topic(OUTCOME_TOPIC)
         answerable = [reply for reply in replies if info is not None and reply.queue_id < info.queues]
         if len(answerable) < len(replies):
@@ -90,20 +90,20 @@ def _outcome_record(reply: OutcomeReply, wall_ms: int) -> NewRecord:
 
 
 class Generations(NamedTuple):
-    """The generations of the two groups whose progress the owner of a shard keeps."""
+    """The generations of the shard's progress in its two groups: ingested commands and fired messages."""
 
     ingest_progress: int
     fired: int
 
 
 class UnrecordedOffsets:
-    """Offsets that the store has finished and the log has not yet.
+    """Offsets that are finished in the store but not yet in the log.
 
-    The next owner finds most of them again: it reads an uncommitted command once more, and the states of the
-    ids say which messages it ended. Two kinds are named by no command: the earlier move of a message that a
-    cancel or the next move ended, and a message that was passed over to its end. These are noted in the
-    store, in the write that ends them, until a commit finishes them. Whoever opens the store finishes the
-    offsets that are still noted. Finishing an offset twice changes nothing.
+    Most of them need no note: the next owner reads uncommitted commands again, and the states of the ids say
+    which messages those commands ended. Two kinds are named by no command: the earlier move of a message that
+    a cancel or a later move ended, and a message that was skipped to its end. These offsets are noted in the
+    store, in the same write that ends them, until a commit finishes them. Whoever opens the store finishes
+    the offsets that are still noted. Finishing an offset twice changes nothing.
     """
 
     def __init__(self, store: DelayStore) -> None:
@@ -113,11 +113,14 @@ class UnrecordedOffsets:
 
     @property
     def offsets(self) -> list[int]:
-        """Return the offsets that the log may not have as finished."""
+        """Return the offsets that are finished in the store and perhaps not in the log."""
         return sorted(self._offsets)
 
-    def note_ended(self, offsets: Collection[int], changes: StoreChanges) -> None:
-        """Note that `offsets` end with `changes`. Call it for every write: it also removes an old note."""
+    def add_ended(self, offsets: Collection[int], changes: StoreChanges) -> None:
+        """Add to `changes` the note that `offsets` end with them.
+
+        Call it for every write: it also clears an old note.
+        """
         self._offsets.update(offsets)
         if offsets:
             changes.meta[UNRECORDED] = b",".join(b"%d" % offset for offset in sorted(self._offsets))
@@ -127,13 +130,13 @@ class UnrecordedOffsets:
             self._noted = False
 
     def on_recorded(self, offsets: Iterable[int]) -> None:
-        """Forget offsets that the log has durably as finished."""
+        """Remove offsets that are durably finished in the log."""
         if self._offsets:
             self._offsets.difference_update(offsets)
 
 
 class UncommittedRows:
-    """Rows by id that commands in the store have changed, until a commit has them."""
+    """Rows of ids that commands have changed in the store, waiting for a commit."""
 
     def __init__(self) -> None:
         self._gathered: dict[bytes, bytes] = {}
@@ -144,25 +147,26 @@ class UncommittedRows:
         return uuid in self._gathered or uuid in self._committing
 
     def add(self, row_records: dict[bytes, bytes]) -> None:
-        """Gather these rows for the next commit; a later row of an id replaces an earlier one."""
+        """Add rows for the next commit. A later row of an id replaces an earlier one."""
         self._gathered |= row_records
         self.gathered_bytes += sum(map(len, row_records.values()))
 
     def begin_commit(self) -> dict[bytes, bytes]:
-        """Return the gathered rows: they are in a commit from now on."""
+        """Move the waiting rows into a commit and return them."""
         self._committing, self._gathered, self.gathered_bytes = self._gathered, {}, 0
         return self._committing
 
     def end_commit(self) -> None:
-        """Drop the rows of the commit: it is durable."""
+        """Drop the rows of the commit, which is durable now."""
         self._committing = {}
 
 
 class ShardContext:
-    """The state of one open shard, and the services that its ingest and its fire loop need.
+    """The state of one open shard that its ingest and its fire loop share.
 
-    `give_up(error)` is called at most once. `claim_error`: a later error that says that the claim is over.
-    `on_commit_end()` follows each commit. `reread_to`: as DecisionContext's.
+    `give_up(error)` is called at most once, when the shard must be closed. `claim_error`: a later error that
+    means that the claim has ended. `on_commit_end()` is called after each commit. `reread_to`: see
+    DecisionContext.
     """
 
     def __init__(
@@ -203,7 +207,10 @@ class ShardContext:
     # --- topics
 
     def look_up_topic(self, topic: str) -> TargetTopic | None:
-        """Return what is known of a topic now; it counts as closed while `close_topic_for` says so."""
+        """Return the target topic, or None if it is unknown.
+
+        A topic in `close_topic_for` counts as not writable.
+        """
         target = target_topic(self.service.backend, topic)
         if target is not None and self._is_closed_for_now(topic):
             return target._replace(writable=False)
@@ -219,21 +226,22 @@ class ShardContext:
         return False
 
     def close_topic_for(self, topic: str, seconds: float) -> None:
-        """Append nothing to this topic for so many seconds."""
+        """Treat this topic as not writable for `seconds`."""
         if len(self._closed_until) >= CLOSED_TOPICS_MAX:
             self._closed_until.clear()
         self._closed_until[topic] = self.service.clock.monotonic() + seconds
 
     def reopen_topic(self, topic: str) -> None:
-        """Try this topic again, which has changed."""
+        """Treat this topic as writable again, because its settings have changed."""
         self._closed_until.pop(topic, None)
 
     # --- changes
 
     def awaits_capacity(self, growing: bool, alarm: Alarm, go: Callable[[], None]) -> bool:
-        """Return whether the store has no capacity for new work (see its port); `go` is then called later.
+        """Return whether the store has no capacity for new work. If so, `go` is called when it has. Raises
+        StorageError.
 
-        Raises StorageError.
+        `growing`: the work makes the store larger.
         """
         has_capacity = self.store.has_capacity(growing)
         if growing:
@@ -254,16 +262,19 @@ class ShardContext:
             )  # fmt: skip
 
     def write(self, changes: StoreChanges, ended: Collection[int] = ()) -> bool:
-        """Apply changes; return False when the store failed, and the shard is given up.
+        """Apply changes to the store; return False if that failed and the shard was given up.
 
-        `ended`: offsets that end with these changes, and that only the store knows until they are committed.
+        `ended`: offsets that end with these changes and are not finished in the log yet.
         """
         self.due_scans.on_added(changes.added)
-        self.unrecorded.note_ended(ended, changes)
+        self.unrecorded.add_ended(ended, changes)
         return self.run_safely("store", self.store.write, changes)
 
     def run_safely(self, what: str, call: Callable[..., object], *arguments: object) -> bool:
-        """Run `call`; return False when it raised, and the shard is given up."""
+        """Call `call`; return False if it raised an error and the shard was given up.
+
+        `what`: the step's name.
+        """
         try:
             call(*arguments)
         except Exception as error:
@@ -274,7 +285,7 @@ class ShardContext:
         return True
 
     def give_up(self, what: str, error: Exception) -> None:
-        """Report that the shard cannot go on: its claim, its store, or our knowledge of it is uncertain."""
+        """Stop the shard and report the error: its claim, its store or its state in memory is uncertain."""
         self.service.counts.count_failure(what, error)
         if self.running:
             self.running = False
@@ -283,25 +294,25 @@ class ShardContext:
             self.claim_error = error
 
     def finish_offsets(self, offsets: list[int]) -> None:
-        """Record that no message waits at these offsets, which is durable in the log."""
+        """Record in memory that the log has these offsets as finished."""
         self.acks.finish(ranges_of(offsets))
         self.unrecorded.on_recorded(offsets)
 
     def ingest_progress(self, start: int, end: int) -> ProgressDelta:
-        """Return the progress that says that commands in [start, end) are durable in the store."""
+        """Return the progress delta for commands in [start, end), which are durable in the store."""
         return ProgressDelta(
             DELAY_GROUP, self.queue, self.epoch, self.generations.ingest_progress, ((start, end),)
         )
 
     def row_records(self, values: Mapping[bytes, bytes], wall_ms: int) -> list[NewRecord]:
-        """Return the records of rows; `values` are by id."""
+        """Build the records of the rows in `values` (id → value)."""
         shard = self.queue.queue_id
         return [record_of(shard, uuid, value, wall_ms) for uuid, value in values.items()]
 
     def fired_progress(self, offsets: list[int], attempts: list[tuple[int, int]]) -> ProgressDelta:
-        """Return the progress that finishes `offsets` and sets how many occurrences of others have fired.
+        """Return the progress delta that finishes `offsets` and sets the fire counts of repeating messages.
 
-        Where there are rows they say so, and the progress only fences older owners.
+        On an engine with rows, the rows have these facts, and the delta only fences older owners.
         """
         if self.has_rows:
             return ProgressDelta(FIRED_GROUP, self.queue, self.epoch, self.generations.fired)
@@ -311,7 +322,7 @@ class ShardContext:
 
 
 def ranges_of(offsets: list[int]) -> list[tuple[int, int]]:
-    """Return the offsets as ascending ranges `[start, end)` that do not touch."""
+    """Convert offsets to ascending ranges `[start, end)` that do not touch."""
     ranges: list[tuple[int, int]] = []
     start = end = -1
     for offset in sorted(offsets):

@@ -44,10 +44,10 @@ REJECTIONS = (CallerError, BoundReachedError, ValueError, TypeError, OverflowErr
 
 
 class CommitInFlight(NamedTuple):
-    """One commit of due messages under way.
+    """One commit of due messages that is under way.
 
-    `passed_offsets`: offsets that end without a fire. `awaited`: fire-now commands by offset.
-    `finished`, `attempts`: the progress of the messages that fire.
+    `passed_offsets`: offsets that end without a fire. `awaited`: fire-now commands by offset. `finished`,
+    `attempts`: the progress of the fired messages. `changed_ids`: ids whose changed rows are in the commit.
     """
 
     fires: list[FireCommand]
@@ -60,7 +60,7 @@ class CommitInFlight(NamedTuple):
 
 
 class FireLoop:
-    """Fires the due messages of one shard. Nothing fires before `open`."""
+    """Fires the due messages of one shard after `open`."""
 
     def __init__(self, context: ShardContext, alarm: Alarm) -> None:
         self._context = context
@@ -74,11 +74,11 @@ class FireLoop:
         self._paused_until = float("-inf")
         self._awaited: dict[int, FireNow] = {}
         self._rejected_once: set[int] = set()
-        self._held_fires: list[FireCommand] = []  # until the rows of their commands are committed
+        self._blocked_fires: list[FireCommand] = []  # until the rows of their commands are committed
         self._changed_ids: set[bytes] = set()  # changed in the store alone: the next commit has their rows
         self._passed_offsets = context.unrecorded.offsets  # also what an owner before us did not commit
         self._wake_ms = NEVER
-        self._look_at = float("-inf")
+        self._next_expiry_at = float("-inf")
 
     @property
     def is_idle(self) -> bool:
@@ -86,24 +86,24 @@ class FireLoop:
         return self._commits_in_flight == 0
 
     def open(self) -> None:
-        """Let messages fire from now on."""
+        """Start to fire messages."""
         self._opened = True
         self.fire_due()
 
     def stop(self) -> None:
-        """Begin nothing more; what is under way ends by itself. May be called twice."""
+        """Start no more commits; those in flight still finish. May be called twice."""
         self._stopped = True
         self._alarm.stop()
 
     def await_outcome(self, fire_now: FireNow) -> None:
-        """Send the outcome to the requester when this message has fired."""
+        """Register a fire-now command whose requester gets the outcome when its message has fired."""
         if len(self._awaited) < REMEMBERED_MAX:
             self._awaited[fire_now.offset] = fire_now
         else:
             self._service.counts.replies_dropped["bound"].value += 1
 
     def answer_overtaken(self, offsets: list[int]) -> list[OutcomeReply]:
-        """Return the outcomes of fire-now commands about offsets that a cancel has ended meanwhile."""
+        """Return the outcomes of fire-now commands whose messages a cancel has ended meanwhile."""
         if not self._awaited:
             return []
         overtaken = [self._awaited.pop(offset) for offset in offsets if offset in self._awaited]
@@ -115,7 +115,7 @@ class FireLoop:
     # --- when
 
     def wake_at(self, due_ms: int) -> None:
-        """Wake up at `due_ms`, when a message that was just stored is due, or earlier."""
+        """Wake up earlier if `due_ms`, the due time of a new message, is before the next wake-up."""
         if due_ms < self._wake_ms and self._opened:
             self._pump_soon()
 
@@ -129,7 +129,7 @@ class FireLoop:
         self.fire_due()
 
     def fire_due(self) -> None:
-        """Fire one slice, if there is one; then the next one a moment later, or sleep."""
+        """Fire one slice of due messages and continue soon, or sleep until the next due time."""
         if not self._stopped and self._opened and self._context.running:
             self._context.run_safely("pump", self._fire_or_sleep)
 
@@ -138,26 +138,26 @@ class FireLoop:
             self._service.wake_next_shard()
             return
         now = self._service.clock.monotonic()
-        if now >= self._look_at:
-            self._look_at = now + IDLE_S / 2
+        if now >= self._next_expiry_at:
+            self._next_expiry_at = now + IDLE_S / 2
             self._forget_ids()
         if now < self._paused_until:
             self._alarm.once(self._paused_until - now, self.fire_due)
         elif self._service.commits_in_flight >= self._service.config.fires_in_flight:
-            self._wait_for_turn()
+            self._wait_for_slot()
         elif self._fire_slice():
             self._pump_soon()
         else:
             self._sleep()
             self._service.wake_next_shard()
 
-    def _wait_for_turn(self) -> None:
+    def _wait_for_slot(self) -> None:
         if not self._queued:
             self._queued = True
-            self._service.waiting_shards.append(self._on_turn)
+            self._service.waiting_shards.append(self._on_slot_free)
         self._alarm.once(CLOCK_CHECK_S, self.fire_due)
 
-    def _on_turn(self) -> None:
+    def _on_slot_free(self) -> None:
         self._queued = False
         if self._stopped or not self._context.running:
             self._service.wake_next_shard()
@@ -168,7 +168,7 @@ class FireLoop:
         now_ms = self._service.clock.wall_ms()
         due = self._due_scans.wake_ms()
         self._wake_ms = NEVER if due is None else due
-        longest_s = FORGET_S if self._look_at <= self._service.clock.monotonic() else CLOCK_CHECK_S
+        longest_s = FORGET_S if self._next_expiry_at <= self._service.clock.monotonic() else CLOCK_CHECK_S
         if due is None:
             is_idle = longest_s == CLOCK_CHECK_S and not (
                 self._due_scans.busy or self._due_scans.deferred_topics
@@ -180,13 +180,13 @@ class FireLoop:
             self._alarm.once(min((due - now_ms) / 1e3, longest_s), self.fire_due)
 
     def topic_changed(self, topic: str) -> None:
-        """Try a topic again that has changed: it may accept messages again, or be deleted."""
+        """Retry the messages of a changed topic, which may be writable again or deleted."""
         self._context.reopen_topic(topic)
         if topic in self._due_scans.deferred_topics:
             self._pump_soon()
 
     def _forget_ids(self) -> None:
-        """Forget ids that have expired in the store."""
+        """Delete ids from the store whose retention has expired."""
         context = self._context
         forgotten = context.store.forgettable(self._service.clock.wall_ms(), FORGET_MAX)
         if forgotten:
@@ -194,7 +194,7 @@ class FireLoop:
             if context.has_rows:
                 self._changed_ids.update(forgotten)
             if len(forgotten) == FORGET_MAX:
-                self._look_at = self._service.clock.monotonic()
+                self._next_expiry_at = self._service.clock.monotonic()
 
     # --- one slice
 
@@ -208,36 +208,36 @@ class FireLoop:
                 return False
             if self._context.has_rows:
                 self._changed_ids.update(plan.changes.ids)
-        fires = self._hold_uncommitted(plan.fires)
+        fires = self._select_committable(plan.fires)
         tell = bool(self._passed_offsets or self._changed_ids) and not self._commits_in_flight
         if fires or tell or len(self._passed_offsets) >= PASSED_MAX:
             passed_offsets, self._passed_offsets = self._passed_offsets, []
             self._launch_commit(fires, passed_offsets)
         return bool(plan.fires) or plan.changes is not None
 
-    def _hold_uncommitted(self, fires: list[FireCommand]) -> list[FireCommand]:
-        """Return the fires to commit now; those whose earlier row is not committed yet are held back."""
+    def _select_committable(self, fires: list[FireCommand]) -> list[FireCommand]:
+        """Return the fires to commit now, and block those whose earlier row is not committed yet."""
         if not self._context.has_rows:
             return fires
         uncommitted = self._context.uncommitted_rows
         waiting = [one for one in fires if one.message.uuid in uncommitted]
         if not waiting:
             return fires
-        self._held_fires += waiting
+        self._blocked_fires += waiting
         return [one for one in fires if one.message.uuid not in uncommitted]
 
     def on_rows_committed(self) -> None:
-        """Commit the fires that waited for these rows."""
-        if self._held_fires and not self._stopped:
-            waiting, self._held_fires = self._held_fires, []
-            fires = self._hold_uncommitted(waiting)
+        """Commit the blocked fires whose earlier rows are committed now."""
+        if self._blocked_fires and not self._stopped:
+            waiting, self._blocked_fires = self._blocked_fires, []
+            fires = self._select_committable(waiting)
             if fires:
                 self._launch_commit(fires)
 
     def _launch_commit(self, fires: list[FireCommand], passed_offsets: list[int] | None = None) -> None:
         self._commits_in_flight += 1
         self._service.commits_in_flight += 1
-        awaited = self._awaited_of(fires)
+        awaited = self._take_awaited(fires)
         replies = self._reply_records(fires, awaited) if awaited else []
         finished, attempts = progress_of(fires)
         changed_ids, self._changed_ids = self._changed_ids, set()
@@ -259,7 +259,7 @@ class FireLoop:
             ended(error)
 
     def _changed_rows(self, commit: CommitInFlight) -> list[NewRecord]:
-        """Return the rows of fired messages, and of ids that changed in the store alone."""
+        """Return the row records of the fired messages and of ids that changed only in the store."""
         context, wall_ms = self._context, self._service.clock.wall_ms()
         later = {uuid for uuid in commit.changed_ids if uuid in context.uncommitted_rows}
         self._changed_ids |= later
@@ -270,7 +270,7 @@ class FireLoop:
         rows |= values_after(self._due_scans.changes_of(commit.fires, wall_ms))
         return context.row_records(rows, wall_ms)
 
-    def _awaited_of(self, fires: list[FireCommand]) -> dict[int, FireNow]:
+    def _take_awaited(self, fires: list[FireCommand]) -> dict[int, FireNow]:
         """Remove and return the fire-now commands that wait for these messages, by offset."""
         if not self._awaited:
             return {}
@@ -390,7 +390,7 @@ class FireLoop:
         self._context.write(changes)
 
     def _reject_message(self, one: FireCommand, error: Exception) -> None:
-        """Defer a message that the engine rejected; at the second time it becomes a dead letter."""
+        """Defer a message that the engine rejected; make it a dead letter the second time."""
         if one.reason:
             self._due_scans.on_commit_done([one], False)
             self._begin_pause()

@@ -50,7 +50,7 @@ LINGER_S = 0.01  # … so much later than it could, for more commands to share a
 
 
 class UnflushedCommands:
-    """Commands that are written to the store and not flushed yet, and the progress that they make."""
+    """Commands that are written to the store but not flushed, and the progress that they make."""
 
     def __init__(self, start: int) -> None:
         self.start = self.end = start
@@ -69,9 +69,10 @@ class UnflushedCommands:
 
 
 class Ingest:
-    """Ingests the commands of one shard. `position`: the next command; below `known_to` the store has all.
+    """Ingests the commands of one shard into its store.
 
-    `caught_up`: how far commands must be taken before `on_caught_up` is called, once.
+    `position`: the offset of the next command. Below `known_to` the store has all commands. `caught_up`: the
+    position at which `on_caught_up` is called, once.
     """
 
     def __init__(
@@ -109,17 +110,17 @@ class Ingest:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether no flush and no commit is under way."""
+        """Return whether no flush and no commit is in flight."""
         return not self._flushing
 
     def stop(self) -> None:
-        """Take nothing more; a flush and commit under way end by themselves. May be called twice."""
+        """Ingest no more commands; a flush and commit in flight still finish. May be called twice."""
         self._stopped = True
         self._alarm.stop()
         self._reader.stop()
 
     def resume(self) -> None:
-        """Do the next step soon: a reason to wait may be gone."""
+        """Schedule the next step, because a reason to wait may be over."""
         if not (self._stepping or self._stopped):
             self._stepping = True
             self._loop.run_callback(self._run_step)
@@ -281,7 +282,10 @@ class Ingest:
             self._run_last_step("flush", _raise_error, error)
 
     def _run_last_step(self, what: str, call: Callable[..., object], *arguments: object) -> None:
-        """Run a step between a flush and the end of its commit; a failed one ends both."""
+        """Run a step that belongs to a commit in flight.
+
+        If it fails, give the shard up and end the commit.
+        """
         if not self._context.run_safely(what, call, *arguments):
             self._flushing = False
             self._context.on_commit_end()
@@ -330,13 +334,13 @@ def _raise_error(error: Exception) -> None:
 
 
 def _dead_letter(command: CommandRecord, wall_ms: int) -> NewRecord:
-    """Return the dead letter of a command that does not parse."""
+    """Build the dead-letter record of a command that cannot be parsed."""
     facts = {dead.REASON: UNREADABLE, dead.TIME: str(wall_ms)}
     return dead.dead_record(DELAY_DLQ_TOPIC, command, facts, {})
 
 
 def trace_ingested(traces: TraceWriter, commands: list[CommandRecord]) -> None:
-    """Trace messages of traced topics that are in the store now."""
+    """Trace the messages of traced topics that the store has now."""
     for command in commands:
         request = command.request
         if request is None or request.op != ADD or request.topic not in traces.limits:

@@ -24,7 +24,9 @@ REPORTED_MAX = 1_000  # topics told of; the fullest
 
 
 class Quota:
-    """Judges the topics of one delay service."""
+    """Checks whether topics of one delay service have as many waiting messages as they may, and reports the
+    full ones.
+    """
 
     def __init__(self, service: DelayServiceContext) -> None:
         self._service = service
@@ -36,7 +38,7 @@ class Quota:
     def check_topics(
         self, own: Collection[int], shards: int, pending: Mapping[str, int], sizes: Mapping[str, int]
     ) -> None:
-        """Judge the messages waiting in the shards `own` of all `shards`, and report changes."""
+        """Check the topics from the messages in the shards `own` out of `shards`, and report changes."""
         share = len(own) / max(shards, 1)
         count_max = self._config.pending_count_max * share
         bytes_max = self._config.pending_bytes_max * share
@@ -79,6 +81,6 @@ class Quota:
             self._on_report_failed(answer.error)
 
     def _on_report_failed(self, error: Exception) -> None:
-        """Count the failure; the next check tries again."""
+        """Count the failed report; the next check retries it."""
         self._is_reporting = False
         self._service.counts.count_failure("quota", error)

@@ -34,13 +34,12 @@ TIDY_CHECKS = 30  # looks between two times that the stores give back disk space
 
 
 class DelayService(DueService[Shard]):
-    """The shards of one process, at work.
+    """Runs the delay shards that this process owns.
 
-    `opener` opens a shard's store (it runs in a native thread). `address`: where others reach this process,
-    told to those who ask who owns a shard. `standby_opener` opens the store of a shard that others own; None:
-    there is no standby of any. `alarms` makes timers. `fires` False: it brings the stores
-    in line with the log and leaves in them what waits. `started` settles when all shards that
-    were granted at the beginning fire, or others have them all.
+    `opener` opens a shard's store, blocking in a native thread. `address`: where other processes reach this
+    one. `standby_opener` opens the store of a shard that another process owns; None: no standbys. `alarms`
+    creates timers. `fires` False: stores follow the log, but no message fires. `started` settles when all
+    shards granted at the start fire, or when other processes own all shards.
     """
 
     _counts: DelayCounts
@@ -83,7 +82,7 @@ class DelayService(DueService[Shard]):
 
     @property
     def shards(self) -> Mapping[int, Shard]:
-        """The shards that this process owns, by number."""
+        """Return the shards that this process owns, by number."""
         return {queue.queue_id: shard for queue, shard in sorted(self._owned.items())}
 
     def start(self) -> None:
@@ -92,12 +91,12 @@ class DelayService(DueService[Shard]):
         super().start()
 
     def _queue_count(self) -> int:
-        """Return the shards of the topic, which never change: commands find their message by them."""
+        """Return the number of shards, which never changes, because an id's shard is derived from it."""
         info = self._backend.topic(DELAY_TOPIC)
         return self._config.shards if info is None else info.queues
 
     def _on_topic_ready(self, made: Completion[TopicInfo]) -> None:
-        """Create the topic of the rows too, where the engine keeps them."""
+        """Create the topic of rows as well, if the engine has one."""
         if made.error is not None or not self._backend.compacts:
             super()._on_topic_ready(made)
             return
@@ -106,11 +105,11 @@ class DelayService(DueService[Shard]):
 
     @property
     def standbys(self) -> Mapping[int, Standby]:
-        """Warm stores of shards that others own, by number."""
+        """Return the warm standby stores of shards that other processes own, by number."""
         return {queue.queue_id: standby for queue, standby in sorted(self._standbys.items())}
 
     def health(self) -> Health:
-        """Return ready while the service is a member and fires in every shard that it owns."""
+        """Return ready while the service is a group member and all its shards fire."""
         health = super().health()
         if not health.ready:
             return health
@@ -141,11 +140,14 @@ class DelayService(DueService[Shard]):
     # --- QueueOwner
 
     def assigned(self, assignment: Assignment) -> None:
-        """Note that this process was granted shards, if there are any."""
+        """Record whether this process was granted any shards."""
         self._granted = self._granted or (bool(assignment.queues) and not self._stopping)
 
     def granted(self, queue: QueueRef, epoch: int) -> None:
-        """Start a shard; its store is opened once whoever had it here before has closed it."""
+        """Start a granted shard.
+
+        Its store is opened once its previous owner in this process has closed it.
+        """
         if self._stopping:
             return
         ending = self._ending_of(queue)
@@ -174,7 +176,7 @@ class DelayService(DueService[Shard]):
     # --- standbys
 
     def _start_standbys(self) -> None:
-        """Start a standby of each shard that this process does not own."""
+        """Start a standby for each shard that this process does not own."""
         info = self._backend.topic(DELAY_TOPIC)
         if self._standby_opener is None or info is None or self._stopping:
             return
@@ -206,7 +208,7 @@ class DelayService(DueService[Shard]):
             self.started.succeed(None)
 
     def _on_claim_uncertain(self, shard: Shard, error: Exception) -> None:
-        """Leave the group and join again after a pause: a new epoch decides about an uncertain claim."""
+        """Leave the group and rejoin after a pause, so that a new epoch settles an uncertain claim."""
         if self._stopping or self._owned.get(shard.queue) is not shard:
             return
         log.warning("releasing and re-acquiring all delay shards: %s", error)
@@ -260,7 +262,7 @@ class DelayService(DueService[Shard]):
         self._counts.report_overdue(due_by_shard, unread, self._granted, self._clock.wall_ms())
 
     def _read_holders(self) -> None:
-        """Find out whether others own all shards; one between two owners may still be granted here."""
+        """Read whether other processes own all shards. A shard without an owner may still be granted here."""
 
         def on_holders(answer: Completion[Mapping[QueueRef, str]]) -> None:
             if answer.error is None and self._claims.joined and not self._owned:
@@ -279,7 +281,7 @@ class DelayService(DueService[Shard]):
             self._quota.check_topics(self.shards.keys(), info.queues, pending, sizes)
 
     def _read_positions(self, queues: list[QueueRef]) -> None:
-        """Read how far previous owners have ingested shards that have not been open here."""
+        """Read how far earlier owners have ingested the shards that this process has not opened yet."""
 
         def on_progress(answer: Completion[list[ProgressView]]) -> None:
             if answer.error is None:
@@ -301,11 +303,11 @@ class DelayService(DueService[Shard]):
             self._counts.lag[queue.queue_id].value = lag
 
     def lags(self) -> dict[int, int]:
-        """Return the commands that are not ingested yet per shard, as last checked (every second)."""
+        """Return the number of commands not yet ingested by shard, as of the last check (every second)."""
         return {number: self._lags.get(number, -1) for number in self.shards}
 
     def pending_counts(self) -> Counter[str]:
-        """Return how many messages wait in the shards of this process per topic."""
+        """Return the number of waiting messages by topic in the shards of this process."""
         return self._sum_counts(lambda store: store.counts())
 
     def _sum_counts(self, of: Callable[[DelayStore], Mapping[str, int]]) -> Counter[str]:

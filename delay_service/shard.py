@@ -42,10 +42,10 @@ CALM_S = 60.0  # … as long as the last time was less than this ago
 
 
 class Shard:
-    """One shard that this process owns: a QueueWork of backend/ownership.
+    """One shard that this process owns, as the QueueWork of backend/ownership.
 
     `doubt(shard, error)` is called when the claim must be renewed, `opened()` when the shard fires. `closed`
-    settles when the store is closed, `before` when that of the previous owner in this process is.
+    settles when the store is closed; `before` is the `closed` of the previous owner in this process.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Shard:
         self._reopen_later(error if isinstance(error, CLAIM_ERRORS) else None)
 
     def _reopen_later(self, doubt: Exception | None) -> None:
-        """Open the closed shard again after a pause, unless its claim is uncertain."""
+        """Reopen the closed shard after a pause. With `doubt`, report the uncertain claim instead."""
         if self._stopped:
             return
         if doubt is not None:
@@ -131,7 +131,7 @@ class Shard:
             spawn(self._open)
 
     def _close_store(self) -> None:
-        """Close the store: it may have failed, and a failed store rejects every call until it is reopened."""
+        """Close the store. A failed store rejects every call until it is reopened."""
         store, self.store, self.context = self.store, None, None
         self._fire = self._ingest = None
         if store is None:
@@ -160,7 +160,7 @@ class Shard:
             self._run(self.store, ingest_view, fired_view, bounds)
 
     def _follow_rows(self, store: DelayStore, committed: int) -> None:
-        """Bring the store in line with the rows, which have everything that was committed."""
+        """Bring the store in line with the rows, which contain everything that was committed."""
         service = self._service
         follower = Follower(service.backend, service.clock, self.queue.queue_id, store, lambda: self._stopped)
         bounds = follower.read_bounds()
@@ -219,11 +219,11 @@ class Shard:
 
     @property
     def running(self) -> bool:
-        """Return whether the store is open and the claim is not in doubt."""
+        """Return whether the store is open and the claim is certain."""
         return self.context is not None and self.context.running
 
     def first_due_ms(self) -> int | None:
-        """Return when the first waiting message is, or was, due; None when none waits or it is unknown.
+        """Return when the first waiting message is or was due; None if none waits or it is unknown.
 
         Messages in flight count, deferred ones do not.
         """
@@ -234,7 +234,7 @@ class Shard:
         return None if keys[-1] is None else keys[-1].due_ms
 
     def raise_epoch(self, epoch: int) -> None:
-        """Commit under this epoch from now on."""
+        """Use this epoch for all later commits."""
         self.epoch = epoch
         if self.context is not None:
             self.context.epoch = epoch
@@ -255,7 +255,7 @@ class Shard:
         self._reopen_when_idle()
 
     def _reopen_when_idle(self) -> None:
-        """Close a failed shard and open it again, once nothing of it is under way."""
+        """Close and reopen a failed shard when no work of it is in flight."""
         failed = self.context is not None and not self.context.running
         if failed and self.is_idle and not self._stopped:
             self._opening = True
@@ -272,11 +272,11 @@ class Shard:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the store is not closed yet."""
+        """Return whether the store is still open."""
         return not self.closed.done
 
     def stop(self, on_idle: Callable[[], None]) -> None:
-        """Begin nothing more; what is under way ends, then the store is closed and `on_idle` follows."""
+        """Start nothing new; when work in flight has ended, close the store and call `on_idle`."""
         self.closed.then(lambda _: on_idle())
         self._stopped = True
         self._alarm.stop()
@@ -284,7 +284,7 @@ class Shard:
         self._close_when_idle()
 
     def abandon(self) -> None:
-        """Tell the store nothing more of what is under way: the log has it, and the next owner reads it."""
+        """Write no more results to the store. The log has them, and the next owner reads it."""
         if self.context is not None:
             self.context.running = False
 
@@ -295,7 +295,7 @@ class Shard:
             self._ingest.stop()
 
     def _on_commit_end(self) -> None:
-        """Let the ingest resume, which may have waited for this; a shard that stops may be idle now."""
+        """Resume the ingest, which may wait for the commit, and close or reopen a shard that is idle now."""
         if self._ingest is not None:
             self._ingest.resume()
         self._reopen_when_idle()
@@ -303,14 +303,14 @@ class Shard:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether nothing is under way."""
+        """Return whether no open, commit or flush is in flight."""
         fire, ingest = self._fire, self._ingest
         return not self._opening and (fire is None or fire.is_idle) and (ingest is None or ingest.is_idle)
 
     def trim_log(self) -> None:
-        """Let the log forget commands that are in rows, and note how far the store has these.
+        """Trim ingested commands from the log, and record in the store up to which row it is complete.
 
-        For every now and then.
+        Only for engines with rows. Call it periodically.
         """
         context, ingest, backend = self.context, self._ingest, self._service.backend
         info = backend.topic(WAITING_TOPIC)
@@ -333,7 +333,7 @@ class Shard:
             backend.bounds([queue]).then(on_bounds)
 
     def tidy_store(self) -> None:
-        """Let the store give back disk space, in a native thread. Call it now and then."""
+        """Reclaim the store's free disk space in a native thread. Call it periodically."""
         if self.context is not None and self.context.running and not self._stopped and not self._tidying:
             self._tidying = True
             off_hub(self.context.store.tidy, self._on_tidied)
@@ -374,9 +374,8 @@ def _ack_map(view: ProgressView) -> AckMap:
 def _start(store: DelayStore, ingest_view: ProgressView, bounds: Bounds) -> tuple[int, int]:
     """Return the offset to ingest from, and the offset below which the store has all commands.
 
-    A store that is behind the group's progress was restored from a backup, or is new: it takes what the log
-    still has. What it holds of that, and what has fired since, is recognised. Raises StorageError for a store
-    that knows more commands than the log ever had.
+    A store behind the group's progress is new or restored from a backup; it ingests what the log still has
+    and recognises what it has already. Raises StorageError for a store that is ahead of the log.
     """
     known_to = ingested_offset(store.meta(INGESTED))
     committed = ingest_view.committed or 0

@@ -36,14 +36,14 @@ NEVER = -(1 << 62)
 
 @dataclass(frozen=True)
 class State:
-    """The latest interval ends of a folder, as its state file holds them."""
+    """The contents of a folder's state file: the latest ends of its intervals."""
 
     last_ms: int = NEVER  # the latest `to` in it
     newest_ms: int = NEVER  # the latest `to` in it and in everything before it
 
 
 class Range(NamedTuple):
-    """The batches of one folder, both ends included."""
+    """A range of batches whose rows are in one folder; both ends are included."""
 
     first: int
     last: int
@@ -58,7 +58,7 @@ class Range(NamedTuple):
 
     @property
     def merge_level(self) -> int:
-        """Return how many merges the rows of this folder went through."""
+        """Return how many times the rows of this folder have been merged."""
         level, span = 0, self.last - self.first + 1
         while span >= FANOUT:
             level, span = level + 1, span // FANOUT
@@ -69,7 +69,7 @@ class Range(NamedTuple):
 
 
 def drop_covered(ranges: Iterable[Range]) -> list[Range]:
-    """Return the ranges that no other range covers, in order."""
+    """Return the ranges that are not contained in another one, in order."""
     wide = sorted(ranges, key=lambda one: (one.first, -one.last))
     widest: list[Range] = []
     for one in wide:
@@ -79,7 +79,8 @@ def drop_covered(ranges: Iterable[Range]) -> list[Range]:
 
 
 def to_merge(ranges: list[Range]) -> list[Range]:
-    """Return the first FANOUT neighbours of the highest level that has so many; [] if no level has."""
+    """Return the first FANOUT neighbouring ranges of the highest level that has so many; [] if no level
+    has."""
     for _, same in groupby(ranges, key=lambda one: one.merge_level):
         run = list(same)
         if len(run) >= FANOUT:
@@ -88,24 +89,27 @@ def to_merge(ranges: list[Range]) -> list[Range]:
 
 
 class Arrived:
-    """The kept rows under `root`; `schema` is theirs, with the partition columns `date` and `hour`."""
+    """The rows of all batches, stored under `root`.
+
+    `schema`: their schema with the partition columns `date` and `hour`.
+    """
 
     def __init__(self, spark: SparkSession, root: str, schema: T.StructType) -> None:
         self._spark, self._root, self._schema = spark, root.rstrip("/"), schema
         self._folders = Folders(spark)
 
     def list_ranges(self, before: int) -> list[Range]:
-        """Return the complete folders that hold only batches below `before`, in order."""
+        """Return the ranges of the complete folders that contain only batches below `before`, in order."""
         return drop_covered(one for one in self._list_all() if one.last < before and self._has_state(one))
 
     def newest_ms(self, before: int) -> int:
-        """Return the latest `to` in the batches below `before`; NEVER when there is none."""
+        """Return the latest `to` (interval end) in the batches below `before`; NEVER if there is none."""
         return max((self.read_state(one).newest_ms for one in self.list_ranges(before)), default=NEVER)
 
     def write(self, batch: int, rows: DataFrame, limit_ms: int) -> DataFrame:
-        """Replace the kept rows of a batch and return them as they were stored.
+        """Store the rows of a batch, replacing earlier ones, and return them as stored.
 
-        A `to` above `limit_ms` (a wrong clock) does not advance the window.
+        A `to` above `limit_ms` (from a wrong clock) does not advance the window of late lines.
         """
         own = Range(batch, batch)
         self._write(own, rows)
@@ -117,11 +121,14 @@ class Arrived:
         return stored
 
     def read(self, through: int) -> DataFrame:
-        """Return all rows of the batches up to and including `through`."""
+        """Return the rows of all batches up to and including `through`."""
         return self._read(self.list_ranges(through + 1))
 
     def tidy_folders(self, before: int, keep_from: date) -> None:
-        """Delete covered and outdated folders and merge small ones, all of them of batches below `before`."""
+        """Delete covered and outdated folders of batches below `before`, and merge small ones.
+
+        Keep rows from `keep_from` on.
+        """
         ranges = self.list_ranges(before)
         for one in self._list_all():
             if one.last < before and one not in ranges:
@@ -135,7 +142,7 @@ class Arrived:
             self._merge_ranges(merging, keep_from)
 
     def read_state(self, one: Range) -> State:
-        """Read the state file of a folder. Raises FileNotFoundError when it has none."""
+        """Read the state file of a folder. Raises FileNotFoundError if it has none."""
         text = self._folders.read(self._path_of(one, STATE))
         if text is None:
             raise FileNotFoundError(self._path_of(one, STATE))
@@ -185,5 +192,5 @@ class Arrived:
 
 
 def utc_date(ms: int) -> date:
-    """The day of an epoch time; the first of all days for NEVER."""
+    """Return the UTC day of an epoch time; the earliest possible day for NEVER."""
     return date.min if ms == NEVER else datetime.fromtimestamp(ms / 1000, UTC).date()

@@ -1,8 +1,8 @@
 """The batch job: samples of whole days in, their tables out, replaced.
 
 Everything is made from minutes (one reading of the files, persisted), which stay in memory until the last
-table is written; only former weeks are read from tables. The job may be repeated, on the same range or on one
-that overlaps: the dates it covers are replaced, nothing else is touched. One run at a time writes into a
+table is written; only former weeks are read from tables. The job may be repeated, on the same range or on
+one that overlaps: the dates it covers are replaced, nothing else is touched. One run at a time writes into a
 folder (metrics_job.lock).
 
 The names and sizes of sample files decide which days are computed again. A note next to a day's tables
@@ -52,11 +52,12 @@ def run_batch(
     spark: SparkSession | None = None,
     again: bool | None = None,
 ) -> list[date]:
-    """Tables of every UTC day that [from_ms, to_ms) touches (None: open) and that has samples; these days.
+    """Compute the tables of all UTC days that [from_ms, to_ms) touches and that have samples; return these
+    days.
 
-    Days whose samples are unchanged are computed again only with `again` (None: when a range is given); days
-    that have lost samples never are. `config`: a folder with slo.yaml. Raises ConfigError when `samples`
-    is not there, the range is empty, or another run writes into `out`.
+    None leaves an end of the range open. Days with unchanged samples are computed only with `again` (None:
+    if a range is given), days that have lost samples never. `config`: a folder with slo.yaml. Raises
+    ConfigError if `samples` does not exist, the range is empty, or another run writes into `out`.
     """
     date_range, goals = days_of(from_ms, to_ms), judged.load_objectives(config)
     own = spark is None and SparkSession.getActiveSession() is None
@@ -90,11 +91,11 @@ def _update_days(
     goals: Goals,
     again: bool,
 ) -> None:
-    """Compute the days whose samples have changed, and note what they were made of."""
+    """Compute the days whose samples have changed, and record which samples they were made from."""
     at = {day: partition_path(out, tables.PROCESSES, day) for day in days}
     newest = max(filter(None, map(day_of, folders.list_names(samples))), default=days[-1])
-    now = build_notes(folders, hours, days, goals)
-    todo = sort_days(days, {day: read_note(folders, at[day]) for day in days}, now, newest, again)
+    now = build_sources(folders, hours, days, goals)
+    todo = sort_days(days, {day: read_source(folders, at[day]) for day in days}, now, newest, again)
     if todo.lost:
         listed = ", ".join(map(str, todo.lost))
         print(f"samples of {listed} are gone since their tables were made: they are kept", file=sys.stderr)
@@ -103,14 +104,16 @@ def _update_days(
         paths = [hour.path for hour in hours if is_near_days(todo.compute, hour.start)]
         _write_tables(spark, out, paths, whole, todo.compute, goals)
     for day in todo.compute:
-        write_note(folders, at[day], now[day])
+        write_source(folders, at[day], now[day])
 
 
 def _write_tables(
     spark: SparkSession, out: str, paths: list[str], whole: Days, days: Sequence[date], goals: Goals
 ) -> None:
-    """Write every table of these days, from the lines in these folders; `whole` is the range that spans the
-    days."""
+    """Write all tables of these days from the samples in `paths`.
+
+    `whole`: the range from the first day to the last.
+    """
     store, now_ms = Store(spark, out, days), time.time_ns() // 1_000_000
     with caching_rows() as keep:
         samples = read_minutes(spark, paths, whole, keep)
@@ -128,7 +131,8 @@ Written = dict[Table, DataFrame]  # tables as they were written, from memory
 
 
 def write_series(store: Store, made: DataFrame, keep: Keep) -> Written:
-    """Write the tables of minutes and hours, and return their rows from memory."""
+    """Write the tables of counters, gauges and latencies by minute and hour; return their rows from
+    memory."""
     counters, gauges = keep(series.counters_minute(made)), keep(series.gauges_minute(made))
     histograms = keep(series.latency_rows(made))
     rows = {
@@ -145,9 +149,11 @@ def write_series(store: Store, made: DataFrame, keep: Keep) -> Written:
 
 
 def write_judged(store: Store, written: Written, days: Sequence[date], goals: Goals) -> None:
-    """Compare these days with what was promised, and with former weeks. Days are taken from what this run has
-    in memory, because readers and other runs may find tables of files that are just replaced; former weeks
-    are read from the tables."""
+    """Write the tables of objectives and anomalies for these days.
+
+    This run's rows come from memory, because readers may replace files meanwhile; former weeks are read from
+    the tables.
+    """
     counters, slow = written[tables.COUNTERS_HOUR], written[tables.LATENCIES_HOUR]
     store.write(tables.RATIOS_HOUR, groups.ratios_hour(counters))
     sampled = written[tables.GAUGES_MINUTE].select("start").distinct()
@@ -160,7 +166,7 @@ def write_judged(store: Store, written: Written, days: Sequence[date], goals: Go
 
 
 def _former_weeks(store: Store, written: Written, days: Sequence[date]) -> DataFrame:
-    """The values of the hours of former weeks, those of this run's own days from memory."""
+    """Return the hourly values of former weeks; for this run's own days from memory."""
     history = {one - timedelta(weeks=week) for one in days for week in range(1, judged.WEEKS + 1)}
     day = F.col(PARTITION)
     counters, slow = (
@@ -177,17 +183,17 @@ TABLES_VERSION = 3  # another one when the same samples give other tables
 
 
 @dataclass(frozen=True)
-class Note:
-    """The source of a day's tables: intervals and bytes by hour (`2026-11-22 03`), and the objectives'
-    checksum."""
+class DaySource:
+    """The samples from which a day's tables were made: intervals and bytes by hour (`2026-11-22 03`), and
+    the objectives' checksum."""
 
     hours: dict[str, int] = field(default_factory=dict)
     promises: int = 0
     tables: int = TABLES_VERSION
     bytes: dict[str, int] = field(default_factory=dict)  # empty in notes of before
 
-    def has_lost(self, now: Note, again: bool) -> bool:
-        """Whether an hour has fewer intervals now, or fewer bytes of them in a run without a range."""
+    def has_lost(self, now: DaySource, again: bool) -> bool:
+        """Return whether an hour has fewer intervals now or, in a run without a range, fewer bytes."""
         return _has_less(now.hours, self.hours) or (not again and _has_less(now.bytes, self.bytes))
 
 
@@ -196,7 +202,7 @@ def _has_less(now: Mapping[str, int], before: Mapping[str, int]) -> bool:
 
 
 class SortedDays(NamedTuple):
-    """Days by the action that they need."""
+    """The days of a run, by what must be done with them."""
 
     compute: list[date]
     unchanged: list[date]
@@ -204,16 +210,17 @@ class SortedDays(NamedTuple):
 
 
 class SampleCounts(NamedTuple):
-    """The number of different intervals in some files, and the bytes of these files."""
+    """The number of distinct intervals in some files, and the size of these files in bytes."""
 
     intervals: int
     size: int
 
 
 def count_samples(sizes: Mapping[str, int]) -> SampleCounts:
-    """Count what files of these names and sizes hold; one with another kind of name counts as one interval.
+    """Count the intervals and bytes of files, given their names and sizes. A file with a foreign name counts
+    as one interval.
 
-    A part beside the merged file that covers it adds nothing, so merging changes no number.
+    Parts next to the merged file that contains them are not counted, so merging does not change the result.
     """
     count = size = 0
     by_instance: dict[str, list[tuple[int, int, int]]] = {}
@@ -236,14 +243,16 @@ def count_samples(sizes: Mapping[str, int]) -> SampleCounts:
 
 def sort_days(
     days: Sequence[date],
-    notes: Mapping[date, Note | None],
-    now: Mapping[date, Note],
+    notes: Mapping[date, DaySource | None],
+    now: Mapping[date, DaySource],
     newest: date,
     again: bool,
 ) -> SortedDays:
-    """`notes`: those of the tables that are there, `now`: as they would be; `again`: also what is unchanged.
+    """Sort days into those to compute, unchanged ones, and those that have lost samples.
 
-    The `newest` day that has samples is never lost: it goes on, and is computed from what there is."""
+    `notes`: the sources of the existing tables; `now`: the current sources. `again`: compute unchanged days,
+    too. The `newest` day with samples never counts as lost, because it is still growing.
+    """
     by_action = SortedDays([], [], [])
     for day in days:
         note, fresh = notes[day], now[day]
@@ -258,12 +267,15 @@ def sort_days(
     return by_action
 
 
-def build_notes(
+def build_sources(
     folders: Folders, hours: Iterable[Hour], days: Sequence[date], promises: Goals
-) -> dict[date, Note]:
-    """Build the notes of tables made now. A day's hours are its own and the two next to them."""
+) -> dict[date, DaySource]:
+    """Build the sources of the current samples by day.
+
+    A day's hours are its own and the two adjacent ones.
+    """
     hour = timedelta(hours=1)
-    notes = {day: Note(promises=crc32(repr(promises).encode())) for day in days}
+    notes = {day: DaySource(promises=crc32(repr(promises).encode())) for day in days}
     for one in hours:
         content = count_samples(folders.read_sizes([one.path]))
         for day in {(one.start + by).date() for by in (-hour, timedelta(), hour)} & notes.keys():
@@ -272,16 +284,19 @@ def build_notes(
     return notes
 
 
-def read_note(folders: Folders, folder: str) -> Note | None:
-    """Read the note in a day's folder; None when there is none or it cannot be read."""
+def read_source(folders: Folders, folder: str) -> DaySource | None:
+    """Read the source from the day's folder; None if there is none or it cannot be parsed."""
     text = folders.read(f"{folder}/{NOTE}")
     try:
-        return None if text is None else Note(**json.loads(text))
+        return None if text is None else DaySource(**json.loads(text))
     except (ValueError, TypeError):
         return None
 
 
-def write_note(folders: Folders, folder: str, note: Note) -> None:
-    """Write the note into a day's folder; skip a folder that does not exist (a day without any process)."""
+def write_source(folders: Folders, folder: str, note: DaySource) -> None:
+    """Write the source into the day's folder.
+
+    A folder that does not exist (a day without processes) is skipped.
+    """
     if folders.exists(folder):
         folders.write(f"{folder}/{NOTE}", json.dumps(asdict(note)))

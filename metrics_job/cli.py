@@ -17,7 +17,9 @@ _DIGITS = re.compile(r"-?\d+\Z")
 
 
 class Moment(click.ParamType[int]):
-    """A day, a time (UTC unless it says otherwise) or epoch milliseconds; gives epoch milliseconds."""
+    """A command-line value: a day, a time (UTC by default) or epoch milliseconds; converted to epoch
+    milliseconds.
+    """
 
     name = "TIME"
 
@@ -38,7 +40,7 @@ def _epoch_ms(moment: datetime) -> int:
 
 
 class Within(click.ParamType[float]):
-    """A number from `low` to `high`."""
+    """A command-line value: a number from `low` to `high`."""
 
     name = "NUMBER"
 
@@ -137,7 +139,7 @@ def write_package(file: Path) -> None:
 
 
 def main() -> None:
-    """Run the command line; mistakes of the caller are one line and exit code 2."""
+    """Run the command line. User errors are printed on one line, with exit code 2."""
     try:
         code = commands(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

@@ -26,14 +26,14 @@ DAY = timedelta(days=1)
 
 
 class Hour(NamedTuple):
-    """One folder of samples."""
+    """One folder of samples, with the start of its hour."""
 
     start: datetime
     path: str
 
 
 class Days(NamedTuple):
-    """Whole UTC days [first, end); None: open on that side."""
+    """A range of whole UTC days [first, end). None: open at that end."""
 
     first: date | None
     end: date | None
@@ -51,7 +51,7 @@ class Days(NamedTuple):
 
 
 def days_of(from_ms: int | None, to_ms: int | None) -> Days:
-    """The days that [from_ms, to_ms) touches. Raises ConfigError when it is empty."""
+    """Return the days that [from_ms, to_ms) touches. Raises ConfigError if the range is empty."""
     for option, moment_ms in (("--from", from_ms), ("--to", to_ms)):
         if moment_ms is not None and not EARLIEST_MS <= moment_ms <= LATEST_MS:
             raise ConfigError(f"{option} {moment_ms}: allowed: times from {FIRST_YEAR} to {LAST_YEAR}")
@@ -62,7 +62,7 @@ def days_of(from_ms: int | None, to_ms: int | None) -> Days:
 
 
 def day_ms(day: date) -> int:
-    """Return the first millisecond of a day, since the epoch."""
+    """Return the first epoch millisecond of a day."""
     return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) * 1000
 
 
@@ -71,7 +71,7 @@ def _utc_day(moment_ms: int) -> date:
 
 
 class Folders:
-    """The file systems of a session."""
+    """File operations on the file systems that a Spark session can reach."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._java: Any = spark.sparkContext._jvm
@@ -81,12 +81,12 @@ class Folders:
         return bool(self._file_system(path).exists(self._to_path(path)))
 
     def find_local_path(self, path: str) -> Path | None:
-        """Return the path on a disk of this machine, or mounted like one; None: it is on another store."""
+        """Return the path as a local path, or None if it is on another store."""
         whole = self._file_system(path).makeQualified(self._to_path(path)).toUri()
         return Path(str(whole.getPath())) if whole.getScheme() == "file" else None
 
     def read_ages_ms(self, path: str, now_ms: int) -> dict[str, int]:
-        """Return how long ago each entry of a folder was changed, by name."""
+        """Return the age of each entry of a folder since its last change in ms, by name."""
         if not self.exists(path):
             return {}
         entries = self._file_system(path).listStatus(self._to_path(path))
@@ -101,7 +101,7 @@ class Folders:
         )
 
     def read_sizes(self, paths: Iterable[str]) -> dict[str, int]:
-        """Return the bytes of every file in these folders, by name; a folder that does not exist has none."""
+        """Return the size of every file in these folders by name. A missing folder counts as empty."""
         return {
             str(one.getPath().getName()): int(one.getLen())
             for path in paths
@@ -110,7 +110,7 @@ class Folders:
         }
 
     def to_load_path(self, url: str) -> str:
-        """Convert a URL of input_files() to a path as `load` takes it."""
+        """Convert a URL of input_files() to a path for Spark's `load`."""
         return str(self._java.org.apache.hadoop.fs.Path(self._java.java.net.URI(url)).toString())
 
     def read(self, path: str) -> str | None:
@@ -139,10 +139,10 @@ class Folders:
         self._file_system(path).delete(self._to_path(path), True)
 
     def list_hours(self, samples: str, days: Days) -> list[Hour]:
-        """List the folders that can hold intervals of these days, in order.
+        """Return the folders that may contain intervals of these days, in order.
 
-        One hour before and after is included: a file that came late or was sent again may lie there. Raises
-        ConfigError when `samples` does not exist.
+        They include one hour before and after, where a late or resent file may be. Raises ConfigError if
+        `samples` does not exist.
         """
         if not self.exists(samples):
             raise ConfigError(
@@ -165,12 +165,12 @@ class Folders:
 
 
 def is_near_days(days: Iterable[date], start: datetime) -> bool:
-    """Whether an hour belongs to one of these days, or is next to one."""
+    """Return whether an hour belongs to one of these days or is adjacent to one."""
     return any(_is_near(Days(day, day + DAY), start) for day in days)
 
 
 def input_files(rows: DataFrame) -> list[str]:
-    """Return the files that rows are read from, as escaped URLs."""
+    """Return the files that the rows are read from, as escaped URLs."""
     return list(rows.inputFiles())
 
 

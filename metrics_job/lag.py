@@ -7,7 +7,8 @@ queues.
 
 Queues change owners between the samples of the processes, so for the length of an interval a queue is in two
 sums, or in none. So an instant has two readings: the sum of the last value of each process, or the sum of
-the next ones. The reading that is nearer to the instant before counts, because moving a queue changes no sum.
+the next ones. The reading that is nearer to the instant before counts, because moving a queue changes no
+sum.
 
 A Python worker gets the samples of one subscription on one day, one after the other: rows with the values of
 one process in a minute (`metric` is one of minutes.FOLLOWED), and one row without a metric for each run of a
@@ -44,12 +45,12 @@ class Run(NamedTuple):
 
     @property
     def due_ms(self) -> int:
-        """The time within which the next sample must come."""
+        """Return within how many ms the next sample must arrive."""
         return int(DUE_INTERVALS * (self.interval_ms or INTERVAL_MS))
 
     @property
     def valid_ms(self) -> int:
-        """The time after a sample for which its value still counts."""
+        """Return for how many ms after a sample its value still counts."""
         return int(HELD_INTERVALS * (self.interval_ms or INTERVAL_MS))
 
 
@@ -64,7 +65,7 @@ NOTHING: ValueSpan = (FAR_MS, FAR_MS, 0.0, 0)
 
 
 class Minute(NamedTuple):
-    """A minute of a step function: its value at the end, its highest value, and the time of its last step."""
+    """The values of a step function in one minute: the last, the highest, and the time of the last step."""
 
     last: float
     highest: float
@@ -74,8 +75,8 @@ class Minute(NamedTuple):
 def sum_steps(owners: Mapping[str, tuple[Sequence[Run], StepsByRun]], until_ms: int) -> list[Step]:
     """Sum the values of all processes (name → runs, values) at every instant at which one changes.
 
-    `until_ms`: the end of the newest sample of any process. The newest instants are left out while a live
-    process has no sample of them yet.
+    `until_ms`: the end of the newest sample of any process. The newest instants are left out as long as a
+    live process has not sent its sample of them.
     """
     by_owner = [
         (runs, spans) for runs, steps_by_run in owners.values() if (spans := build_spans(runs, steps_by_run))
@@ -99,7 +100,8 @@ def sum_steps(owners: Mapping[str, tuple[Sequence[Run], StepsByRun]], until_ms: 
 
 
 def highest_steps(owners: Mapping[str, tuple[Sequence[Run], StepsByRun]]) -> list[Step]:
-    """Return the highest of the processes' last values at every instant: for ages, which do not add up."""
+    """Return the highest last value of all processes at every instant, for ages, which must not be
+    summed."""
     span_lists = [
         spans for runs, steps_by_run in owners.values() if (spans := build_spans(runs, steps_by_run))
     ]
@@ -109,7 +111,7 @@ def highest_steps(owners: Mapping[str, tuple[Sequence[Run], StepsByRun]]) -> lis
 
 
 def by_minute(steps: Sequence[Step]) -> dict[int, Minute]:
-    """Return the minutes since the epoch that have a step, and those between them in which the value stays
+    """Return the minutes (since the epoch) that have a step, and minutes between them with a value
     above 0."""
     minutes: dict[int, Minute] = {}
     former: Minute | None = None
@@ -125,7 +127,7 @@ def by_minute(steps: Sequence[Step]) -> dict[int, Minute]:
 
 
 def build_spans(runs: Sequence[Run], steps_by_run: StepsByRun) -> list[ValueSpan]:
-    """Return the values of one process over all its starts, as spans in order that do not overlap."""
+    """Return the values of one process over all its starts as ordered, non-overlapping spans."""
     runs_by_instance = {run.instance: run for run in runs}
     for instance, points in steps_by_run.items():
         points.sort(key=itemgetter(0))
@@ -146,8 +148,10 @@ def build_spans(runs: Sequence[Run], steps_by_run: StepsByRun) -> list[ValueSpan
 def _spans_of_run(run: Run, points: list[Step], silent_before: bool) -> list[ValueSpan]:
     """Return the values of one run as spans.
 
-    A value above 0 is in every sample, so a value that is missing while the process goes on is 0. The last
-    sample of a process that stops has no values, so the sample before it is the end."""
+    Every sample contains all values above 0, so a missing value of a live process is 0. The last sample of a
+    stopping process has no values, so the sample before it is the end. `silent_before`: the process had a
+    value above 0 before this run.
+    """
     end_ms, value = points[-1] if points else (run.last_ms, 0.0)
     last_ms, due_ms = max(run.last_ms, end_ms), run.due_ms
     quiet_ms = run.first_ms + run.valid_ms  # a new process needs a moment until it owns its queues
@@ -165,20 +169,21 @@ def _spans_of_run(run: Run, points: list[Step], silent_before: bool) -> list[Val
 
 
 def _complete_until_ms(runs: Sequence[Run], until_ms: int) -> float:
-    """Return until when a process's values are complete: infinite if it stopped or has been silent for too
-    long."""
+    """Return until when a process's values are complete: infinity if it has stopped or been silent for too
+    long.
+    """
     newest = max(runs, key=lambda run: run.last_ms, default=None)
     is_silent = newest is None or newest.stopped or until_ms - newest.last_ms > newest.valid_ms
     return inf if newest is None or is_silent else newest.last_ms
 
 
 def _list_instants(span_lists: Iterable[Sequence[ValueSpan]]) -> list[int]:
-    """Return all times at which any span starts, sorted."""
+    """Return the start times of all spans, sorted."""
     return sorted({span[0] for spans in span_lists for span in spans})
 
 
 def _read_values_at(spans: Sequence[ValueSpan], instants: Iterable[int]) -> tuple[list[float], list[float]]:
-    """Return two values of a process for each of these sorted instants: its last one and its next one."""
+    """Return the last and the next value of a process at each of these sorted instants."""
     lasts, afters = list[float](), list[float]()
     coming = iter(spans)
     start_ms, end_ms, value = -FAR_MS, -FAR_MS, 0.0
@@ -208,8 +213,11 @@ MADE = (
 
 
 class Row(NamedTuple):
-    """One row in. For a run, the times are those of its second and its last interval; `seq` is that of its
-    last sample if it stopped, else -1; `value` is the length of its intervals."""
+    """One input row: the values of one metric, or a run of a process if `metric` is "".
+
+    For a run, the times are those of its second and its last interval; `seq` is that of its last sample if
+    it stopped, else -1; `value` is the length of its intervals.
+    """
 
     day: int
     group: str
@@ -225,15 +233,18 @@ class Row(NamedTuple):
 
 
 def lag_schema() -> Any:
-    """Return the schema of the rows out: lag_minute's columns from gauges; `at_ms`: time of the last lag
-    value."""
+    """Return the schema of the output rows: lag_minute's columns from gauges, and `at_ms`, the time of the
+    last lag value.
+    """
     kinds = [pa.int64(), pa.int64(), pa.string(), pa.string(), *[pa.float64()] * 5]
     return pa.schema(list(zip(MADE, kinds, strict=True)))
 
 
 def follow_lags(batches: Iterator[Any], ahead: Mapping[str, int]) -> Iterator[Any]:
-    """Turn batches of COLUMNS into batches of lag_schema(). `ahead`: by how many ms a process's clock is
-    ahead."""
+    """Convert batches of COLUMNS to batches of lag_schema().
+
+    `ahead`: how many ms a process's clock is ahead.
+    """
     rows = (row for batch in batches for row in _rows_in(batch))
     for (_, group, topic), some in groupby(rows, key=lambda row: row[:3]):
         minutes = minutes_of(some, ahead)
@@ -253,12 +264,13 @@ def _rows_in(batch: Any) -> Iterator[Row]:
 
 
 def minutes_of(samples: Iterable[Row], ahead: Mapping[str, int]) -> Iterator[tuple[Any, ...]]:
-    """Yield minute, at_ms, lag, lag_max, lag_age_ms, blocked_keys, blocked_key_age_ms of one subscription."""
+    """Yield minute, at_ms, lag, lag_max, lag_age_ms, blocked_keys, blocked_key_age_ms of one
+    subscription."""
     rows = list(samples)
     runs: dict[str, list[Run]] = {}
     steps_of_processes: dict[str, dict[str, StepsByRun]] = {metric: {} for metric in FOLLOWED}
     stops: set[tuple[str, int]] = set()
-    ends = _last_told(rows)
+    ends = _last_reported(rows)
     for row in rows:
         if not row.metric:
             by_ms, length_ms = ahead.get(row.process, 0), max(row.value or 0, 0)
@@ -279,8 +291,8 @@ def minutes_of(samples: Iterable[Row], ahead: Mapping[str, int]) -> Iterator[tup
     yield from _to_minute_rows({metric: by_minute(some) for metric, some in steps_of_metrics.items()})
 
 
-def _last_told(rows: Iterable[Row]) -> dict[tuple[str, int], int]:
-    """Map (instance, seq) of the last two samples with a value in each minute to the time they ended."""
+def _last_reported(rows: Iterable[Row]) -> dict[tuple[str, int], int]:
+    """Return the end times of the last two samples with a value in each minute, by (instance, seq)."""
     return {(row.instance, seq): at for row in rows for at, seq, _ in (row.told or ())[-2:]}
 
 
@@ -292,7 +304,10 @@ def _combine_steps(
 
 
 def _to_minute_rows(minutes: dict[str, dict[int, Minute]]) -> Iterator[tuple[Any, ...]]:
-    """Yield a row for each minute with any value; a metric without a value in it keeps its last one."""
+    """Yield a row for each minute with a value of any metric.
+
+    Metrics without a value keep their last one.
+    """
     last = dict.fromkeys(FOLLOWED, 0.0)
     at_ms = 0
     for minute in sorted({minute for each in minutes.values() for minute in each}):

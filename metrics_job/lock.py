@@ -23,9 +23,9 @@ LOCK_FILE = "_job.lock"
 
 @contextmanager
 def locked_folder(folder: Path | None, run: str) -> Iterator[None]:
-    """Hold the lock of an output folder; `run` says what for. None: the folder has none, so nothing is held.
+    """Hold the lock of an output folder in the `with` block. `run`: the lock's purpose. None: do nothing.
 
-    Raises ConfigError at once when another run holds it, with who that is.
+    Raises ConfigError at once if another run holds it; the text says which one.
     """
     if folder is None:
         yield
@@ -41,7 +41,7 @@ def locked_folder(folder: Path | None, run: str) -> Iterator[None]:
 
 
 def check_unlocked(folder: Path) -> None:
-    """Raise ConfigError when another run holds the lock of this folder now."""
+    """Raise ConfigError if another run holds the lock of this folder."""
     if folder.is_dir():
         descriptor = _open_lock(folder)
         try:
@@ -76,7 +76,9 @@ def _describe_holder(run: str) -> dict[str, str | int]:
 
 
 def _read_holder(descriptor: int) -> str:
-    """`metrics_job batch, process 4711 on host, since 2026-11-28 12:00:00 UTC`."""
+    """Return the holder's description: `metrics_job batch, process 4711 on host, since 2026-11-28 12:00:00
+    UTC`.
+    """
     try:
         holder = json.loads(os.pread(descriptor, 4096, 0))
         return f"{holder['run']}, process {holder['pid']} on {holder['host']}, since {holder['since']} UTC"

@@ -1,10 +1,11 @@
-"""Sample files into rows, good and bad, and into minutes: what one process added to one series in one minute.
+"""Sample files into rows, good and bad, and into minutes: what one process added to one series in one
+minute.
 
-A line is refused as a whole: `unknown version` (its `v` is another one than tables.VERSION), `corrupt` (not a
-JSON object, or without the fields that say whose it is), `unknown metric` (not in the catalogue),
-`unknown label` (one that no metric of the catalogue has: of a newer server), `bad value`
-(no finite number, a counter that goes down, buckets that are not the buckets of ddmq_common.metrics.cells,
-a text where a number is wanted). What is refused is counted by file; nothing is dropped in silence.
+A line is refused as a whole: `unknown version` (its `v` is another one than tables.VERSION), `corrupt` (not
+a JSON object, or without the fields that say whose it is), `unknown metric` (not in the catalogue), `unknown
+label` (one that no metric of the catalogue has: of a newer server), `bad value` (no finite number, a counter
+that goes down, buckets that are not the buckets of ddmq_common.metrics.cells, a text where a number is
+wanted). What is refused is counted by file; nothing is dropped in silence.
 
 Every table but `rejects` is made from minutes. A line that was there twice is in them once; a key may come
 more than once, because whatever is made from them adds up anyway. Kinds of rows, and the columns they use
@@ -47,7 +48,7 @@ from metrics_job.tables import (
 )
 
 FILE = "file"
-TEXT = "text"  # of an odd or refused line
+TEXT = "text"  # of an undecoded or refused line
 REASON = "reason"
 KIND = "kind"  # counter, gauge, histogram, or process for the first line of a file
 IDENTITY = ("process", "instance", "seq", "from", "to", "metric", "labels")
@@ -67,22 +68,23 @@ READER_OPTIONS = {
 
 
 def read_schema() -> T.StructType:
-    """Return tables.line_schema for Spark's reader, with every label that a line has, known or not."""
+    """Return tables.line_schema for Spark's JSON reader, with all labels of a line, known or not."""
     labels = T.MapType(T.StringType(), T.StringType())
     fields = [(one.name, labels if one.name == "labels" else one.dataType) for one in line_schema()]
     return T.StructType([T.StructField(name, kind) for name, kind in fields])
 
 
 def classify_lines(lines: DataFrame) -> DataFrame:
-    """Convert lines of read_schema to tables.line_schema and add `kind` and `reason`; for files and
-    streams."""
+    """Convert lines of read_schema to tables.line_schema and add the columns `kind` and `reason` (of a
+    refusal).
+    """
     judged = lines.withColumn(KIND, _kind_column()).withColumn(REASON, _reason_column())
     labels = F.struct(*(F.col("labels")[name].alias(name) for name in label_names()))
     return judged.withColumn("labels", F.when(F.col("labels").isNotNull(), labels))
 
 
 def key_columns() -> list[Column]:
-    """Return topic, group and detail of a line: "" where it has none."""
+    """Return the columns topic, group and detail of a line; "" if it has none."""
     labels = F.col("labels")
     others = [name for name in label_names() if name not in ("topic", "group")]
     parts = [F.concat(F.lit(f"{name}="), labels[name]) for name in others]
@@ -94,7 +96,7 @@ def key_columns() -> list[Column]:
 
 
 def metrics_of(kind: str) -> list[str]:
-    """Return the names of the catalogue's metrics of that kind."""
+    """Return the names of the metrics of this kind in the catalogue."""
     return [metric.name for metric in CATALOGUE.values() if metric.kind == kind]
 
 
@@ -109,7 +111,7 @@ def _kind_column() -> Column:
 
 
 def _reason_column() -> Column:
-    """Return why a line is refused (the first reason), or null."""
+    """Return a column with the first reason why a line is refused, or null."""
     broken, text = F.col(CORRUPT).isNotNull(), F.col(CORRUPT)
     unreadable = broken & F.try_parse_json(text).isNull()
     return (
@@ -162,7 +164,7 @@ _COLUMNS: dict[str, T.DataType] = (
 
 @contextmanager
 def caching_rows() -> Iterator[Keep]:
-    """Give a function that caches rows; at the end all of them are unpersisted."""
+    """Context manager that yields a function to persist rows, and unpersists all of them at the end."""
     cached: list[DataFrame] = []
 
     def cache(rows: DataFrame) -> DataFrame:
@@ -181,13 +183,13 @@ def minutes_schema() -> T.StructType:
 
 
 def to_minutes(lines: DataFrame, keep: Keep) -> DataFrame:
-    """Turn the good ones of these lines into rows of minutes, whatever files they come from."""
+    """Aggregate the valid lines into rows of minutes."""
     once = keep(_merge_copies(lines))
     return _series_rows(once).unionByName(_interval_rows(once))
 
 
 def in_range(lines: DataFrame, from_ms: int | None, to_ms: int | None) -> DataFrame:
-    """Return the lines whose interval ends in [from_ms, to_ms), and all refused ones."""
+    """Return the lines whose interval ends in [from_ms, to_ms), and all refused lines."""
     end, in_days = F.col("to"), F.lit(True)
     if from_ms is not None:
         in_days = in_days & (end >= from_ms)
@@ -197,7 +199,7 @@ def in_range(lines: DataFrame, from_ms: int | None, to_ms: int | None) -> DataFr
 
 
 def _merge_copies(lines: DataFrame) -> DataFrame:
-    """Return each good line once, with the number of its `copies`."""
+    """Return each valid line once, with the number of its `copies`."""
     good = lines.filter(F.col(REASON).isNull())
     columns = [name for name in good.columns if name not in LINE_KEY]
     one = F.min(F.struct(*columns)).alias("line")
@@ -206,7 +208,7 @@ def _merge_copies(lines: DataFrame) -> DataFrame:
 
 
 def _series_rows(once: DataFrame) -> DataFrame:
-    """Return a row for each line about a metric."""
+    """Return one row for each line that has a metric."""
     topic, group, detail = key_columns()
     number = F.when(F.col(KIND) == "histogram", F.col("sum")).otherwise(F.col("value"))
     values = {"seq": F.col("seq"), "to_ms": F.col("to"), "lines": F.lit(1).cast("long")}
@@ -239,5 +241,5 @@ def _minute_column() -> Column:
 
 
 def _fill_columns(values: dict[str, Column]) -> list[Column]:
-    """Return all columns of the schema; those that are missing are null."""
+    """Return all columns of the schema; missing ones are null."""
     return [values.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in _COLUMNS.items()]

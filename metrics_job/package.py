@@ -19,7 +19,10 @@ PACKAGES = (
 
 
 def write_zip(out: Path) -> int:
-    """Write the packages that the job imports into `out`; return how many files. Raises ConfigError."""
+    """Write the packages that the job imports into the archive `out`; return the number of files.
+
+    Raises ConfigError.
+    """
     if out.suffix != ".zip":
         raise ConfigError(
             f"{out} does not end in .zip; Spark gives executors .zip files and no others of ours"
@@ -35,7 +38,7 @@ def write_zip(out: Path) -> int:
 
 
 def _list_sources() -> Iterator[tuple[Path, str]]:
-    """Every file of the packages and its name in the archive."""
+    """Yield every source file and its name in the archive."""
     beside = Path(__file__).parents[1]
     for package in PACKAGES:
         for path in sorted((beside / package).rglob("*")):

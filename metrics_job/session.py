@@ -72,9 +72,10 @@ exec '{java}' "$@"
 
 
 def session(name: str = "ddmq-metrics", master: str | None = None, **settings: str) -> SparkSession:
-    """The session of this process, made by the first call. `master` None: spark-submit's or all cores.
+    """Return the Spark session of this process, which the first call creates.
 
-    `settings`: further Spark settings, dots written as "__". Raises ConfigError when there is no Java.
+    `master` None: that of spark-submit, or all local cores. `settings`: more Spark settings, dots written as
+    "__". Raises ConfigError if there is no Java.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -94,9 +95,9 @@ def session(name: str = "ddmq-metrics", master: str | None = None, **settings: s
 
 @contextmanager
 def settings_of_the_job(spark: SparkSession) -> Iterator[None]:
-    """Set the settings that the results depend on; those of the session's owner are restored afterwards.
+    """Set the settings that the results depend on; restore the session's own settings afterwards.
 
-    Raises ConfigError for a session that only talks to a Spark elsewhere.
+    Raises ConfigError for a session of Spark Connect.
     """
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise ConfigError(
@@ -120,8 +121,10 @@ def settings_of_the_job(spark: SparkSession) -> Iterator[None]:
 
 @contextmanager
 def quiet_interrupt(spark: SparkSession) -> Iterator[None]:
-    """Let Ctrl-C cancel the jobs and raise KeyboardInterrupt, without messages of Spark and py4j; for a
-    session that ends with it."""
+    """Let Ctrl-C cancel the Spark jobs and raise KeyboardInterrupt without messages of Spark and py4j.
+
+    Use it only for a session that ends afterwards.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -149,8 +152,9 @@ def quiet_interrupt(spark: SparkSession) -> Iterator[None]:
 
 
 def local_settings(cores: int, memory_bytes: int) -> dict[str, str]:
-    """Return settings for one machine: few shuffle partitions, half of the memory up to 4 GiB, no web
-    page."""
+    """Return settings for one machine: few shuffle partitions, half of the memory (at most 4 GiB), no web
+    page.
+    """
     heap_mib = max(1 * GIB, min(4 * GIB, memory_bytes // 2)) >> 20
     folder = private_folder("ddmq-spark-")
     (folder / "log4j2.properties").write_text(_LOG4J, encoding="utf-8")
@@ -168,7 +172,7 @@ def local_settings(cores: int, memory_bytes: int) -> dict[str, str]:
 
 
 def wrapped_java(java: Path, folder: Path) -> Path:
-    """Make a JAVA_HOME in `folder` whose `java` runs the given one without the module that it lacks."""
+    """Create a JAVA_HOME in `folder` whose `java` runs the given one without the module that it lacks."""
     wrapper = folder / "bin" / "java"
     wrapper.parent.mkdir(parents=True, exist_ok=True)
     quoted = str(java).replace("'", "'\\''")
@@ -185,7 +189,7 @@ def private_folder(prefix: str) -> Path:
 
 
 def _prepare_java() -> None:
-    """Set JAVA_HOME for Spark and print which Java it is. Raises ConfigError when there is none."""
+    """Set JAVA_HOME for Spark and print which Java is used. Raises ConfigError if there is none."""
     home = find_java(os.environ)
     if home is not None:
         _report_java(f"Java {java_version(home)} in {home}")

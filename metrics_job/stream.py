@@ -85,7 +85,7 @@ class Streaming:
 
 
 class BatchTaker:
-    """Takes batches of lines into the tables; `take_batch` may be repeated with the same number and files."""
+    """Adds batches of lines to the tables. `take_batch` may be repeated with the same number and files."""
 
     def __init__(
         self, spark: SparkSession, what: Streaming, roll_up: RollUp, now_ms: Callable[[], int]
@@ -94,7 +94,7 @@ class BatchTaker:
         self._arrived = Arrived(spark, f"{what.stream_folder}/minutes", kept_schema())
 
     def take_batch(self, lines: DataFrame, batch: int) -> None:
-        """Take one batch, as foreachBatch gives it: lines of minutes.read_schema with their file."""
+        """Add one batch, as foreachBatch passes it: lines of minutes.read_schema with their file."""
         newest = self._arrived.newest_ms(batch)
         if newest != NEVER:
             self._arrived.tidy_folders(batch, self._keep_from(newest))
@@ -111,27 +111,29 @@ class BatchTaker:
             self._roll_up(self._arrived.read(batch), which)
 
     def _recorded_intervals(self, batch: int) -> DataFrame:
-        """Return `instance` and `seq` of the intervals in the batches before."""
+        """Return `instance` and `seq` of all intervals in the earlier batches."""
         of_days = self._arrived.read(batch - 1).filter(F.col(HOUR) == OF_DAY)
         return of_days.filter(F.col("kind") == INTERVAL).select(*INTERVAL_KEY).distinct()
 
     def _without_recorded(self, made: DataFrame, batch: int) -> DataFrame:
-        """Drop the intervals that are recorded already; of those only the number of copies is kept."""
+        """Drop the intervals of earlier batches; of those, only the number of copies is kept."""
         recorded = self._recorded_intervals(batch)
         new = made.join(recorded, list(INTERVAL_KEY), "left_anti")
         again = made.filter(F.col("kind") == INTERVAL).join(recorded, list(INTERVAL_KEY), "left_semi")
         return new.unionByName(again.withColumn("lines", F.lit(0).cast("long")))
 
     def _watermark_ms(self, newest_ms: int) -> int:
-        """Return the time below which a `to` is late; NEVER before the first line."""
+        """Return the interval end before which a line is late; NEVER before the first line."""
         return NEVER if newest_ms == NEVER else newest_ms - int(self._what.late_hours * HOUR_MS)
 
     def _keep_from(self, newest_ms: int) -> date:
         return utc_date(self._watermark_ms(newest_ms)) - timedelta(KEEP_DAYS)
 
     def _without_repeats(self, judged: DataFrame, batch: int) -> DataFrame:
-        """Keep of merged hours only the intervals that came in no other file, with the bad lines of those
-        files."""
+        """Drop from merged hours the intervals that also arrive in other files.
+
+        Bad lines are kept only for the merged files that still have an interval.
+        """
         merged = F.element_at(F.split(FILE, "/"), -1).startswith("hour-")
         hours = judged.filter(merged)
         if hours.isEmpty():
@@ -145,7 +147,7 @@ class BatchTaker:
         return parts.unionByName(new).unionByName(bad)
 
     def _add_dates(self, judged: DataFrame, newest_ms: int) -> DataFrame:
-        """Add the day that each line belongs to, and refuse late lines."""
+        """Add the column of the day that each line belongs to, and refuse late lines."""
         if newest_ms == NEVER:
             return judged.withColumn(PARTITION, _day_of_line())
         is_late = F.col(REASON).isNull() & (F.col("to") < self._watermark_ms(newest_ms))
@@ -156,15 +158,17 @@ class BatchTaker:
 
 
 def _day_of_line() -> Column:
-    """Return the day of `to`; for a refused line, that of its folder."""
+    """Return a column with the day of `to`; for a refused line, that of its folder."""
     ended = F.when(F.col(REASON).isNull(), F.to_date(F.timestamp_millis("to")))
     folder = F.try_to_date(F.regexp_extract(FILE, _DAY_FOLDER, 1))
     return F.coalesce(ended, folder, F.lit(date(1970, 1, 1)))
 
 
 def open_lines(spark: SparkSession, what: Streaming) -> DataFrame:
-    """Open the stream of lines of arriving files, with their file. Raises ConfigError without such a
-    folder."""
+    """Open the stream of lines in arriving files, with their file.
+
+    Raises ConfigError if the folder does not exist.
+    """
     options = READER_OPTIONS | {
         "recursiveFileLookup": "true",
         "ignoreMissingFiles": "true",  # merged between being listed and being read: the hour's file has it
@@ -190,10 +194,10 @@ def start(spark: SparkSession, what: Streaming, roll_up: RollUp) -> StreamingQue
 
 
 def run(spark: SparkSession, what: Streaming, roll_up: RollUp, stopping: threading.Event) -> None:
-    """Run until `stopping` is set or, with `once`, until all files are taken; a running batch is finished
-    first.
+    """Run the stream until `stopping` is set or, with `once`, until all files are processed. A running batch
+    is finished.
 
-    Raises StreamingQueryException when a batch failed; the next start repeats it.
+    Raises StreamingQueryException if a batch failed; the next start repeats it.
     """
     query = start(spark, what, roll_up)
     while not stopping.is_set():
@@ -207,8 +211,10 @@ def run(spark: SparkSession, what: Streaming, roll_up: RollUp, stopping: threadi
 
 
 def stop_on_signals(stopping: threading.Event) -> None:
-    """Let SIGTERM and SIGINT set the event (main thread only). A new Spark session replaces the SIGINT
-    handler."""
+    """Let SIGTERM and SIGINT set the event (main thread only).
+
+    A new Spark session replaces the handler of SIGINT, so call this again after creating one.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         print("stopping after this batch", file=sys.stderr, flush=True)
@@ -219,7 +225,10 @@ def stop_on_signals(stopping: threading.Event) -> None:
 
 
 def run_stream(what: Streaming, config: Path | None) -> int:
-    """Run until SIGTERM, SIGINT or, with `once`, the last file: 0. 1 when a batch failed."""
+    """Run the stream until SIGTERM, SIGINT or, with `once`, the last file.
+
+    Return the exit code: 1 if a batch failed.
+    """
     stopping = threading.Event()
     stop_on_signals(stopping)
     spark = session("ddmq-metrics-stream")

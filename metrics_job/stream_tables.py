@@ -46,7 +46,7 @@ HOUR_MINUTES = 60
 
 
 class Touched(NamedTuple):
-    """The days of a batch, and its hours since the epoch."""
+    """The days and hours (since the epoch) of the rows in a batch."""
 
     days: list[date]
     hours: list[int]
@@ -56,15 +56,16 @@ RollUp = Callable[[DataFrame, Touched], None]  # all kept rows -> the tables of 
 
 
 def kept_schema() -> T.StructType:
-    """Return the schema of a kept row: metrics_job.minutes, or file, reason and text of a refused line; day,
-    hour."""
+    """Return the schema of stored rows: metrics_job.minutes; file, reason and text of a refused line; day
+    and hour."""
     more = [T.StructField(name, STRING) for name in (FILE, REASON, TEXT)]
     parts = [T.StructField(PARTITION, T.DateType()), T.StructField(HOUR, INT)]
     return T.StructType([*minutes_schema().fields, *more, *parts])
 
 
 def rows_to_keep(made: DataFrame, refused: DataFrame) -> DataFrame:
-    """Return the rows to keep, from rows of metrics_job.minutes and of processes.refused_lines."""
+    """Return the rows to store: rows of metrics_job.minutes, and refused lines of
+    processes.refused_lines."""
     epoch_hour = F.floor(F.col("minute") / HOUR_MINUTES)
     followed = F.coalesce(F.col("metric").isin(*FOLLOWED), F.lit(False))
     hour = F.when((F.col("kind") == INTERVAL) | followed, OF_DAY).otherwise(F.pmod(epoch_hour, F.lit(24)))
@@ -83,8 +84,10 @@ def find_touched(rows: DataFrame) -> Touched:
 
 
 def roll_up(spark: SparkSession, out: str, config: Path | None = None) -> RollUp:
-    """Return the function that replaces tables under `out`. Raises ConfigError when `out` has tables of a
-    batch run or of an older stream."""
+    """Return the function that replaces tables under `out` after a batch.
+
+    Raises ConfigError if `out` has tables of a batch run or of an older stream.
+    """
     goals = judged.load_objectives(config)
     _check(Folders(spark), out)
 
@@ -122,13 +125,12 @@ OF_OTHER_HOURS = (COUNTERS_MINUTE, COUNTERS_HOUR, LATENCIES_HOUR, GAUGES_MINUTE)
 
 
 def _of_days(store: Store, table: Table, which: Touched) -> DataFrame:
-    """Read all hours of the touched days, also those without rows in this batch: only the tables have
-    them."""
+    """Read all rows of the touched days, including the hours without rows in this batch."""
     return store.read(table).filter(F.col(PARTITION).isin(which.days))
 
 
 def _merge_intervals(rows: DataFrame) -> DataFrame:
-    """Merge the rows of an interval into one, however often it came."""
+    """Merge the rows of the same interval into one."""
     interval = ("kind", "minute", "process", "instance", "seq", "from_ms", "to_ms")
     sums = {"lines": F.sum("lines"), "copies": F.sum("copies"), "is_last": F.bool_or("is_last")}
     once = (

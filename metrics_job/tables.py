@@ -6,8 +6,8 @@ or hour. `topic`, `group` and `detail` are "" where the metric has no such label
 labels as "name=value,name=value" in the order of the names. An interval of a process belongs to the minute
 (and hour, and date) of its end.
 
-The dates of a run are replaced, all others stay. A date for which a run finds no rows any more loses those it
-had, so that a repeated run gives the same whatever was there before.
+The dates of a run are replaced, all others stay. A date for which a run finds no rows any more loses those
+it had, so that a repeated run gives the same whatever was there before.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ STRING, LONG, DOUBLE, INT = T.StringType(), T.LongType(), T.DoubleType(), T.Inte
 
 
 def label_names() -> list[str]:
-    """Every label of the catalogue and the state of a file's first line, sorted."""
+    """Return all labels of the catalogue and the state label of a file's first line, sorted."""
     return sorted({STATE_LABEL, *(label for metric in CATALOGUE.values() for label in metric.labels)})
 
 
 def _struct_type(**columns: T.DataType) -> T.StructType:
-    """Make a StructType of columns by name; one that is a keyword of Python ends in _."""
+    """Build a StructType from columns by name. A name that is a Python keyword ends in _."""
     return T.StructType([T.StructField(name.rstrip("_"), kind) for name, kind in columns.items()])
 
 
@@ -49,7 +49,7 @@ def _columns_of(kind: T.DataType, *names: str) -> dict[str, T.DataType]:
 
 
 def line_schema() -> T.StructType:
-    """One line of a sample file: `from` and `to` in epoch ms, labels null where absent."""
+    """Return the schema of one line of a sample file: `from` and `to` in epoch ms, absent labels null."""
     return _struct_type(
         v=LONG,
         **_columns_of(STRING, "process", "instance"),
@@ -71,7 +71,7 @@ class Table(NamedTuple):
 
     @property
     def stored_schema(self) -> T.StructType:
-        """The columns with the partition, as a reader of the folder sees them."""
+        """Return the columns including the partition, as a reader of the folder sees them."""
         return T.StructType([*self.schema.fields, T.StructField(PARTITION, T.DateType())])
 
 
@@ -166,7 +166,7 @@ TABLES = {table.name: table for table in (*BY_HOUR, LAG_MINUTE, SLO_DAY, PROCESS
 
 
 def table_path(out: str, table: Table) -> str:
-    """Return the folder of the table under the output folder (a path or a URL)."""
+    """Return the path or URL of the table's folder under the output folder."""
     return f"{out.rstrip('/')}/{table.name}"
 
 
@@ -176,10 +176,10 @@ MARKERS = {"_SUCCESS", "._SUCCESS.crc"}  # what Spark leaves where it has writte
 
 
 class Store:
-    """The tables under one output folder; `dates` are those that this run covers.
+    """The tables under one output folder. `dates`: the dates that this run covers.
 
-    With `hours` (epoch hours; of a stream) it covers only these in the tables of tables.BY_HOUR, whose rows
-    lie in `date=…/hour=…` then.
+    `hours` (epoch hours, for a stream): the run covers only these hours in the tables of tables.BY_HOUR,
+    whose rows are in `date=…/hour=…` then.
     """
 
     def __init__(
@@ -189,12 +189,14 @@ class Store:
         self._folders = Folders(spark)
 
     def shape_rows(self, table: Table, rows: DataFrame) -> DataFrame:
-        """The rows of the run's dates with exactly the table's columns, as `write` writes them."""
+        """Return the rows of the run's dates with exactly the table's columns, as `write` writes them."""
         return _select_columns(table, rows).filter(F.col(PARTITION).isin(self._dates))
 
     def write(self, table: Table, rows: DataFrame | None) -> None:
-        """Replace the run's dates, or hours. `rows` has the table's columns, and `date` or what it follows
-        from; None: there are none."""
+        """Replace the rows of the run's dates or hours. None as `rows`: there are none.
+
+        `rows` has the table's columns, and `date` or a column that determines it.
+        """
         path = table_path(self._out, table)
         self._delete_staging(path)
         before = {part: self._folders.list_names(part) for part in self._replaced_folders(path, table)}
@@ -215,7 +217,7 @@ class Store:
             self._folders.delete(path)  # a folder without rows tells no reader its columns
 
     def _delete_staging(self, path: str) -> None:
-        """Delete what killed runs had begun to write. On a disk the lock keeps other runs out."""
+        """Delete unfinished files of killed runs. On a local disk the lock keeps other runs out."""
         now_ms = time.time_ns() // 1_000_000
         is_locked = self._folders.find_local_path(path) is not None
         for name, age_ms in self._folders.read_ages_ms(path, now_ms).items():
@@ -223,7 +225,7 @@ class Store:
                 self._folders.delete(f"{path}/{name}")
 
     def read(self, table: Table) -> DataFrame:
-        """Read all dates of a table; no rows if it does not exist yet."""
+        """Read all dates of a table; no rows if the table does not exist."""
         path = table_path(self._out, table)
         if not self._folders.exists(path):
             return self._spark.createDataFrame([], table.stored_schema)
@@ -243,7 +245,7 @@ class Store:
 
 
 def _epoch_hour() -> Column:
-    """The epoch hour of a row with `start`."""
+    """Return a column with the epoch hour of a row's `start`."""
     return F.floor(F.unix_timestamp("start") / 3600)
 
 
@@ -252,7 +254,7 @@ def _partition_folder(path: str, day: date) -> str:
 
 
 def partition_path(out: str, table: Table, day: date) -> str:
-    """Return the folder of a table's rows of a day."""
+    """Return the path of the folder with a table's rows of one day."""
     return _partition_folder(table_path(out, table), day)
 
 

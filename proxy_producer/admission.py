@@ -37,7 +37,7 @@ from proxy_producer.core.validation import (
 from proxy_producer.delay.context import DelayContext
 from proxy_producer.flow import Flow
 from proxy_producer.pending import SendMember
-from proxy_producer.topics import KnownTopic, TopicTable
+from proxy_producer.topics import CachedTopic, TopicTable
 from proxy_producer.wire import RequestKind, SendRequest, flags_of, request_of
 
 DRAINING = refusal(Code.SHUTTING_DOWN, "draining", "this proxy is shutting down", "send to another one")
@@ -55,7 +55,7 @@ _ALONE = "allowed in a batch: messages without a delay; send it alone"
 
 
 class Admission:
-    """The checks of one proxy; each returns a refusal, or None."""
+    """Checks every request of one proxy before it is accepted. Each check returns a refusal, or None."""
 
     def __init__(
         self,
@@ -78,11 +78,14 @@ class Admission:
         self._new_id = new_id
 
     def reconfigure(self, config: ProducerConfig) -> None:
-        """Use other limits of batches from now on."""
+        """Use the limits of `config` for all later requests."""
         self._config = config
 
     def find_fault(self, request: SendRequest) -> SendRefusal | None:
-        """Return the refusal of the first row of TABLE that does not hold. A second call checks all again."""
+        """Return the refusal of the first failing check in TABLE, or None.
+
+        Each call runs all checks again.
+        """
         for check in _CHECKS[request.kind]:
             fault = check(self, request)
             if fault is not None:
@@ -95,7 +98,7 @@ class Admission:
         return DRAINING if self._flow.draining else None
 
     def legal_name(self, request: SendRequest) -> SendRefusal | None:
-        """Check the topic's name, and find the topic if it exists."""
+        """Check the topic's name and look the topic up. Return a refusal, or None."""
         name = request.name
         topic = self.known.get(name)
         if topic is None and (name or request.kind is not RequestKind.CHANGE):
@@ -115,7 +118,10 @@ class Admission:
         return content_fault(request.key, request.tags, request.body, request.properties, limits)
 
     def legal_properties(self, request: SendRequest) -> SendRefusal | None:
-        """Read what the properties ask for: a delay (dialect or level), or that a delay service sends it."""
+        """Read the delay (dialect or level) and the delay-service mark from the properties.
+
+        Return a refusal, or None.
+        """
         properties = request.properties
         if not properties:
             return None
@@ -191,11 +197,12 @@ class Admission:
 
     # One function: it is the hot path, and each call costs it 0.05 µs.
     def make_record(
-        self, message: Any, topic: KnownTopic, born_ms: int | None
+        self, message: Any, topic: CachedTopic, born_ms: int | None
     ) -> NewRecord | SendRefusal | None:
-        """Check a plain message and make its record, or refuse its content; None: ask the table.
+        """Check a plain message and build its record; return a refusal if its content is wrong.
 
-        The topic takes plain messages, and the message asks for no delay. `born_ms` None: now.
+        Return None for a message that only the table of checks can judge, such as one that asks for a delay.
+        `born_ms`: the message's creation time in epoch milliseconds; None means now.
         """
         flags, system, properties = 0, None, message.properties
         if not topic.plain_now:
@@ -225,7 +232,7 @@ class Admission:
     # --- the messages of a call
 
     def batch_fault(self, messages: list[Any]) -> SendRefusal | None:
-        """Return what forbids a batch as a whole."""
+        """Return the refusal of a batch as a whole, or None."""
         if self._flow.draining:
             return DRAINING
         body_bytes = sum([len(message.body or message.value or b"") for message in messages])
@@ -240,9 +247,10 @@ class Admission:
         partial: bool = False,
         due_times: Container[int] = (),
     ) -> tuple[list[SendMember], dict[int, SendRefusal]]:
-        """Return the legal messages, and by index why others are refused; unless `partial`, up to the first.
+        """Check the messages one by one; return the accepted ones, and the refusals of the others by index.
 
-        `due_times`: indexes of messages that ask for delays in dialect ddmq, whatever their topics speak.
+        Unless `partial`, stop at the first refusal. `due_times`: indexes of messages that may use the delay
+        properties of dialect ddmq whatever their topic accepts.
         """
         members: list[SendMember] = []
         faults: dict[int, SendRefusal] = {}
@@ -272,7 +280,8 @@ class Admission:
 
 
 class CheckRow(NamedTuple):
-    """A check, the codes that it answers, and the requests that it is for."""
+    """One row of the table of checks: the check, the codes it may answer, and the kinds of requests it
+    applies to."""
 
     codes: str
     check: Callable[[Admission, SendRequest], SendRefusal | None]

@@ -18,7 +18,7 @@ from proxy_producer.pending import Destination, PendingSend, result_of
 
 
 class BatchDestination(Destination):
-    """The answers of sendBatch (`partial`) and of sendBatchSync."""
+    """Appends the messages of a batch to their topics and answers sendBatch (`partial`) or sendBatchSync."""
 
     def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
         stored = send.count_stored(results)
@@ -50,7 +50,8 @@ def _batch_results(send: PendingSend, results: Sequence[AppendResult]) -> list[A
 
 
 def summarize_faults(faults: Mapping[int, SendRefusal], size: int, stored: int) -> SendRefusal:
-    """Return one refusal for all messages: 12 if it is unknown whether one is stored, else the first."""
+    """Combine the refusals of a batch into one: code 12 if some message may be stored, else the first
+    refusal."""
     index = min(faults)
     for candidate, fault in faults.items():
         if fault.code == Code.TIMED_OUT:

@@ -18,7 +18,8 @@ from proxy_producer.core.dialects import dialects
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """The messages and bytes that one topic, or one whole proxy, may take; after a rest a burst at once."""
+    """The rate limit of one topic or of a whole proxy, in messages and bytes per second, with a burst after a
+    pause."""
 
     messages_per_s: float = field(default=0.0, metadata=rules(low=0.0))
     bytes_per_s: float = field(default=0.0, metadata=rules(low=0.0))
@@ -28,7 +29,7 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class DelayLimits:
-    """Bounds of the delays that sendDelaySync accepts."""
+    """Limits for the delays that sendDelaySync accepts."""
 
     period_ms_min: int = field(default=PERIOD_MS_MIN, metadata=rules(low=1_000, high=86_400_000))
     """The shortest period of a schedule with a repeat: one message of a client is one write so often."""
@@ -49,7 +50,10 @@ class DelayLimits:
 
 @dataclass(frozen=True, slots=True)
 class TransactionLimits:
-    """Bounds and periods of transactions; those of a shard hold at the proxy that owns it."""
+    """Limits and intervals for transactions.
+
+    Limits per shard are enforced by the proxy that owns the shard.
+    """
 
     shards: int = field(default=16, metadata=rules(low=1, high=1_024))
     """Queues of the half topic when it is made; later it keeps what it has."""
@@ -80,7 +84,7 @@ class TransactionLimits:
 
 @dataclass(frozen=True, slots=True)
 class ProducerConfig:
-    """All settings of one producer proxy; the defaults are what wire.md and behaviour.md give."""
+    """All settings of one producer proxy, with their defaults."""
 
     body_bytes_max: int = field(default=2 << 20, metadata=rules(low=1))
     """Largest body; a topic's own `body_bytes_max` goes before it. Above: code 11."""

@@ -17,7 +17,7 @@ NO_TOPIC = "-"
 
 
 class TopicCounts:
-    """The cells that a stored message of one topic adds to."""
+    """The metric cells for the stored messages of one topic."""
 
     def __init__(self, metrics: Registry, topic: str) -> None:
         self.stored = metrics.cell(catalogue.SENDS, topic, "0")
@@ -26,7 +26,7 @@ class TopicCounts:
         self.latency = metrics.histogram(catalogue.SEND_LATENCY, topic)
 
     def add_stored(self, messages: int, duplicates: int, body_bytes: int) -> None:
-        """Count stored messages; duplicates are among `messages` and not in `body_bytes`."""
+        """Count stored messages. `messages` includes the duplicates, `body_bytes` does not."""
         self.stored.value += messages
         self.stored_bytes.value += body_bytes
         if duplicates:
@@ -34,7 +34,7 @@ class TopicCounts:
 
 
 class SendCounts:
-    """All cells of one producer proxy."""
+    """All send metrics of one producer proxy."""
 
     def __init__(self, metrics: Registry) -> None:
         self._metrics = metrics
@@ -46,7 +46,7 @@ class SendCounts:
         return TopicCounts(self._metrics, name)
 
     def count_refused(self, topic: str | None, refusal: SendRefusal, messages: int = 1) -> None:
-        """Count messages that are not stored. `topic`: the name of a topic that exists, or None."""
+        """Count messages that are not stored. `topic`: the topic's name if it exists, else None."""
         code, reason, _ = refusal
         name = NO_TOPIC if topic is None else topic
         cells = self._refused.get((name, code, reason))
@@ -61,18 +61,18 @@ class SendCounts:
         by_reason.value += messages
 
     def count_refused_change(self, refusal: SendRefusal) -> None:
-        """Count a refused cancel or another refused change of a delay message: it lost no message."""
+        """Count a refused cancel or other change of a delayed message. No message is lost by it."""
         self._metrics.cell(catalogue.SEND_REFUSED, refusal[1]).value += 1
         self.count_outcome("refused")
 
     def count_late(self, stored: bool) -> None:
-        """Count a request that the backend settled after it had been answered 12."""
+        """Count a request whose result came from the backend after the caller had been answered code 12."""
         self._metrics.cell(catalogue.SEND_LATE, "stored" if stored else "not stored").value += 1
 
     def count_created(self, outcome: str) -> None:
-        """Count a topic that was created on its first send, or could not be."""
+        """Count an attempt to create a topic on its first send, by outcome."""
         self._metrics.cell(catalogue.TOPICS_CREATED, outcome).value += 1
 
     def count_outcome(self, kind: str) -> None:
-        """Count an outcome of a delay command, or the end of waiting for one."""
+        """Count the outcome of a delay command, or a time-out while waiting for it."""
         self._metrics.cell(catalogue.DELAY_OUTCOMES, kind).value += 1

@@ -1,10 +1,10 @@
 """The flow of requests through one producer proxy: bounds, deferral, and the sweep that answers in time.
 
 * A request is *accepted* once it has passed every check; from then on it counts against the bounds until
-  the backend has leave it, also when it has been answered before that.
+  the backend has settled it, even if it was answered before that.
 * Every accepted request is in `unanswered` until it is answered. One sweep, not a timer for each message,
-  answers code 12 to those whose time is up; it goes through all of them only when the earliest deadline
-  has come. It runs only while a request waits.
+  answers code 12 to the overdue ones; it scans all of them only when the earliest deadline has come. It
+  runs only while a request waits.
 * A request over a rate limit waits in `_deferred` (a heap by the time its tokens come) if that is soon
   enough, and is appended by the sweep.
 """
@@ -29,27 +29,27 @@ _NEVER = float("inf")
 
 
 class Unanswered(Protocol):
-    """An accepted request whose caller waits."""
+    """An accepted request whose caller has not been answered yet."""
 
     @property
     def deadline(self) -> float:
         """Return the deadline in monotonic seconds."""
 
     def expire(self) -> None:
-        """Answer now, for the time is up."""
+        """Answer the caller now, because the deadline has come."""
 
 
 class Deferrable(Protocol):
-    """An accepted request over a rate limit."""
+    """An accepted request that waits for a rate limit."""
 
     answered: bool
 
     def release(self) -> None:
-        """Append now, for the tokens have come."""
+        """Append the request's records now, because the rate limit allows it."""
 
 
 class SweepTimer(Protocol):
-    """Calls the sweep every few milliseconds until it is stopped (ddmq_common.hub_timer)."""
+    """A repeating timer that drives the sweep (ddmq_common.hub_timer)."""
 
     def every(self, seconds: float, ring: Callable[[], object]) -> None: ...
 
@@ -57,7 +57,10 @@ class SweepTimer(Protocol):
 
 
 class Flow:
-    """State shared by all requests of one proxy. Its fields are public because the hot path touches them."""
+    """The state that all requests of one proxy share: bounds, deferred requests, deadlines.
+
+    Fields are public for speed.
+    """
 
     __slots__ = (
         "_config", "_deferred", "_drain_deadline", "_drained", "_period", "_sequence", "_timer", "backend",
@@ -97,11 +100,12 @@ class Flow:
         self._drain_deadline = _NEVER
 
     def reconfigure(self, config: ProducerConfig) -> None:
-        """Use other bounds from now on."""
+        """Use the bounds of `config` for all later requests."""
         self._config = config
 
     def bound_fault(self, frame_bytes: int) -> SendRefusal | None:
-        """Return code 15 when one more request of that size does not fit."""
+        """Return code 15 if one more request of `frame_bytes` would exceed the in-flight bounds, else
+        None."""
         config = self._config
         if self.inflight >= config.inflight_requests_max:
             what = f"{self.inflight} requests are in flight"
@@ -114,7 +118,7 @@ class Flow:
         return None
 
     def watch(self, request: Unanswered) -> None:
-        """Let the sweep answer this request when its time is up."""
+        """Register a request, so that the sweep answers it at its deadline."""
         self.unanswered.add(request)
         if request.deadline < self.earliest:
             self.earliest = request.deadline
@@ -122,7 +126,7 @@ class Flow:
             self.start_ticking()
 
     def leave(self, request: Unanswered, frame_bytes: int) -> None:
-        """Take a request out of the counts: the backend leave it, or it was refused before."""
+        """Remove a request from the in-flight counts after the backend settled it or it was refused."""
         self.inflight -= 1
         self.inflight_bytes -= frame_bytes
         self.unanswered.discard(request)
@@ -130,7 +134,7 @@ class Flow:
     def rate_fault(
         self, wait_s: float, limiter: RateLimiter | None, deadline: float, now: float
     ) -> SendRefusal | None:
-        """Return code 15 when waiting for the tokens would take too long, or too many wait already."""
+        """Return code 15 if `wait_s` is too long or too many requests are deferred already, else None."""
         if wait_s <= 0 or limiter is None:
             return None
         patience_s = min(self._config.defer_ms_max / 1_000, (deadline - now) / 2)
@@ -143,7 +147,7 @@ class Flow:
         return None
 
     def defer(self, request: Deferrable, wait_s: float) -> None:
-        """Append `request` once `wait_s` has passed; ask rate_fault first."""
+        """Append `request` after `wait_s` seconds. Call rate_fault first."""
         self._sequence += 1
         self.counts.deferred.value += 1
         heappush(self._deferred, (self.monotonic() + wait_s, self._sequence, request))
@@ -153,7 +157,8 @@ class Flow:
         self._timer.every(self._period, self.sweep)
 
     def sweep(self) -> None:
-        """Append what may go now, answer what is out of time, stop when there is nothing left to do."""
+        """Append deferred requests that may go, answer overdue ones, and stop the timer when no request is
+        left."""
         now = self.monotonic()
         self.counts.inflight.value = self.inflight
         while self._deferred and self._deferred[0][0] <= now:
@@ -168,7 +173,7 @@ class Flow:
             self._stop_idle()
 
     def _expire_overdue(self, horizon: float) -> None:
-        """Answer those due before the next sweep: a reply after its time is worth nothing to the client."""
+        """Answer the requests whose deadline is at or before `horizon`, that is, before the next sweep."""
         for request in [each for each in self.unanswered if each.deadline <= horizon]:
             request.expire()
         self.earliest = min((each.deadline for each in self.unanswered), default=_NEVER)
@@ -178,13 +183,16 @@ class Flow:
         self.stop()
 
     def stop(self) -> None:
-        """No more sweeps until the next request."""
+        """Stop the sweep timer until the next request."""
         if self.ticking:
             self.ticking = False
             self._timer.stop()
 
     def drain(self, deadline: float) -> Completion[None]:
-        """Refuse new requests (code 20); settles when all are answered, at the latest at `deadline`."""
+        """Refuse new requests (code 20).
+
+        The result settles when all are answered, at the latest at `deadline`.
+        """
         self.draining = True
         if self._drained is None:
             self._drained = Completion()

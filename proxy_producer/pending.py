@@ -28,7 +28,7 @@ from proxy_producer.core.delay_requests import schedule_id
 from proxy_producer.core.refusals import SendRefusal, failure_of, refusal_of, timed_out
 from proxy_producer.delay.context import command_record
 from proxy_producer.flow import Flow
-from proxy_producer.topics import InternalTopic, KnownTopic, RateLimiter, longest_wait
+from proxy_producer.topics import CachedTopic, InternalTopic, RateLimiter, longest_wait
 from proxy_producer.wire import RequestKind, SendRequest
 
 _STORED = AppendStatus.STORED
@@ -36,10 +36,10 @@ _NOT_HELD = 0.0, ""
 
 
 class SendMember:
-    """One message of a send, after its checks.
+    """One accepted message of a send.
 
-    `index`: its position in the call. `record`: the message for its own topic. `topic`: None while it does
-    not exist. `request`: None for a message of the fast path, which asks for no delay.
+    `index`: its position in the call. `record`: the message for its own topic. `topic`: None while the topic
+    does not exist. `request`: None for a message of the fast path, which has no delay.
     """
 
     __slots__ = ("body_bytes", "hash_id", "index", "partition_id", "record", "request", "topic")
@@ -51,7 +51,7 @@ class SendMember:
         body_bytes: int,
         partition_id: int,
         hash_id: int,
-        topic: KnownTopic | None,
+        topic: CachedTopic | None,
         request: SendRequest | None,
     ) -> None:
         self.index = index
@@ -62,8 +62,8 @@ class SendMember:
         self.topic = topic
         self.request = request
 
-    def mode_fault(self, topic: KnownTopic) -> SendRefusal | None:
-        """Return code 18 or 19 for a topic that did not exist when the message was checked."""
+    def mode_fault(self, topic: CachedTopic) -> SendRefusal | None:
+        """Return code 18 or 19 if the topic's delay mode does not fit this message, else None."""
         request = self.request
         if request is None or not (request.level or request.command is not None):
             return topic.plain_fault(request is not None and request.chronos)
@@ -72,20 +72,20 @@ class SendMember:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Destination:
-    """The kind of a send: it decides where the records go, and how the caller is answered.
+    """The strategy of a send: it stores the records and answers the caller.
 
-    `partial`: a fault of one message does not stop the others.
+    `partial`: messages are refused one by one; else one refusal stops the whole call.
     """
 
     def __init__(self, partial: bool = False) -> None:
         self.partial = partial
 
     def store_messages(self, send: PendingSend) -> None:
-        """Store the messages; their topics exist, their queues are chosen, and no limit holds them."""
+        """Store the messages of a send whose topics exist, queues are chosen and rate limits allow it."""
         send.store_records([send.stored_record(member) for member in send.members])
 
     def settle_send(self, send: PendingSend) -> None:
-        """Take the backend's answer, which may come after the caller's."""
+        """Handle the backend's result. The caller may have been answered before, at its deadline."""
         if send.answered:
             send.flow.counts.count_late(send.is_stored())
         elif send.error is not None:
@@ -94,18 +94,19 @@ class Destination:
             self.answer_call(send, send.value)
 
     def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
-        """Answer the caller and count. `results` belong to the members; `send.faults` tells what was refused.
+        """Answer the caller and count the messages. `results`: one for each member of the send, in order.
 
-        Without results nothing is stored, or it is not known whether it is.
+        Empty `results` mean that nothing is stored or that the outcome is unknown. `send.faults` has the
+        refusals.
         """
         raise NotImplementedError
 
 
 class PendingSend(Completion[list[AppendResult]]):
-    """State of one call that sends messages. Making one accepts it: it counts against the bounds then.
+    """One call that sends messages, from its acceptance to its answer. Creating it counts it as in flight.
 
-    `deadline`: monotonic seconds. `faults`: why messages are not stored, by their index in the call; the
-    members are the others. `records`: what was handed to the backend for each member.
+    `deadline`: monotonic seconds. `faults`: the refusals by index in the call; `members` are all other
+    messages. `records`: the records that were passed to the backend, one for each member.
     """
 
     __slots__ = (
@@ -145,7 +146,7 @@ class PendingSend(Completion[list[AppendResult]]):
     # --- to the backend
 
     def append(self, records: Sequence[NewRecord]) -> None:
-        """Hand the records to the backend. An error of the backend's own is raised to the caller."""
+        """Append the records to the backend. Raises the backend's error, which the caller must answer."""
         self.records = records
         self.sent = True
         try:
@@ -155,7 +156,10 @@ class PendingSend(Completion[list[AppendResult]]):
             raise
 
     def store_records(self, records: Sequence[NewRecord], *, atomic: bool = False) -> None:
-        """Hand the records over outside of the call's handler. `atomic`: all of them or none are stored."""
+        """Append the records to the backend; with `atomic`, either all or none are stored.
+
+        On an error, answer and raise.
+        """
         self.records = records
         self.sent = True
         backend = self.flow.backend
@@ -169,14 +173,15 @@ class PendingSend(Completion[list[AppendResult]]):
             raise
 
     def _leave_flow(self) -> None:
-        """Take the send out of the counts: the backend raised, so it will not settle it."""
+        """Remove the send from the in-flight counts after the backend raised an error and so will not settle
+        it."""
         if not self.done:
             self.done = True
             self.answered = True
             self.flow.leave(self, self.frame_bytes)
 
     def _abort_call(self) -> None:
-        """Do the same, and answer the call, which nothing else may be waiting for."""
+        """Remove the send from the in-flight counts and answer its call with an internal error."""
         if not self.done:
             self._leave_flow()
             self.call.fault(Fault.INTERNAL_ERROR, "the send failed inside the proxy")
@@ -184,7 +189,7 @@ class PendingSend(Completion[list[AppendResult]]):
     # --- the slow path
 
     def start(self) -> None:
-        """Create missing topics, wait for limits, and store."""
+        """Run the slow path: create missing topics, wait for rate limits, and store the messages."""
         self.flow.watch(self)
         names: dict[str, None] = {}
         for member in self.members:
@@ -207,8 +212,8 @@ class PendingSend(Completion[list[AppendResult]]):
                 self.topic_settled(name, fault)
         self._count_down_missing()
 
-    def topic_settled(self, name: str, topic: KnownTopic | SendRefusal) -> None:
-        """Take a topic that exists now, or the reason why it does not."""
+    def topic_settled(self, name: str, topic: CachedTopic | SendRefusal) -> None:
+        """Continue with a topic that exists now, or refuse its messages because it could not be created."""
         if self.answered:
             return
         if isinstance(topic, SendRefusal):
@@ -226,7 +231,8 @@ class PendingSend(Completion[list[AppendResult]]):
             self._pass_limits()
 
     def _check_modes(self) -> None:
-        """Check the topics once more: since the messages were checked, their rules may have changed."""
+        """Check write permission and delay mode of all topics again, because settings may have changed
+        meanwhile."""
         faults: dict[str, SendRefusal] = {}
         for member in self.members:
             topic = member.topic
@@ -238,7 +244,7 @@ class PendingSend(Completion[list[AppendResult]]):
             self._drop_topic(name, fault)
 
     def _drop_topic(self, name: str, fault: SendRefusal) -> None:
-        """Refuse the messages of one topic."""
+        """Refuse all messages of one topic."""
         for member in self.members:
             if member.record.topic == name:
                 self.faults[member.index] = fault
@@ -246,7 +252,7 @@ class PendingSend(Completion[list[AppendResult]]):
             self.members = [member for member in self.members if member.index not in self.faults]
 
     def _pass_limits(self) -> None:
-        """Wait for the rate limits of all topics; messages that would wait too long are refused."""
+        """Wait for the rate limits of all topics, and refuse messages that would wait too long."""
         may_go = not self.faults or self.destination.partial
         wait_s = self._reserve_tokens() if may_go else 0.0
         if not self.members or (self.faults and not self.destination.partial):
@@ -258,8 +264,11 @@ class PendingSend(Completion[list[AppendResult]]):
             self.release()
 
     def _reserve_tokens(self) -> float:
-        """Take the tokens of all messages that may go, and return the seconds until they may."""
-        tally: dict[KnownTopic, tuple[int, int]] = {}
+        """Take rate-limit tokens for all messages; return the seconds until they may go.
+
+        Refuse topics that are too slow.
+        """
+        tally: dict[CachedTopic, tuple[int, int]] = {}
         for member in self.members:
             topic = member.topic
             if topic is not None and topic.limiters:
@@ -287,19 +296,19 @@ class PendingSend(Completion[list[AppendResult]]):
         return longest_s
 
     def release(self) -> None:
-        """Go on, because no limit holds the send any more: wait for internal topics, choose queues, store."""
+        """Continue after the rate limits: wait for internal topics, choose queues, and store the messages."""
         internal = self._missing_internal_topic()
         if internal is not None:
             self.waits_for = "an internal topic"
             internal.when_ready(self._on_internal_topic)
             return
-        advanced: set[KnownTopic] = set()  # messages that may go anywhere go to one queue for each topic
+        advanced: set[CachedTopic] = set()  # messages that may go anywhere go to one queue for each topic
         for member in self.members:
             topic = member.topic
             if topic is not None:
                 if topic not in advanced:
                     advanced.add(topic)
-                    topic.turn += 1
+                    topic.round_robin += 1
                 record = member.record
                 record.queue_id = topic.choose_queue(record.key, member.partition_id, member.hash_id)
         try:
@@ -309,7 +318,7 @@ class PendingSend(Completion[list[AppendResult]]):
             raise
 
     def _missing_internal_topic(self) -> InternalTopic | None:
-        """Return an internal topic that a message needs and that is not there."""
+        """Return the first internal topic that a message needs and that does not exist yet, or None."""
         for member in self.members:
             request = member.request
             if request is None:
@@ -330,7 +339,7 @@ class PendingSend(Completion[list[AppendResult]]):
             self.refuse_unsent(fault)
 
     def stored_record(self, member: SendMember) -> NewRecord:
-        """Return the record to store: the message's own, or that of an internal topic if it has to wait."""
+        """Return the record to store: the message itself, or its delay command or delay-level record."""
         record, request = member.record, member.request
         if request is None:
             return record
@@ -348,7 +357,7 @@ class PendingSend(Completion[list[AppendResult]]):
     # --- the answer
 
     def settled(self) -> None:
-        """Pass the backend's answer on; the sweep may have answered the caller before."""
+        """Handle the backend's result: leave the in-flight counts and let the destination answer."""
         flow = self.flow
         flow.inflight -= 1
         flow.inflight_bytes -= self.frame_bytes
@@ -356,7 +365,8 @@ class PendingSend(Completion[list[AppendResult]]):
         self.destination.settle_send(self)
 
     def expire(self) -> None:
-        """Answer at the end of the call's time: say what it waited for, and whether it can be stored."""
+        """Answer code 12 at the deadline, with what the call was waiting for and whether it may still be
+        stored."""
         waited_ms = round((self.deadline - self.call.received_at) * 1_000)
         if self.sent:
             self.flow.unanswered.discard(self)
@@ -366,12 +376,12 @@ class PendingSend(Completion[list[AppendResult]]):
             self.refuse_unsent(timed_out(waited_ms, waits_for, sent=False))
 
     def refuse_unsent(self, fault: SendRefusal) -> None:
-        """Refuse all messages; none was handed to the backend."""
+        """Refuse all messages, none of which was passed to the backend, and leave the in-flight counts."""
         self.flow.leave(self, self.frame_bytes)
         self.refuse_messages(fault)
 
     def refuse_messages(self, fault: SendRefusal) -> None:
-        """Answer that the messages are not stored, or that it is not known whether they are."""
+        """Refuse all messages with `fault`, which says whether they may be stored."""
         for member in self.members:
             self.faults[member.index] = fault
         self._answer_unstored()
@@ -381,13 +391,13 @@ class PendingSend(Completion[list[AppendResult]]):
         self.destination.answer_call(self, ())
 
     def is_stored(self) -> bool:
-        """Return whether the backend stored all of it."""
+        """Return whether the backend stored all messages."""
         return self.error is None and all(result.status is _STORED for result in self.value)
 
     def count_stored(self, results: Sequence[AppendResult], *, traced: bool = False) -> int:
-        """Count the messages that are stored, and return how many; the others become faults.
+        """Count and return the number of stored messages; add a refusal for each of the others.
 
-        The caller is answered now. `traced`: the trace has them already.
+        It also marks the call as answered. `traced`: the messages are in the trace already.
         """
         self.answered = True
         latency_us = (self.flow.monotonic() - self.call.received_at) * 1e6
@@ -407,9 +417,9 @@ class PendingSend(Completion[list[AppendResult]]):
         return 1
 
     def _count_several(self, results: Sequence[AppendResult], latency_us: float, traced: bool) -> int:
-        """Count the messages of a batch; the latency counts once for each of its topics."""
-        tally: dict[KnownTopic, tuple[int, int, int]] = {}
-        topic: KnownTopic | None = None
+        """Count the messages of a batch as count_stored does. The latency is observed once for each topic."""
+        tally: dict[CachedTopic, tuple[int, int, int]] = {}
+        topic: CachedTopic | None = None
         stored = messages = duplicates = body_bytes = 0
         for member, result in zip(self.members, results, strict=False):
             if result.status is not _STORED:
@@ -440,7 +450,7 @@ class PendingSend(Completion[list[AppendResult]]):
         return stored
 
     def trace_stored(self, results: Sequence[AppendResult]) -> None:
-        """Trace the messages of traced topics that are stored."""
+        """Add the stored messages of traced topics to the trace."""
         for member, record, result in zip(self.members, self.records, results, strict=False):
             topic = member.topic
             if topic is None or topic.trace is None or result.status is not _STORED:
@@ -449,7 +459,10 @@ class PendingSend(Completion[list[AppendResult]]):
 
 
 class SingleDestination(Destination):
-    """A message without a due time. `extended`: the caller knows the fields that ddmq added to a Result."""
+    """Stores and answers a single plain send.
+
+    `extended`: the caller reads the Result fields that ddmq added.
+    """
 
     def __init__(self, extended: bool) -> None:
         super().__init__()
@@ -468,14 +481,14 @@ PLAIN_SEND = SingleDestination(extended=False)
 EXTENDED_SEND = SingleDestination(extended=True)
 
 
-def refuse_send(flow: Flow, call: Call, topic: KnownTopic | None, fault: SendRefusal) -> None:
-    """Answer a single send whose message is not stored, and count it."""
+def refuse_send(flow: Flow, call: Call, topic: CachedTopic | None, fault: SendRefusal) -> None:
+    """Answer a single send with a refusal and count it."""
     flow.counts.count_refused(None if topic is None else topic.name, fault)
     call.reply(wire.refused_result(fault))
 
 
 def result_of(member: SendMember, record: NewRecord, result: AppendResult) -> Any:
-    """Return the Result, with the fields that ddmq added, for a message that is stored as `record`."""
+    """Return the Result, with the fields that ddmq added, of a message that was stored as `record`."""
     request = member.request
     if request is not None and request.command is not None:
         return wire.delayed_result(

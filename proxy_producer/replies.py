@@ -1,8 +1,8 @@
 """Replies: messages that a consumer sends together with the acknowledgement of another.
 
-They pass the checks, limits and rates of plain sends (admission.py, PREPARED), wait for their topics, and are
-made records. Their keeper commits them: the consumer proxy, which holds the acknowledged message, adds its
-finish to the commit and answers the consumer.
+They pass the checks, limits and rates of plain sends (admission.py, PREPARED), wait for their topics, and
+become records. Their keeper, the consumer proxy that holds the acknowledged message, commits them together
+with the acknowledgement and answers the consumer.
 """
 
 from __future__ import annotations
@@ -29,26 +29,33 @@ IdOf = Callable[[int], bytes]  # the message id of the reply at an index
 
 
 class ReplyKeeper(Protocol):
-    """Holds the acknowledged message and its caller. `refused`, `stored` or `failed` follows, once."""
+    """The consumer proxy's side of a reply: it holds the acknowledgement and commits the replies with it.
+
+    `refused`, `stored` or `failed` is called exactly once.
+    """
 
     def commit(self, records: list[NewRecord], into: Completion[list[AppendResult]]) -> None:
-        """Store them together with the message's end, all or nothing."""
+        """Commit the replies together with the message's acknowledgement, all or nothing; settle `into`."""
 
     def refused(self, code: int, text: str) -> None:
-        """The replies are not stored, and will not be."""
+        """Answer that the replies are not stored."""
 
     def late(self, code: int, text: str) -> None:
-        """The caller's time is up; the commit is under way."""
+        """Answer the caller at its deadline, while the commit is still under way."""
 
     def stored(self, results: Sequence[Any]) -> None:
-        """The replies are committed; there is a Result of the wire for each."""
+        """Answer that the replies are committed. `results`: one wire Result for each reply."""
 
     def failed(self, error: Exception, code: int, text: str) -> None:
-        """The commit failed: nothing is stored, or the outcome is unknown (RemoteError)."""
+        """Answer that the commit failed: nothing is stored or, after a RemoteError, the outcome is
+        unknown."""
 
 
 class ReplySends:
-    """Checks and accepts the replies of one process."""
+    """Checks and accepts the replies that consumers send with their acknowledgements.
+
+    There is one for each process.
+    """
 
     def __init__(self, flow: Flow, admission: Admission, config: ProducerConfig) -> None:
         self._flow = flow
@@ -56,11 +63,11 @@ class ReplySends:
         self._config = config
 
     def reconfigure(self, config: ProducerConfig) -> None:
-        """Use other bounds from now on."""
+        """Use the bounds of `config` for all later replies."""
         self._config = config
 
     def begin(self, call: Call, request: Any, id_of: IdOf, deadline: float, keeper: ReplyKeeper) -> None:
-        """Accept or refuse the `messages` of a ReplyRequest."""
+        """Check the messages of a ReplyRequest and store them through `keeper`, or refuse them."""
         flow, size = self._flow, len(request.messages)
         members = self._check(request.messages, id_of, call.frame_bytes)
         if not isinstance(members, SendRefusal):
@@ -103,7 +110,8 @@ def _long_fault(what: str, limits: TransactionLimits) -> SendRefusal:
 
 
 class ReplyMessage:
-    """A wire ReplyMessage with the fields of a Message that it lacks: it says nothing of its sender."""
+    """Wraps a wire ReplyMessage, and adds the Message fields that it lacks, such as the client id, as
+    None."""
 
     __slots__ = ("body", "hashId", "key", "partitionId", "properties", "tags", "topic")
     value = idempotencyKey = sequence = clientId = producerGroup = None  # noqa: N815 - the wire's names
@@ -122,14 +130,14 @@ def _key_fault(properties: Mapping[bytes, bytes] | None) -> SendRefusal | None:
 
 
 class ReplyDestination(Destination):
-    """The replies of one acknowledgement, which their keeper commits."""
+    """Lets the ReplyKeeper commit the replies of one acknowledgement."""
 
     def __init__(self, keeper: ReplyKeeper) -> None:
         super().__init__()
         self._keeper = keeper
 
     def store_messages(self, send: PendingSend) -> None:
-        """Let the keeper commit the replies, unless the disk is nearly full."""
+        """Let the keeper commit the replies; refuse them when the disk is nearly full."""
         health = send.flow.backend.health()
         if not health.ready:  # a commit would get past a disk that is nearly full
             send.refuse_unsent(refusal(Code.BUSY, "backend_bound", health.reason, "send it again"))
@@ -142,7 +150,7 @@ class ReplyDestination(Destination):
             send.fail(error)
 
     def settle_send(self, send: PendingSend) -> None:
-        """Tell the keeper the commit's outcome, also when its caller has an answer already."""
+        """Report the commit's outcome to the keeper, even if the caller has been answered at its deadline."""
         was_answered, send.answered = send.answered, True
         counts = send.flow.counts
         if send.error is not None:
@@ -160,7 +168,8 @@ class ReplyDestination(Destination):
         self._keeper.stored([result_of(member, record, result) for member, record, result in stored])
 
     def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
-        """Tell the keeper that nothing was stored, or that the time is up."""
+        """Report to the keeper that the replies were refused, or that the deadline came before the commit's
+        outcome."""
         fault = summarize_faults(send.faults, send.size, 0) if send.size > 1 else send.faults[0]
         send.flow.counts.count_refused(None, fault, send.size)
         notify = self._keeper.late if send.sent else self._keeper.refused

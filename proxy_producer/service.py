@@ -42,7 +42,7 @@ from proxy_producer.replies import ReplySends
 from proxy_producer.topics import TopicTable
 from proxy_producer.transactions.prepared.sends import PreparedSends
 from proxy_producer.transactions.service import Transactions
-from proxy_producer.wire import RequestKind, SendRequest, delay_request_of, is_ours, request_of
+from proxy_producer.wire import RequestKind, SendRequest, delay_request_of, is_extended, request_of
 
 PREFIX_BYTES = 8  # of message ids
 
@@ -50,10 +50,10 @@ PREFIX_BYTES = 8  # of message ids
 class ProducerService:
     """One producer proxy over one backend.
 
-    `new_id` gives 16 bytes, unique across proxies and restarts; by default 8 drawn from `random` (seed
-    it from the system, as Random() does) and a counter. `timer` drives the sweep and `beat` the
-    transactions, by default timers of the hub.
-    `levels`: what property DELAY=n means, the same as at the level scheduler.
+    `new_id` returns 16 bytes, unique across proxies and restarts; by default 8 bytes from `random` (seed it
+    from the system, as Random() does) and a counter. `timer` drives the sweep and `transaction_timer` the
+    transactions; both are timers of the hub by default. `levels`: the waits of property DELAY=n, the same as
+    at the level scheduler.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ProducerService:
         timer: SweepTimer | None = None,
         levels: Levels = DEFAULT_LEVELS,
         later: Later = spawn_later,
-        beat: SweepTimer | None = None,
+        transaction_timer: SweepTimer | None = None,
         traces: TraceWriter | None = None,
     ) -> None:
         self._new_id = new_id or message_ids(random.randbytes(PREFIX_BYTES))
@@ -87,7 +87,13 @@ class ProducerService:
             self.delay, config, clock, random, self.flow, self.topics.known, self._new_id
         )
         self.transactions = Transactions(
-            config, clock, metrics, self.flow, self._levels, self.delay.commands, beat or HubTimer(ref=False)
+            config,
+            clock,
+            metrics,
+            self.flow,
+            self._levels,
+            self.delay.commands,
+            transaction_timer or HubTimer(ref=False),
         )
         self._prepared = PreparedSends(self.transactions, self.admission, config)
         self.replies = ReplySends(self.flow, self.admission, config)
@@ -102,7 +108,10 @@ class ProducerService:
         self._inflight_bytes_max = config.inflight_bytes_max
 
     def reconfigure(self, fresh: ProducerConfig) -> Reloaded:
-        """Use other limits and rates while clients are connected; tell what waits for the next start."""
+        """Apply new limits and rates while clients stay connected.
+
+        The result lists the keys that need a restart.
+        """
         change = merge_live_values(self._config, fresh, LIVE_KEYS)
         self._config = change.config
         self._use_bounds(change.config)
@@ -111,7 +120,7 @@ class ProducerService:
         return change
 
     def service(self) -> Service:
-        """Return the handlers that the RPC server calls."""
+        """Return the handlers of all RPC methods."""
         handlers = {
             "sendSync": self.send_sync,
             "sendAsync": self.send_async,
@@ -126,14 +135,15 @@ class ProducerService:
         return Service(producer, wire.SERVICE, handlers)
 
     def drain(self, deadline: float) -> Completion[None]:
-        """Refuse new calls (code 20), and wait for pending ones, at most until `deadline` (monotonic)."""
+        """Refuse new calls (code 20) and wait for pending ones, at most until `deadline` (monotonic
+        seconds)."""
         flow = self.flow.drain(deadline)
         if self._drained is None:
             self._drained = followed(flow, self.transactions.drain)
         return self._drained
 
     def close(self) -> None:
-        """Stop listening to the backend; call after drain."""
+        """Stop watching the backend's settings. Call it after drain."""
         self.transactions.close()
         self.topics.close()
         self.delay.close()
@@ -147,11 +157,11 @@ class ProducerService:
         self._send(call, args.message, self._deadline_of(call, args.timeout))
 
     def send_async(self, call: Call) -> None:
-        """Answer when the message is stored, as sendSync does, without a limit of the caller's."""
+        """Store a message and answer as sendSync does. The proxy's own time limit applies."""
         self._send(call, call.args.message, self._deadline_of(call, None))
 
     def send_oneway(self, call: Call) -> None:
-        """Send without an answer; refusals are counted. An addition of ddmq."""
+        """Store a message without answering; refusals are only counted. ddmq added this method."""
         self._send(OnewayCall(call), call.args.message, self._deadline_of(call, None))
 
     def send_delay_sync(self, call: Call) -> None:
@@ -163,7 +173,7 @@ class ProducerService:
 
     # One function: it is the hot path, and each call costs it 0.05 µs.
     def _send(self, call: Call, message: Any, deadline: float) -> None:
-        """Send a plain message on the fast path, and pass every other one to the slow path."""
+        """Handle a plain message on the fast path; every other message takes the slow path."""
         flow, topic, record = self.flow, self._known.get(message.topic), None
         if (
             topic is not None
@@ -184,12 +194,12 @@ class ProducerService:
             message.hashId,
         )
         member = SendMember(0, record, body_bytes, partition_id, hash_id, topic, None)
-        destination = EXTENDED_SEND if is_ours(message) else PLAIN_SEND
+        destination = EXTENDED_SEND if is_extended(message) else PLAIN_SEND
         send = PendingSend(flow, call, deadline, [member], destination)
         if topic.limiters:
             send.start()
             return
-        topic.turn += 1
+        topic.round_robin += 1
         record.queue_id = topic.choose_queue(record.key, partition_id, hash_id)
         send.append((record,))
         if not send.done:
@@ -206,7 +216,7 @@ class ProducerService:
         self._admit_request(call, request, deadline)
 
     def _admit_request(self, call: Call, request: SendRequest, deadline: float) -> None:
-        """Check a request, then accept or refuse it."""
+        """Check a request and accept or refuse it."""
         fault = self.admission.find_fault(request)
         if fault is None:
             self._accept_request(call, request, deadline)
@@ -218,7 +228,7 @@ class ProducerService:
             record, destination = self._delay_sends.make_command(request, request.delay)
         else:
             record = request.make_record(self._new_id())
-            destination = EXTENDED_SEND if request.ours else PLAIN_SEND
+            destination = EXTENDED_SEND if request.extended_client else PLAIN_SEND
         member = SendMember(0, record, len(request.body), *request.place, request.topic, request)
         PendingSend(self.flow, call, deadline, [member], destination).start()
 
@@ -229,7 +239,10 @@ class ProducerService:
             refuse_delay(self.flow, call, request.topic, fault, request.delay.delay_id, request.adds_message)
 
     def _deadline_of(self, call: Call, timeout_ms: int | None) -> float:
-        """Return when the time of a call is up. A timeout that is absent or at most 0 is the proxy's own."""
+        """Return the call's deadline in monotonic seconds.
+
+        Without a positive `timeout_ms`, use the proxy's default.
+        """
         if not timeout_ms or timeout_ms < 0 or timeout_ms > self._cap_ms:
             timeout_ms = self._cap_ms
         return call.received_at + timeout_ms * 0.001
@@ -237,21 +250,22 @@ class ProducerService:
     # --- transactions
 
     def send_prepared(self, call: Call) -> None:
-        """Store messages of a transaction, which are not visible yet. An addition of ddmq."""
+        """Store messages of a transaction; consumers see them after the commit. ddmq added this method."""
         self._prepared.prepare(call, self._deadline_of(call, call.args.request.timeout))
 
     def end_transaction(self, call: Call) -> None:
-        """Commit a transaction, roll it back, or learn that it is undecided. An addition of ddmq."""
+        """Commit a transaction, roll it back, or report it as undecided. ddmq added this method."""
         self.transactions.end(call, self._deadline_of(call, call.args.request.timeout))
 
     # --- batches
 
     def send_batch_sync(self, call: Call) -> None:
-        """Store all messages or answer why not; one Result for all."""
+        """Store all messages of a batch and answer one Result for the whole batch."""
         self._send_batch(call, None, WHOLE_BATCH)
 
     def send_batch(self, call: Call) -> None:
-        """Store each message by itself; one Result for each, in their order. An addition of ddmq."""
+        """Store each message of a batch on its own and answer one Result for each, in order. ddmq added this
+        method."""
         self._send_batch(call, call.args.timeout, PARTIAL_BATCH)
 
     def _send_batch(self, call: Call, timeout_ms: int | None, destination: BatchDestination) -> None:
@@ -281,10 +295,10 @@ class ProducerService:
 
 
 def message_ids(prefix: bytes) -> Callable[[], bytes]:
-    """Return a maker of 16-byte message ids: `prefix`, 8 random bytes drawn at each start, and a count.
+    """Return a function that creates 16-byte message ids: `prefix`, 8 random bytes per start, and a counter.
 
-    They are unique across restarts and proxies as far as two draws of 64 random bits differ; ascending within
-    one start.
+    The ids ascend within one start. Across restarts and proxies they differ as long as the random bytes
+    differ.
     """
     if len(prefix) != PREFIX_BYTES:
         raise ValueError(f"the id prefix has {len(prefix)} bytes; allowed: exactly {PREFIX_BYTES}")
@@ -298,10 +312,9 @@ def message_ids(prefix: bytes) -> Callable[[], bytes]:
 
 
 class OnewayCall(Call):
-    """The call of a sendOneway: no answer is sent, and any answer ends `call`.
+    """The call of a sendOneway. It has no answer on the wire; answering it only ends the wrapped call.
 
-    The RPC layer reads a connection's next frames while a few oneway calls are open, and stops reading it
-    when there are more: that is the back pressure.
+    The RPC layer stops reading a connection that has too many open oneway calls, which is the back pressure.
     """
 
     __slots__ = ("_call",)

@@ -17,7 +17,7 @@ IDL = structs(producer)
 
 
 def refuse_sends(why: Callable[[], str], metrics: Registry) -> Service:
-    """Return the service until the real one takes its place. `why`: the present reason."""
+    """Return a service that refuses every send while the proxy starts. `why` returns the current reason."""
     counts = SendCounts(metrics)
 
     def count_refused(messages: int) -> SendRefusal:

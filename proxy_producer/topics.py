@@ -1,6 +1,6 @@
 """The topics that this proxy sends to: a cache by wire name, creation on first use, rate limits.
 
-A KnownTopic has what one send needs of a topic; one dict lookup by the bytes that came returns it. The
+A CachedTopic has what one send needs of a topic; one dict lookup by the received bytes returns it. The
 backend's watch (`topic/NAME`) keeps it current, and it is changed in place, so that its rate limits and its
 round robin survive a change of settings. Only topics that exist are cached.
 
@@ -35,7 +35,10 @@ from proxy_producer.counts import SendCounts
 
 
 class TopicTrace:
-    """The trace of one topic's sends. `limit`: which message ids belong to the sample."""
+    """Traces the sends of one topic.
+
+    `limit`: the bound on message ids that are sampled (ddmq_common.trace.sampling).
+    """
 
     __slots__ = ("_limit", "_topic", "_writer")
 
@@ -47,9 +50,9 @@ class TopicTrace:
     def add_stored(
         self, call: Call, record: NewRecord, result: AppendResult, now_s: float, held: tuple[float, str]
     ) -> None:
-        """Trace a message that is stored at `now_s`, if it is of the sample and was not stored before.
+        """Trace a message that was stored at `now_s`, if its id is sampled and it is not a duplicate.
 
-        `held`: seconds, and the rate limit that held it for so long.
+        `held`: for how many seconds a rate limit delayed the message, and that limit's description.
         """
         if result.first is not None or not is_sampled(record.message_id, self._limit):
             return
@@ -64,13 +67,13 @@ class TopicTrace:
 
 
 def trace_of(backend: Backend, writer: TraceWriter | None, topic: str) -> TopicTrace | None:
-    """Return how a topic is traced now; None: it is not."""
+    """Return the trace of a topic, or None if the topic is not traced."""
     limit = OFF if writer is None else limit_of(one_in_of(backend, topic))
     return None if writer is None or limit == OFF else TopicTrace(writer, topic, limit)
 
 
 def _client_of(call: Call) -> str:
-    """Return the sender's client id. The arguments are there until the call is answered."""
+    """Return the sender's client id from the call's arguments."""
     args: Any = getattr(call.args, "request", call.args)  # a prepare has its messages there
     messages = getattr(args, "messages", None)
     message = (
@@ -81,7 +84,10 @@ def _client_of(call: Call) -> str:
 
 
 class RateLimiter:
-    """One rate limit: what it limits, and its buckets for messages and bytes (None: no such limit)."""
+    """One rate limit with a token bucket for messages and one for bytes; None means unlimited.
+
+    `what`: its name.
+    """
 
     __slots__ = ("body_bytes", "messages", "what")
 
@@ -97,7 +103,7 @@ class RateLimiter:
         return self.messages is None and self.body_bytes is None
 
     def wait_s(self, messages: int, body_bytes: int, now: float) -> float:
-        """Return the seconds until this many may go."""
+        """Return the seconds until the limit admits so many messages and bytes."""
         wait = self.messages.wait_s(messages, now) if self.messages else 0.0
         return max(wait, self.body_bytes.wait_s(body_bytes, now)) if self.body_bytes else wait
 
@@ -108,7 +114,7 @@ class RateLimiter:
             self.body_bytes.take_tokens(body_bytes)
 
     def describe(self) -> str:
-        """Describe the limit, for a refusal."""
+        """Return a description of the limit for the text of a refusal."""
         parts = [f"{self.messages.rate:g} messages/s"] if self.messages else []
         parts += [f"{self.body_bytes.rate:g} bytes/s"] if self.body_bytes else []
         return f"{self.what} is limited to {' and '.join(parts)}"
@@ -117,7 +123,8 @@ class RateLimiter:
 def longest_wait(
     limiters: Sequence[RateLimiter], messages: int, body_bytes: int, now: float
 ) -> tuple[float, RateLimiter | None]:
-    """Return how long this many have to wait for all limiters, and the limiter with the longest wait."""
+    """Return the longest wait in seconds that any limiter demands, and that limiter (None if there is no
+    wait)."""
     longest_s, slowest = 0.0, None
     for limiter in limiters:
         wait_s = limiter.wait_s(messages, body_bytes, now)
@@ -132,26 +139,26 @@ _TOPIC_KEY = "topic/"
 class TopicWaiter(Protocol):
     """A request that waits until its topic exists."""
 
-    def topic_settled(self, name: str, topic: KnownTopic | SendRefusal) -> None:
-        """Take a topic that exists now, or the reason why it does not."""
+    def topic_settled(self, name: str, topic: CachedTopic | SendRefusal) -> None:
+        """Continue with the topic, which exists now, or with the refusal of its creation."""
 
 
-class KnownTopic:
-    """One topic as sends see it.
+class CachedTopic:
+    """The settings and counters of one topic that a send needs.
 
-    `turn`: the queue for a message that may go anywhere, unless it has a key and `by_key` is on; a send
-    advances it. `trace`: None where the topic is not traced.
+    `round_robin`: the next queue for a message that names none, unless it has a key and `by_key` is on; each
+    send advances it. `trace`: None if the topic is not traced.
     """
 
     __slots__ = (
-        "by_key", "counts", "limiters", "limits", "name", "plain_now", "queues", "takes_delayed",
-        "takes_plain", "trace", "turn", "writable",
+        "by_key", "counts", "limiters", "limits", "name", "plain_now", "queues", "round_robin",
+        "takes_delayed", "takes_plain", "trace", "writable",
     )  # fmt: skip
 
     def __init__(
         self,
         info: TopicInfo,
-        turn: int,
+        round_robin: int,
         limiters: tuple[RateLimiter, ...],
         counts: SendCounts,
         by_key: bool,
@@ -159,13 +166,13 @@ class KnownTopic:
     ) -> None:
         self.name = info.name
         self.trace = trace
-        self.turn = turn
+        self.round_robin = round_robin
         self.by_key = by_key
         self.limiters = limiters
         self.counts = counts.make_topic_counts(info.name)
 
     def update(self, info: TopicInfo, limits: ContentLimits) -> None:
-        """Take over the topic's settings."""
+        """Replace the cached settings with `info`."""
         self.queues = info.queues
         self.writable = info.writable
         self.takes_plain = info.delay != "only"
@@ -174,11 +181,11 @@ class KnownTopic:
         self.limits = limits
 
     def choose_queue(self, key: bytes, partition_id: int, hash_id: int) -> int:
-        """Return the queue for a message. Advance `turn` before, once for each call that sends here."""
-        return choose_queue(partition_id, hash_id, self.queues, self.turn, key if self.by_key else b"")
+        """Return the queue for a message. Advance `round_robin` first, once for each call and topic."""
+        return choose_queue(partition_id, hash_id, self.queues, self.round_robin, key if self.by_key else b"")
 
     def write_fault(self) -> SendRefusal | None:
-        """Return code 13 when sends are not allowed."""
+        """Return code 13 if the topic is not writable, else None."""
         if self.writable:
             return None
         return refusal(
@@ -189,7 +196,10 @@ class KnownTopic:
         )
 
     def plain_fault(self, from_chronos: bool) -> SendRefusal | None:
-        """Return code 19 for a plain send to a topic for delayed ones, unless a delay service sends it."""
+        """Return code 19 for a plain send to a topic for delayed messages, else None.
+
+        Delay services may always send.
+        """
         if self.takes_plain or from_chronos:
             return None
         what = f"topic {self.name!r} takes only delayed messages"
@@ -198,7 +208,7 @@ class KnownTopic:
         )
 
     def delayed_fault(self) -> SendRefusal | None:
-        """Return code 18 for a delayed send to a topic that takes none."""
+        """Return code 18 for a delayed send to a topic that accepts no delays, else None."""
         if self.takes_delayed:
             return None
         what = f"topic {self.name!r} takes no delayed messages"
@@ -206,7 +216,7 @@ class KnownTopic:
 
 
 class _Creation(Completion[TopicInfo]):
-    """One topic that is being created, and the requests that wait for it."""
+    """A topic creation under way, and the requests that wait for it."""
 
     __slots__ = ("name", "table", "waiters")
 
@@ -221,7 +231,7 @@ class _Creation(Completion[TopicInfo]):
 
 
 class TopicTable:
-    """All topics of one producer proxy."""
+    """The cache of all topics of one producer proxy, with their creation and their rate limits."""
 
     def __init__(
         self,
@@ -233,7 +243,7 @@ class TopicTable:
         traces: TraceWriter | None = None,
     ) -> None:
         self._traces = traces
-        self.known: dict[bytes, KnownTopic] = {}
+        self.known: dict[bytes, CachedTopic] = {}
         self._backend = backend
         self._by_key = not backend.capabilities.topic_order
         self._config = config
@@ -250,7 +260,7 @@ class TopicTable:
         self._unwatch()
 
     def reconfigure(self, config: ProducerConfig) -> None:
-        """Use other limits. Where a rate changed, its buckets start full."""
+        """Use the limits of `config`. Where a rate changed, its token buckets start full."""
         before, self._config = self._config, config
         if config.rate != before.rate:
             self._proxy_limiter = self._make_limiter("this proxy", config.rate)
@@ -263,23 +273,24 @@ class TopicTable:
             if info is not None:
                 topic.update(info, self._read_limits(info))
 
-    def find_topic(self, name: str) -> KnownTopic | None:
-        """Return the topic, from the cache or the backend's memory; None when it does not exist."""
+    def find_topic(self, name: str) -> CachedTopic | None:
+        """Return a topic from the cache or from the backend's memory; None if it does not exist."""
         topic = self.known.get(name.encode())
         if topic is not None:
             return topic
         info = self._backend.topic(name)
         if info is None:
             return None
-        turn, limiters = self._random.randrange(1 << 16), self._make_limiters(name)
+        start, limiters = self._random.randrange(1 << 16), self._make_limiters(name)
         trace = trace_of(self._backend, self._traces, name)
-        topic = KnownTopic(info, turn, limiters, self._counts, self._by_key, trace)
+        topic = CachedTopic(info, start, limiters, self._counts, self._by_key, trace)
         topic.update(info, self._read_limits(info))
         self.known[name.encode()] = topic
         return topic
 
     def creation_fault(self, name: str) -> SendRefusal | None:
-        """Return why a send may not create `name` now; None when it may, or when it is being created."""
+        """Return why a send may not create topic `name` now; None if it may, or if the creation is under
+        way."""
         config = self._config
         if not config.auto_create_topics:
             return refusal(
@@ -302,7 +313,10 @@ class TopicTable:
         return None
 
     def create(self, name: str, waiter: TopicWaiter) -> None:
-        """Create a topic, and notify `waiter` at the end, perhaps at once. Call creation_fault before."""
+        """Create a topic and call `waiter.topic_settled` at the end, perhaps at once.
+
+        Call creation_fault first.
+        """
         creation = self._creations.get(name)
         if creation is not None:
             creation.waiters.append(waiter)
@@ -318,7 +332,7 @@ class TopicTable:
             raise
 
     def on_created(self, creation: _Creation) -> None:
-        """End a creation, and notify its waiters in the order in which they came."""
+        """Finish a creation and notify its waiters in the order of their requests."""
         name = creation.name
         del self._creations[name]
         fault = None if creation.error is None else refusal_of(creation.error)
@@ -371,10 +385,10 @@ Ready = Callable[[SendRefusal | None], None]
 
 
 class InternalTopic:
-    """An internal topic, created when it is first needed. It grows to the most queues that a process needs.
+    """An internal topic, which this proxy creates on first use or extends to the queues it needs.
 
-    `queues`: how many it has, at least as many as this proxy needs. `ready`: it exists with all of them. The
-    hot path reads both. `timeout_s`: how long its creation may take.
+    `queues`: the number of queues, at least as many as this proxy needs. `ready`: the topic exists with all
+    of them. The hot path reads both. `timeout_s`: time limit of the creation.
     """
 
     def __init__(self, backend: Backend, name: str, queues: int, clock: Clock, timeout_s: float) -> None:
@@ -398,7 +412,7 @@ class InternalTopic:
             self.refresh()
 
     def refresh(self) -> bool:
-        """Return whether the topic is ready, from the backend's memory."""
+        """Update `queues` and `ready` from the backend's memory; return whether the topic is ready."""
         info = self._backend.topic(self._name)
         self.ready = info is not None and info.queues >= self._queues
         if info is not None:
@@ -406,7 +420,10 @@ class InternalTopic:
         return self.ready
 
     def when_ready(self, call: Ready) -> None:
-        """Call `call(None)` when the topic is ready, at once if it is; call it with a refusal if it fails."""
+        """Create the topic if necessary, then call `call(None)`, or `call(refusal)` if that fails.
+
+        A ready topic calls at once.
+        """
         if self.ready or self.refresh():
             call(None)
         elif self._waiting is not None:

@@ -23,7 +23,7 @@ from ddmq_rpc.codec import constant_result, structs
 from proxy_producer.core.delay_requests import ANY_QUEUE, DelayRequest
 from proxy_producer.core.refusals import SendRefusal
 from proxy_producer.core.validation import PRESSURE
-from proxy_producer.topics import KnownTopic
+from proxy_producer.topics import CachedTopic
 
 SERVICE = "ProducerService"
 _PRESSURE_ON = b"true"
@@ -35,16 +35,16 @@ class RequestKind(IntEnum):
     SINGLE = 0
     MEMBER = 1  # of a batch
     DELAY = 2  # sendDelaySync
-    CHANGE = 3  # the same, of what waits already, by a caller of ours: the id says it all
+    CHANGE = 3  # the same, of what waits already, by an extended client: the id says it all
     PREPARED = 4  # of a transaction
 
 
 @dataclass(slots=True)
 class SendRequest:
-    """The request to send one message, or to change a delayed one. Bytes are as they came.
+    """A request to send one message or to change a delayed one. Bytes are exactly as received.
 
-    `place`: (partitionId, hashId). `ours`: the caller knows the fields that ddmq added. `born_ms`: epoch
-    milliseconds. `delay`: the delay fields of a sendDelaySync.
+    `place`: (partitionId, hashId). `extended_client`: the caller uses fields that ddmq added. `born_ms`:
+    epoch milliseconds. `delay`: the delay fields of a sendDelaySync.
     """
 
     kind: RequestKind
@@ -54,16 +54,16 @@ class SendRequest:
     body: bytes
     properties: Mapping[bytes, bytes] | None
     place: tuple[int, int]
-    ours: bool
+    extended_client: bool
     born_ms: int
     frame_bytes: int
     delay: DelayRequest | None = None
 
     # set by the checks
-    topic: KnownTopic | None = None  # as long as it does not exist, or where a change names none
+    topic: CachedTopic | None = None  # as long as it does not exist, or where a change names none
     topic_name: str = ""
     delivered_properties: Mapping[bytes, bytes] | None = None  # of a plain send
-    level: int = 0  # the delay level that was asked for, 0 = none
+    level: int = 0  # the requested delay level, 0 = none
     chronos: bool = False  # a delay service sends it
     command: DelayCommand | None = None  # what it asks of the delay service in the words of a dialect
     identity: str | SendRefusal | None = None  # by what a second send is recognised, or a fault
@@ -72,16 +72,17 @@ class SendRequest:
 
     @property
     def now_ms(self) -> int:
-        """Return the end of the millisecond: a delay that counts from it is never early."""
+        """Return the base time of relative delays: the end of the current millisecond, so that none is
+        early."""
         return self.born_ms + 1
 
     @property
     def adds_message(self) -> bool:
-        """Return whether the request brings a message; every other one changes one."""
+        """Return whether the request adds a message; otherwise it changes a delayed one."""
         return self.delay is None or self.delay.action == DelayAction.ADD
 
     def make_record(self, message_id: bytes) -> NewRecord:
-        """Return the record to append; `delivery` is encoded here, once for all consumers."""
+        """Build the record to append. The delivery bytes are encoded here, once for all consumers."""
         properties = self.delivered_properties
         delivery = encode(self.key, self.body, self.tags, properties)
         system = {IDENTITY: self.identity} if isinstance(self.identity, str) else None
@@ -98,7 +99,7 @@ def request_of(
     frame_bytes: int,
     identity: str | SendRefusal | None = None,
 ) -> SendRequest:
-    """Read a wire Message; nothing is refused here."""
+    """Convert a wire Message to a SendRequest without checking it."""
     return SendRequest(
         kind,
         message.topic or b"",
@@ -107,15 +108,15 @@ def request_of(
         message.body or message.value or b"",
         message.properties,
         (message.partitionId, message.hashId),
-        is_ours(message),
+        is_extended(message),
         born_ms,
         frame_bytes,
         identity=identity,
     )
 
 
-def is_ours(message: Any) -> bool:
-    """Return whether a wire Message carries a field that ddmq added."""
+def is_extended(message: Any) -> bool:
+    """Return whether a wire Message has a field that ddmq added."""
     return (
         message.clientId is not None
         or message.producerGroup is not None
@@ -125,11 +126,11 @@ def is_ours(message: Any) -> bool:
 
 
 def flags_of(properties: Mapping[bytes, bytes] | None) -> int:
-    """Return the record's flags that checked properties ask for."""
+    """Return the record flags that the checked properties set."""
     return FLAG_PRESSURE if properties and properties.get(PRESSURE) == _PRESSURE_ON else 0
 
 
-_OURS = (
+_EXTENSION_FIELDS = (
     "clientId", "dueMs", "cron", "zone", "delayMs", "periodMs", "repeat", "occurrencesMax", "catchUp", "key",
     "partitionId", "hashId",
 )  # fmt: skip
@@ -137,18 +138,22 @@ _CRON_CHARACTERS_SHOWN = 256  # longer ones are refused by their length, and nee
 
 
 def delay_request_of(message: Any, born_ms: int, frame_bytes: int) -> SendRequest:
-    """Read a wire DelayMessage; nothing is refused here. `born_ms`: epoch milliseconds."""
-    ours = any(getattr(message, name) is not None for name in _OURS)
-    schedule = _read_schedule(message) if ours and message.dmsgtype == DelayType.SCHEDULE else None
+    """Convert a wire DelayMessage to a SendRequest without checking it. `born_ms`: epoch milliseconds."""
+    is_extended_message = any(getattr(message, name) is not None for name in _EXTENSION_FIELDS)
+    schedule = (
+        _read_schedule(message) if is_extended_message and message.dmsgtype == DelayType.SCHEDULE else None
+    )
     return SendRequest(
-        RequestKind.CHANGE if ours and message.action != DelayAction.ADD else RequestKind.DELAY,
+        RequestKind.CHANGE
+        if is_extended_message and message.action != DelayAction.ADD
+        else RequestKind.DELAY,
         message.topic or b"",
         (message.key or b"") if schedule is not None else b"",
         message.tags or b"",
         message.body or b"",
         message.properties,
         (ANY_QUEUE if message.partitionId is None else message.partitionId, message.hashId or 0),
-        ours,
+        is_extended_message,
         born_ms,
         frame_bytes,
         DelayRequest(
@@ -161,7 +166,7 @@ def delay_request_of(message: Any, born_ms: int, frame_bytes: int) -> SendReques
             message.times,
             message.uuid or b"",
             _read_due_ms(message, born_ms + 1),
-            ours,
+            is_extended_message,
             schedule,
             bool(message.fresh) or not message.uuid,
         ),
@@ -169,7 +174,7 @@ def delay_request_of(message: Any, born_ms: int, frame_bytes: int) -> SendReques
 
 
 def _read_due_ms(message: Any, now_ms: int) -> int | None:
-    """Return the due time in epoch milliseconds; None: the timestamp or the schedule has it."""
+    """Return the due time in epoch milliseconds; None if the timestamp or the schedule states it."""
     if message.dueMs is not None:
         due_ms: int = message.dueMs
         return due_ms
@@ -206,12 +211,12 @@ OK = constant_result(producer, SERVICE, "sendSync", success=_Result(code=0, msg=
 
 
 def refused_result(refusal: SendRefusal) -> Any:
-    """Return a Result for a message that was not stored."""
+    """Return the Result of a message that was refused."""
     return _Result(code=int(refusal.code), msg=refusal.text)
 
 
 def refused_delay_result(refusal: SendRefusal, delay_id: bytes) -> Any:
-    """Return a DelayResult for a request that was refused."""
+    """Return the DelayResult of a request that was refused."""
     return _structs.DelayResult(code=int(refusal.code), msg=refusal.text, uniqDelayMsgId=delay_id)
 
 
@@ -227,7 +232,7 @@ _BINARY_HEAD = _DELAYED.binary.partition(b"\x00\x00\x00\x01" + _MARK)[0]
 
 
 def reply_delay_stored(call: Call, delay_id: bytes) -> None:
-    """Answer that a command is durable: a constant around the id."""
+    """Answer that a delay command is durable. The answer is pre-encoded apart from the id."""
     size = len(delay_id)
     if call.wire is Wire.BINARY:
         call.reply_encoded(b"%b%b%b%b" % (_BINARY_HEAD, size.to_bytes(4), delay_id, _DELAY_TAIL))
@@ -240,7 +245,7 @@ def reply_delay_stored(call: Call, delay_id: bytes) -> None:
 def delay_result(delay_id: bytes, code: int, due_ms: int, outcome: CommandOutcome | None) -> Any:
     """Return a DelayResult with the fields that ddmq added.
 
-    `code`: the outcome's. `due_ms`: as far as it is known without an outcome; 0: it is not.
+    `code`: the code of the outcome. `due_ms`: the due time if there is no outcome; 0 if it is unknown.
     """
     fired_ms = 0
     text = OK_TEXT
@@ -257,12 +262,12 @@ def delay_result(delay_id: bytes, code: int, due_ms: int, outcome: CommandOutcom
 
 
 def delayed_result(record: NewRecord, delay_id: bytes) -> Any:
-    """Return a Result for a plain send that became a delay message."""
+    """Return the Result of a plain send that was stored as a delayed message."""
     return _Result(code=0, msg=OK_TEXT, messageId=record.message_id.hex(), delayId=delay_id or None)
 
 
 def stored_result(record: NewRecord, result: AppendResult) -> Any:
-    """Return a Result with the fields that ddmq added, for callers that know them."""
+    """Return the Result, with the fields that ddmq added, of a stored message."""
     first = result.first
     return _Result(
         code=0,
@@ -276,7 +281,7 @@ def stored_result(record: NewRecord, result: AppendResult) -> Any:
 
 
 def scheduled_result(record: NewRecord, result: AppendResult) -> Any:
-    """Return a Result for a message with a delay level: its queue and offset are not known yet."""
+    """Return the Result of a message with a delay level; its final queue and offset are not known yet."""
     message_id = (record if result.first is None else result.first).message_id
     return _Result(
         code=0,
@@ -288,7 +293,8 @@ def scheduled_result(record: NewRecord, result: AppendResult) -> Any:
 
 
 def _duplicate_field(record: NewRecord, result: AppendResult) -> int | None:
-    """Return Result field 105: whether the message was stored before, and with the same body."""
+    """Return Result field 105, which says whether the message is a duplicate, and whether its body
+    differs."""
     if not record.system or IDENTITY not in record.system:
         return None
     return 0 if result.first is None else 1 + result.first.differs

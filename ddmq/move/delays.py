@@ -41,7 +41,7 @@ from ddmq_common.native_threads import in_thread
 from delay_service.config import DelayConfig
 from delay_service.context import ShardContext
 from delay_service.core.fire_command import still_waiting
-from delay_service.core.known import KnownId, encode_known
+from delay_service.core.known import IdOutcome, encode_id_outcomes
 from delay_service.service import DelayService
 from delay_service.store.port import DueKey, IdKind, IdState, Pending, Scan, StoreOpener
 
@@ -142,7 +142,7 @@ class DelayMove:
             self._context.tally.copied += moved
         while ids := in_thread(shard.store.known, bytes.fromhex(note.known), KNOWN_PAGE):
             note = msgspec.structs.replace(note, known=ids[-1][0].hex())
-            over = [KnownId(*each) for each in ids if each[1].kind is not IdKind.PENDING]
+            over = [IdOutcome(*each) for each in ids if each[1].kind is not IdKind.PENDING]
             self._store_records(target, self._known_id_records(over, target), note)
         self._store_records(target, [], msgspec.structs.replace(note, done=True))
 
@@ -154,11 +154,11 @@ class DelayMove:
 
     def _add_commands(
         self, page: Iterable[Pending], shard: ShardContext, target: QueueRef, origin: CopyOrigin
-    ) -> tuple[list[NewRecord], list[KnownId], int]:
+    ) -> tuple[list[NewRecord], list[IdOutcome], int]:
         """Return the commands for waiting messages, the ids that are over, and the sum of digests."""
         now_ms, config, tally = self._context.clock.wall_ms(), self._config, self._context.tally
         records: list[NewRecord] = []
-        over: list[KnownId] = []
+        over: list[IdOutcome] = []
         check = 0
         for message in page:
             if not self._context.scope.takes(message.topic):
@@ -167,7 +167,7 @@ class DelayMove:
             waiting = still_waiting(message, shard.acks, now_ms, config.catch_up_max)
             if waiting is None:
                 state = IdState(IdKind.FIRED, message.due_ms, 0, now_ms + config.kept_ms)
-                over.append(KnownId(message.uuid, state))
+                over.append(IdOutcome(message.uuid, state))
                 continue
             try:
                 record = command_record(waiting, 1)
@@ -181,11 +181,11 @@ class DelayMove:
             records.append(record)
         return records, over, check % _END
 
-    def _known_id_records(self, over: list[KnownId], target: QueueRef) -> list[NewRecord]:
+    def _known_id_records(self, over: list[IdOutcome], target: QueueRef) -> list[NewRecord]:
         if not over:
             return []
         command = encode_command(DelayCommand(KNOWN, ""))
-        body = encode(b"", encode_known(over), b"", None)
+        body = encode(b"", encode_id_outcomes(over), b"", None)
         message_id = blake2b(body, digest_size=16).digest()
         now_ms = self._context.clock.wall_ms()
         return [

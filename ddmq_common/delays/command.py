@@ -1,9 +1,9 @@
 """Delay commands, the ids and the outcomes: what producer proxies and delay services say to each other.
 
 A command is what a proxy asks, as a system property of a record in the inner topic. The record's delivery
-bytes are the message to deliver, with its properties (`from_chronos` among them where it belongs) and its own
-key; for kinds of sendDelaySync the key is absent, because each occurrence is delivered with its own id as
-key. docs/decisions/0010 tells the way of a command.
+bytes are the message to deliver, with its properties (`from_chronos` among them where it belongs) and its
+own key; for kinds of sendDelaySync the key is absent, because each occurrence is delivered with its own id
+as key. docs/decisions/0010 tells the way of a command.
 
 The id of an occurrence is `timestamp-type-expire-times-timed-interval-shard-uuid`, all text. An add is
 answered with the id of occurrence 0; occurrence k carries the same id with its own timestamp and timed = k.
@@ -41,8 +41,11 @@ Moment = Annotated[int, msgspec.Meta(ge=-MOMENT_MAX, le=MOMENT_MAX)]
 
 
 class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Our own kinds, and ActiveMQ's: with a cron, the series of delay, period and repeat starts at each of
-    its times; without, at the moment of the send. `repeat` n = n + 1 deliveries; −1 = without end."""
+    """The schedule of a delayed message, for ddmq's own kinds of delays and those of ActiveMQ.
+
+    With a cron, the series of delay, period and repeat starts at each of its times; without, at the time of
+    the send. `repeat` n = n + 1 deliveries; −1 = without end.
+    """
 
     delay_ms: Moment = 0
     period_ms: Moment = 0
@@ -89,7 +92,10 @@ class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CommandOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The outcome of a command; the body of a record in the outcome topic. `code`: DelayResult field 100."""
+    """The outcome of a delay command, and the body of a record in the outcome topic.
+
+    `code`: DelayResult field 100.
+    """
 
     reply_id: int
     code: int
@@ -105,12 +111,15 @@ _COMMANDS = msgspec.json.Decoder(DelayCommand)
 
 
 def encode_command(command: DelayCommand) -> str:
-    """The value of the system property."""
+    """Encode the system property of a delay command."""
     return msgspec.json.encode(command).decode()
 
 
 def decode_command(text: str | bytes) -> DelayCommand:
-    """Raises DamagedError for anything `encode_command` does not write."""
+    """Decode the system property of a delay command.
+
+    Raises DamagedError for text `encode_command` did not write.
+    """
     try:
         return _COMMANDS.decode(text)
     except msgspec.DecodeError as error:
@@ -118,12 +127,12 @@ def decode_command(text: str | bytes) -> DelayCommand:
 
 
 def encode_outcome(outcome: CommandOutcome) -> bytes:
-    """The body of a record in the outcome topic."""
+    """Encode the body of a record in the outcome topic."""
     return msgspec.json.encode(outcome)
 
 
 def decode_outcome(body: bytes) -> CommandOutcome:
-    """Raises DamagedError for anything `encode_outcome` does not write."""
+    """Decode the body of an outcome record. Raises DamagedError for bytes `encode_outcome` did not write."""
     try:
         return msgspec.json.decode(body, type=CommandOutcome)
     except msgspec.DecodeError as error:
@@ -143,7 +152,7 @@ EXPIRE_AFTER_S = 172_800
 
 
 class DelayId(NamedTuple):
-    """The groups of an id. Times are epoch seconds."""
+    """The parsed fields of a delay id. Times are epoch seconds."""
 
     timestamp_s: int
     kind: int
@@ -155,7 +164,7 @@ class DelayId(NamedTuple):
     uuid: str
 
     def text(self) -> str:
-        """The id as it stands on the wire and as the key of a delivery."""
+        """Return the id as text, as used on the wire and as the key of a delivery."""
         return (
             f"{self.timestamp_s:010d}-{self.kind}-{self.expire_s:010d}-{self.times}-{self.timed}"
             f"-{self.interval_s}-{self.shard}-{self.uuid}"
@@ -163,7 +172,7 @@ class DelayId(NamedTuple):
 
 
 def parse_delay_id(text: bytes) -> DelayId | None:
-    """The groups of an id, or None. The type and the shard are not checked for their range."""
+    """Parse a delay id; return None if it is malformed. The ranges of type and shard are not checked."""
     if len(text) > ID_BYTES_MAX:
         return None
     groups = _ID.match(text)
@@ -174,17 +183,17 @@ def parse_delay_id(text: bytes) -> DelayId | None:
 
 
 def is_uuid(text: bytes) -> bool:
-    """Whether `text` has a uuid's shape: 8-4-4-4-12 digits and lower-case letters."""
+    """Return whether `text` has the form of a uuid: 8-4-4-4-12 digits and lower-case letters."""
     return _UUID_ONLY.match(text) is not None
 
 
 def shard_of(uuid: str, shards: int) -> int:
-    """The shard in [0, shards) that keeps this uuid; the same in every process and version."""
+    """Return the shard in [0, shards) that stores this uuid; the same in every process and version."""
     return crc32(uuid.encode()) % shards
 
 
 def uuid_bytes(uuid: str) -> bytes:
-    """The 16 bytes under which a uuid is kept; with other letters than a to f it is hashed."""
+    """Return the 16 bytes that represent a uuid in stores; a uuid with letters beyond f is hashed."""
     digits = uuid.replace("-", "")
     try:
         value = bytes.fromhex(digits)
@@ -196,16 +205,18 @@ def uuid_bytes(uuid: str) -> bytes:
 
 
 def encode_full(topics: Sequence[str]) -> bytes:
-    """The setting by which a delay service says which topics have as many delayed messages waiting as they
-    may.
+    """Encode the setting in which a shard reports the topics that have as many delayed messages as they may.
 
-    There is one for each shard, names.DELAY_FULL_PREFIX and its number; absent: none.
+    The key is names.DELAY_FULL_PREFIX and the shard's number; an absent setting means none.
     """
     return msgspec.json.encode(topics)
 
 
 def decode_full(value: bytes | None) -> list[str]:
-    """Return the topics; none where the value does not parse, since who wrote it will write it again."""
+    """Return the topics in such a setting.
+
+    A value that cannot be parsed gives none; the shard will replace it.
+    """
     if value is None:
         return []
     try:

@@ -39,13 +39,16 @@ _ALLOWED = (
 
 
 class CronError(ValueError):
-    """The expression or the zone cannot be used; says what is wrong and what is allowed."""
+    """A cron expression or a zone is unusable; the text says what is wrong and what is allowed."""
 
 
 class _Walk(CronSim):
-    """cronsim's walk, with our horizon, and right where clocks change by half an hour (Lord Howe), at a
-    quarter to the hour (Chatham) or at midnight (Cairo): it steps to the next hour or minute on the clock,
-    not by 60 minutes, never back, and begins a day with the first minute that there is."""
+    """cronsim's iterator with a horizon, corrected for unusual clock changes.
+
+    Clocks may change by half an hour (Lord Howe), at a quarter to the hour (Chatham) or at midnight (Cairo).
+    The iterator steps to the next hour or minute on the clock instead of by 60 minutes, never back, and
+    starts a day with its first existing minute.
+    """
 
     def advance(self) -> None:
         last = self.dt.year + HORIZON_YEARS
@@ -70,7 +73,7 @@ class _Walk(CronSim):
         return self.dt is not before
 
     def _leave_clock_gap(self, before: datetime) -> None:
-        """Move a midnight that the clock jumps over to the first moment after the jump."""
+        """Move a time that a clock change skips at midnight to the first moment after the change."""
         if self.dt is not before and self.dt.tzinfo is not None:
             self.dt = self.dt.astimezone(UTC).astimezone(self.dt.tzinfo)
 
@@ -110,12 +113,12 @@ class _Walk(CronSim):
 
 
 class Cron:
-    """A cron expression in a time zone. `Cron.from_expression` caches the latest ones, parsed."""
+    """A cron expression in a time zone. `Cron.from_expression` caches the latest ones."""
 
     __slots__ = ("_known", "_walk", "expression", "gap_ms_min", "zone")
 
     def __init__(self, expression: str, zone: str = "UTC") -> None:
-        """Raises CronError. Does not look whether the expression ever comes true: see `cron_fault`."""
+        """Parse the expression. Raises CronError. Use `cron_fault` to check whether it ever comes true."""
         self.expression = expression
         self._known = (0, 0, 0)
         self.zone = _load_zone(zone)
@@ -139,10 +142,10 @@ class Cron:
         return _cached_cron(expression, zone)
 
     def next_ms(self, after_ms: int) -> int | None:
-        """Its first time after `after_ms` (epoch milliseconds, both), or None: none within ten years.
+        """Return the first time after `after_ms` (epoch milliseconds), or None if there is none within ten
+        years.
 
-        A search may cost milliseconds and is asked for again and again: its answer is kept while it is right,
-        that there is none for a day.
+        A search may take milliseconds, so the answer None is cached for a day.
         """
         first, end, answer_ms = self._known
         if not first <= after_ms < end:
@@ -164,7 +167,9 @@ class Cron:
         return None
 
     def back_ms(self, from_ms: int, times: int) -> int | None:
-        """Its `times`-th time at or before `from_ms`, or an earlier moment near it; None: there is none."""
+        """Return the `times`-th time at or before `from_ms`, or an earlier moment near it; None if there is
+        none.
+        """
         try:
             walk = _Walk(self.expression, _moment_at(from_ms + 1_000, self.zone), reverse=True)
             moment = walk.dt
@@ -182,7 +187,7 @@ class Cron:
 
 
 def cron_fault(expression: str, zone: str, now_ms: int) -> str | None:
-    """Return why this expression in this zone cannot be used from now on, or None."""
+    """Return why this expression cannot be used in this zone from now on, or None."""
     try:
         cron = Cron.from_expression(expression, zone)
     except CronError as error:
@@ -212,7 +217,7 @@ def _load_zone(name: str) -> ZoneInfo:
 
 
 def _moment_at(ms: int, zone: ZoneInfo) -> datetime:
-    """The second that `ms` lies in; an exact sum, where fromtimestamp would go through a float."""
+    """Convert epoch milliseconds to a datetime, rounded down to a second, without the error of a float."""
     return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=ms // 1_000)).astimezone(zone)
 
 

@@ -18,8 +18,9 @@ _PART = re.compile(r"([0-9]+)(ms|s|m|h|d)")
 
 
 def parse_duration(text: str, digits_max: int) -> int | None:
-    """`90s`, `1h30m`, `2d`, `250ms` as milliseconds; None where the text is no duration, or a number in it
-    has over `digits_max` digits."""
+    """Parse `90s`, `1h30m`, `2d`, `250ms` to milliseconds; None if the text is not a duration or a number in
+    it has more than `digits_max` digits.
+    """
     if not _WHOLE.match(text):
         return None
     total_ms = 0
@@ -31,7 +32,7 @@ def parse_duration(text: str, digits_max: int) -> int | None:
 
 
 def duration_text(ms: int) -> str:
-    """Write milliseconds as `parse_duration` reads them: 5,400,000 → `1h30m`, 0 → `0s`, -5 → `-5ms`."""
+    """Format milliseconds for `parse_duration`: 5,400,000 → `1h30m`, 0 → `0s`, -5 → `-5ms`."""
     parts, rest = [], abs(ms)
     for unit in ("d", "h", "m", "s", "ms"):
         amount, rest = divmod(rest, UNIT_MS[unit])
@@ -41,12 +42,12 @@ def duration_text(ms: int) -> str:
 
 
 class Levels:
-    """Waits in milliseconds, level 1 first. Raises ValueError when `waits` cannot be levels."""
+    """The waits of all delay levels in milliseconds, level 1 first. Raises ValueError for invalid waits."""
 
     __slots__ = ("waits",)
 
     def __init__(self, waits: Iterable[str]) -> None:
-        """`waits`: texts such as `30s`, `2h`; units ms, s, m, h, d."""
+        """Parse the waits, texts such as `30s` or `2h` with the units ms, s, m, h, d."""
         self.waits = tuple(parse_wait(text) for text in waits)
         if not 1 <= len(self.waits) <= LEVELS_MAX:
             raise ValueError(f"levels has {len(self.waits)} entries; allowed: 1 to {LEVELS_MAX}")
@@ -61,12 +62,12 @@ class Levels:
         return len(self.waits)
 
     def clamp_level(self, level: int) -> int:
-        """Limit `level` to those that exist: 0 means no delay, and the last stands for any above it."""
+        """Limit `level` to the existing ones: 0 (no delay) to the last level."""
         last = len(self.waits)
         return 0 if level <= 0 else level if level < last else last
 
     def wait_ms(self, level: int) -> int:
-        """Return how long messages of `level` wait, clamped; 0 for none."""
+        """Return the wait of `level` in milliseconds, after clamping it; 0 for no delay."""
         clamped = self.clamp_level(level)
         return self.waits[clamped - 1] if clamped else 0
 
@@ -83,7 +84,7 @@ def parse_wait(text: str) -> int:
 
 
 def wait_text(wait_ms: int) -> str:
-    """Write a wait as people do: 7,200,000 → `2h`."""
+    """Format a wait for people: 7,200,000 → `2h`."""
     unit = next(unit for unit in ("d", "h", "m", "s", "ms") if wait_ms % UNIT_MS[unit] == 0)
     return f"{wait_ms // UNIT_MS[unit]}{unit}"
 

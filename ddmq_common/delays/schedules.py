@@ -2,8 +2,8 @@
 
 A series is a first delivery after `delay_ms` and `repeat` more, `period_ms` apart. Without a cron there is
 one, from the moment of the send (or from a due time that was asked for); with a cron one starts at each of
-its times, and one that is still running when the next starts goes on beside it. Deliveries of two series that
-fall on the same millisecond are one delivery.
+its times, and one that is still running when the next starts goes on beside it. Deliveries of two series
+that fall on the same millisecond are one delivery.
 
 A series may be as long as `OVERLAP_MAX` distances of the cron's times, which bounds the search for the next
 delivery; all that a client can send is checked here, at the edge, once.
@@ -25,10 +25,10 @@ _SERIES_LOOKED_AT_MAX = 8 * OVERLAP_MAX  # more than overlap on a day on which t
 
 
 class ScheduleLimits(NamedTuple):
-    """The configured limits of a schedule.
+    """The configured limits of schedules.
 
-    `delay_ms_max`: how far ahead a first delivery, a delay or a period may lie; it does not bound a cron's
-    own times. `occurrences_max`: the most that `repeat` and the cap may say.
+    `delay_ms_max`: the maximum of a first delivery's delay, a delay or a period; the times of a cron are not
+    limited. `occurrences_max`: the maximum of `repeat` and the occurrence cap.
     """
 
     delay_ms_max: int = 62 * DAY_MS
@@ -37,7 +37,7 @@ class ScheduleLimits(NamedTuple):
 
 
 def schedule_fault(schedule: Schedule, limits: ScheduleLimits, now_ms: int) -> str | None:
-    """Return why this schedule is not accepted, with the value and what is allowed; or None."""
+    """Return why this schedule is invalid, with the value and what is allowed; or None."""
     return (
         _numbers_fault(schedule, limits)
         or _catch_up_fault(schedule)
@@ -54,7 +54,10 @@ def first_due_ms(schedule: Schedule, now_ms: int) -> int | None:
 
 
 def cron_delivery_after(schedule: Schedule, first_due: int, after_ms: int) -> int | None:
-    """The first delivery after `after_ms` of a schedule with a cron, whose very first was at `first_due`."""
+    """Return the first delivery after `after_ms` of a schedule with a cron.
+
+    `first_due`: its very first delivery.
+    """
     cron = Cron.from_expression(schedule.cron, schedule.zone)
     delay, period, repeat = schedule.delay_ms, schedule.period_ms, schedule.repeat
     start = cron.next_ms(max(after_ms - delay - period * repeat, first_due - delay - 1))

@@ -1,7 +1,7 @@
 """Every metric of the project, in one list, so as long as they are many: name, kind, unit, labels, meaning.
 
-docs/metrics.md is made from it, and the Spark tables, the dashboard and the report take their names and units
-from it. Labels are bounded (topic, group, queue, code, reason): never a key, an id or a client's text.
+docs/metrics.md is made from it, and the Spark tables, the dashboard and the report take their names and
+units from it. Labels are bounded (topic, group, queue, code, reason): never a key, an id or a client's text.
 """
 
 from __future__ import annotations

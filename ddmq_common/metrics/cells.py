@@ -18,7 +18,7 @@ TOP = float(1 << 42)
 
 
 def bucket_index(value: float) -> int:
-    """Index of the bucket holding `value`, 0 to BUCKETS - 1; below 0 counts in the first."""
+    """Return the index (0 to BUCKETS - 1) of the bucket for `value`. Negative values belong to the first."""
     whole = int(value)
     if whole < SUB_BUCKETS:
         return max(whole, 0)
@@ -27,7 +27,7 @@ def bucket_index(value: float) -> int:
 
 
 def upper_edge(index: int) -> float:
-    """The first value above the bucket, in the metric's unit; of OVERFLOW, which has none, one above TOP."""
+    """Return the exclusive upper bound of a bucket, in the metric's unit; for OVERFLOW a value above TOP."""
     if index >= OVERFLOW:
         return TOP + 1
     if index < SUB_BUCKETS:
@@ -37,7 +37,7 @@ def upper_edge(index: int) -> float:
 
 
 class MetricCell:
-    """A counter or gauge."""
+    """The value of one counter or gauge for one set of labels."""
 
     __slots__ = ("value",)
 
@@ -46,7 +46,10 @@ class MetricCell:
 
 
 class Histogram:
-    """Counts by logarithmic bucket, mergeable by adding; values in the metric's unit, mostly µs."""
+    """A histogram with logarithmic buckets, which can be merged by addition.
+
+    Values are in the metric's unit, mostly µs.
+    """
 
     __slots__ = ("counts", "total")
 
@@ -59,7 +62,7 @@ class Histogram:
         self.total += value
 
     def percentile(self, fraction: float) -> float:
-        """The upper edge of the bucket that holds the given fraction of values; 0.0 when empty."""
+        """Return the upper bound of the bucket that contains the percentile `fraction`; 0.0 if empty."""
         rank = sum(self.counts) * fraction
         below = 0
         for index, count in enumerate(self.counts):
@@ -69,7 +72,7 @@ class Histogram:
         return 0.0
 
     def summary(self) -> dict[str, float]:
-        """Count, mean and upper edges of the percentiles' buckets, in the metric's unit."""
+        """Return count, mean and the upper bounds of the percentiles' buckets, in the metric's unit."""
         count = sum(self.counts)
         return {
             "count": count,

@@ -39,7 +39,10 @@ State = tuple[list[int], float]  # counts by bucket and sum of a histogram
 
 
 class Deltas:
-    """The samples of one process from its start on. `process` names it, `instance` names this start."""
+    """Produces the samples of one process from its start on.
+
+    `process`: its name; `instance`: the name of this start.
+    """
 
     def __init__(self, registry: Registry, process: str, instance: str, started_ms: int) -> None:
         self.registry = registry
@@ -52,10 +55,10 @@ class Deltas:
         self._open: Sample | None = None
 
     def begin(self, to_ms: int, state: str = RUNNING) -> Sample:
-        """A sample of the interval that ends at `to_ms` (wall clock). `state`: STOPPING of a process that
-        stops and still holds its queues, LAST when it has let them go; the very first sample is FIRST.
+        """Begin the sample of the interval that ends at `to_ms` (wall clock).
 
-        Raises RuntimeError while another one is open.
+        `state`: STOPPING while the process stops but still owns its queues, LAST when it has released them;
+        the very first sample is FIRST. Raises RuntimeError while another sample is open.
         """
         if self._open is not None:
             raise RuntimeError(f"sample {self.seq} is open: say written or failed before the next begins")
@@ -77,7 +80,7 @@ class Deltas:
 
 
 class Sample:
-    """A sample file that is being composed."""
+    """A sample file under construction."""
 
     def __init__(self, deltas: Deltas, to_ms: int, state: str) -> None:
         self.seq = deltas.seq
@@ -90,7 +93,7 @@ class Sample:
 
     @property
     def folder(self) -> str:
-        """Return the folder that the file belongs into, relative."""
+        """Return the relative folder for the file."""
         return folder(self.to_ms)
 
     @property
@@ -99,21 +102,25 @@ class Sample:
         return part_name(self._deltas.instance, self.seq)
 
     def payload(self) -> bytes:
-        """Return the whole file; `encode_steps` must have run to its end."""
+        """Return the file's contents. `encode_steps` must have finished."""
         lines = len(self._lines) + 1
         first = self._encode(PROCESS, ("state",), (self._state,), value=lines)
         return b"\n".join((first, *self._lines, b""))
 
     def mark_written(self) -> None:
-        """Close a sample whose file exists under its name; its values become the baseline."""
+        """Close a sample whose file has been written; its values become the new baseline."""
         self._deltas.settle_sample(self, written=True)
 
     def mark_failed(self) -> None:
-        """Close a sample whose file was not written; the next one repeats its gains under its number."""
+        """Close a sample whose file was not written; the next sample repeats its increments and its
+        number."""
         self._deltas.settle_sample(self, written=False)
 
     def encode_steps(self) -> Iterator[None]:
-        """Read and encode every cell; yields after each few. Cells made meanwhile may come in the next."""
+        """Read and encode every cell, yielding after a few.
+
+        Cells created meanwhile may wait for the next sample.
+        """
         for metric, cells in self._deltas.registry.numbers():
             yield from self._encode_numbers(metric, cells)
         for metric, histograms in self._deltas.registry.histograms():

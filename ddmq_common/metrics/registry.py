@@ -1,9 +1,9 @@
 """Metric cells cheap enough for the hot path, shown to Prometheus when it asks.
 
 A cell is a plain number that its one owner adds to on the hub: `cell.value += 1`. Nothing locks. Label sets
-are bounded: past LABEL_SETS_MAX, or HISTOGRAM_LABEL_SETS_MAX of a histogram, new ones share one cell labelled
-"other", so that no client can grow memory by inventing names. What has to be computed is filled in by
-collectors, just before somebody looks.
+are bounded: past LABEL_SETS_MAX, or HISTOGRAM_LABEL_SETS_MAX of a histogram, new ones share one cell
+labelled "other", so that no client can grow memory by inventing names. What has to be computed is filled in
+by collectors, just before somebody looks.
 
 Prometheus' text format is made in pieces, so that a page of many label sets does not hold the event loop.
 The text is what prometheus_client makes of the same cells, byte for byte (a test compares them), at a
@@ -48,7 +48,7 @@ class _Family(Generic[C]):
 
 
 class Registry:
-    """All cells of one process. Make one in main and hand it down; tests make their own."""
+    """All metric cells of one process. Create one in main and pass it on; tests create their own."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, _Family[MetricCell]] = {}
@@ -56,7 +56,7 @@ class Registry:
         self._collectors: list[Callable[[], None]] = []
 
     def cell(self, metric: Metric, *labels: str) -> MetricCell:
-        """The counter or gauge of that label set; keep it, looking it up costs more than adding."""
+        """Return the counter or gauge with these labels. Keep it: a lookup costs more than an update."""
         _check(metric, labels)
         family = self._numbers.get(metric.name)
         if family is None:
@@ -64,7 +64,7 @@ class Registry:
         return family.get_cell(labels)
 
     def histogram(self, metric: Metric, *labels: str) -> Histogram:
-        """The histogram of that label set."""
+        """Return the histogram with these labels."""
         _check(metric, labels)
         family = self._histograms.get(metric.name)
         if family is None:
@@ -72,16 +72,19 @@ class Registry:
         return family.get_cell(labels)
 
     def add_collector(self, fill: Callable[[], None]) -> None:
-        """Have `fill` called before every look at the cells, to set gauges that must be computed.
+        """Register a function that is called before cells are read, to set gauges that must be computed.
 
-        It runs on the hub and must be quick and not yield. One that raises is counted
-        (ddmq_collect_failed_total), logged the first time, and called again the next time.
+        It runs on the hub, must be quick and must not yield. If it raises, that is counted
+        (ddmq_collect_failed_total) and logged the first time, and it is called again the next time.
         """
         self._collectors.append(fill)
 
     def run_collectors(self) -> None:
-        """Call the collectors: whoever reads cells by `numbers`, `histograms` or `exposition_pieces` does so
-        first, and then waits for ANSWERS_S where that can be."""
+        """Call all collectors.
+
+        Call this before `numbers`, `histograms` or `exposition_pieces`, then wait for ANSWERS_S if possible,
+        because some collectors request their values.
+        """
         for collector in self._collectors:
             try:
                 collector()
@@ -92,19 +95,19 @@ class Registry:
                 failed.value += 1
 
     def numbers(self) -> list[tuple[Metric, Mapping[tuple[str, ...], MetricCell]]]:
-        """The counters and gauges by family: the live cells, by the values of the metric's labels."""
+        """Return the live cells of counters and gauges by metric and label values."""
         return [(family.metric, family.cells) for family in self._numbers.values()]
 
     def histograms(self) -> list[tuple[Metric, Mapping[tuple[str, ...], Histogram]]]:
-        """The histograms by family: the live ones, by the values of the metric's labels."""
+        """Return the live histograms by metric and label values."""
         return [(family.metric, family.cells) for family in self._histograms.values()]
 
     def snapshot(
         self, paced: Callable[[Iterable[Any]], Iterable[Any]] = iter
     ) -> dict[str, list[dict[str, Any]]]:
-        """Every cell as plain data: labels with `value`, or with count, mean, p50, p99 and max.
+        """Return every cell as plain data: labels with `value`, or with count, mean, p50, p99 and max.
 
-        With `paced`, which goes through cells, others may run meanwhile.
+        `paced`: an iterator wrapper that may yield to other greenlets between cells.
         """
         self.run_collectors()
         figures: dict[str, list[dict[str, Any]]] = {}
@@ -126,7 +129,7 @@ class Registry:
         return b"".join(self.exposition_pieces())
 
     def exposition_pieces(self) -> Iterator[bytes]:
-        """Return the exposition in pieces, as it was filled: whoever may yield lets others run in between."""
+        """Yield the exposition in chunks. A caller may let other greenlets run between two of them."""
         yield from build_pieces(self.numbers(), self.histograms())
 
 
@@ -149,7 +152,10 @@ def build_pieces(
     numbers: Iterable[tuple[Metric, Mapping[Labels, MetricCell]]],
     histograms: Iterable[tuple[Metric, Mapping[Labels, Histogram]]],
 ) -> Iterator[bytes]:
-    """The page, in order. Cells may change and be added between two pieces; a cell's lines stay together."""
+    """Yield the Prometheus page in chunks.
+
+    Cells may change between two chunks; the lines of one cell stay together.
+    """
     for metric, cells in numbers:
         name = metric.name.removesuffix("_total") + "_total" if metric.kind == "counter" else metric.name
         yield _family_head(metric, name)
@@ -183,7 +189,7 @@ def _split_batches(cells: Mapping[Labels, C], size: int) -> Iterator[list[tuple[
 
 
 def _label_pairs(metric: Metric, labels: Labels) -> list[str]:
-    """`name="value"` of each label, by name."""
+    """Return `name="value"` for each label, sorted by name."""
     return [
         f'{name}="{_escape_value(value)}"' for name, value in sorted(zip(metric.labels, labels, strict=True))
     ]

@@ -8,8 +8,8 @@ Folders are UTC hours of the interval's end. `instance` is 16 hex digits, new fo
 Spark and everybody else ignore names that start with a dot. Nothing else builds or parses these names.
 
 A line is a metric of one process over one interval, as JSON. `encode` writes the keys in the order of the
-fields; `decode` takes them in any order, ignores keys it does not know, and says of everything else why it is
-not a sample. A changed meaning is a new VERSION.
+fields; `decode` takes them in any order, ignores keys it does not know, and says of everything else why it
+is not a sample. A changed meaning is a new VERSION.
 
 What belongs into a file is said by deltas.py; the shell that writes is ddmq/server/samples/; the readers are
 metrics_job/ and whoever likes JSON.
@@ -39,7 +39,8 @@ _HOUR_FOLDER = re.compile(r"hour=(\d\d)")
 
 
 class SampleName(NamedTuple):
-    """A sample file's name: the process start, and the sequence numbers of the first and last interval."""
+    """The name of a sample file: the process start, and the first and last sequence number of its
+    intervals."""
 
     instance: str
     first: int
@@ -53,11 +54,11 @@ class SampleName(NamedTuple):
 
     @property
     def hidden(self) -> str:
-        """The name while it is written."""
+        """Return the temporary name while the file is being written."""
         return f".{self}.tmp"
 
     def covers(self, other: SampleName) -> bool:
-        """All intervals of `other` are in this one, when both lie in the same folder."""
+        """Return whether this file contains all intervals of `other`, if both are in the same folder."""
         return (
             self.merged
             and self.instance == other.instance
@@ -66,12 +67,12 @@ class SampleName(NamedTuple):
 
 
 def part_name(instance: str, seq: int) -> SampleName:
-    """The file of one interval."""
+    """Return the name of the file with one interval."""
     return SampleName(instance, seq, seq, False)
 
 
 def parse(name: str) -> SampleName | None:
-    """Parse a name; None when it is not one of ours, or one that is still being written."""
+    """Parse a file name; None if it is not a sample file or is still being written."""
     if match := _PART.fullmatch(name):
         return part_name(match[1], int(match[2]))
     if match := _HOUR.fullmatch(name):
@@ -80,17 +81,19 @@ def parse(name: str) -> SampleName | None:
 
 
 def parse_hidden(name: str) -> SampleName | None:
-    """Parse the name of a file that is being written, or was when its process died."""
+    """Parse the temporary name of a file that is being written, or was when its process died; else None."""
     return parse(name[1:-4]) if name.startswith(".") and name.endswith(".tmp") else None
 
 
 def folder(wall_ms: int) -> str:
-    """The folder of an interval that ended at `wall_ms`, relative: date=…/hour=…."""
+    """Return the relative folder of an interval that ended at `wall_ms`: date=…/hour=…."""
     return datetime.fromtimestamp(wall_ms / 1000, UTC).strftime("date=%Y-%m-%d/hour=%H")
 
 
 def hour_start(date_folder: str, hour_folder: str) -> int | None:
-    """Epoch ms of the beginning of a folder's hour; None when these are not names of ours."""
+    """Return the first epoch millisecond of a folder's hour; None if the names are not those of sample
+    folders.
+    """
     day, hour = _DATE_FOLDER.fullmatch(date_folder), _HOUR_FOLDER.fullmatch(hour_folder)
     if day is None or hour is None:
         return None
@@ -102,7 +105,7 @@ def hour_start(date_folder: str, hour_folder: str) -> int | None:
 
 
 def day_of(date_folder: str) -> date | None:
-    """The day of a date's folder; None when this is not a name of ours, or a day that no clock shows."""
+    """Return the day of a date folder; None if the name is invalid or outside the calendar."""
     match = _DATE_FOLDER.fullmatch(date_folder)
     try:
         day = date.fromisoformat(match[1]) if match else None
@@ -123,7 +126,7 @@ CORRUPT, UNKNOWN_VERSION, UNKNOWN_METRIC, BAD_VALUE = (
 
 
 class LineError(Exception):
-    """The line is no sample. `reason` is one of CORRUPT, UNKNOWN_VERSION, UNKNOWN_METRIC, BAD_VALUE."""
+    """The line is not a valid sample. `reason`: CORRUPT, UNKNOWN_VERSION, UNKNOWN_METRIC or BAD_VALUE."""
 
     def __init__(self, reason: str, said: str) -> None:
         super().__init__(f"{reason}: {said}")
@@ -131,7 +134,10 @@ class LineError(Exception):
 
 
 class SampleLine(msgspec.Struct, frozen=True, rename={"from_": "from"}):
-    """Counters and gauges have `value`; histograms `sum`, and `counts` of the `buckets` that have any."""
+    """One line of a sample file.
+
+    Counters and gauges have `value`; histograms have `sum`, and `counts` for the non-empty `buckets`.
+    """
 
     v: int
     process: str
@@ -157,12 +163,12 @@ _decode_version = msgspec.json.Decoder(_LineVersion).decode
 
 
 def encode(line: SampleLine) -> bytes:
-    """The line without its end."""
+    """Encode a line without its line end."""
     return _encode(line)
 
 
 def decode(text: bytes) -> SampleLine:
-    """The sample in one line, checked against the catalogue. Raises LineError."""
+    """Decode a line and check it against the catalogue. Raises LineError."""
     try:
         version = _decode_version(text).v
         if version != VERSION:

@@ -1,10 +1,10 @@
-"""Damage to a RocksDB folder: how files tell of it, where reading goes on behind it, and the part
-of the write-ahead log before its first gap.
+"""Damage to a RocksDB folder: how files tell of it, where reading goes on behind it, and the part of the
+write-ahead log before its first gap.
 
-The log is several files, and a power loss may take the end of one that was not synced and leave the next one.
-RocksDB replays both: changes are then there without those before them that they rest on. What was synced has
-no gap, for a sync takes the files in their order. So whoever opens a database looks first, and puts away
-what comes after a gap.
+The log is several files, and a power loss may take the end of one that was not synced and leave the next
+one. RocksDB replays both: changes are then there without those before them that they rest on. What was
+synced has no gap, for a sync takes the files in their order. So whoever opens a database looks first, and
+puts away what comes after a gap.
 
 Just enough of the log's format is read for that. A file is blocks of 32 KiB. A record is in one piece or in
 several: each has a checksum (4 bytes), its length (2, little-endian), its type (1), and with the types that
@@ -25,8 +25,11 @@ from ddmq_common.errors import DamagedError
 
 
 def check_files(folder: Path) -> None:
-    """A folder with data whose list of tables is gone is damaged; RocksDB itself would begin a new database
-    there, or say only that some file does not exist. One whose making was cut short has no data yet."""
+    """Raise DamagedError if a folder with data has lost its list of tables.
+
+    RocksDB itself would create a new database there, or only report a missing file. A folder whose creation
+    was interrupted has no data yet and is accepted.
+    """
     try:
         manifest = (folder / "CURRENT").read_text("ascii", "replace").strip()
     except FileNotFoundError:
@@ -37,8 +40,11 @@ def check_files(folder: Path) -> None:
         raise DamagedError(f"{folder}: damaged: CURRENT names {manifest!r}, which is no list of tables there")
 
 
-def behind_damage(readable: Callable[[bytes], bool], last: bytes) -> bytes | None:
-    """The end of the unreadable stretch behind `last`: steps that double, then halves."""
+def find_damage_end(readable: Callable[[bytes], bool], last: bytes) -> bytes | None:
+    """Return the first readable key after the damage behind `last`, or None.
+
+    It searches by doubling steps, then halves.
+    """
     width = len(last) + 8
     top = 1 << (8 * width)
     low = int.from_bytes(last.ljust(width, b"\0"), "big")
@@ -65,12 +71,12 @@ _NUMBERED = {5: _FULL, 6: _FIRST, 7: _MIDDLE, 8: _LAST}  # with the number of th
 _OTHER = {9: 7, 10: 7, 11: 11, 130: 7, 131: 11}  # what holds no batch → bytes of its header
 
 
-def after_gap(folder: Path) -> list[Path]:
-    """The files of the log in `folder` that come after a gap, oldest first. Raises OSError."""
+def files_after_gap(folder: Path) -> list[Path]:
+    """Return the write-ahead log files in `folder` that come after a gap, oldest first. Raises OSError."""
     files = sorted(folder.glob("*.log"), key=lambda path: int(path.stem) if path.stem.isdigit() else -1)
     expected: int | None = None
     for index, path in enumerate(files):
-        numbers = numbers_of(path)
+        numbers = read_sequence_range(path)
         if numbers is not None and index and numbers[0] != expected:
             return files[index:]
         if numbers is not None:
@@ -78,8 +84,10 @@ def after_gap(folder: Path) -> list[Path]:
     return []
 
 
-def numbers_of(path: Path) -> tuple[int, int] | None:
-    """`[first, next)` sequence number of the whole batches at its beginning; None when there is none."""
+def read_sequence_range(path: Path) -> tuple[int, int] | None:
+    """Return `[first, next)` sequence numbers of the complete batches at the file's beginning; None without
+    any.
+    """
     first = following = -1
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -100,7 +108,8 @@ def numbers_of(path: Path) -> tuple[int, int] | None:
 
 
 def _read_piece(file: BinaryIO, at: int, size: int) -> tuple[int, int, int] | None:
-    """(kind, 0: no batch; where its content begins, where it ends) of the piece at `at`; None at the end."""
+    """Read the chunk at `at`; return (kind or 0, start and end of its content), or None at the file's
+    end."""
     remaining = _BLOCK - at % _BLOCK
     if remaining < _HEADER.size:
         at += remaining

@@ -40,8 +40,8 @@ from weakref import WeakSet
 import rocksdict
 
 from ddmq_common.errors import DamagedError, StorageError
-from ddmq_common.rocks.damage import behind_damage, check_files
-from ddmq_common.rocks.room import Room
+from ddmq_common.rocks.damage import check_files, find_damage_end
+from ddmq_common.rocks.room import WriteCapacity
 
 Pair = tuple[bytes, bytes]
 _NEVER = 1 << 30
@@ -51,11 +51,11 @@ _key_of = itemgetter(0)
 
 
 class WalRecovery(Enum):
-    """How opening treats the write-ahead log, which is several files.
+    """How opening handles damage in the write-ahead log, which consists of several files.
 
-    WHOLE: bytes that do not parse, also at an end, are a DamagedError. PREFIX: everything before such bytes
-    is used, and the rest is ignored without an error. TORN: as WHOLE, but each file may lack an end that was
-    never written. Use TORN for a check only: later files may depend on the missing bytes.
+    WHOLE: bytes that cannot be parsed, also at an end, raise DamagedError. PREFIX: everything before such
+    bytes is used, the rest is ignored. TORN: as WHOLE, but each file may lack an end that was never written.
+    Use TORN only for a check, because later files may depend on the missing bytes.
     """
 
     WHOLE = 1
@@ -65,8 +65,11 @@ class WalRecovery(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RocksOptions:
-    """Memory: at most `write_buffers` × `write_buffer_bytes` + `block_cache_bytes`, which holds the indexes
-    and filters too, whatever the amount of data. The write buffers also bound what opening must replay."""
+    """The memory options of a database.
+
+    It uses at most `write_buffers` × `write_buffer_bytes` + `block_cache_bytes`, indexes and filters
+    included, whatever the amount of data. The write buffers also bound what opening must replay.
+    """
 
     write_buffer_bytes: int = 16 << 20
     write_buffers: int = 4
@@ -80,7 +83,7 @@ class RocksOptions:
 
 
 class WriteBatch:
-    """Changes that are applied together, in their order. Its methods are RocksDB's own, for speed."""
+    """A batch of changes that are applied together in order. Its methods are RocksDB's own, for speed."""
 
     __slots__ = ("delete", "delete_range", "put", "raw")
 
@@ -95,23 +98,28 @@ class WriteBatch:
 
     @property
     def bytes(self) -> int:
-        """Return how many bytes the batch takes in the write-ahead log."""
+        """Return the size of the batch in the write-ahead log."""
         return int(self.raw.size_in_bytes())
 
 
 class Rocks:
-    """An open database. It is usable from several threads; `close` ends it for all of them."""
+    """An open database. Several threads may use it; `close` closes it for all of them."""
 
     def __init__(
         self, folder: Path, options: RocksOptions | None = None, recovery: WalRecovery = WalRecovery.WHOLE
     ) -> None:
-        """Raises DamagedError, or StorageError when the folder cannot be used (also when it is open)."""
+        """Open the database.
+
+        Raises DamagedError, or StorageError if the folder is unusable or open already.
+        """
         self.folder = folder
         self._idle = threading.Condition()
         self._busy = 0
         self._compacting = False
         options = options or RocksOptions()
-        self._room = Room(lambda name: self.read_property(name), folder, max(1, options.write_buffers - 1))
+        self._room = WriteCapacity(
+            lambda name: self.read_property(name), folder, max(1, options.write_buffers - 1)
+        )
         check_files(folder)
         with translate_errors(f"cannot open the store in {folder}"):
             raw = _raw_options(options, recovery)
@@ -120,36 +128,37 @@ class Rocks:
         self._reading: WeakSet[Generator[list[Pair], None, None]] = WeakSet()
 
     def write(self, batch: WriteBatch) -> None:
-        """All of it or nothing, visible at once, not yet durable. Raises StorageError, also where RocksDB
-        would wait for ever (and we with it) because its tables cannot be written.
+        """Apply a batch atomically. It is visible at once, but not durable yet.
 
-        Ask `has_room` before: a write without room waits here (room.py).
+        Call `has_room` first: a write without capacity waits here (room.py). Raises StorageError, also when
+        tables cannot be written and RocksDB would wait for ever.
         """
-        self._room.wait()
+        self._room.wait_until_available()
         with translate_errors(f"cannot write to {self.folder}"):
             self._db.write(batch.raw)
 
     def has_room(self, growing: bool) -> bool:
-        """Whether a write would not wait. `growing`: one that makes the database larger: it leaves a buffer
-        to others, and waits while more tables come than can be merged.
+        """Return whether a write would go through without waiting. Raises StorageError if tables cannot be
+        written.
 
-        Raises StorageError where tables cannot be written.
+        `growing`: the write makes the database larger. It leaves a buffer for other writes, and waits while
+        tables come faster than they are merged.
         """
-        return self._room.is_there(growing)
+        return self._room.is_available(growing)
 
     def sync(self) -> None:
-        """Make everything durable that was written before the call. Blocks: native thread."""
+        """Make all earlier writes durable. Blocks: native thread."""
         with self._hold_open(), translate_errors(f"cannot sync {self.folder}"):
             self._db.flush_wal(True)
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the value of a key; None where there is none."""
+        """Return the value of a key, or None."""
         with translate_errors(f"cannot read {self.folder}"):
             value: bytes | None = self._db.get(key)
         return value
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return a value, or None, per key."""
+        """Return the value of each key, or None."""
         if not keys:
             return []
         with translate_errors(f"cannot read {self.folder}"):
@@ -164,10 +173,11 @@ class Rocks:
     def read_chunks(
         self, start: bytes, end: bytes, limit: int | None = None, first: int = FIRST_CHUNK
     ) -> Iterator[list[Pair]]:
-        """Read the pairs in [start, end), in order, at most `limit`, in lists that grow from `first` pairs
-        to about 1,000 pairs or 4 MiB. Finish or drop the iterator soon; `close` ends it.
+        """Yield the pairs in [start, end) in order, at most `limit`, in lists of `first` to about 1,000
+        pairs or 4 MiB.
 
-        Raises DamagedError at a damaged block, after everything before it.
+        Raises DamagedError at a damaged block, after everything before it. Finish or drop the iterator soon;
+        `close` ends it.
         """
         reading = self._read_chunks(start, end, limit if limit is not None else 1 << 62, first)
         self._reading.add(reading)
@@ -204,9 +214,12 @@ class Rocks:
         return pairs
 
     def salvage_from(self, last: bytes) -> bytes | None:
-        """Return where reading can continue behind a damaged block; `last` is the last key read."""
+        """Return the key at which reading can continue after a damaged block, or None.
+
+        `last`: the last key read.
+        """
         with translate_errors(f"cannot read {self.folder}"):
-            return behind_damage(self._is_readable, last)
+            return find_damage_end(self._is_readable, last)
 
     def _is_readable(self, key: bytes) -> bool:
         try:
@@ -216,8 +229,10 @@ class Rocks:
         return True
 
     def compact(self, start: bytes, end: bytes) -> None:
-        """Give back the space of what was removed in [start, end). Blocks for seconds: native
-        thread. Closing ends it early."""
+        """Reclaim the space of deleted keys in [start, end). Blocks for seconds: native thread.
+
+        `close` interrupts it.
+        """
         with self._hold_open():
             self._compacting = True
             try:
@@ -229,20 +244,24 @@ class Rocks:
                 self._compacting = False
 
     def checkpoint(self, folder: Path) -> None:
-        """A consistent copy into `folder`, which must not exist; hard links where that is possible."""
+        """Write a consistent copy into `folder`, which must not exist, with hard links if possible."""
         with self._hold_open(), translate_errors(f"cannot copy {self.folder} to {folder}"):
             self._db.flush_wal(True)
             rocksdict.Checkpoint(self._db).create_checkpoint(str(folder))
 
     def read_property(self, name: str) -> int:
-        """Return a property of RocksDB, such as `rocksdb.total-sst-files-size`; 0 when it is not known."""
+        """Return a numeric property of RocksDB, such as `rocksdb.total-sst-files-size`; 0 if it is
+        unknown."""
         try:  # `translate_errors` costs five times as much; some are read before each step and write
             return int(self._db.property_int_value(name) or 0)
         except Exception as error:  # rocksdict raises nothing narrower
             raise as_store_error(error, f"cannot read {self.folder}") from error
 
     def close(self) -> None:
-        """Cancel a compaction, wait for calls in other threads, release the folder. May be called twice."""
+        """Cancel a compaction, wait for calls in other threads, and close the folder.
+
+        May be called twice.
+        """
         with self._idle:
             if not self._open:
                 return
@@ -273,7 +292,10 @@ class Rocks:
 
 
 def only_torn(folder: Path, options: RocksOptions) -> bool:
-    """Whether a folder fails to open only because ends of its log were never written. Changes nothing."""
+    """Return whether a folder fails to open only because ends of its log were never written.
+
+    Changes nothing.
+    """
     raw = _raw_options(options, WalRecovery.TORN)
     try:
         rocksdict.Rdict(str(folder), raw, {"default": raw}, rocksdict.AccessType.read_only()).close()
@@ -283,7 +305,7 @@ def only_torn(folder: Path, options: RocksOptions) -> bool:
 
 
 def repair_folder(folder: Path) -> None:
-    """Make a folder that does not open readable again; files that cannot be read are left out."""
+    """Make a damaged folder readable again. Unreadable files are dropped."""
     with translate_errors(f"cannot repair {folder}"):
         rocksdict.Rdict.repair(str(folder), _raw_options(RocksOptions(), WalRecovery.PREFIX))
 
@@ -344,8 +366,7 @@ def _set_memory(raw: Any, options: RocksOptions) -> None:
 
 
 def _end(reading: Generator[list[Pair], None, None]) -> None:
-    """End an iterator, also one that another thread is in just now: a step of it takes a millisecond or
-    so."""
+    """Close an iterator, even if another thread is using it now; one step takes about a millisecond."""
     while True:
         try:
             reading.close()
@@ -369,7 +390,7 @@ def _first_key(iterator: Any, start: bytes, end: bytes) -> bytes | None:
 
 @contextmanager
 def translate_errors(what: str) -> Iterator[None]:
-    """Raise the errors of RocksDB's library as `as_store_error` converts them."""
+    """Context manager that converts errors of RocksDB's library with `as_store_error`."""
     try:
         yield
     except (DamagedError, StorageError):
@@ -379,7 +400,7 @@ def translate_errors(what: str) -> Iterator[None]:
 
 
 def as_store_error(error: Exception, what: str) -> StorageError:
-    """Convert an error: a DamagedError if bytes do not match their checksum, else a StorageError."""
+    """Convert an error to DamagedError if a checksum does not match, else to StorageError."""
     text = str(error)
     if text.startswith("Corruption"):
         return DamagedError(f"{what}: damaged: {text}")

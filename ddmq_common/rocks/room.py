@@ -1,9 +1,9 @@
 """Whether RocksDB takes a write at once.
 
 Its buffers become tables in the background. Where that falls behind, a write would wait in RocksDB, where it
-keeps the interpreter, and on a full disk until there is space, however long. So room is looked for before, by
-its own numbers. There is none while RocksDB works on making some; where it does not, something has failed:
-the next write is let in and told what.
+keeps the interpreter, and on a full disk until there is space, however long. So room is looked for before,
+by its own numbers. There is none while RocksDB works on making some; where it does not, something has
+failed: the next write is let in and told what.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ UNMERGED_MAX = 20  # tables that a read looks into one by one: then the database
 UNMERGED_LAST = 4 * UNMERGED_MAX  # … and then nothing is written
 
 
-class Room:
-    """The write capacity of one database. Both methods raise StorageError where tables cannot be written.
+class WriteCapacity:
+    """Tells whether a database can accept a write. Both methods raise StorageError if tables cannot be
+    written.
 
-    `number`: reads a property of RocksDB by its name; `full`: so many buffers may wait to become tables
-    before a write waits.
+    `number`: reads a property of RocksDB by name. `full`: the number of buffers waiting to become tables at
+    which a write waits.
     """
 
     def __init__(self, number: Callable[[str], int], folder: Path, full: int) -> None:
@@ -32,16 +33,16 @@ class Room:
         self._full = full
         self._errors = 0  # of the background, of which RocksDB has recovered: it never forgets one
 
-    def is_there(self, growing: bool) -> bool:
-        """Whether a write would not wait; see `Rocks.has_room`."""
+    def is_available(self, growing: bool) -> bool:
+        """Return whether a write would go through without waiting; see `Rocks.has_room`."""
         spare, most = (1, UNMERGED_MAX) if growing else (0, UNMERGED_LAST)
         if self._count_waiting() >= max(1, self._full - spare):
             return False
         merging = self._number("rocksdb.num-files-at-level0") >= most
         return not (merging and self._number("rocksdb.num-running-compactions"))
 
-    def wait(self) -> None:
-        """Block until a write goes through, ROOM_S at most, then it is a StorageError."""
+    def wait_until_available(self) -> None:
+        """Block until a write would go through. Raises StorageError after ROOM_S seconds."""
         give_up = None
         while self._count_waiting() >= self._full:
             give_up = give_up or time.monotonic() + ROOM_S
@@ -52,7 +53,10 @@ class Room:
             time.sleep(0.0005)
 
     def _count_waiting(self) -> int:
-        """Count the buffers that must become tables. Raises StorageError after a new background error."""
+        """Return the number of buffers that must become tables.
+
+        Raises StorageError after a new background error.
+        """
         waiting = self._number("rocksdb.num-immutable-mem-table")
         errors = self._number("rocksdb.background-errors")
         if not waiting:

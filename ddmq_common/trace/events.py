@@ -43,7 +43,10 @@ Fact = str | Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | lis
 
 
 class TraceEvent(msgspec.Struct, array_like=True, frozen=True):
-    """One event. `number` ascends within the process; `at_ms`: on the store's clock; `group` "": none."""
+    """One trace event. `number` ascends within the process. `at_ms`: on the store's clock.
+
+    `group`: "" if none.
+    """
 
     number: int
     kind: int
@@ -62,13 +65,13 @@ class TraceEvent(msgspec.Struct, array_like=True, frozen=True):
         return fact if isinstance(fact, str) else ""
 
     def waits(self) -> list[Wait]:
-        """Return the reasons why a hand-out waited."""
+        """Return the waits, with their reasons, that delayed a delivery."""
         fact = self.facts.get("waits", [])
         return fact if isinstance(fact, list) else []
 
 
 class TraceBatch(NamedTuple):
-    """Events of one message from one process; `instance` tells its starts apart."""
+    """Trace events of one message from one process. `instance` identifies the start of the process."""
 
     process: str
     instance: str
@@ -80,12 +83,12 @@ _decode = msgspec.msgpack.Decoder(tuple[str, str, list[TraceEvent]]).decode
 
 
 def encode_batch(batch: TraceBatch) -> bytes:
-    """The body of a trace record."""
+    """Encode the body of a trace record."""
     return bytes((VERSION,)) + _encode(tuple(batch))
 
 
 def decode_batch(body: bytes) -> TraceBatch:
-    """Raises DamagedError for what `encode_batch` does not write."""
+    """Decode the body of a trace record. Raises DamagedError for bytes `encode_batch` did not write."""
     if body[:1] != bytes((VERSION,)):
         raise DamagedError(f"a trace record has version {body[:1].hex() or 'none'}; known: {VERSION}")
     try:

@@ -14,15 +14,18 @@ _WHOLE = 1 << 32
 
 
 def limit_of(one_in: int) -> int:
-    """The limit for one message in `one_in`; 0: none is traced."""
+    """Return the sampling limit for one message in `one_in`; 0 means that none is traced."""
     return -(-_WHOLE // one_in) if one_in > 0 else OFF
 
 
 def sampled_indexes(message_ids: Sequence[bytes], limit: int) -> list[int]:
-    """Return the indexes of the sampled ids. Each message of a traced subscription passes here."""
+    """Return the indexes of the sampled ids.
+
+    It is fast, as all messages of a traced subscription pass here.
+    """
     return [at for at, message_id in enumerate(message_ids) if crc32(message_id) < limit]
 
 
 def is_sampled(message_id: bytes, limit: int) -> bool:
-    """Whether the message with this id is sampled."""
+    """Return whether a message with this id is sampled."""
     return crc32(message_id) < limit

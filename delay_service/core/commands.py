@@ -41,8 +41,7 @@ DEAD_TEXT = f"it could not be delivered and is a dead letter in {DELAY_DLQ_TOPIC
 
 
 class CommandRecord(NamedTuple):
-    """One command of the inner topic. A record whose `request` is None does not parse and becomes a dead
-    letter.
+    """One command of the inner topic. `request` None: the record cannot be parsed and becomes a dead letter.
 
     `message_id`, `born_ms`, `flags` and `delivery` are those of the record.
     """
@@ -58,7 +57,7 @@ class CommandRecord(NamedTuple):
 
 
 def command_of(record: ShortRecord) -> CommandRecord:
-    """Parse the command of an inner record that carries its COMMAND_PROPERTY."""
+    """Parse the command of an inner record that has a COMMAND_PROPERTY."""
     offset, message_id, born_ms, flags, value, delivery = record
     text = value.decode(errors="replace")
     try:
@@ -73,7 +72,10 @@ def command_of(record: ShortRecord) -> CommandRecord:
 
 
 def pending_of(command: CommandRecord) -> Pending:
-    """Return the message that an add asks to keep. Raises DamagedError if its delivery bytes do not parse."""
+    """Build the waiting message of an add command.
+
+    Raises DamagedError if its delivery bytes cannot be parsed.
+    """
     offset, request, uuid, text, message_id, born_ms, flags, delivery = command
     if request is None:
         raise DamagedError(f"command at offset {offset} does not parse")
@@ -98,14 +100,14 @@ def pending_of(command: CommandRecord) -> Pending:
 
 
 class OutcomeReply(NamedTuple):
-    """An outcome, and the queue of the producer proxy that requested it."""
+    """The outcome of a command, and the queue of the producer proxy that requested it."""
 
     queue_id: int
     outcome: CommandOutcome
 
 
 class FireNow(NamedTuple):
-    """A fire-now command whose outcome is the commit of its message."""
+    """A fire-now command, whose outcome is known when its message's commit has finished."""
 
     offset: int
     queue_id: int
@@ -114,10 +116,10 @@ class FireNow(NamedTuple):
 
 @dataclass(slots=True)
 class CommandDecisions:
-    """The decisions about the first `commands` of a run.
+    """The decisions about the first `commands` commands of a run.
 
-    `done`: offsets at which no message waits any more. `ended`: those of them that neither a command nor the
-    state of an id names (see UnrecordedOffsets in context.py).
+    `done`: offsets whose messages no longer wait. `ended`: those of them that neither a command nor an id's
+    state names (see UnrecordedOffsets in context.py).
     """
 
     commands: int = 0
@@ -131,12 +133,12 @@ class CommandDecisions:
 
 
 def latest_ms(request: DelayCommand) -> int:
-    """Return the latest time that a command names."""
+    """Return the latest time that a command mentions, in epoch milliseconds."""
     return max(request.due_ms, request.timestamp_s * 1_000, request.expire_s * 1_000 if request.times else 0)
 
 
 def answer_add(state: IdState) -> tuple[int, str]:
-    """Return the code that an add of a known id gets, and the outcome that is counted."""
+    """Return the answer code and the outcome label of an add whose id is known already."""
     if state.kind is IdKind.PENDING:
         return ADDED, "known"
     if state.kind in FIRED_KINDS:
@@ -145,7 +147,7 @@ def answer_add(state: IdState) -> tuple[int, str]:
 
 
 def answer_cancel(state: IdState) -> tuple[int, str]:
-    """Return the code that a cancel of a finished id gets, and the outcome that is counted."""
+    """Return the answer code and the outcome label of a cancel whose id is finished."""
     if state.kind in FIRED_KINDS:
         return ALREADY_FIRED, "already fired"
     if state.kind is IdKind.CANCELLED:
@@ -154,7 +156,8 @@ def answer_cancel(state: IdState) -> tuple[int, str]:
 
 
 def code_of(state: IdState | None, pending: int) -> int:
-    """Return the code of a command decided before; `pending`: the code if its message still waits."""
+    """Return the answer code of a repeated command from its id's state; `pending` if its message still
+    waits."""
     if state is None or state.kind is IdKind.TOMBSTONE:
         return UNKNOWN
     if state.kind is IdKind.PENDING:
@@ -163,7 +166,7 @@ def code_of(state: IdState | None, pending: int) -> int:
 
 
 def reply_to(request: DelayCommand, code: int, state: IdState | None) -> OutcomeReply:
-    """Return the outcome for the requester; `state`: that of the id, if it says more than the code."""
+    """Build the reply to the requester; None as `state`: the code says everything."""
     kind, at_ms = (None, 0) if state is None else (state.kind, state.at_ms)
     outcome = CommandOutcome(
         reply_id=request.reply_id,
@@ -180,11 +183,11 @@ def reply_to(request: DelayCommand, code: int, state: IdState | None) -> Outcome
 
 @dataclass(slots=True)
 class DecisionContext:
-    """The facts about one shard that decisions rest on.
+    """The facts about one shard that decisions use.
 
-    `busy`: offsets of messages whose commit is under way. `kept_ms`: how long the outcome of an id is kept.
-    `reread_to`: commands below it were ingested before, by this owner or another. `lost_position`: the store
-    cannot say which of them it has.
+    `busy`: offsets of messages whose commit is in flight. `kept_ms`: how long the outcome of an id is
+    retained. `reread_to`: commands below this offset were ingested before, by this or an earlier owner.
+    `lost_position`: the store does not know which of them it has.
     """
 
     store: DelayStore
@@ -202,11 +205,12 @@ class DecisionContext:
 
 
 class AssumedMessage:
-    """One message of a lost store: the log says that no delivery of it waits, but not why.
+    """The reconstruction of a message of a lost store, of which the log says only that no delivery waits any
+    more.
 
-    Its commands are replayed by the times at which they were sent: a delivery that was due by then had fired.
-    (A command that came in time because the service was late counts as one that came too late.) `due_ms`:
-    when the message would fire next; None: it is finished.
+    Its commands are replayed at the times at which they were sent: a delivery due by then is assumed to have
+    fired. (A command that arrived in time only because the service was late counts as too late.) `due_ms`:
+    the next due time; None: the message is finished.
     """
 
     __slots__ = ("_command", "_occurrence", "due_ms")
@@ -217,7 +221,7 @@ class AssumedMessage:
         self.due_ms: int | None = due_ms
 
     def apply_move(self, request: DelayCommand, born_ms: int) -> None:
-        """Apply a command that moved the message to another time, or fired it at once."""
+        """Apply a command that rescheduled the message or fired it at once. `born_ms`: when it was sent."""
         if self.waits_at(born_ms):
             if request.op == FIRE:
                 self._fire(born_ms)
@@ -225,7 +229,7 @@ class AssumedMessage:
                 self.due_ms = request.due_ms
 
     def waits_at(self, at_ms: int) -> bool:
-        """Return whether a delivery still waited at this time; the times of successive calls ascend."""
+        """Return whether a delivery still waited at `at_ms`. Successive calls need ascending times."""
         if self.due_ms is not None and self.due_ms <= at_ms:
             self._fire(at_ms)
         return self.due_ms is not None
@@ -242,12 +246,13 @@ class AssumedMessage:
 
 
 def assume_from_add(request: DelayCommand) -> AssumedMessage:
-    """Return the assumed message that an add describes."""
+    """Build the assumed message of an add command."""
     return AssumedMessage(request, request.occurrence, request.at_ms or request.due_ms)
 
 
 def assume_from_waiting(message: Pending | None, due_ms: int) -> AssumedMessage:
-    """Return the assumed message that the store had; `message` is None where the store has lost it."""
+    """Build the assumed message from the waiting message in the store; `message` None: the store has lost
+    it."""
     command = None
     if message is not None:
         try:
@@ -258,12 +263,12 @@ def assume_from_waiting(message: Pending | None, due_ms: int) -> AssumedMessage:
 
 
 def is_pending(state: IdState) -> bool:
-    """Return whether a delivery of this id waits."""
+    """Return whether a delivery of this id is waiting."""
     return state.kind is IdKind.PENDING
 
 
 class DeferredTopics:
-    """Finds out whether waiting messages are deferred; the deferred topics of the store are read once."""
+    """Tells whether waiting messages are deferred. It reads the store's deferred topics once."""
 
     def __init__(self, store: DelayStore) -> None:
         self._store = store

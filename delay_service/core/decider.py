@@ -57,7 +57,7 @@ from delay_service.core.commands import (
     reply_to,
 )
 from delay_service.core.fire_command import moved_at, moved_by, waiting_delivery
-from delay_service.core.known import decode_known, select_new_ids
+from delay_service.core.known import decode_id_outcomes, select_new_ids
 from delay_service.core.occurrences import last_due_ms
 from delay_service.store.port import DueKey, IdKind, IdState, Pending
 
@@ -67,7 +67,7 @@ RESEND_MS = 3_600_000  # an add of a fired uuid within this time is the same add
 
 
 class CommandRun:
-    """Decides a run of commands; later ones see what earlier ones changed."""
+    """Decides a run of commands in order. Each command sees the changes of the earlier ones."""
 
     def __init__(self, context: DecisionContext, commands: Sequence[CommandRecord], now_ms: int) -> None:
         self._context = context
@@ -99,7 +99,7 @@ class CommandRun:
     # --- one command
 
     def decide_command(self, command: CommandRecord) -> bool:
-        """Decide one command; return False when it must wait for the outcome of a commit."""
+        """Decide one command; return False if it must wait until a commit in flight has finished."""
         request = command.request
         if request is None:
             self._reject_unreadable(command)
@@ -165,7 +165,7 @@ class CommandRun:
             self._keep_message(command, request)
 
     def _repeat_add(self, command: CommandRecord, request: DelayCommand) -> None:
-        """Answer an add that the store already has, and that was read once more."""
+        """Answer an add that was ingested before and was read again."""
         state = self._true_state(command.uuid)
         if state is None:
             return
@@ -178,7 +178,7 @@ class CommandRun:
         self._answer_command(request, *answer_add(state), state)
 
     def _is_resend_over(self, state: IdState) -> bool:
-        """Return whether an add counts as new although its id is still known."""
+        """Return whether an add with a known id counts as new, because the id's resend time has passed."""
         return state.kind in FIRED_KINDS and state.at_ms + RESEND_MS < self._now
 
     def _is_cancelled_elsewhere(self, request: DelayCommand) -> bool:
@@ -191,7 +191,7 @@ class CommandRun:
         self._answer_command(request, ALREADY_FIRED, "fired", state)
 
     def _assume_fired(self, uuid: bytes, offset: int, last_ms: int, assumed: AssumedMessage) -> IdState:
-        """Record that a message fired, not after `last_ms`, which the log does not say precisely."""
+        """Record an id as fired at the time that the assumed message suggests, at most `last_ms`."""
         fired_ms = min(last_ms, self._now)
         state = IdState(IdKind.FIRED, fired_ms, offset, self._now + self._context.kept_ms)
         self._put_id(uuid, state)
@@ -218,7 +218,7 @@ class CommandRun:
     def _learn_ids(self, command: CommandRecord) -> None:
         try:
             learned = select_new_ids(
-                decode_known(command.delivery), self._ids, self._context.store, self._now
+                decode_id_outcomes(command.delivery), self._ids, self._context.store, self._now
             )
         except DamagedError:
             self._count -= 1
@@ -247,7 +247,7 @@ class CommandRun:
             self._answer_command(request, *answer_cancel(state), state)
 
     def _has_cancelled_before(self, command: CommandRecord) -> bool:
-        """Return whether this cancel ended, at an earlier ingest, a message of a lost store."""
+        """Return whether this cancel ended a message of a lost store at an earlier ingest."""
         assumed = self._context.assumed.pop(command.uuid, None)
         if assumed is None or not self._context.acks.is_finished(command.offset):
             return False
@@ -268,14 +268,14 @@ class CommandRun:
         self._answer_unknown(request, request.due_ms or request.timestamp_s * 1_000)
 
     def _answer_unknown(self, request: DelayCommand, due_ms: int) -> None:
-        """Answer a command about an unknown id, which may be forgotten if it was due long ago."""
+        """Answer a command whose id is unknown or, if it was due long ago, already forgotten."""
         if 0 < due_ms < self._now - self._context.kept_ms:
             self._answer_command(request, TOO_OLD, "too old", None)
         else:
             self._answer_command(request, UNKNOWN, "unknown", None)
 
     def _move_message(self, command: CommandRecord, request: DelayCommand) -> None:
-        """Move a message to another due time: a given one, or now."""
+        """Move a waiting message to the due time that the command states, or to now for a fire-now."""
         state = self._true_state(command.uuid)
         if state is None:
             self._finished.append(command.offset)
@@ -307,7 +307,7 @@ class CommandRun:
             self._reply(request, ADDED, state)
 
     def _apply_move(self, command: CommandRecord, request: DelayCommand, message: Pending) -> Pending:
-        """Return `message`, which was removed, as it waits again where `command` moves it."""
+        """Return the removed `message` with the due time of `command`."""
         then = command.born_ms if self._context.acks.is_finished(command.offset) else self._now
         due_ms = min(then, message.due_ms) if request.op == FIRE else max(request.due_ms, 0)
         moved = moved_by(message, due_ms, command.offset)
@@ -318,17 +318,17 @@ class CommandRun:
         return moved
 
     def _has_move_fired(self, command: CommandRecord, state: IdState) -> bool:
-        """Return whether this move was done before and the delivery that it moved has fired.
+        """Return whether this move was applied before and the moved delivery has fired.
 
-        A move is finished by that, or by the next move. Before any fire the last move counts, and all of them
-        may be done again.
+        A move ends when its delivery fires or the next move comes. Before the fire, repeated moves can be
+        applied again.
         """
         acks = self._context.acks
         fired = acks.attempts.get(state.offset, 0) > 0
         return is_pending(state) and acks.is_finished(command.offset) and fired
 
     def _is_store_behind(self, state: IdState) -> bool:
-        """Return whether the store has a delivery that has fired; its due time says what was skipped."""
+        """Return whether the store has a waiting delivery that the log knows as fired."""
         message = self._find_waiting(state)
         return message is not None and message.occurrence < self._context.acks.attempts[message.offset]
 
@@ -337,14 +337,14 @@ class CommandRun:
         return self._fresh.get(key) or self._context.store.get(key)
 
     def _find_delivery(self, command: CommandRecord, message: Pending) -> Pending:
-        """Return the delivery to move. The log may know of fires that the store does not."""
+        """Return the delivery to move, corrected by fires that only the log knows."""
         context = self._context
         before = command.offset < context.reread_to and command.born_ms < message.due_ms
         put_off = message._replace(due_ms=0) if before else message  # never put off so far: this came before
         return waiting_delivery(message, put_off, context.acks, self._now, context.catch_up_max) or message
 
     def _is_moved_by(self, command: CommandRecord, state: IdState | None) -> bool:
-        """Return whether this command determined when the message waits."""
+        """Return whether this command set the message's current due time."""
         if state is None or not is_pending(state) or command.request is None or command.request.op == ADD:
             return False
         message = self._find_waiting(state)
@@ -355,7 +355,7 @@ class CommandRun:
         self._reply(request, code, state)
 
     def _true_state(self, uuid: bytes) -> IdState | None:
-        """Return the state of an id, corrected by the log: the store may lack a fire."""
+        """Return the state of an id, corrected by fires that only the log knows."""
         state = self._ids[uuid]
         if state is None or not is_pending(state) or not self._context.acks.is_finished(state.offset):
             return state
@@ -365,7 +365,7 @@ class CommandRun:
         return self._assume_fired(uuid, state.offset, state.at_ms, assume_from_waiting(message, state.at_ms))
 
     def _remove_waiting(self, key: DueKey) -> Pending | None:
-        """Remove a waiting message and return it; None when the store has lost it."""
+        """Remove a waiting message and return it; None if the store has lost it."""
         message = self._fresh.pop(key, None)
         if message is not None:
             return message
@@ -401,7 +401,7 @@ class CommandRun:
 def decide_commands(
     context: DecisionContext, commands: Sequence[CommandRecord], now_ms: int
 ) -> CommandDecisions:
-    """Decide the longest run from the first command that need not wait."""
+    """Decide commands in order until one must wait; return the decisions."""
     if context.assumed and commands and commands[0].offset >= context.reread_to:
         context.assumed.clear()
     run = CommandRun(context, commands, now_ms)
@@ -414,7 +414,7 @@ def decide_commands(
 def replay_commands(
     context: DecisionContext, commands: Sequence[CommandRecord], now_ms: int
 ) -> CommandDecisions:
-    """Return the outcomes of commands that the store already holds."""
+    """Decide commands again that the store has ingested before; return their outcomes."""
     run = CommandRun(context, commands, now_ms)
     for command in commands:
         run.replay_command(command)

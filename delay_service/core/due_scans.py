@@ -28,7 +28,7 @@ from backend.progress.ack_map import OFFSET_END, AckMap
 from delay_service.core.fire_command import (
     UNFIT,
     FireCommand,
-    PassedOver,
+    SkippedMessage,
     catch_up_delivery,
     dead_fire,
     fire_command,
@@ -47,10 +47,10 @@ CROWD = 4  # a topic with a CROWDth of the head slice is left out of the second 
 
 
 class SliceLimits(NamedTuple):
-    """The limits of one slice of the head scan; the other scans take a quarter.
+    """The limits of one slice of the main scan; all other scans use a quarter.
 
-    `kept_ms`: how long the id of a fired message is kept. `catch_up_max`: missed deliveries of one message
-    that still fire.
+    `kept_ms`: how long the id of a fired message is retained. `catch_up_max`: how many missed deliveries of
+    one message still fire.
     """
 
     count_max: int
@@ -60,7 +60,7 @@ class SliceLimits(NamedTuple):
 
 
 class FirePlan(NamedTuple):
-    """The fires of one commit, and the changes to the store that do not depend on it."""
+    """The fires of one commit, and store changes that do not depend on the commit's outcome."""
 
     fires: list[FireCommand]
     changes: StoreChanges | None
@@ -71,8 +71,8 @@ class FirePlan(NamedTuple):
 class DueScans:
     """Plans the fires of one shard.
 
-    `look_up_topic` returns None for an unknown topic. `busy`: messages in flight, by offset; nothing else
-    changes it.
+    `look_up_topic` returns None for an unknown topic. `busy`: the messages in flight, by offset; only this
+    class changes it.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class DueScans:
         return frozenset(self._deferred_topics)
 
     def on_added(self, messages: Sequence[Pending]) -> None:
-        """Take note of messages that wait from now on."""
+        """Register messages that have been added to the store."""
         keys = [message.key for message in messages]
         add = self._recent.add
         for message, key in zip(messages, keys, strict=True):
@@ -118,18 +118,18 @@ class DueScans:
         self.move_back(keys)
 
     def move_back(self, keys: Iterable[DueKey]) -> None:
-        """Move the head scan back before the lowest of these keys, if it is past it."""
+        """Move the start of the main scan back to before the lowest of these keys, if necessary."""
         lowest = min(keys, default=None)
         if lowest is not None and self._after is not None and lowest <= self._after:
             self._after = lowest.before()
 
     def wake_ms(self) -> int | None:
-        """Return when the next message that is not in flight is due; None when no message waits."""
+        """Return when the next message that is not in flight is due; None if no message waits."""
         following = self._store.next_due(self._after)
         return None if following is None else following.due_ms
 
     def on_commit_done(self, fires: Iterable[FireCommand], fired: bool) -> None:
-        """Release the messages of a commit that has ended; those that did not fire are read again."""
+        """Release the messages of a finished commit. Without `fired` they will be read again."""
         lowest: DueKey | None = None
         for one in fires:
             message = one.message
@@ -142,7 +142,7 @@ class DueScans:
             self.move_back((lowest,))
 
     def changes_of(self, fires: Iterable[FireCommand], fired_ms: int) -> StoreChanges:
-        """Return the changes to the store after these messages have fired."""
+        """Return the store changes that follow from the fires of these messages."""
         changes = StoreChanges()
         for one in fires:
             message = one.message
@@ -153,7 +153,7 @@ class DueScans:
         return changes
 
     def defer_messages(self, fires: Iterable[FireCommand]) -> StoreChanges:
-        """Return the changes that defer messages whose topics accept none now."""
+        """Return the store changes that defer messages whose topics accept none now."""
         changes = StoreChanges()
         for one in fires:
             if not one.is_deferred:
@@ -164,7 +164,7 @@ class DueScans:
     # --- plans
 
     def plan_fires(self, now_ms: int) -> FirePlan:
-        """Plan one slice; its messages are busy from now on."""
+        """Plan the fires of one slice. The planned messages are busy from now on."""
         self._begin(now_ms)
         fires = self._scan_head()
         fires += self._scan_ahead()
@@ -174,7 +174,10 @@ class DueScans:
         return FirePlan(fires, self._changes, self._stale, self._passed_offsets)
 
     def _begin(self, now_ms: int) -> None:
-        """Reset the plan. This is a method because compiled code would otherwise infer that it stays None."""
+        """Reset the plan.
+
+        A separate method, because compiled code would otherwise infer that it stays None.
+        """
         self._now, self._changes, self._stale, self._passed_offsets = now_ms, None, 0, []
         self._planned.clear()
 
@@ -217,7 +220,7 @@ class DueScans:
         return fires + self._fires_of(others)
 
     def _read_recent(self, limit: int) -> list[Pending]:
-        """Return recently added messages in the middle of the storm, behind the head scan."""
+        """Read recently added due messages that are behind the main scan during a storm."""
         without = self._crowd | self._deferred_topics
         messages = [self._store.get(key) for key in self._recent.due(self._now, without, limit)]
         after = self._after
@@ -279,11 +282,11 @@ class DueScans:
         catch_up_max = self._limits.catch_up_max
         try:
             outcome = fire_command(
-                message, queues, self._next_turn, self._now, is_deferred, catch_up_max, by_key
+                message, queues, self._next_queue, self._now, is_deferred, catch_up_max, by_key
             )
         except UNFIT:
             outcome = dead_fire(message, UNREADABLE, self._now, is_deferred)
-        if isinstance(outcome, PassedOver):
+        if isinstance(outcome, SkippedMessage):
             if outcome.following is None:
                 self._passed_offsets += offsets_of(message)
             self._replace_message(
@@ -292,7 +295,7 @@ class DueScans:
         else:
             fires.append(outcome)
 
-    def _next_turn(self, topic: str) -> int:
+    def _next_queue(self, topic: str) -> int:
         turn = self._turns[topic] = self._turns.get(topic, 0) + 1
         return turn
 
@@ -320,7 +323,7 @@ class DueScans:
     def _replace_message(
         self, message: Pending, following: Pending | None, is_deferred: bool, delivered: bool = True
     ) -> None:
-        """Replace a message by its next delivery, if any; `delivered` False: no delivery of it ever fired."""
+        """Replace a message in the store by its next delivery, if any. `delivered` False: it never fired."""
         changes = self._plan_changes()
         (changes.removed_deferred if is_deferred else changes.removed).append(message)
         if following is not None:
@@ -333,7 +336,7 @@ class DueScans:
             changes.ids[message.uuid] = IdState(kind, at_ms, message.offset, forget_ms)
 
     def make_dead_letters(self, fires: Iterable[FireCommand], reason: str = GONE) -> list[FireCommand]:
-        """Return the fires of the same messages as dead letters."""
+        """Return fires that move the same messages to the dead letters."""
         return [dead_fire(one.message, reason, self._now, one.is_deferred) for one in fires]
 
 
@@ -342,12 +345,11 @@ def _total_bytes(messages: list[Pending]) -> int:
 
 
 class RecentKeys:
-    """Keys of recently added messages by topic, by which a message in the middle of a storm is found.
+    """The keys of recently added messages by topic, with which a message is found in the middle of a storm.
 
-    A storm is scanned at most at a million messages a second, so reading on would not find it in time.
-    Therefore the keys that were added are remembered in memory, at most `keys_max`. When there are more, the
-    topic with the most keys is dropped, which is that of the storm. Keys from before the start of the process
-    are missing, and there may be keys at which no message waits any more.
+    The main scan reads at most a million messages a second, so in a storm it would reach a new message too
+    late. Therefore the added keys are cached, at most `keys_max`; beyond that, the topic with the most keys,
+    that of the storm, is dropped. Keys from before the process start are missing, and some keys may be stale.
     """
 
     def __init__(self, keys_max: int) -> None:
@@ -359,7 +361,7 @@ class RecentKeys:
         return self._count
 
     def add(self, topic: str, key: DueKey) -> None:
-        """Remember the key of a message that waits from now on."""
+        """Add the key of a new waiting message."""
         if self._count >= self._keys_max:
             largest = max(self._topics, key=lambda one: len(self._topics[one]))
             self._count -= len(self._topics.pop(largest))
@@ -367,7 +369,7 @@ class RecentKeys:
         self._count += 1
 
     def due(self, now_ms: int, without: Container[str], limit: int) -> list[DueKey]:
-        """Remove and return due keys of topics that are not in `without`, a fair share of each topic."""
+        """Remove and return due keys, a fair share of each topic that is not in `without`."""
         due_keys: list[DueKey] = []
         share = max(limit // max(len(self._topics), 1), 1)
         for topic in list(self._topics):
@@ -387,7 +389,7 @@ class RecentKeys:
         return due_keys
 
     def trim(self, to: DueKey) -> None:
-        """Drop the keys up to `to`: the messages there have fired or are being fired."""
+        """Drop the keys up to `to`, whose messages have fired or are in flight."""
         for topic, keys in list(self._topics.items()):
             if keys and keys[0] <= to:
                 remaining = [key for key in keys if key > to]

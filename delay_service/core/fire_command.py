@@ -27,9 +27,11 @@ UNFIT = (DamagedError, ValueError, ArithmeticError)  # a message that cannot be 
 
 
 class FireCommand(NamedTuple):
-    """`message` fires as `record`; `following` waits after it, None: nothing does. `is_deferred`: it comes
-    from those that were put aside. With a `reason` the record is a dead letter, and nothing follows.
-    `named_ms`: when it was to fire, as its command and its id say."""
+    """The fire of `message` as `record`.
+
+    `following`: its next delivery, or None. `is_deferred`: the message was deferred. `reason`: the record is
+    a dead letter, and nothing follows. `named_ms`: the due time in its command and its id.
+    """
 
     message: Pending
     record: NewRecord
@@ -39,8 +41,10 @@ class FireCommand(NamedTuple):
     named_ms: int = 0
 
 
-class PassedOver(NamedTuple):
-    """A message that is not fired, and the later delivery that replaces it; None: it is finished."""
+class SkippedMessage(NamedTuple):
+    """A due message that does not fire, and the later delivery that replaces it; None: the message is
+    finished.
+    """
 
     message: Pending
     following: Pending | None
@@ -54,17 +58,17 @@ def fire_command(
     is_deferred: bool,
     catch_up_max: int = CATCH_UP_MAX,
     by_key: bool = False,
-) -> FireCommand | PassedOver:
-    """Return the fire of `message` into a topic with so many queues, or a PassedOver if it is to be skipped.
+) -> FireCommand | SkippedMessage:
+    """Return the fire of `message` into a topic with so many queues, or a SkippedMessage.
 
     `turn` is the round-robin counter of a topic. `by_key`: the key chooses the queue of a message that names
-    none. Raises DamagedError when the command does not parse, or its schedule cannot be computed here.
+    none. Raises DamagedError if the command cannot be parsed or its schedule cannot be computed here.
     """
     command = decode_command(message.command)
     if command.schedule is not None:
         upcoming = to_fire(command, message.occurrence, now_ms, message.due_ms)
         if upcoming is None or upcoming.occurrence != message.occurrence:
-            return PassedOver(message, None if upcoming is None else with_occurrence(message, *upcoming))
+            return SkippedMessage(message, None if upcoming is None else with_occurrence(message, *upcoming))
     record = record_of(message, command)
     key = record.key if by_key else b""
     record.queue_id = choose_queue(command.partition, command.hash_id, queues, turn(message.topic), key)
@@ -85,9 +89,10 @@ def with_occurrence(message: Pending, occurrence: int, due_ms: int) -> Pending:
 
 
 def catch_up_delivery(message: Pending, fired: int, now_ms: int, catch_up_max: int) -> Pending | None:
-    """Return the delivery that waits when the log says that all below occurrence `fired` have fired.
+    """Return the delivery that waits if the log says that all below occurrence `fired` have fired.
 
-    With `fire_once` it is the very next one, even if that was missed meanwhile. Raises as `fire_command`.
+    With `fire_once` it is the very next one, even if it was missed meanwhile. Raises the errors of
+    `fire_command`.
     """
     command = decode_command(message.command)
     if command.schedule is not None and command.schedule.catch_up == "fire_once":
@@ -99,9 +104,10 @@ def catch_up_delivery(message: Pending, fired: int, now_ms: int, catch_up_max: i
 def waiting_delivery(
     message: Pending, put_off: Pending, acks: AckMap, now_ms: int, catch_up_max: int
 ) -> Pending | None:
-    """Return the delivery of a series that waits; the log may know of fires that the store does not.
+    """Return the next delivery of a repeating message after the fires in `acks`; None if it is finished.
 
-    `put_off`: the message with the due time to which it was moved. None: the series is finished.
+    The log may know of fires that the store does not. `put_off`: the message with the due time to which it
+    was moved.
     """
     fired = acks.attempts.get(message.offset, 0)
     if fired <= message.occurrence:
@@ -112,13 +118,15 @@ def waiting_delivery(
 
 
 def still_waiting(message: Pending, acks: AckMap, now_ms: int, catch_up_max: int) -> Pending | None:
-    """Return the delivery that waits according to the log; None: the message is finished."""
+    """Return the delivery of a message that waits according to `acks`; None if the message is finished."""
     over = acks.is_finished(message.offset)
     return None if over else waiting_delivery(message, message, acks, now_ms, catch_up_max)
 
 
 def offsets_of(message: Pending) -> list[int]:
-    """Return the offsets that end with `message`: its own, and that of the command that moved it."""
+    """Return the offsets that end with `message`: its own and, if it was moved, that of the command which
+    moved it.
+    """
     return [message.offset, *moved_at(message)]
 
 
@@ -131,7 +139,10 @@ def moved_at(message: Pending) -> list[int]:
 
 
 def moved_by(message: Pending, due_ms: int, offset: int) -> Pending:
-    """Return the message moved by the command at `offset`; a repeating one keeps that until it fires."""
+    """Return the message with the new due time.
+
+    A repeating message remembers the command's `offset` until it fires.
+    """
     with suppress(DamagedError):
         command = decode_command(message.command)
         if command.kind != ONCE:
@@ -141,7 +152,7 @@ def moved_by(message: Pending, due_ms: int, offset: int) -> Pending:
 
 
 def record_of(message: Pending, command: DelayCommand) -> NewRecord:
-    """Return the record of this occurrence; its queue is not chosen yet."""
+    """Build the record of this occurrence, without a queue."""
     delivery = message.delivery
     if command.kind == SCHEDULE:
         key = key_of(delivery)
@@ -161,7 +172,7 @@ def record_of(message: Pending, command: DelayCommand) -> NewRecord:
 
 
 def _id_of(command: DelayCommand, occurrence: int) -> bytes:
-    """Return the occurrence id as bytes; that of a single delivery takes a fast path for storms."""
+    """Return the occurrence id as bytes, with a fast path for messages of a single delivery."""
     if command.kind != ONCE or occurrence:
         return occurrence_id(command, occurrence).encode()
     return b"%010d-%d-%010d-%d-0-%d-%d-%b" % (
@@ -183,7 +194,9 @@ def with_key(delivery: bytes, key: bytes) -> bytes:
 
 
 def message_id_of(message: Pending) -> bytes:
-    """Return the message's own id for its first occurrence, and a derived one for each later occurrence."""
+    """Return the message id of this occurrence: the message's own for the first, a derived one for later
+    occurrences.
+    """
     if not message.occurrence:
         return message.message_id
     own = int.from_bytes(message.message_id[8:], "big")
@@ -191,7 +204,8 @@ def message_id_of(message: Pending) -> bytes:
 
 
 def progress_of(fires: Iterable[FireCommand]) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the progress of these fires: finished offsets, and how often the other messages have fired."""
+    """Return the progress of these fires: finished offsets, and (offset, fire count) of repeating
+    messages."""
     finished: list[int] = []
     attempts: list[tuple[int, int]] = []
     for one in fires:
@@ -207,10 +221,10 @@ def progress_of(fires: Iterable[FireCommand]) -> tuple[list[int], list[tuple[int
 
 
 def dead_fire(message: Pending, reason: str, now_ms: int, is_deferred: bool) -> FireCommand:
-    """Return the fire of `message` as a dead letter: it can never be appended to its topic.
+    """Return the fire of `message` as a dead letter, because it can never be appended to its topic.
 
-    `dead-letter-place`, modulo the queues of its topic, is the queue it would have gone to, or may go to by
-    its key; without one any.
+    The property `dead-letter-place` is the queue it would have gone to, modulo the number of queues; absent:
+    any queue.
     """
     delivery, queue_hint = message.delivery, {}
     try:
@@ -239,7 +253,7 @@ def dead_fire(message: Pending, reason: str, now_ms: int, is_deferred: bool) -> 
 
 
 def state_after(one: FireCommand, fired_ms: int, kept_ms: int) -> IdState:
-    """Return the state of an id after the fire; it is kept until after the due time if it fired early."""
+    """Return the id's state after the fire. It is retained until `kept_ms` after the due time or the fire."""
     message = one.message
     if one.following is not None:
         return IdState(IdKind.PENDING, one.following.due_ms, message.offset)

@@ -16,8 +16,8 @@ from ddmq_common.errors import DamagedError
 from delay_service.store.port import DelayStore, IdKind, IdState
 
 
-class KnownId(NamedTuple):
-    """An id and its outcome."""
+class IdOutcome(NamedTuple):
+    """A delay id and its outcome."""
 
     uuid: bytes
     state: IdState
@@ -26,17 +26,17 @@ class KnownId(NamedTuple):
 _ROWS = msgspec.msgpack.Decoder(list[tuple[bytes, int, int, int]])
 
 
-def encode_known(ids: Iterable[KnownId]) -> bytes:
-    """Return the body of a KNOWN command."""
+def encode_id_outcomes(ids: Iterable[IdOutcome]) -> bytes:
+    """Encode the body of a KNOWN command, which tells a shard the outcomes of ids."""
     rows = [(each.uuid, int(each.state.kind), each.state.at_ms, each.state.forget_ms) for each in ids]
     return msgspec.msgpack.encode(rows)
 
 
-def decode_known(delivery: bytes) -> list[KnownId]:
-    """Parse the ids from the delivery bytes of a command. Raises DamagedError."""
+def decode_id_outcomes(delivery: bytes) -> list[IdOutcome]:
+    """Parse the ids and outcomes of a KNOWN command from its delivery bytes. Raises DamagedError."""
     try:
         rows = _ROWS.decode(value_of(delivery))
-        ids = [KnownId(uuid, IdState(IdKind(kind), at, 0, forget)) for uuid, kind, at, forget in rows]
+        ids = [IdOutcome(uuid, IdState(IdKind(kind), at, 0, forget)) for uuid, kind, at, forget in rows]
     except (msgspec.MsgspecError, ValueError) as error:
         raise DamagedError(f"a delay command that says what is known does not parse: {error}") from error
     if any(len(each.uuid) != 16 or each.state.kind is IdKind.PENDING for each in ids):
@@ -47,9 +47,11 @@ def decode_known(delivery: bytes) -> list[KnownId]:
 
 
 def select_new_ids(
-    reported: Iterable[KnownId], run_states: Mapping[bytes, IdState | None], store: DelayStore, now_ms: int
+    reported: Iterable[IdOutcome], run_states: Mapping[bytes, IdState | None], store: DelayStore, now_ms: int
 ) -> dict[bytes, IdState]:
-    """Return the reported ids that neither `run_states` nor the store has, and that are not expired."""
+    """Return the reported ids that are unexpired and neither in `run_states` nor in the store, with their
+    states.
+    """
     fresh = {each.uuid: each.state for each in reported if run_states.get(each.uuid) is None}
     stored = dict(zip(fresh, store.ids(list(fresh)), strict=True))
     states = {**stored, **run_states}

@@ -23,32 +23,32 @@ from delay_service.core.level_targets import LevelFire, Targets
 
 
 class Read(NamedTuple):
-    """Read from this offset on."""
+    """The step: read records from this offset on."""
 
     offset: int
 
 
 class WaitForData(NamedTuple):
-    """Wait until there is a record at or after this offset."""
+    """The step: wait until there is a record at or after this offset."""
 
     offset: int
 
 
 class FireRun(NamedTuple):
-    """Append these to where they belong and finish everything below `end`, in one commit."""
+    """The step: append these fires and finish everything below `end`, in one commit."""
 
     fires: tuple[LevelFire, ...]
     end: int
 
 
 class SleepUntil(NamedTuple):
-    """The head is due then, on the store's clock."""
+    """The step: sleep until the head is due, in milliseconds on the store's clock."""
 
     due_ms: int
 
 
 class PauseUntil(NamedTuple):
-    """Something failed; try again then, monotonic seconds."""
+    """The step: pause after a failure until `at_s`, in monotonic seconds."""
 
     at_s: float
 
@@ -58,7 +58,7 @@ LevelStep = Read | WaitForData | FireRun | SleepUntil | PauseUntil | None
 
 
 class LevelLimits(NamedTuple):
-    """The limits of one fire, and of pauses in seconds."""
+    """The limits of one fire, and of the pauses after failures in seconds."""
 
     count_max: int
     bytes_max: int
@@ -67,7 +67,7 @@ class LevelLimits(NamedTuple):
 
 
 class LevelState(Enum):
-    """The states in the picture above."""
+    """The states of a level, as shown in the diagram above."""
 
     READ = "read"
     READING = "reading"
@@ -77,15 +77,15 @@ class LevelState(Enum):
     FIRING = "firing"
 
 
-class _HeldRecord(NamedTuple):
-    """A record in memory, due then on the store's clock."""
+class _BufferedRecord(NamedTuple):
+    """A record in memory, and its due time on the store's clock."""
 
     due_ms: int
     record: StoredRecord
 
 
 class Level:
-    """One queue of the schedule topic. `position`: everything below it has been fired."""
+    """The state machine of one queue of the schedule topic. All records below `position` have been fired."""
 
     def __init__(
         self,
@@ -104,28 +104,31 @@ class Level:
         self._limits = limits
         self._targets = targets
         self._read_at = position
-        self._held: deque[_HeldRecord] = deque()
+        self._held: deque[_BufferedRecord] = deque()
         self._pause_s = limits.pause_s_min
         self._paused_until = float("-inf")
         self._one_by_one = 0  # so many records are fired one by one: somewhere in them is one that is refused
 
     @property
-    def held(self) -> int:
-        """Return how many records are in memory."""
+    def record_count(self) -> int:
+        """Return the number of records in memory."""
         return len(self._held)
 
     @property
     def knows_head(self) -> bool:
-        """Whether `first_due_ms` says what is so; not while its queue is being read, or cannot be."""
+        """Return whether `first_due_ms` is reliable. It is not before the queue has been read."""
         return bool(self._held) or self.state in (LevelState.END, LevelState.WAITING)
 
     @property
     def first_due_ms(self) -> int | None:
-        """Return when the first message in memory is, or was, due; None if there is none."""
+        """Return when the first record in memory is or was due; None if there is none."""
         return self._held[0].due_ms if self._held else None
 
     def step(self, clock_ms: int, now_s: float) -> LevelStep:
-        """Return what to do now; a read, a wait or a fire counts as begun with this call."""
+        """Return the next step. A read, a wait or a fire counts as started with this call.
+
+        None: a step is in flight.
+        """
         if self.state in (LevelState.READING, LevelState.WAITING, LevelState.FIRING):
             return None
         if now_s < self._paused_until:
@@ -149,7 +152,7 @@ class Level:
         return FireRun(tuple(fires), end)
 
     def _due_records(self, clock_ms: int) -> list[StoredRecord]:
-        """Return the head and the due records behind it, within the limits."""
+        """Return the head and the due records that follow it, within the limits."""
         count_max = 1 if self._one_by_one else self._limits.count_max
         records: list[StoredRecord] = []
         size = 0
@@ -164,48 +167,50 @@ class Level:
 
     # --- events
 
-    def read(self, records: Sequence[StoredRecord], next_offset: int, clock_ms: int) -> None:
-        """Records came, perhaps none of those that should be there.
+    def add_records(self, records: Sequence[StoredRecord], next_offset: int, clock_ms: int) -> None:
+        """Add the records of a finished read, which may be none, and continue at `next_offset`.
 
-        None waits longer from now on than it was to wait from when it was stored: where the store's clock
-        is behind the one that it was stored with, its due time does not count.
+        No record waits longer from now on than its level says: if the store's clock is behind the one that
+        stored it, its due time is lowered.
         """
         self._reset_pause()
         self._read_at = next_offset
         for record in records:
             wait_ms = record.due_ms - record.stored_ms
-            self._held.append(_HeldRecord(min(record.due_ms, clock_ms + wait_ms), record))
+            self._held.append(_BufferedRecord(min(record.due_ms, clock_ms + wait_ms), record))
         self.state = LevelState.HELD if self._held else LevelState.READ
 
-    def at_end(self, next_offset: int) -> None:
-        """Note that there is no record at or after `next_offset` yet, and only gaps below it."""
+    def on_queue_end(self, next_offset: int) -> None:
+        """Record that the queue has no record at or after `next_offset` yet, and only gaps below it."""
         self._reset_pause()
         self._read_at = next_offset
         self.state = LevelState.END
 
-    def moved_on(self, oldest: int) -> int:
-        """Go on where the queue begins, after its head was deleted; return how many offsets are lost."""
+    def skip_to(self, oldest: int) -> int:
+        """Continue at `oldest`, where the queue begins after a deletion; return how many offsets are lost."""
         lost = oldest - self._read_at
         self._read_at = oldest
         self.state = LevelState.READ
         return lost
 
-    def waited(self, data: bool) -> None:
-        """Note the end of a wait; `data`: there is something to read."""
+    def on_wait_end(self, data: bool) -> None:
+        """Record the end of a wait. `data`: there are records to read."""
         self.state = LevelState.READ if data else LevelState.END
 
-    def fired(self, fire: FireRun) -> None:
-        """Note that a fire is durable."""
+    def on_fired(self, fire: FireRun) -> None:
+        """Remove the records of a durable fire and advance `position`."""
         self._reset_pause()
         self.position = fire.end
         for _ in fire.fires:
             self._held.popleft()
         self._one_by_one = max(0, self._one_by_one - len(fire.fires))
-        self._targets.passed(fire.fires)
+        self._targets.on_appended(fire.fires)
         self.state = LevelState.HELD
 
-    def refused(self, fire: FireRun, *, topic_gone: bool, now_s: float) -> None:
-        """Note that the engine never accepts this fire: one record of several is bad, or the head itself."""
+    def on_rejected(self, fire: FireRun, *, topic_gone: bool, now_s: float) -> None:
+        """Handle a fire that the engine will never accept: fire its records one by one, or pause a single
+        one.
+        """
         self.state = LevelState.HELD
         if len(fire.fires) > 1:
             self._one_by_one = max(self._one_by_one, len(fire.fires))
@@ -213,11 +218,11 @@ class Level:
         alone = fire.fires[0]
         if topic_gone and not alone.reason and self._targets.confirm_gone(alone):
             return
-        self._targets.refused(alone, now_s)
+        self._targets.on_rejected(alone, now_s)
         self._begin_pause(now_s)
 
-    def failed(self, now_s: float) -> None:
-        """Pause after a read, a wait or a fire that failed for a temporary reason."""
+    def on_failed(self, now_s: float) -> None:
+        """Pause after a read, a wait or a fire failed for a temporary reason."""
         self.state = LevelState.HELD if self._held else LevelState.READ
         self._begin_pause(now_s)
 

@@ -26,8 +26,11 @@ DEAD_TOPIC = dlq_topic(LEVELS_GROUP)
 
 
 class LevelFire(NamedTuple):
-    """One record and where it goes: topic and queue, with a `reason` to the dead letters, or back into a
-    level for at least `put_off_ms`, when that is not 0."""
+    """One due record and its destination.
+
+    With a `reason` it goes to the dead letters, with `put_off_ms` back into a level for at least that long,
+    else to `topic` and `queue_id`.
+    """
 
     record: StoredRecord
     topic: str
@@ -42,7 +45,11 @@ class _View(NamedTuple):
 
 
 class Targets:
-    """The topics and records rejected lately. `look_up_topic` returns a topic, or None for an unknown one."""
+    """Chooses the destinations of due records, from the topics and records that the engine has rejected
+    lately.
+
+    `look_up_topic` returns a topic, or None for an unknown one.
+    """
 
     def __init__(self, look_up_topic: Callable[[str], TargetTopic | None], patience_s: float) -> None:
         self._look_up_topic = look_up_topic
@@ -53,7 +60,10 @@ class Targets:
         ] = {}  # refused: a closed topic, or one record
 
     def plan(self, records: Sequence[StoredRecord], now_s: float) -> list[LevelFire]:
-        """Return the longest run from the first record on that one commit can append; never empty."""
+        """Return the fires for the longest run of records, from the first on, that one commit can append.
+
+        Never empty.
+        """
         fires: list[LevelFire] = []
         for record in records:
             fire, alone = self._view_record(record, now_s)
@@ -93,22 +103,23 @@ class Targets:
     # --- what the engine said
 
     def confirm_gone(self, fire: LevelFire) -> bool:
-        """Note that the engine does not know a topic; return whether this process does not know it either."""
+        """Record that the engine does not know a topic; return whether this process does not know it
+        either."""
         if self._look_up_topic(fire.topic) is not None:
             return False
         self._clear_when_full(self._gone)
         self._gone.add(fire.topic)
         return True
 
-    def refused(self, fire: LevelFire, now_s: float) -> None:
-        """Note that the engine rejected this record, at least for now."""
+    def on_rejected(self, fire: LevelFire, now_s: float) -> None:
+        """Record that the engine rejected this fire, at least for now."""
         target = self._look_up_topic(fire.topic)
         closed = target is not None and not target.writable
         self._clear_when_full(self._rejected_since)
         self._rejected_since.setdefault(fire.topic if closed else _record_id(fire.record), now_s)
 
-    def passed(self, fires: Iterable[LevelFire]) -> None:
-        """Forget earlier rejections of records that were appended."""
+    def on_appended(self, fires: Iterable[LevelFire]) -> None:
+        """Drop earlier rejections of records that have been appended."""
         if self._rejected_since:
             for fire in fires:
                 self._rejected_since.pop(_record_id(fire.record), None)
@@ -127,7 +138,7 @@ def _record_id(record: StoredRecord) -> tuple[int, int]:
 
 
 def record_of(fire: LevelFire, wall_ms: int, levels: Levels) -> NewRecord:
-    """Return the record for the topic, for a level once more, or for the dead letters."""
+    """Build the record of a fire: for its topic, for a level once more, or for the dead letters."""
     if fire.reason:
         return _dead_letter(fire, wall_ms)
     record = real_record(fire.record)
@@ -138,12 +149,12 @@ def record_of(fire: LevelFire, wall_ms: int, levels: Levels) -> NewRecord:
 
 
 def _level_of(wait_ms: int, levels: Levels) -> int:
-    """Return the first level that waits so long, or the last level."""
+    """Return the first level whose wait is at least `wait_ms`, or the last level."""
     return next((level for level, wait in enumerate(levels.waits, 1) if wait >= wait_ms), len(levels))
 
 
 def _dead_letter(fire: LevelFire, wall_ms: int) -> NewRecord:
-    """Return a record of `%DLQ%SCHEDULE_TOPIC_XXXX`, with topic, queue and level where they are known."""
+    """Build a record of `%DLQ%SCHEDULE_TOPIC_XXXX`, with topic, queue and level as far as they are known."""
     texts = {
         dead.REASON: fire.reason,
         dead.TOPIC: fire.topic,

@@ -60,7 +60,10 @@ def last_due_ms(command: DelayCommand) -> int:
 
 
 def occurrence_id(command: DelayCommand, occurrence: int) -> str:
-    """Return the id of this occurrence: the answer to an add (0), and the key of the delivery."""
+    """Return the id of this occurrence.
+
+    The id of occurrence 0 answers an add; each is the key of its delivery.
+    """
     if command.kind == SCHEDULE:
         second, timed = due_ms(command, occurrence) // 1_000, 0
     else:
@@ -78,17 +81,17 @@ def occurrence_id(command: DelayCommand, occurrence: int) -> str:
 
 
 def delivered_before(command: DelayCommand, occurrence: int) -> int:
-    """Return how many occurrences came before this one; those that a loop skipped are included."""
+    """Return how many occurrences precede this one, including those that a loop skipped."""
     return schedules.delivered_before(occurrence) if command.kind == SCHEDULE else occurrence
 
 
 def next_after(
     command: DelayCommand, occurrence: int, now_ms: int, catch_up_max: int = CATCH_UP_MAX, put_off_ms: int = 0
 ) -> Next | None:
-    """Return the occurrence after one that has fired or was skipped; None if it was the last.
+    """Return the occurrence that follows one which has fired or was skipped; None if it was the last.
 
-    `put_off_ms`: until when it was made to wait; what fell due meanwhile was not missed, it is passed over.
-    Raises DamagedError for a cron or a zone that cannot be read here.
+    `put_off_ms`: the time to which this one was deferred; occurrences due until then are skipped and do not
+    count as missed. Raises DamagedError for a cron or a zone that cannot be read here.
     """
     if command.kind == SCHEDULE:
         return _next_scheduled(command, occurrence, now_ms, catch_up_max, put_off_ms=put_off_ms)
@@ -105,10 +108,10 @@ def next_after(
 
 
 def to_fire(command: DelayCommand, occurrence: int, now_ms: int, at_ms: int | None = None) -> Next | None:
-    """Return the occurrence to fire when this one is due: itself, or a later one to wait for.
+    """Return the occurrence to fire when this one is due: this one, or a later one to wait for.
 
-    None: this one is skipped, and it was the last. `at_ms`: the due time to which it was rescheduled. Raises
-    as `next_after`.
+    None: this one is skipped and was the last. `at_ms`: the due time to which it was rescheduled. Raises the
+    errors of `next_after`.
     """
     due = due_ms(command, occurrence) if at_ms is None else at_ms
     schedule = command.schedule
@@ -133,7 +136,7 @@ def _next_scheduled(
 
 
 def _second_of(command: DelayCommand, occurrence: int) -> int:
-    """Return t(k) in epoch seconds."""
+    """Return the due time of an occurrence in epoch seconds."""
     if command.kind == LOOP:
         return command.timestamp_s + occurrence * command.interval_s
     if command.kind == EXPONENTIAL:
@@ -142,7 +145,9 @@ def _second_of(command: DelayCommand, occurrence: int) -> int:
 
 
 def _last_by(command: DelayCommand, second: int) -> int:
-    """Return the highest k of a loop with t(k) ≤ `second`, without regard to times and expire; −1: none."""
+    """Return the highest occurrence of a loop that is due by `second`, ignoring times and expire; -1 if there
+    is none.
+    """
     since = second - command.timestamp_s
     if since < 0:
         return -1
@@ -152,14 +157,14 @@ def _last_by(command: DelayCommand, second: int) -> int:
 
 
 def _last_of(command: DelayCommand) -> int:
-    """Return the highest k that the command has."""
+    """Return the number of the command's last occurrence."""
     if command.kind not in (LOOP, EXPONENTIAL):
         return 0
     return max(min(command.times - 1, _last_by(command, command.expire_s)), 0)
 
 
 def _short_steps(base: int) -> list[int]:
-    """Return the distances under a day: base, base², base³ …; none for a base of a day and more."""
+    """Return the powers of `base` (base, base², …) that are under a day; none for a base of a day or more."""
     steps: list[int] = []
     step = max(base, 2)
     base = step

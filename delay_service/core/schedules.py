@@ -24,7 +24,7 @@ MISSED_AFTER_MS = 5_000
 
 
 class Next(NamedTuple):
-    """An occurrence to come."""
+    """A future occurrence of a schedule."""
 
     occurrence: int
     due_ms: int
@@ -35,7 +35,7 @@ def due_ms(command: DelayCommand, occurrence: int) -> int:
 
 
 def delivered_before(occurrence: int) -> int:
-    """Return how many deliveries there were before this one, modulo 2²⁰, which no cap reaches."""
+    """Return the number of deliveries before this occurrence, modulo 2²⁰, which no limit reaches."""
     return occurrence & COUNT_MAX
 
 
@@ -47,9 +47,9 @@ def next_occurrence(
     delivered: bool = True,
     put_off_ms: int = 0,
 ) -> Next | None:
-    """Return the occurrence after this one, or None. `delivered`: whether this one counts as a delivery.
+    """Return the occurrence that follows this one, or None. `delivered`: this one counts as a delivery.
 
-    `put_off_ms`: it waited until then, and occurrences that were due up to then are skipped.
+    `put_off_ms`: the time to which this one was deferred; occurrences due until then are skipped.
     """
     schedule = command.schedule or Schedule()
     count = (delivered_before(occurrence) + delivered) & COUNT_MAX
@@ -62,7 +62,7 @@ def next_occurrence(
 
 
 def _floor_ms(schedule: Schedule, now_ms: int) -> int:
-    """Return the time up to which `fire_once` and `skip` skip occurrences."""
+    """Return the time up to which missed occurrences are skipped under `fire_once` and `skip`."""
     return now_ms if schedule.catch_up == "fire_once" else now_ms - MISSED_AFTER_MS - 1
 
 
@@ -114,7 +114,8 @@ def _floor_of_all(command: DelayCommand, schedule: Schedule, first: int, now_ms:
 def _deliveries_between(
     command: DelayCommand, schedule: Schedule, after_ms: int, until_ms: int, of_each: slice, series_max: int
 ) -> list[int]:
-    """Return due times after `after_ms` up to `until_ms`: `of_each` of at most `series_max` series."""
+    """Return the due times in (after_ms, until_ms], `of_each` of each series and at most `series_max`
+    series."""
     cron, delay, period = _cron_of(schedule), schedule.delay_ms, max(schedule.period_ms, 1)
     length = schedule.period_ms * schedule.repeat
     due_times: set[int] = set()

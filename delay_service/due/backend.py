@@ -36,7 +36,8 @@ CLAIM_ERRORS = (FencedError, RemoteError)  # it is someone else's, or nobody kno
 
 
 class TargetTopic(NamedTuple):
-    """A topic that exists. `writable`: it accepts messages now, as far as this process knows.
+    """The facts about an existing topic that fires need. `writable`: it accepts messages now, as far as is
+    known.
 
     `by_key`: the key chooses the queue of a message that names none (ddmq_common/queue_choice.py).
     """
@@ -47,7 +48,7 @@ class TargetTopic(NamedTuple):
 
 
 def target_topic(backend: Backend, topic: str) -> TargetTopic | None:
-    """Return the target topic; None if this process knows no such topic."""
+    """Return the facts about a topic; None if this process does not know it."""
     info = backend.topic(topic)
     if info is None:
         return None
@@ -58,7 +59,7 @@ def target_topic(backend: Backend, topic: str) -> TargetTopic | None:
 
 
 class CommitFailure(Enum):
-    """The meaning of an error for a commit."""
+    """The reaction that a failed commit needs."""
 
     RETRY = "the same again, later"
     CLAIM_UNCERTAIN = "our claim is over, or nobody knows what was committed: the queue is had anew"
@@ -68,10 +69,10 @@ class CommitFailure(Enum):
 def classify_failure(
     error: Exception, regranted: bool, rejections: tuple[type[Exception], ...]
 ) -> CommitFailure:
-    """Return what an error means for a commit of due messages.
+    """Return the reaction that an error of a commit of due messages needs.
 
-    `regranted`: the queue was granted again under a newer epoch meanwhile. `rejections`: errors that no retry
-    changes.
+    `regranted`: the queue has been granted again under a newer epoch meanwhile. `rejections`: errors that no
+    retry changes.
     """
     if isinstance(error, CLAIM_ERRORS):
         return (
@@ -90,10 +91,9 @@ def commit_due(
     deadline: float,
     on_done: OnCommitDone,
 ) -> None:
-    """Append due records and commit the progress; `on_done(error)` follows once, with None when all is
-    durable.
+    """Append due records and commit the progress; call `on_done(error)` once, with None when all is durable.
 
-    `dead_topic`: the topic of dead letters among the records, created if needed; "" without any. `deadline`:
+    `dead_topic`: the dead-letter topic among the records, created if needed; "" if there is none. `deadline`:
     monotonic seconds.
     """
     store = _commit if not records or backend.capabilities.atomic else _append

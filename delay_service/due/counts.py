@@ -16,7 +16,7 @@ from delay_service.core.fire_command import FireCommand
 
 
 class LabelledCells(dict[str | int, MetricCell]):
-    """The cells of one metric by its label; each is looked up in the registry once."""
+    """The cells of one metric by label value. Each is looked up in the registry once."""
 
     def __init__(self, metrics: Registry, metric: Metric) -> None:
         super().__init__()
@@ -28,12 +28,12 @@ class LabelledCells(dict[str | int, MetricCell]):
         return cell
 
     def add(self, numbers: Mapping[str, int]) -> None:
-        """Add these numbers by label."""
+        """Add these numbers to the cells of their labels."""
         for label, number in numbers.items():
             self[label].value += number
 
     def show_numbers(self, numbers: Mapping[str, int]) -> None:
-        """Set the gauges to these numbers by label, and remove all other labels."""
+        """Set the gauges of these labels, and set all other gauges of the metric to 0."""
         for label in self.keys() - numbers.keys():
             self.pop(label).value = 0
         for label, number in numbers.items():
@@ -41,7 +41,10 @@ class LabelledCells(dict[str | int, MetricCell]):
 
 
 class DueCounts:
-    """The counts of both services, each in metrics of its own: `failures` and `age`, of levels or shards."""
+    """The metrics that the delay service and the level service both have, each under its own names.
+
+    `failures`: failed steps. `age`: how long the first message has been overdue, by shard or level.
+    """
 
     failures: Metric
     age: Metric
@@ -52,19 +55,18 @@ class DueCounts:
         self._first_ms: dict[int, int | None] = {}  # when the first message is due, by queue, as last known
 
     def count_failure(self, step: str, error: Exception) -> None:
-        """Count a failed step, which is retried."""
+        """Count a failed step that will be retried."""
         reason = type(error).__name__ if isinstance(error, DdmqError) else "error"
         self._metrics.cell(self.failures, step, reason).value += 1
 
     def report_overdue(
         self, due_by_queue: Mapping[int, int | None], unknown: Iterable[int], all_reported: bool, now_ms: int
     ) -> None:
-        """Tell how long ago what waits first was due, queue by queue: what has stopped firing shows here.
+        """Set the gauges of how long the first message of each queue has been overdue.
 
-        `due_by_queue`: when it is due, None when nothing waits. One that cannot be asked (it is being opened
-        or read, or its claim had anew, again and again where that fails) counts on from what was known of it;
-        where nothing was known to wait, from the first time: something may be due in it. `all_reported`: what
-        is neither is another process's.
+        `due_by_queue`: its due time, or None if no message waits. `unknown`: queues that cannot be checked
+        now; their last known due time is used, or else the time when they became unknown. `all_reported`: all
+        other queues belong to other processes and are set to 0.
         """
         first = self._first_ms
         others = first.keys() - due_by_queue.keys() - set(unknown) if all_reported else set()
@@ -82,9 +84,11 @@ class DueCounts:
 
 
 class DelayCounts(DueCounts):
-    """The counts of one delay service. `commands`: by outcome. `dead`, `lost`, `replies_dropped`: by reason.
-    `deferred`, `pending`, `pending_bytes` (as `weight` of the store counts them): by topic. `lag`: commands
-    not taken in, by shard."""
+    """The metrics of one delay service.
+
+    `commands`: by outcome. `dead`, `lost`, `replies_dropped`: by reason. `deferred`, `pending`,
+    `pending_bytes` (see `weigh_message`): by topic. `lag`: commands not yet ingested, by shard.
+    """
 
     failures, age = catalogue.DELAY_FAILED, catalogue.DELAY_OVERDUE
 
@@ -104,7 +108,7 @@ class DelayCounts(DueCounts):
         self.lag = LabelledCells(metrics, catalogue.DELAY_LAG)
 
     def count_fired(self, fires: Iterable[FireCommand], wall_ms: int) -> None:
-        """Count fires that are durable in their topics, and their lateness."""
+        """Count fires that are durable in their topics, with their lateness."""
         per_topic = self._fired
         for one in fires:
             if one.reason:

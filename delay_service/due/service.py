@@ -23,17 +23,17 @@ CHECK_INTERVAL_S = 1.0  # between two looks at how much waits, and how long it h
 
 
 class Alarm(Protocol):
-    """The timer that the services need; tests have one that rings by hand."""
+    """The one-shot timer that the services use. Tests have one that is rung by hand."""
 
     def once(self, seconds: float, ring: Callable[[], None]) -> None:
-        """Ring once after `seconds`, instead of when it was set before."""
+        """Call `ring` after `seconds`. An earlier setting is dropped."""
 
     def stop(self) -> None:
-        """Ring no more. May be called twice."""
+        """Cancel the timer. May be called twice."""
 
 
 def hub_alarm() -> Alarm:
-    """Return a timer on the hub of the thread that sets it; it keeps no loop alive."""
+    """Return a timer on the calling thread's hub, which does not keep the loop alive."""
     return HubTimer(ref=False)
 
 
@@ -41,10 +41,12 @@ W = TypeVar("W", bound=QueueWork)
 
 
 class DueService(QueueOwner[W]):
-    """A member of a group, from `start` to `drain` or `close`. Make it on the hub that is to serve it.
+    """The base of the two services that own queues and fire their messages when they are due.
 
-    `name`: what health and log call it. `join`: how it takes part. `load`: as QueueClaims's. `alarm` is its
-    timer, `check_alarm` that of its look. `started` settles once; when, each service says.
+    It is a group member from `start` to `drain` or `close`, and must be created on the hub that runs it.
+    `name`: used in health and logs. `join`: the group and topic to join. `load`: see QueueClaims. `alarm`:
+    the timer for retries, `check_alarm`: for the check every second. `started` settles once, when the
+    subclass says.
     """
 
     def __init__(
@@ -77,16 +79,16 @@ class DueService(QueueOwner[W]):
 
     @abstractmethod
     def _queue_count(self) -> int:
-        """Return how many queues the topic must have."""
+        """Return the number of queues that the topic must have."""
 
     @abstractmethod
     def _check_work(self) -> None:
-        """Report how many messages wait, and how long the first has been due."""
+        """Report the number of waiting messages and how long the first one has been overdue."""
 
     # --- start, health, end
 
     def start(self) -> None:
-        """Create the topic and join; retried until the writer, the disk and the topic are available."""
+        """Create the topic and join the group. A failed start is retried until the backend is available."""
         if not self._is_started:
             self._is_started = True
             self._check_alarm.once(CHECK_INTERVAL_S, self._check_and_rearm)
@@ -109,7 +111,7 @@ class DueService(QueueOwner[W]):
         return self._join_as
 
     def trouble(self, doing: str, error: Exception) -> None:
-        """Retry the start a moment later."""
+        """Retry the start after a pause, because joining failed."""
         self._on_start_failed(error)
 
     def _on_start_failed(self, error: Exception) -> None:
@@ -128,9 +130,9 @@ class DueService(QueueOwner[W]):
         return Health(False, f"no {self._name}: {self._why}")
 
     def drain(self, deadline: float) -> Completion[None]:
-        """Begin nothing new, let commits under way end, then leave the group.
+        """Start nothing new, let commits in flight finish, then leave the group.
 
-        A commit ends by its own deadline; the caller waits as long as it likes (`deadline`, monotonic).
+        Each commit has its own deadline. The caller may stop waiting at `deadline` (monotonic seconds).
         """
         if self._drained is None:
             self._why = "it is draining"

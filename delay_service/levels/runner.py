@@ -36,7 +36,7 @@ WAIT_S = 60.0  # how long one wait for data stands before it is armed again
 
 
 class LevelCounts(DueCounts):
-    """The counts of one level service. Levels count from 1. `pending`: waiting messages by level."""
+    """The metrics of one level service. Levels count from 1. `pending`: waiting messages by level."""
 
     failures, age = catalogue.LEVELS_FAILED, catalogue.LEVELS_OVERDUE
 
@@ -62,14 +62,14 @@ class LevelCounts(DueCounts):
             self._fired[level].value += alive
 
     def count_lost(self, level: int, reason: str, count: int) -> None:
-        """Count offsets that should have a message and have none."""
+        """Count offsets whose messages are missing, by reason."""
         self._metrics.cell(catalogue.LEVELS_LOST, str(level), reason).value += count
 
 
 class LevelsContext(NamedTuple):
-    """The objects that the runners of one service share.
+    """The objects that all level runners of one service share.
 
-    `reacquire()` is called when the outcome of a fire is uncertain, or the claim to a level is over.
+    `reacquire()`: called when the outcome of a fire is uncertain, or the claim to a level has ended.
     """
 
     backend: Backend
@@ -81,7 +81,7 @@ class LevelsContext(NamedTuple):
 
 
 class LevelRunner:
-    """Runs one level until `stop`; a fire under way then ends by itself."""
+    """Runs one level until `stop`. A fire in flight then still finishes."""
 
     def __init__(self, context: LevelsContext, level: Level, alarm: Alarm) -> None:
         self._context = context
@@ -101,17 +101,17 @@ class LevelRunner:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a fire is under way that will be answered."""
+        """Return whether a fire is in flight."""
         return self.level.state is LevelState.FIRING and not self._has_no_answer
 
     def raise_epoch(self, epoch: int) -> None:
         self.level.epoch = epoch
 
     def abandon(self) -> None:
-        """Do nothing: a fire under way is committed under its old epoch, or fenced."""
+        """Do nothing: a fire in flight is either committed under its old epoch or fenced."""
 
     def stop(self, on_idle: Callable[[], None]) -> None:
-        """Begin nothing more; `on_idle` follows when a fire that is under way ends."""
+        """Start nothing new; call `on_idle` when no fire is in flight."""
         self.running = False
         self._on_idle = on_idle
         self._alarm.stop()
@@ -120,9 +120,9 @@ class LevelRunner:
     # --- steps
 
     def run_steps(self) -> None:
-        """Do the next step of the level, and call this again when the one after it is due.
+        """Run the level's next step and schedule the one after it.
 
-        An error of ours or of the engine stops no level: it is logged, and the step is retried.
+        An error does not stop the level: it is logged and the step is retried.
         """
         if not self.running:
             return
@@ -138,7 +138,7 @@ class LevelRunner:
             self._has_no_answer = True  # how far the fire came is uncertain, and nothing will say so
             self._context.reacquire()
             return
-        self.level.failed(self._context.clock.monotonic())
+        self.level.on_failed(self._context.clock.monotonic())
         self._alarm.once(CHECK_INTERVAL_S, self.run_steps)
 
     def _do_step(self) -> None:
@@ -166,26 +166,26 @@ class LevelRunner:
         if read.error is not None:
             self._pause_after("read", read.error)
         elif read.oldest is not None:
-            lost = level.moved_on(read.oldest)
+            lost = level.skip_to(read.oldest)
             counts.count_lost(self.number, "expired", lost)
             log.error("delayed messages are gone from the log", extra={"level": self.number, "count": lost})
         elif read.at_end:
-            level.at_end(read.next_offset)
+            level.on_queue_end(read.next_offset)
             counts.pending[self.number].value = 0
         else:
-            level.read(records, read.next_offset, self._context.backend.clock_ms())
+            level.add_records(records, read.next_offset, self._context.backend.clock_ms())
         self.run_steps()
 
     def _on_data(self, arrived: bool, error: Exception | None) -> None:
         if error is not None:
             self._pause_after("wait", error)
         else:
-            self.level.waited(arrived)
+            self.level.on_wait_end(arrived)
         self.run_steps()
 
     def _pause_after(self, what: str, error: Exception) -> None:
         self._context.counts.count_failure(what, error)
-        self.level.failed(self._context.clock.monotonic())
+        self.level.on_failed(self._context.clock.monotonic())
         log.warning(
             "delay level held up, tried again",
             extra={"level": self.number, "what": what, "error": str(error)},
@@ -210,11 +210,11 @@ class LevelRunner:
         context = self._context
         if error is None:
             context.counts.count_fired(self.number, fire.fires, context.backend.clock_ms())
-            self.level.fired(fire)
+            self.level.on_fired(fire)
         elif self.running:
             self._on_not_fired(fire, epoch, error)
         else:
-            self.level.failed(context.clock.monotonic())
+            self.level.on_failed(context.clock.monotonic())
         if self._on_idle is not None:
             self._on_idle()
         self.run_steps()
@@ -223,7 +223,7 @@ class LevelRunner:
         context, now = self._context, self._context.clock.monotonic()
         how = classify_failure(error, epoch < self.level.epoch, (CallerError,))
         if how is CommitFailure.RETRY and isinstance(error, FencedError):
-            self.level.failed(now)  # it was granted to us anew meanwhile
+            self.level.on_failed(now)  # it was granted to us anew meanwhile
         elif how is CommitFailure.RETRY:
             self._pause_after("fire", error)
         else:
@@ -233,4 +233,4 @@ class LevelRunner:
                 log.warning("a delay level's claim is renewed", extra=facts)
                 context.reacquire()
             else:
-                self.level.refused(fire, topic_gone=isinstance(error, UnknownTopicError), now_s=now)
+                self.level.on_rejected(fire, topic_gone=isinstance(error, UnknownTopicError), now_s=now)

@@ -35,7 +35,10 @@ TRIM_CHECKS = 30  # looks between two times that the log is told what nobody nee
 
 
 class LevelService(DueService[LevelRunner]):
-    """The levels of one process, at work. `started` succeeds when it takes part for the first time."""
+    """Runs the delay levels that this process owns.
+
+    `started` settles when it has joined for the first time.
+    """
 
     _counts: LevelCounts
 
@@ -96,7 +99,7 @@ class LevelService(DueService[LevelRunner]):
     # --- QueueOwner
 
     def loaded(self, queue: QueueRef, epoch: int, view: ProgressView, bounds: Bounds) -> None:
-        """Start firing a level where its progress ends."""
+        """Start a granted level at the end of its progress."""
         position = bounds.min if view.committed is None else view.committed
         level = Level(queue, position, epoch, view.generation, self._limits, self._targets)
         runner = LevelRunner(self._context, level, self._alarms())
@@ -123,7 +126,7 @@ class LevelService(DueService[LevelRunner]):
                 self._backend.trim(queue, runner.level.position)
 
     def _count_pending(self) -> None:
-        """Count the waiting messages of each level; levels that wait for data are empty."""
+        """Set the number of waiting messages of each level. A level that waits for data has none."""
         runners = self._owned.items()
         queues = [queue for queue, runner in runners if runner.level.state is not LevelState.WAITING]
 

@@ -32,7 +32,7 @@ _TRIES = 20
 
 
 class Copy(NamedTuple):
-    """One copy of a shard, by its name."""
+    """One copy of a shard's store, as its folder's name describes it."""
 
     epoch: int
     revision: int
@@ -40,11 +40,11 @@ class Copy(NamedTuple):
 
 
 class ChangedMeanwhileError(StorageError):
-    """The files of a copy changed while they were cloned, again and again."""
+    """The files of a copy kept changing while they were cloned."""
 
 
 class CopyLock:
-    """The right to use a copy, from `try_take` to `release`, which may be called twice."""
+    """The exclusive right to use a copy, from `try_take` to `release`. May be released twice."""
 
     __slots__ = ("_fd",)
 
@@ -53,7 +53,9 @@ class CopyLock:
 
     @classmethod
     def try_take(cls, path: Path) -> CopyLock | None:
-        """None when a living process holds it (also this one), or the folder is gone or renamed."""
+        """Lock the copy; return None if a living process (also this one) holds it, or the folder is gone or
+        renamed.
+        """
         try:
             fd = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except FileNotFoundError:
@@ -68,14 +70,14 @@ class CopyLock:
         return None
 
     def release(self) -> None:
-        """Release the copy to other processes."""
+        """Unlock the copy for other processes."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
 
 def copy_name(shard: int, epoch: int, revision: int = 0) -> str:
-    """Return the name of a copy's folder."""
+    """Return the folder name of a copy."""
     return f"{shard}-{epoch:012d}-{revision:03d}"
 
 
@@ -90,12 +92,14 @@ def copies_of(folder: Path, shard: int) -> list[Copy]:
 
 
 def has_copies(folder: Path) -> bool:
-    """Whether there is a finished copy of any shard; no in a folder that does not exist."""
+    """Return whether the folder exists and contains a finished copy of any shard."""
     return folder.is_dir() and any(_NAME.fullmatch(name) for name in os.listdir(folder))
 
 
 def sweep_copies(folder: Path, shard: int, newest: Path) -> None:
-    """Remove what nobody needs: copies other than `newest`, and what was not finished, unless held."""
+    """Delete the copies of a shard other than `newest`, and unfinished ones, unless another process holds
+    them.
+    """
     for name in os.listdir(folder):
         path = folder / name
         base, dot, end = name.partition(".")
@@ -112,7 +116,10 @@ def sweep_copies(folder: Path, shard: int, newest: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Renamed first, so that what is half removed is never taken for a copy."""
+    """Rename a folder, then delete it.
+
+    Because of the name, a half-deleted folder is never taken for a copy.
+    """
     removed_path = path if path.name.endswith(GONE) else path.with_name(path.name + GONE)
     if removed_path != path:
         shutil.rmtree(removed_path, ignore_errors=True)
@@ -121,7 +128,7 @@ def _remove(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make it when it is missing, with all above it, so that its name lasts."""
+    """Create the folder and its missing parents durably."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
@@ -129,7 +136,7 @@ def make_folder(folder: Path) -> None:
 
 
 def new_folder(path: Path) -> tuple[Path, CopyLock]:
-    """An empty unfinished copy that is to become `path`, and its lock."""
+    """Create the unfinished copy that will become `path`; return its folder and its lock."""
     making = path.with_name(path.name + MAKING)
     stale_lock = CopyLock.try_take(making) if making.exists() else None
     if stale_lock is not None:
@@ -143,7 +150,7 @@ def new_folder(path: Path) -> tuple[Path, CopyLock]:
 
 
 def finish_copy(making: Path, path: Path) -> None:
-    """Sync everything in it, then give it its name."""
+    """Sync all files of an unfinished copy, then rename it to its final name."""
     for file in files_in(making):
         sync_path(making / file)
     sync_path(making)
@@ -152,9 +159,9 @@ def finish_copy(making: Path, path: Path) -> None:
 
 
 def clone_files(source: Path, target: Path) -> None:
-    """The files of `source` as they are at one moment: tables as hard links, the rest copied.
+    """Clone the files of `source` as of one moment: tables as hard links, all other files as copies.
 
-    Raises ChangedMeanwhileError when its holder is not stopped at all but busy.
+    Raises ChangedMeanwhileError if the holder of `source` keeps writing.
     """
     for _ in range(_TRIES):
         try:
@@ -174,7 +181,7 @@ def clone_files(source: Path, target: Path) -> None:
 
 
 def _file_sizes(folder: Path) -> dict[str, int]:
-    """Files and sizes. The write-ahead log may grow; anything else that differs is another moment."""
+    """Return the sizes of the files by name, to detect changes; 0 for the write-ahead log, which may grow."""
     return {
         name: 0 if name.endswith(".log") else (folder / name).stat().st_size
         for name in files_in(folder)
@@ -194,12 +201,12 @@ def _take_file(source: Path, target: Path) -> None:
 
 
 def files_in(folder: Path) -> Iterator[str]:
-    """Names of the plain files."""
+    """Return the names of the regular files in a folder."""
     return iter([entry.name for entry in os.scandir(folder) if entry.is_file()])
 
 
 def sync_path(path: Path) -> None:
-    """A file's content, or a folder's names."""
+    """Call fsync on a file, or on a folder to make its entries durable."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

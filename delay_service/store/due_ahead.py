@@ -16,7 +16,7 @@ BYTES_MAX = 256 << 10
 
 
 class DueAhead:
-    """All pairs that live in [start, end), at most `PAIRS_MAX` and about `BYTES_MAX` of them."""
+    """A cache of all due pairs in [start, end), at most `PAIRS_MAX` of them and about `BYTES_MAX`."""
 
     __slots__ = ("_end", "_pairs", "_start")
 
@@ -26,25 +26,25 @@ class DueAhead:
 
     @property
     def end(self) -> bytes:
-        """Return the key from which on nothing is known."""
+        """Return the end of the cached range (exclusive)."""
         return self._end
 
     def covers_key(self, key: bytes) -> bool:
-        """Return whether the pairs at this key are known."""
+        """Return whether the key is in the cached range."""
         return self._start <= key < self._end
 
     def hold_range(self, start: bytes, end: bytes, pairs: list[Pair]) -> None:
-        """Hold the result of a scan: these pairs, and no others, exist in [start, end)."""
+        """Replace the cache by the result of a scan: all pairs that exist in [start, end)."""
         self._start, self._end, self._pairs = start, end, pairs
-        self._cut_to_bound()
+        self._trim_to_bounds()
 
     def first_key(self, start: bytes) -> bytes | None:
-        """The first key from `start` on, which it covers; None when all of them stand behind `end`."""
+        """Return the first cached key at or after `start`, which must be covered; None if there is none."""
         index = bisect_left(self._pairs, (start,))
         return self._pairs[index][0] if index < len(self._pairs) else None
 
     def take_range(self, start: bytes, end: bytes, limit: int) -> list[Pair]:
-        """Remove and return at most `limit` known pairs in [start, end); `start` must be covered."""
+        """Remove and return at most `limit` cached pairs in [start, end). `start` must be covered."""
         first_key = bisect_left(self._pairs, (start,))
         last = min(bisect_left(self._pairs, (end,), first_key), first_key + limit)
         pairs = self._pairs[first_key:last]
@@ -54,7 +54,7 @@ class DueAhead:
         return pairs
 
     def add(self, pairs: list[Pair]) -> None:
-        """Add pairs that were written."""
+        """Add written pairs that lie in the cached range."""
         fresh = [pair for pair in pairs if self._start <= pair[0] < self._end]
         if len(fresh) <= PAIRS_MAX:
             for pair in fresh:
@@ -62,18 +62,18 @@ class DueAhead:
         else:
             self._pairs = sorted(self._pairs + fresh)
         if fresh:
-            self._cut_to_bound()
+            self._trim_to_bounds()
 
     def remove(self, keys: list[bytes]) -> None:
-        """Drop pairs that were deleted."""
+        """Remove deleted keys from the cache."""
         for key in keys:
             if self._start <= key < self._end:
                 index = bisect_left(self._pairs, (key,))
                 if index < len(self._pairs) and self._pairs[index][0] == key:
                     del self._pairs[index]
 
-    def _cut_to_bound(self) -> None:
-        """Drop the pairs behind the bounds; `end` moves to the first of them."""
+    def _trim_to_bounds(self) -> None:
+        """Drop the pairs beyond the bounds, and move `end` to the first of them."""
         bytes_left = BYTES_MAX
         for index, (_, value) in enumerate(self._pairs):
             if index == PAIRS_MAX or bytes_left <= 0:

@@ -39,7 +39,7 @@ _KINDS = {int(kind): kind for kind in IdKind}
 
 
 def range_end(prefix: bytes) -> bytes:
-    """Return the end of a prefix's range."""
+    """Return the exclusive end of the range of keys with this prefix."""
     return prefix[:-1] + bytes((prefix[-1] + 1,))
 
 
@@ -49,12 +49,12 @@ DUE_END, ID_END, FORGET_END, ASIDE_END, COUNT_END, META_END = map(
 
 
 def due_key(due_ms: int, offset: int) -> bytes:
-    """Return the key `d`, due time, offset."""
+    """Return the `d` key: due time, then offset."""
     return _pack_due(DUE, due_ms, offset)
 
 
 def due_keys(messages: list[Pending]) -> list[bytes]:
-    """Return the `d` keys of many messages."""
+    """Return the `d` keys of these messages."""
     return [_pack_due(DUE, message[0], message[1]) for message in messages]
 
 
@@ -64,27 +64,27 @@ def read_due(key: bytes) -> DueKey:
 
 
 def just_after(key: DueKey) -> bytes:
-    """The smallest `d` key behind `key`."""
+    """Return the smallest `d` key that is greater than that of `key`."""
     return _pack_due(DUE, key.due_ms, key.offset) + b"\0"
 
 
 def aside_prefix(topic: str) -> bytes:
-    """Return the prefix `w`, topic, 0 of a topic's deferred messages."""
+    """Return the prefix of the `w` keys of a topic's deferred messages: `w`, topic, 0."""
     return b"%b%b\0" % (ASIDE, topic.encode())
 
 
 def aside_key(topic: str, due_ms: int, offset: int) -> bytes:
-    """Return the key `w`, topic, 0, due time, offset."""
+    """Return the `w` key of a deferred message: `w`, topic, 0, due time, offset."""
     return aside_prefix(topic) + _DUE_TAIL.pack(due_ms, offset)
 
 
 def forget_key(moment_ms: int, uuid: bytes) -> bytes:
-    """Return the key `x`, moment, uuid."""
+    """Return the `x` key, under which an id's expiry is stored: `x`, moment, uuid."""
     return _FORGET.pack(FORGET, moment_ms, uuid)
 
 
 def read_forget(key: bytes) -> tuple[int, bytes]:
-    """Moment and uuid of an `x` key."""
+    """Parse an `x` key; return the moment and the uuid."""
     _, moment_ms, uuid = _FORGET.unpack(key)
     return moment_ms, uuid
 
@@ -93,12 +93,12 @@ def read_forget(key: bytes) -> tuple[int, bytes]:
 
 
 def encode_pending(message: Pending) -> bytes:
-    """A version byte and its fields as a msgpack array."""
+    """Encode a waiting message: a version byte and its fields as a msgpack array."""
     return _PREFIX + _encode(message)
 
 
 def decode_pending(value: bytes) -> Pending:
-    """Parse a pending message. Raises DamagedError."""
+    """Decode a waiting message. Raises DamagedError."""
     if value[:1] != _PREFIX:
         raise _unreadable_value("pending message", value)
     try:
@@ -108,12 +108,12 @@ def decode_pending(value: bytes) -> Pending:
 
 
 def encode_all(messages: Iterable[Pending]) -> list[bytes]:
-    """`encode_pending` of many, without a call for each."""
+    """Encode many waiting messages, as `encode_pending` does but faster."""
     return [_PREFIX + _encode(message) for message in messages]
 
 
 def decode_all(pairs: Iterable[tuple[bytes, bytes]]) -> list[Pending]:
-    """`decode_pending` of the values of many pairs."""
+    """Decode the waiting messages in the values of these pairs, as `decode_pending` does."""
     try:
         return [_decode(value[1:]) if value[0] == VERSION else decode_pending(value) for _, value in pairs]
     except (msgspec.DecodeError, IndexError) as error:
@@ -121,12 +121,12 @@ def decode_all(pairs: Iterable[tuple[bytes, bytes]]) -> list[Pending]:
 
 
 def encode_state(state: IdState) -> bytes:
-    """Version, kind, at, offset, forget."""
+    """Encode the state of an id: version, kind, at, offset, forget."""
     return _pack_state(VERSION, *state)
 
 
 def decode_state(value: bytes) -> IdState:
-    """Parse the state of an id. Raises DamagedError."""
+    """Decode the state of an id. Raises DamagedError."""
     if value[:1] != _PREFIX:
         raise _unreadable_value("state of an id", value)
     try:
@@ -137,12 +137,12 @@ def decode_state(value: bytes) -> IdState:
 
 
 def encode_count(pending: int, aside: int, pending_bytes: int) -> bytes:
-    """Version, pending, put aside among them, bytes of what is pending."""
+    """Encode a topic's counters: version, waiting messages, deferred ones among them, and bytes."""
     return _COUNT.pack(_COUNT_VERSION, pending, aside, pending_bytes)
 
 
 def decode_count(value: bytes) -> tuple[int, int, int]:
-    """Raises DamagedError. The first release counted no bytes: then they are 0."""
+    """Decode a topic's counters. Raises DamagedError. Values of the first release have 0 bytes."""
     if value[:1] == _PREFIX and len(value) == _COUNT_1.size:
         _, pending, aside = _COUNT_1.unpack(value)
         return pending, aside, 0
@@ -153,7 +153,9 @@ def decode_count(value: bytes) -> tuple[int, int, int]:
 
 
 def _unreadable_value(what: str, value: bytes, version: int = VERSION) -> DamagedError | NewerFormatError:
-    """Its block had the right checksum: a higher version is no damage, and must not be left out as such."""
+    """Return the error for a value that cannot be decoded: NewerFormatError for a higher version, else
+    DamagedError.
+    """
     if value[:1] > bytes((version,)):
         return newer_format(f"a {what} in the delay store", value[0], version)
     return DamagedError(

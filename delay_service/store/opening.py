@@ -35,11 +35,11 @@ from delay_service.store.port import DelayStore, StoreOpener
 from delay_service.store.rocks_store import RocksStore
 from delay_service.store.salvage import (
     StoreDamage,
-    cut_log,
+    back_up_log,
     damage_mark,
-    leave_out_gaps,
     mark_damaged,
     salvage_store,
+    set_aside_log_gap,
 )
 from delay_service.store.writing import own_key
 
@@ -54,7 +54,10 @@ BUFFER_BYTES_MIN = 1 << 20
 
 
 def stores_in(folder: Path, shards: int) -> StoreOpener:
-    """Opens shards in `folder`, made when missing; blocks (native thread)."""
+    """Return an opener of shard stores in `folder`, which is created if missing.
+
+    The opener blocks (native thread).
+    """
     options = RocksOptions(
         write_buffer_bytes=max(BUFFER_BYTES // BUFFERS // shards, BUFFER_BYTES_MIN),
         write_buffers=BUFFERS,
@@ -68,7 +71,7 @@ def stores_in(folder: Path, shards: int) -> StoreOpener:
 
 
 def standby_stores_in(folder: Path, shards: int) -> Callable[[QueueRef], DelayStore]:
-    """Return an opener for standbys: of the newest store in `folder`, or of an empty one without an owner.
+    """Return an opener of standby stores: of the newest store in `folder`, or of a new empty one.
 
     The opener raises CallerError while a living process uses that store.
     """
@@ -86,12 +89,12 @@ def standby_stores_in(folder: Path, shards: int) -> Callable[[QueueRef], DelaySt
     return open_standby
 
 
-def keep_to(folder: Path, usual: Path, note: Path) -> None:
-    """Refuse to begin with no stores in `folder` while those of the same log are elsewhere: messages wait
-    there that the log may not have any more. Where both have some, `folder` is taken, and that is told.
+def check_store_folder(folder: Path, usual: Path, note: Path) -> None:
+    """Check that the stores of this log are in `folder`, and record the folder in the file `note`.
 
-    `usual`: where they are unless the file `note` names another folder; it does so as long as one is in use.
-    Raises ConfigError, and OSError when the disk fails.
+    `usual`: the default folder, used if there is no `note`. Raises ConfigError if `folder` has no stores and
+    the recorded folder has some, because messages wait there that the log may not have any more. If both have
+    stores, `folder` is used and a warning is logged. Raises OSError when the disk fails.
     """
     known_folder = Path(note.read_text(encoding="utf-8")) if note.exists() else usual
     if has_copies(known_folder) and not (folder.is_dir() and known_folder.samefile(folder)):
@@ -115,10 +118,10 @@ def keep_to(folder: Path, usual: Path, note: Path) -> None:
 
 
 def open_store(folder: Path, shard: int, epoch: int, options: RocksOptions | None = None) -> RocksStore:
-    """The store of `shard` in `folder` (made when missing), for the owner of `epoch`.
+    """Open the store of `shard` in `folder` (created if missing) for the owner of `epoch`.
 
-    Raises FencedError when a newer epoch has it, CallerError when this one is open already, StorageError when
-    the disk or the store fails, or the store was written by a newer program.
+    Raises FencedError if a newer epoch has it, CallerError if it is open already, and StorageError if the
+    disk or the store fails or a newer program wrote the store.
     """
     options = options or RocksOptions()
     try:
@@ -134,8 +137,11 @@ def open_store(folder: Path, shard: int, epoch: int, options: RocksOptions | Non
 
 
 def restore(source: Path, folder: Path, shard: int) -> None:
-    """Make a checkpoint the store of a shard. Raises CallerError when `folder` has one already, StorageError
-    when the disk fails; then there is none, and it may be done again."""
+    """Restore a shard's store from the checkpoint `source`.
+
+    Raises CallerError if `folder` has a store of the shard already, and StorageError if the disk fails; then
+    no store was created, and the call can be repeated.
+    """
     try:
         make_folder(folder)
         if copies_of(folder, shard):
@@ -159,7 +165,7 @@ def _copy_store(source: Path, target: Path) -> None:
 
 
 def _claim_copy(folder: Path, shard: int, epoch: int) -> tuple[Copy, CopyLock]:
-    """Return a copy of this epoch, and the lock on it."""
+    """Return the copy of this epoch and its lock: the renamed newest copy, a clone of it, or a new one."""
     for _ in range(_TRIES):
         copies = copies_of(folder, shard)
         target = folder / copy_name(shard, epoch)
@@ -215,10 +221,10 @@ def _clone_copy(newest: Copy, target: Path, epoch: int) -> tuple[Copy, CopyLock]
 
 
 def _open(folder: Path, shard: int, copy: Copy, lock: CopyLock, options: RocksOptions) -> RocksStore:
-    """Open a copy: whole, without the damaged end of its write-ahead log, or salvaged."""
+    """Open a copy: complete, without the damaged end of its write-ahead log, or salvaged."""
     reason = damage_mark(copy.path)
     if reason is None:
-        if left_out := leave_out_gaps(copy.path):
+        if left_out := set_aside_log_gap(copy.path):
             log.warning(
                 "delay shard %d: a power loss left a gap in the write-ahead log of %s: %d files behind it are"
                 " left out (%s keeps them), commands in them are taken in again", shard, copy.path, *left_out,
@@ -227,7 +233,7 @@ def _open(folder: Path, shard: int, copy: Copy, lock: CopyLock, options: RocksOp
             return _open_database(folder, shard, copy, lock, options, None)
         except DamagedError as error:
             reason = str(error)
-        damage = None if only_torn(copy.path, options) else cut_log(copy.path, reason)
+        damage = None if only_torn(copy.path, options) else back_up_log(copy.path, reason)
         try:
             return _open_database(folder, shard, copy, lock, options, damage, WalRecovery.PREFIX)
         except DamagedError:

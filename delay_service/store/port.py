@@ -42,22 +42,22 @@ _REPEATS = (
 
 
 class DueKey(NamedTuple):
-    """The position of a pending message in the due order."""
+    """The position of a waiting message in the due order."""
 
     due_ms: int
     offset: int
 
     def before(self) -> DueKey | None:
-        """Return the greatest key before this one; None at the beginning."""
+        """Return the greatest key below this one; None if this is the lowest."""
         if self.offset > 0:
             return DueKey(self.due_ms, self.offset - 1)
         return DueKey(self.due_ms - 1, OFFSET_END) if self.due_ms > 0 else None
 
 
 class Pending(NamedTuple):
-    """One message that waits. `occurrence`: how many times it has fired, from 0.
+    """One waiting message. `occurrence`: how many times it has fired.
 
-    `command`: the DelayCommand as text. `topic` is the target; the rest makes up the record to append.
+    `command`: the DelayCommand as text. `topic`: the target. The other fields make up the record to append.
     """
 
     due_ms: int
@@ -78,8 +78,11 @@ class Pending(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """Which pending messages are asked for: of `topic` (None: all), with `from_ms` ≤ due_ms < `to_ms`, behind
-    `after`; `limit` at most, and none behind the one that reaches `bytes_max`."""
+    """A query for waiting messages: those of `topic` (None: all) with `from_ms` ≤ due_ms < `to_ms`, after
+    `after`.
+
+    It returns at most `limit` messages, and ends with the one that reaches `bytes_max`.
+    """
 
     topic: str | None
     from_ms: int
@@ -90,7 +93,7 @@ class Scan(NamedTuple):
 
 
 class IdKind(IntEnum):
-    """The kind of an id's state."""
+    """The kinds of states that an id can have."""
 
     PENDING = 1
     FIRED = 2
@@ -100,8 +103,10 @@ class IdKind(IntEnum):
 
 
 class IdState(NamedTuple):
-    """`at_ms`: when it fired, was cancelled or became a dead letter; while PENDING its due time. `forget_ms`:
-    kept until then."""
+    """The state of an id, retained until `forget_ms`.
+
+    `at_ms`: the due time while PENDING; else when it fired, was cancelled or became a dead letter.
+    """
 
     kind: IdKind
     at_ms: int
@@ -111,11 +116,11 @@ class IdState(NamedTuple):
 
 @dataclass(slots=True)
 class StoreChanges:
-    """One batch. A key may stand in `removed` and come again in `added` with another due time.
+    """One batch of changes. A key in `removed` may be in `added` again with another due time.
 
-    `ids`: uuid (16 bytes) → its state from now on, None forgets it. `deferred`, `undeferred`: messages moved
-    out of the due order because their topic takes nothing now, and back; `removed_deferred` are gone.
-    `meta`: small named values.
+    `ids`: uuid (16 bytes) → new state, or None to forget the id. `deferred`: messages moved out of the due
+    order because their topic accepts none now; `undeferred`: moved back; `removed_deferred`: deleted. `meta`:
+    small named values.
     """
 
     added: list[Pending] = field(default_factory=list)
@@ -129,81 +134,95 @@ class StoreChanges:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class DelayStore(ABC):
-    """One shard, opened by its owner."""
+    """The store of one shard, opened by its owner."""
 
     @abstractmethod
     def write(self, changes: StoreChanges) -> None:
-        """Apply a batch. Raises StorageError; then nothing of it is applied."""
+        """Apply a batch of changes. Raises StorageError; then nothing of it is applied."""
 
     def has_capacity(self, growing: bool) -> bool:
-        """Whether new work may begin; False while a `write` might wait for the disk. `growing`: work that
-        makes the store larger, which has to wait sooner than what empties it. Raises StorageError."""
+        """Return whether new work may start, that is, whether a `write` would not wait for the disk.
+
+        `growing`: work that makes the store larger, which must wait earlier. Raises StorageError.
+        """
         return True
 
     @abstractmethod
     def flush(self) -> None:
-        """Make everything written so far durable. Raises StorageError."""
+        """Make all earlier writes durable. Raises StorageError."""
 
     @abstractmethod
     def due(self, until_ms: int, limit: int, bytes_max: int, after: DueKey | None = None) -> list[Pending]:
-        """The earliest messages with due_ms ≤ `until_ms`, behind `after`, at least one if there is any."""
+        """Return the earliest messages with due_ms ≤ `until_ms`, after the key `after`; at least one if there
+        is any.
+        """
 
     @abstractmethod
     def next_due(self, after: DueKey | None = None) -> DueKey | None:
-        """The earliest pending message (behind `after`)."""
+        """Return the key of the earliest waiting message (after `after`), or None."""
 
     @abstractmethod
     def get(self, key: DueKey) -> Pending | None:
-        """One pending message, also one that is put aside."""
+        """Return one waiting message, whether deferred or not, or None."""
 
     @abstractmethod
     def ids(self, uuids: Sequence[bytes]) -> list[IdState | None]:
-        """Return the state of each id, None for unknown ones."""
+        """Return the state of each id; None for unknown ids."""
 
     @abstractmethod
     def forgettable(self, now_ms: int, limit: int) -> list[bytes]:
-        """Ids whose `forget_ms` has passed, oldest first."""
+        """Return ids whose `forget_ms` has passed, the oldest first."""
 
     @abstractmethod
     def known(self, after: bytes, limit: int) -> list[tuple[bytes, IdState]]:
-        """Ids behind `after` (b"": from the first) in their order, whatever their state. Empty: no more."""
+        """Return ids and their states in order of ids, starting after `after` (b"": from the first).
+
+        An empty list means that there are no more.
+        """
 
     @abstractmethod
     def read_deferred(self, topic: str, limit: int) -> list[Pending]:
-        """The earliest messages of `topic` that are put aside."""
+        """Return the earliest deferred messages of `topic`."""
 
     @abstractmethod
     def deferred_topics(self) -> list[str]:
-        """Topics with messages put aside."""
+        """Return the topics that have deferred messages."""
 
     @abstractmethod
     def scan(self, scan: Scan) -> list[Pending]:
-        """Pending messages, also those put aside, in order. Empty: there are none."""
+        """Return the waiting messages that match the query, in due order, deferred ones included."""
 
     @abstractmethod
     def counts(self) -> Mapping[str, int]:
-        """Pending messages per topic, from memory, those put aside included."""
+        """Return the number of waiting messages per topic, deferred ones included. Answered from memory."""
 
     @abstractmethod
     def sizes(self) -> Mapping[str, int]:
-        """Their bytes per topic, from memory, as `weigh_message` counts them."""
+        """Return the bytes of waiting messages per topic, as `weigh_message` counts them.
+
+        Answered from memory.
+        """
 
     @abstractmethod
     def meta(self, name: str) -> bytes | None:
-        """A small named value."""
+        """Return a small named value, or None."""
 
     def tidy(self) -> None:  # noqa: B027
-        """Give back disk space of what was removed, when it is worth it. Blocks, perhaps for seconds: native
-        thread, every minute or so. Raises StorageError."""
+        """Reclaim the disk space of deleted data if that is worth it. Raises StorageError.
+
+        Blocks, perhaps for seconds: call it in a native thread, every minute or so.
+        """
 
     @abstractmethod
     def checkpoint(self, folder: Path) -> None:
-        """A consistent copy into a new folder, while the store is in use; durable when it returns. Blocks:
-        native thread. Raises StorageError; the folder is then no copy."""
+        """Write a consistent, durable copy into a new folder while the store is in use.
+
+        Blocks: native thread. Raises StorageError; then the folder is not a copy.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Release files and lock. May be called twice."""
+        """Close the files and release the lock. May be called twice."""
 
 
 StoreOpener = Callable[[QueueRef, int], DelayStore]
@@ -211,10 +230,10 @@ StoreOpener = Callable[[QueueRef, int], DelayStore]
 
 
 def weigh_message(message: Pending) -> int:
-    """Return how many bytes a pending message counts towards its topic's bound.
+    """Return how many bytes a waiting message counts towards its topic's bound.
 
-    One that repeats is written again and again: it counts once for each delivery of a day, so that one bound
-    holds what waits and what endless schedules write. Equal records weigh the same whenever they are asked.
+    A repeating message counts once for each delivery of a day, because it is written again and again. Equal
+    records always have equal weights.
     """
     size = len(message.delivery) + RECORD_BYTES
     if _REPEATS not in message.command:
@@ -226,7 +245,9 @@ def weigh_message(message: Pending) -> int:
 
 
 def deliveries_a_day(command: DelayCommand) -> int:
-    """Return an upper bound of the deliveries a day, at least one; of a cron by its shortest distance."""
+    """Return an upper bound of a message's deliveries per day, at least 1; for a cron from its shortest
+    interval.
+    """
     schedule = command.schedule
     if command.kind == LOOP:
         return _capped(86_400 // max(command.interval_s, 1) + 1, command.times)
@@ -244,5 +265,5 @@ def deliveries_a_day(command: DelayCommand) -> int:
 
 
 def _capped(count: int, most: int) -> int:
-    """Return `count`, at least 1 and at most `most`; `most` 0: without a bound."""
+    """Return `count` limited to the range from 1 to `most`; `most` 0: without an upper limit."""
     return max(min(count, most) if most else count, 1)

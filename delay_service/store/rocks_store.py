@@ -33,7 +33,10 @@ _STALE_MAX = 4  # `forgettable` reads at most this many times its limit
 
 
 class RocksStore(DelayStore):
-    """`damage`: what the opening had to leave out, None when nothing. `released`: called once by `close`."""
+    """A DelayStore in RocksDB. `damage`: what the opening had to leave out, or None.
+
+    `released`: called once by `close`.
+    """
 
     def __init__(
         self,
@@ -66,7 +69,8 @@ class RocksStore(DelayStore):
 
     @property
     def disk_bytes(self) -> int:
-        """Return the bytes of its tables, with removed data that was not given back yet."""
+        """Return the size of the store's tables in bytes, including deleted data that is not reclaimed
+        yet."""
         with self._guarded_calls():
             return self._db.read_property("rocksdb.total-sst-files-size")
 
@@ -99,7 +103,9 @@ class RocksStore(DelayStore):
             return _front_messages(front, start, self._due_chunks(start, end, limit), bytes_max)
 
     def _due_chunks(self, start: bytes, end: bytes, limit: int) -> Iterator[list[Pair]]:
-        """Read at most `limit` pairs in [start, end); pairs read beyond are held for the next call."""
+        """Read at most `limit` pairs in [start, end); extra pairs that were read are cached for the next
+        call.
+        """
         ahead = self._fronts.ahead
         if ahead.covers_key(start):
             if pairs := ahead.take_range(start, end, limit):
@@ -178,7 +184,7 @@ class RocksStore(DelayStore):
         return list(fronts.forgettable)
 
     def _sort_out(self, names: list[bytes], limit: int) -> None:
-        """Sort `x` keys into those that still say when their id is forgotten, and stale ones."""
+        """Divide expiry (`x`) keys into valid ones and stale ones whose id has another expiry by now."""
         moments = [layout.read_forget(name) for name in names]
         states = self.ids([uuid for _, uuid in moments])
         for name, (moment_ms, uuid), state in zip(names, moments, states, strict=True):
@@ -282,7 +288,7 @@ class RocksStore(DelayStore):
 
     @contextmanager
     def _guarded_calls(self, writing: bool = False) -> Iterator[None]:
-        """Reject calls after a failure, and remember a failure."""
+        """Reject calls after an earlier failure, and record a new failure."""
         if self._failed:
             raise StorageError(f"the delay store failed before, close and open it: {self._failed}")
         try:
@@ -300,7 +306,7 @@ class RocksStore(DelayStore):
 def _front_messages(
     front: Front, start: bytes, chunks: Iterable[list[Pair]], bytes_max: int
 ) -> list[Pending]:
-    """Return the messages at the beginning of a range, at least one if there is any."""
+    """Decode the messages at the beginning of a range up to `bytes_max`, at least one if there is any."""
     messages_found: list[Pending] = []
     names: list[bytes] = []
     bytes_left = bytes_max
@@ -322,7 +328,7 @@ def _due_order(message: Pending) -> tuple[int, int]:
 
 
 def _count_fitting(sizes: list[int], bytes_left: int, one: bool) -> int:
-    """Return how many of the first sizes fit into `bytes_left`; at least one when `one`."""
+    """Return how many of the first sizes fit into `bytes_left`; at least one if `one`."""
     if sum(sizes) <= bytes_left:
         return len(sizes)
     for index, size in enumerate(sizes):

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddmq_common.errors import DamagedError, StorageError
-from ddmq_common.rocks.damage import after_gap
+from ddmq_common.rocks.damage import files_after_gap
 from ddmq_common.rocks.database import Pair, Rocks, RocksOptions, WalRecovery, WriteBatch, repair_folder
 from delay_service.store import layout
 from delay_service.store.copies import DAMAGED, MARK_FILE, clone_files, sync_path
@@ -39,8 +39,11 @@ _BATCH = 1_000
 
 @dataclass(frozen=True, slots=True)
 class StoreDamage:
-    """The damage that an opening met. `lost`: how many messages `lost_file` lists. `log_cut`: nothing but
-    the end of the write-ahead log, which is kept in the folder `lost_file`."""
+    """The damage that opening a store found.
+
+    `lost`: the number of messages that `lost_file` lists. `log_cut`: only the end of the write-ahead log was
+    damaged; it is kept in the folder `lost_file`.
+    """
 
     reason: str
     lost: int
@@ -64,7 +67,7 @@ class StoreDamage:
 
 
 def mark_damaged(folder: Path, reason: str) -> None:
-    """The next opening does not trust this copy. Never raises: the damage itself is being reported."""
+    """Mark a copy as damaged, so that the next opening salvages it. Never raises."""
     try:
         (folder / MARK_FILE).write_text(reason, encoding="utf-8")
         sync_path(folder / MARK_FILE)
@@ -74,7 +77,7 @@ def mark_damaged(folder: Path, reason: str) -> None:
 
 
 def damage_mark(folder: Path) -> str | None:
-    """Return why a copy must not be trusted; None for a good one."""
+    """Return why a copy is marked as damaged; None if it is not."""
     try:
         return (folder / MARK_FILE).read_text(encoding="utf-8") or "unknown"
     except FileNotFoundError:
@@ -90,17 +93,17 @@ def _new_log_folder(copy: Path) -> Path:
 
 
 def _log_files(folder: Path) -> dict[str, int]:
-    """Name → size of those with anything in them."""
+    """Return the non-empty write-ahead log files of a folder: name → size."""
     sizes = {file.name: file.stat().st_size for file in folder.glob("*.log")}
     return {name: size for name, size in sizes.items() if size}
 
 
-def leave_out_gaps(copy: Path) -> tuple[int, Path] | None:
-    """Put away the files of the write-ahead log that come after a gap; how many, and where they are kept.
+def set_aside_log_gap(copy: Path) -> tuple[int, Path] | None:
+    """Move the write-ahead log files after a gap into a folder; return how many and the folder, or None.
 
-    Newest first: cut short, it leaves a gap for the next time.
+    The newest is moved first, so that an interrupted move leaves a gap for the next time.
     """
-    behind = after_gap(copy)
+    behind = files_after_gap(copy)
     if not behind:
         return None
     log_folder = _new_log_folder(copy)
@@ -111,8 +114,8 @@ def leave_out_gaps(copy: Path) -> tuple[int, Path] | None:
     return len(behind), log_folder
 
 
-def cut_log(copy: Path, reason: str) -> StoreDamage:
-    """Keep the write-ahead log before its end is left out; once, however often opening is tried."""
+def back_up_log(copy: Path, reason: str) -> StoreDamage:
+    """Copy the write-ahead log before its damaged end is dropped, only once even if opening is retried."""
     log_files = _log_files(copy)
     for log_folder in copy.glob("damaged-log-*"):
         if _log_files(log_folder) == log_files:
@@ -128,7 +131,7 @@ def cut_log(copy: Path, reason: str) -> StoreDamage:
 
 
 def salvage_store(source: Path, target: Path, reason: str, options: RocksOptions) -> StoreDamage:
-    """Copy what can be read of `source` into the empty folder `target`."""
+    """Copy all readable data of `source` into the empty folder `target`; return the damage."""
     work = target / "work"
     work.mkdir()
     clone_files(source, work)
@@ -211,7 +214,8 @@ def _read_states(database: Rocks) -> Iterator[tuple[bytes, IdState]]:
 
 
 def _has_message(old: Rocks, new: Rocks, state: IdState, writer: _Batches) -> bool:
-    """Return whether the message of a state exists, or is found in the old database and copied now."""
+    """Return whether the message of a state exists in the new store; copy it from the old one if
+    necessary."""
     if state.kind is not IdKind.PENDING:
         return True
     key = layout.due_key(state.at_ms, state.offset)
@@ -228,7 +232,7 @@ def _has_message(old: Rocks, new: Rocks, state: IdState, writer: _Batches) -> bo
 
 
 def _is_deferred(database: Rocks, state: IdState) -> bool:
-    """Return whether the message of a state is deferred; checked topic by topic, which are few."""
+    """Return whether the message of a state is deferred, by checking each deferred topic."""
     at = layout.ASIDE
     while (key := database.first_key(at, layout.ASIDE_END)) is not None:
         topic = key[1 : key.index(b"\0")].decode()
@@ -264,7 +268,9 @@ def _count_and_complete(new: Rocks, writer: _Batches) -> None:
 
 
 def _has_moved(database: Rocks, message: Pending, state: IdState) -> bool:
-    """Return whether a message waits at another time; its removal here was lost with a damaged block."""
+    """Return whether a message waits at another time, because its deletion here was lost with a damaged
+    block.
+    """
     if state.kind is not IdKind.PENDING or state.offset != message.offset or state.at_ms == message.due_ms:
         return False
     return database.get(layout.due_key(state.at_ms, state.offset)) is not None or _is_deferred(
@@ -279,7 +285,7 @@ def _read_messages(database: Rocks, prefix: bytes) -> Iterator[tuple[bytes, Pend
 
 
 class _Batches:
-    """Writes pairs in batches to a database."""
+    """Writes pairs to a database in batches."""
 
     def __init__(self, database: Rocks) -> None:
         self._db = database

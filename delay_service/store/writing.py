@@ -27,12 +27,12 @@ _COMPACT_AT = 4_096
 
 
 def own_key(name: str) -> bytes:
-    """The key of a named value."""
+    """Return the key of a small named value."""
     return layout.META + name.encode()
 
 
 class Removal(NamedTuple):
-    """Keys to delete: a range `[start, end)`, or none, and single keys."""
+    """Keys to delete: a range `[start, end)`, if any, and single keys."""
 
     start: bytes
     end: bytes
@@ -70,20 +70,20 @@ class Front:
 
     @property
     def first_key(self) -> bytes | None:
-        """Return the first live key, if it is known."""
+        """Return the first live key; None if it is not known."""
         return self._known[self._head] if self._head < len(self._known) else None
 
     @property
-    def known_count(self) -> int:
-        """Return how many live keys are known."""
+    def key_count(self) -> int:
+        """Return the number of known live keys."""
         return len(self._known) - self._head
 
     def add_scanned(self, begin: bytes, keys: list[bytes]) -> None:
-        """Learn from a scan: from `begin` on these are the first live keys, in order."""
+        """Add the result of a scan: these are the first live keys from `begin` on, in order."""
         if begin > self._horizon or not keys or keys[-1] < self._horizon:
             return
         fresh = keys[bisect_left(keys, self._horizon) :] if keys[0] < self._horizon else keys
-        room = KNOWN_MAX - self.known_count
+        room = KNOWN_MAX - self.key_count
         fresh = fresh[:room]
         if fresh:
             if self._head == len(self._known):
@@ -92,7 +92,7 @@ class Front:
             self._horizon = fresh[-1] + b"\0"
 
     def add(self, keys: list[bytes]) -> None:
-        """Add keys that are live from now on."""
+        """Add keys that have been written."""
         if not keys or min(keys) >= self._horizon:
             return
         fresh = sorted(key for key in keys if key < self._horizon)
@@ -107,7 +107,7 @@ class Front:
             self._known = sorted({*self._known[self._head :], *fresh})
             self._head = 0
         self.start = min(self.start, self._known[self._head])
-        if self.known_count > KNOWN_MAX:
+        if self.key_count > KNOWN_MAX:
             self.forget()
 
     def _insert_key(self, key: bytes) -> None:
@@ -116,12 +116,12 @@ class Front:
             self._known.insert(place, key)
 
     def forget(self) -> None:
-        """Forget every key but keep the start, which is always right."""
+        """Drop all known keys. The start remains, because it is always right."""
         self._horizon = self.start
         self._known, self._head, self._dead = [], 0, set()
 
     def remove(self, keys: list[bytes]) -> Removal:
-        """Mark live keys as removed; return how to delete them."""
+        """Mark live keys as deleted; return how to delete them from the database."""
         begin, count = self.start, self._mark_removed(keys)
         if count < RANGE_MIN:
             return Removal(b"", b"", keys)
@@ -129,7 +129,7 @@ class Front:
         return Removal(begin, end, [key for key in keys if not begin <= key < end])
 
     def _mark_removed(self, keys: list[bytes]) -> int:
-        """Mark keys as dead and step over dead ones at the beginning; return how many were stepped over."""
+        """Mark keys as dead and skip the dead ones at the beginning; return how many were skipped."""
         known_keys, head = self._known, self._head
         if known_keys[head : head + len(keys)] == keys and not self._dead:
             self._head += len(keys)
@@ -157,7 +157,7 @@ class Front:
 
 
 class Fronts:
-    """The known beginnings of all sorted ranges: due, deferred by topic, to be forgotten."""
+    """The fronts of all sorted ranges: due messages, deferred messages by topic, and expiries."""
 
     def __init__(self, due: bytes) -> None:
         self.due = Front(due)
@@ -177,9 +177,11 @@ class Fronts:
 
 
 class PendingCounts:
-    """Per topic: messages pending in all, those put aside among them, and their bytes (`weigh_message`).
-    Bytes of messages that the first release stored are not known; they are right again when none of those is
-    left and none waits."""
+    """The number and bytes (`weigh_message`) of waiting messages per topic, and the deferred ones among them.
+
+    Bytes of messages from the first release are unknown; the sums become right when none of those waits any
+    more.
+    """
 
     def __init__(self) -> None:
         self.pending: dict[str, int] = {}
@@ -187,13 +189,13 @@ class PendingCounts:
         self.sizes: dict[str, int] = {}
 
     def load(self, topic: str, pending: int, aside: int, pending_bytes: int) -> None:
-        """Set the counts of a topic as they are stored."""
+        """Set the counters of a topic from their stored values."""
         _set(self.sizes, topic, pending_bytes)
         _set(self.pending, topic, pending)
         _set(self.aside, topic, aside)
 
     def apply_changes(self, changes: StoreChanges) -> set[str]:
-        """Count a batch; return the topics that it touched."""
+        """Apply a batch to the counters; return the topics that it changed."""
         pending, aside = Counter[str](), Counter[str]()
         pending.update(message.topic for message in changes.added)
         pending.subtract(message.topic for message in changes.removed)
@@ -226,7 +228,7 @@ def _set(totals: dict[str, int], topic: str, count: int) -> None:
 
 
 def make_batch(changes: StoreChanges, fronts: Fronts, counts: PendingCounts) -> WriteBatch:
-    """Return the RocksDB batch of these changes, and update fronts and counts."""
+    """Build the RocksDB batch of these changes, and update fronts and counters."""
     batch = WriteBatch()
     leaving = layout.due_keys([*changes.removed, *changes.deferred])
     if changes.deferred:
@@ -251,7 +253,9 @@ def make_batch(changes: StoreChanges, fronts: Fronts, counts: PendingCounts) -> 
 
 
 def _put(batch: WriteBatch, names: Iterable[bytes], values: Iterable[bytes]) -> list[Pair]:
-    """Sorted, because RocksDB then finds the places of neighbours much faster; the pairs so."""
+    """Add the pairs to the batch in key order, because RocksDB inserts neighbouring keys faster; return them
+    sorted.
+    """
     put = batch.put
     pairs = sorted(zip(names, values, strict=True))
     for name, value in pairs:

@@ -30,11 +30,11 @@ FOLLOWED = "followed"  # meta: incarnation of the topic, and the offset of the n
 ROWS_MAX, BYTES_MAX = 512, 1 << 20  # of one read
 WAIT_S = 0.25  # one wait for more, then whether to stop is asked again
 ANSWER_S = 30.0  # of one read
-TELL_S = 5.0  # between two lines about a long restore
+REPORT_INTERVAL_S = 5.0  # between two lines about a long restore
 
 
 def rows_of(backend: Backend, shard: int) -> QueueRef:
-    """Return the queue of a shard's rows. Raises TryLaterError while it does not exist."""
+    """Return the queue with the rows of a shard. Raises TryLaterError while it does not exist."""
     info = backend.topic(WAITING_TOPIC)
     if info is None or shard >= info.queues:
         raise TryLaterError(f"topic {WAITING_TOPIC} has no queue {shard} yet")
@@ -42,12 +42,15 @@ def rows_of(backend: Backend, shard: int) -> QueueRef:
 
 
 def followed_to(incarnation: int, offset: int) -> dict[str, bytes | None]:
-    """Return the named value that says that a store has all rows below `offset`."""
+    """Return the named value which records that a store has all rows below `offset`."""
     return {FOLLOWED: b"%d %d" % (incarnation, offset)}
 
 
 class Follower:
-    """Follows the rows of one store until `end()`. `position`: the next row; `rows`, `damaged`: counts."""
+    """Applies the rows of one shard to its store until `end()` is true.
+
+    `position`: the offset of the next row. `rows`, `damaged`: the number of applied and of damaged rows.
+    """
 
     def __init__(
         self, backend: Backend, clock: Clock, shard: int, store: DelayStore, end: Callable[[], bool]
@@ -63,10 +66,10 @@ class Follower:
         is_note = len(text) == 2 and all(part.isdigit() for part in text)
         same = is_note and int(text[0]) == self.queue.incarnation
         self.position = int(text[1]) if same else 0
-        self._report_at = clock.monotonic() + TELL_S
+        self._report_at = clock.monotonic() + REPORT_INTERVAL_S
 
     def read_bounds(self) -> Bounds:
-        """Return the bounds of the rows now. Raises TryLaterError when their queue is gone."""
+        """Return the current bounds of the queue of rows. Raises TryLaterError if the queue is gone."""
         bounds = _wait_for(self._backend.bounds([self.queue]))[0]
         if bounds is None:
             raise TryLaterError(f"topic {WAITING_TOPIC} is gone")
@@ -82,9 +85,9 @@ class Follower:
         return bounds
 
     def follow_to(self, to: int) -> None:
-        """Bring every row below the offset `to` into the store, or stop when `end()` is true.
+        """Apply all rows below the offset `to`, or stop when `end()` is true.
 
-        Raises what a read or the store fails with.
+        Raises the errors of reads and of the store.
         """
         while self.position < to and not self._end():
             if not self._store.has_capacity(growing=True):
@@ -95,7 +98,7 @@ class Follower:
             self._report_progress(to)
 
     def _follow_batch(self) -> bool:
-        """Read and apply one batch; return False when there is nothing more now."""
+        """Read and apply one batch; return False if there is none now."""
         batch = _wait_for(self._backend.read(self.queue, self.position, ROWS_MAX, BYTES_MAX))
         read = interpret_batch(self.queue, self.position, batch, self._backend.gapless)
         if read.is_unanswered and read.error is not None:
@@ -134,7 +137,7 @@ class Follower:
     def _report_progress(self, to: int) -> None:
         now = self._clock.monotonic()
         if now >= self._report_at:
-            self._report_at = now + TELL_S
+            self._report_at = now + REPORT_INTERVAL_S
             log.info(
                 "delay shard %d is restored: %d rows so far, at offset %d of %d",
                 self.queue.queue_id, self.rows, self.position, to,

@@ -24,35 +24,35 @@ from delay_service.store.layout import (
 )
 from delay_service.store.port import DelayStore, DueKey, IdKind, IdState, Pending, StoreChanges
 
-WAITS, OVER, FORGOTTEN = b"p", b"s", b""
+WAITS, STATE, FORGOTTEN = b"p", b"s", b""
 
 
 class WaitingRow(NamedTuple):
-    """`content`: the message, the state, or None of an id that is forgotten."""
+    """One row. `content`: the waiting message, the id's state, or None if the id is forgotten."""
 
     uuid: bytes
     content: Pending | IdState | None
 
 
 def value_of(content: Pending | IdState | None) -> bytes:
-    """The value of a row. Raises ValueError for the state of a message that waits: its row is the message."""
+    """Encode the value of a row. Raises ValueError for a PENDING state, whose row is the message itself."""
     if content is None:
         return FORGOTTEN
     if isinstance(content, Pending):
         return WAITS + encode_pending(content)
     if content.kind is IdKind.PENDING:
         raise ValueError("the row of a message that waits is the message")
-    return OVER + encode_state(content)
+    return STATE + encode_state(content)
 
 
 def record_of(shard: int, uuid: bytes, value: bytes, wall_ms: int) -> NewRecord:
-    """Return the record of a row."""
+    """Build the record of a row."""
     key = uuid.hex().encode()
     return NewRecord(WAITING_TOPIC, shard, uuid, wall_ms, encode(key, value, b"", None), key)
 
 
 def read_row(delivery: bytes) -> WaitingRow:
-    """Parse a row from its delivery bytes. Raises DamagedError."""
+    """Decode a row from its delivery bytes. Raises DamagedError."""
     key, value, _, _ = decode(delivery)
     try:
         uuid = bytes.fromhex(key.decode())
@@ -65,13 +65,13 @@ def read_row(delivery: bytes) -> WaitingRow:
         return WaitingRow(uuid, None)
     if kind == WAITS:
         return WaitingRow(uuid, decode_pending(rest))
-    if kind == OVER:
+    if kind == STATE:
         return WaitingRow(uuid, decode_state(rest))
     raise DamagedError(f"a row of {WAITING_TOPIC} begins with {kind!r}; this program reads p and s")
 
 
 def values_after(changes: StoreChanges) -> dict[bytes, bytes]:
-    """Return the rows of all ids in a batch of changes."""
+    """Return the row values of all ids that a batch changes."""
     waiting = {message.uuid: message for message in changes.added}
     values = {}
     for uuid, state in changes.ids.items():
@@ -81,7 +81,7 @@ def values_after(changes: StoreChanges) -> dict[bytes, bytes]:
 
 
 def values_in(store: DelayStore, uuids: Sequence[bytes]) -> dict[bytes, bytes]:
-    """The rows of ids as a store has them; without those that it does not know."""
+    """Return the row values of these ids from a store; unknown ids are left out."""
     values = {}
     for uuid, state in zip(uuids, store.ids(uuids), strict=True):
         if state is None:
@@ -93,7 +93,7 @@ def values_in(store: DelayStore, uuids: Sequence[bytes]) -> dict[bytes, bytes]:
 
 
 def changes_of(rows: Iterable[WaitingRow], store: DelayStore) -> StoreChanges:
-    """Return the changes that bring a store to these rows; the last row of an id counts."""
+    """Return the changes that bring a store in line with these rows. The last row of an id counts."""
     latest = {row.uuid: row.content for row in rows}
     changes, aside = StoreChanges(), DeferredTopics(store)
     for (uuid, content), state in zip(latest.items(), store.ids(list(latest)), strict=True):

@@ -21,9 +21,10 @@ TIDY_S = 60.0
 
 
 class Standby:
-    """Keeps the store of one shard warm from `start` to `stop`; `closed` settles when the store is closed.
+    """Keeps the store of a shard that another process owns up to date, from `start` to `stop`.
 
-    `opener(queue)` opens the newest store in the folder, or an empty one, and blocks.
+    `opener(queue)` opens the newest store in the folder, or an empty one, and blocks. `closed` settles when
+    the store is closed.
     """
 
     def __init__(
@@ -41,14 +42,14 @@ class Standby:
 
     @property
     def is_warm(self) -> bool:
-        """Return whether the store had every row a moment ago."""
+        """Return whether the store had every row at the last read."""
         return self.follower is not None and self.follower.at_end
 
     def start(self) -> None:
         spawn(self._run)
 
     def stop(self) -> Completion[None]:
-        """Follow no more; `closed`. May be called twice."""
+        """Stop following; return `closed`. May be called twice."""
         self._stopped = True
         return self.closed
 

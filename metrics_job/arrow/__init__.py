@@ -14,7 +14,7 @@ Batches = Iterator[Any]
 
 
 def map_in_arrow(rows: DataFrame, work: Callable[[Batches], Batches], result: Any) -> DataFrame:
-    """DataFrame.mapInArrow, which wants pandas, although nothing here needs it; `result`: an Arrow schema."""
+    """Apply `work` as DataFrame.mapInArrow does, but without pandas. `result`: an Arrow schema."""
     kind = PythonEvalType.SQL_MAP_ARROW_ITER_UDF
     udf: Any = UserDefinedFunction(work, from_arrow_schema(result), evalType=kind)
     java: Any = rows._jdf

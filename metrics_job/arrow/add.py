@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from metrics_job.arrow.lines import OddLine, SeriesCodes, column_array, fill_table
+from metrics_job.arrow.lines import SeriesCodes, UndecodedLine, column_array, fill_table
 from metrics_job.minutes import FILE, FOLLOWED, INTERVAL, MINUTE_MS, TEXT, TOLD
 from metrics_job.minutes import minutes_schema as minutes_schema
 from metrics_job.tables import SERIES_KEY
@@ -22,17 +22,20 @@ BY = ["code", "minute"]
 
 
 def worker_schema() -> Any:
-    """Return the schema of `add_up_lines` and `odd_rows`: metrics_job.minutes.minutes_schema in Arrow's
-    types.
+    """Return the Arrow schema of `add_up_lines` and `undecoded_rows`, that of
+    metrics_job.minutes.minutes_schema.
 
-    TEXT is set for an odd line, FILE for all rows of a file that has such lines."""
+    TEXT is set in undecoded lines, FILE in all rows of a file that has such lines.
+    """
     fields = list(to_arrow_schema(minutes_schema()))
     return pa.schema([*fields, (TEXT, pa.string()), (FILE, pa.string())])
 
 
 def add_up_lines(lines: Any, series_codes: SeriesCodes, file: str | None = None) -> list[Any]:
-    """Add up the lines of lines.Parsed into tables of worker_schema(), intervals first; `file` is set in each
-    row."""
+    """Aggregate the lines of lines.Parsed into tables of worker_schema(); the first table has the intervals.
+
+    `file` is set in each row.
+    """
     if not lines.num_rows:
         return []
     lines, copies = _count_copies(lines)
@@ -57,8 +60,8 @@ def add_up_lines(lines: Any, series_codes: SeriesCodes, file: str | None = None)
     ]
 
 
-def odd_rows(odd: list[OddLine], files: list[str]) -> Any:
-    """Return a table of worker_schema() with the odd lines."""
+def undecoded_rows(odd: list[UndecodedLine], files: list[str]) -> Any:
+    """Return a table of worker_schema() with the undecoded lines."""
     texts = {"kind": [ODD] * len(odd), TEXT: [one.text for one in odd]}
     columns = {name: pa.array(values, pa.string()) for name, values in texts.items()}
     return fill_table(
@@ -67,7 +70,7 @@ def odd_rows(odd: list[OddLine], files: list[str]) -> Any:
 
 
 def _count_copies(lines: Any) -> tuple[Any, Any]:
-    """Return each different line once, and how many copies of each there are."""
+    """Return each distinct line once, and the number of copies of each."""
     rows = pa.array(range(lines.num_rows), pa.int64())
     keys = lines.select(["code", "seq"]).append_column("row", rows)
     first = keys.group_by(["code", "seq"], use_threads=False).aggregate([("row", "min"), ("row", "count")])
@@ -115,7 +118,7 @@ def _group_gauges(lines: Any, **more: tuple[str, str]) -> Any:
 
 
 def _group_followed_gauges(lines: Any) -> Any:
-    """Group gauges like _group_gauges, and add every value of the minute, in order."""
+    """Aggregate gauges as _group_gauges does, and add all values of each minute in order."""
     rows = _group_gauges(lines, ends=("to", "list"), seqs=("seq", "list"), told=("number", "list"))
     lists = [column_array(rows, name) for name in ("ends", "seqs", "told")]
     values = pa.StructArray.from_arrays(list(map(pc.list_flatten, lists)), list(TOLD))
@@ -124,7 +127,7 @@ def _group_followed_gauges(lines: Any) -> Any:
 
 
 def _group_histograms(lines: Any) -> Any:
-    """Add up histograms; the buckets of a minute are lists, in no order."""
+    """Aggregate histograms by minute; the buckets of a minute are lists in no particular order."""
     sums, lists = _sum_numbers(lines), column_array(lines, "buckets")
     flat = {name: column_array(lines, name).take(pc.list_parent_indices(lists)) for name in BY}
     flat |= {"bucket": pc.list_flatten(lists), "n": pc.list_flatten(column_array(lines, "counts"))}
@@ -138,7 +141,7 @@ def _group_histograms(lines: Any) -> Any:
 
 
 def _group_rows(rows: Any, aggregates: dict[str, tuple[str, str]]) -> Any:
-    """Group rows by code and minute; `aggregates` maps each new column to its (column, function)."""
+    """Group rows by code and minute. `aggregates`: new column → (column, aggregate function)."""
     groups = rows.group_by(BY, use_threads=False).aggregate(list(aggregates.values()))
     values = {name: column_array(groups, f"{source}_{how}") for name, (source, how) in aggregates.items()}
     return pa.table({name: column_array(groups, name) for name in BY} | values)

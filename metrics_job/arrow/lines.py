@@ -1,8 +1,8 @@
 """Parse sample files into columns of lines that are certainly good, and the text of all other lines.
 
 A line is good when every field has exactly its type and is in its range, and nothing in it is escaped. Any
-other line is odd. Odd lines are few, and nothing is decided about them here: the caller gives them to Spark's
-reader, which decides. So this module may classify a good line as odd, but never a bad one as good.
+other line stays undecoded. Such lines are few, and this module decides nothing about them: the caller passes
+them to Spark's reader. So a good line may stay undecoded, but a bad one is never classified as good.
 
 msgspec decodes, because it checks types and ranges while it reads, in a third of the time of Arrow's JSON
 reader for such lines (decisions/0013). The series of a line is a number; its names are stored once.
@@ -30,7 +30,7 @@ Whole = Annotated[int, msgspec.Meta(ge=0, lt=EXACT)]
 
 
 class Line(msgspec.Struct, gc=False, rename={"start": "from"}):
-    """One line as docs/formats-samples.md has it; other fields are ignored."""
+    """One sample line as docs/formats-samples.md defines it. Unknown fields are ignored."""
 
     v: Literal[1]
     process: str
@@ -47,14 +47,14 @@ class Line(msgspec.Struct, gc=False, rename={"start": "from"}):
 
 
 KINDS = {PROCESS_METRIC: "process"} | {metric.name: metric.kind for metric in CATALOGUE.values()}
-UNKNOWN = 0  # the number of lines whose names are odd
+UNKNOWN = 0  # the number of lines with unknown names
 _LABEL_NAMES = label_names()
 _LABELS = msgspec.json.Decoder(dict[str, str])
 _HEAD = attrgetter("instance", "process", "metric")
 
 
 class Series(NamedTuple):
-    """The kind and names of one series, as metrics_job.minutes has them; and its labels as they are."""
+    """The kind and names of one series, as metrics_job.minutes has them, and its labels."""
 
     kind: str
     metric: str
@@ -68,7 +68,7 @@ class Series(NamedTuple):
 
 
 class SeriesCodes(dict[tuple[Any, ...], int]):
-    """Numbers of series, by their names as they stand in lines: the same for the life of this object."""
+    """Numbers the series by their names in the lines. A number stays valid for the life of this object."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,8 +79,7 @@ class SeriesCodes(dict[tuple[Any, ...], int]):
         self._columns: dict[str, Any] = {}
 
     def encode_lines(self, lines: Iterable[Line]) -> list[int]:
-        """Return the number of each line; UNKNOWN if the metric is not in the catalogue or a label is no
-        text."""
+        """Return the series number of each line; UNKNOWN for an unknown metric or an invalid label."""
         return [self[_HEAD(line), bytes(line.labels)] for line in lines]
 
     def __missing__(self, key: tuple[Any, ...]) -> int:
@@ -94,7 +93,7 @@ class SeriesCodes(dict[tuple[Any, ...], int]):
         return code
 
     def field_column(self, name: str, codes: Any) -> Any:
-        """Return a field of Series for each of these numbers."""
+        """Return the column of one Series field for these series numbers."""
         if name not in self._columns:
             self._columns[name] = pa.array([getattr(one, name) for one in self.series])
         return self._columns[name].take(codes)
@@ -103,7 +102,7 @@ class SeriesCodes(dict[tuple[Any, ...], int]):
         return {name: self.field_column(name, codes) for name in names}
 
     def run_numbers(self, codes: Any) -> Any:
-        """Return the number of each series' run of a process: an index into `runs`."""
+        """Return the index into `runs` (process, instance) for these series numbers."""
         if "run" not in self._columns:
             by_name = self._run_numbers
             numbers = [by_name.setdefault((one.process, one.instance), len(by_name)) for one in self.series]
@@ -130,7 +129,9 @@ def _parse_series(instance: str, process: str, metric: str, text: bytes) -> Seri
 
 
 def encode_texts(columns: list[Any]) -> tuple[Any, list[Any]]:
-    """Return a number for the texts of every row (int64), and the texts by number."""
+    """Dictionary-encode the combination of several text columns: return a number per row (int64), and the
+    texts by number.
+    """
     codes: Any = None
     names: list[Any] = [()]
     for one in columns:
@@ -139,7 +140,8 @@ def encode_texts(columns: list[Any]) -> tuple[Any, list[Any]]:
 
 
 def _encode_next_column(codes: Any, names: list[Any], texts: Any) -> tuple[Any, list[Any]]:
-    """Return the numbers and names extended by one more column."""
+    """Combine `codes` with one more column: return the new number per row, and `names` extended by its
+    texts."""
     encoded = texts.dictionary_encode(null_encoding="encode")
     values = encoded.dictionary.to_pylist()
     if codes is None or len(values) == 1:
@@ -156,22 +158,29 @@ _ENDS = re.compile(rb"\r\n|\n|\r")
 _BLANK = b" \t\r\n"
 
 
-class OddLine(NamedTuple):
-    """A line that is for Spark's reader; `file` is a position in the files given."""
+class UndecodedLine(NamedTuple):
+    """A line that the fast decoder cannot judge, to be parsed by Spark's reader.
+
+    `file`: the index of its file.
+    """
 
     file: int
     text: str
 
     @classmethod
-    def from_bytes(cls, file: int, text: bytes) -> OddLine:
+    def from_bytes(cls, file: int, text: bytes) -> UndecodedLine:
         return cls(file, text.decode(errors="replace"))
 
 
 class Parsed(NamedTuple):
-    """`lines`: columns `code` (of SeriesCodes), seq, from, to, number (value or sum), buckets and counts."""
+    """The parsed lines of some files.
+
+    `lines`: a table with `code` (of SeriesCodes), seq, from, to, number (value or sum), buckets and counts.
+    `odd`: the lines that Spark's reader must parse.
+    """
 
     lines: Any
-    odd: list[OddLine]
+    odd: list[UndecodedLine]
 
 
 _DECODER = msgspec.json.Decoder(Line)
@@ -179,7 +188,7 @@ _APART_BYTES = 4_096  # a chunk of at most this size is decoded line by line
 
 
 class Chunk(NamedTuple):
-    """Lines that were decoded together: the position of their file, what they were, what they are."""
+    """Lines that were decoded together: the index of their file, their text, and the decoded lines."""
 
     file: int
     text: bytes
@@ -187,20 +196,24 @@ class Chunk(NamedTuple):
 
 
 def parse(files: Sequence[bytes], series_codes: SeriesCodes) -> Parsed:
-    """Parse all lines of these files; an array of objects counts as one line per object."""
-    odd: list[OddLine] = []
+    """Parse all lines of these files. An array of objects counts as one line per object."""
+    odd: list[UndecodedLine] = []
     chunks = [chunk for at, data in enumerate(files) for chunk in _decode_chunks(at, data, odd)]
     table, good = _build_columns(list(chain.from_iterable(chunk.lines for chunk in chunks)), series_codes)
     if good is not None:
         places = [(chunk.file, text) for chunk in chunks for text in _split_lines(chunk.text)]
-        odd += [OddLine.from_bytes(*places[at]) for at in pc.indices_nonzero(pc.invert(good)).to_pylist()]
+        odd += [
+            UndecodedLine.from_bytes(*places[at]) for at in pc.indices_nonzero(pc.invert(good)).to_pylist()
+        ]
         table = table.filter(good)
     return Parsed(table.combine_chunks(), [one for line in odd for one in _split_array(line)])
 
 
-def _decode_chunks(at: int, data: bytes, odd: list[OddLine]) -> Iterator[Chunk]:
-    """Decode good lines in the largest possible chunks; a chunk with an odd line is halved until it is
-    small."""
+def _decode_chunks(at: int, data: bytes, odd: list[UndecodedLine]) -> Iterator[Chunk]:
+    """Decode lines in the largest possible chunks.
+
+    A chunk with an undecodable line is halved until it is small.
+    """
     lines = _decode_at_once(data)
     if lines is not None:
         yield Chunk(at, data, lines)
@@ -213,7 +226,7 @@ def _decode_chunks(at: int, data: bytes, odd: list[OddLine]) -> Iterator[Chunk]:
         yield from _one_by_one(at, data, odd)
 
 
-def _is_odd(data: bytes) -> bool:
+def _is_undecodable(data: bytes) -> bool:
     return any(odd in data for odd in _ODD_BYTES)
 
 
@@ -223,8 +236,8 @@ def _split_lines(data: bytes) -> list[bytes]:
 
 
 def _decode_at_once(data: bytes) -> list[Line] | None:
-    """Decode all lines in one call. None when a line is odd or is not exactly one object."""
-    if _is_odd(data):
+    """Decode all lines in one call; None if a line is undecodable or is not exactly one object."""
+    if _is_undecodable(data):
         return None
     data = data.strip(b"\n")
     try:
@@ -238,19 +251,19 @@ def _decode_at_once(data: bytes) -> list[Line] | None:
     return lines
 
 
-def _one_by_one(at: int, data: bytes, odd: list[OddLine]) -> Iterator[Chunk]:
+def _one_by_one(at: int, data: bytes, odd: list[UndecodedLine]) -> Iterator[Chunk]:
     for text in _split_lines(data):
         try:
-            if _is_odd(text):
+            if _is_undecodable(text):
                 raise ValueError
             text.decode()
             yield Chunk(at, text, [_DECODER.decode(text)])
         except ValueError:  # msgspec's errors are ValueErrors, too
-            odd.append(OddLine.from_bytes(at, text))
+            odd.append(UndecodedLine.from_bytes(at, text))
 
 
 def _build_columns(lines: list[Line], series_codes: SeriesCodes) -> tuple[Any, Any]:
-    """Return the columns, and a mask of the good lines: None when all are good."""
+    """Return the table of decoded lines, and a mask of the valid ones (None if all are valid)."""
     codes = pa.array(series_codes.encode_lines(lines), pa.int64())
     columns = {"code": codes}
     for name, field in (("seq", "seq"), ("from", "start"), ("to", "to")):
@@ -272,7 +285,7 @@ def _build_columns(lines: list[Line], series_codes: SeriesCodes) -> tuple[Any, A
 
 
 def column_array(table: Any, name: str) -> Any:
-    """Return a column as one array."""
+    """Return a table's column as one Arrow array."""
     chunks = table[name].chunks
     if len(chunks) == 1:
         return chunks[0]
@@ -280,7 +293,7 @@ def column_array(table: Any, name: str) -> Any:
 
 
 def fill_table(columns: dict[str, Any], schema: Any) -> Any:
-    """Return a table of this schema; columns that are missing are null."""
+    """Return a table with this schema; missing columns are null."""
     rows = len(next(iter(columns.values())))
     arrays = [
         columns[field.name].cast(field.type) if field.name in columns else pa.nulls(rows, field.type)
@@ -289,7 +302,7 @@ def fill_table(columns: dict[str, Any], schema: Any) -> Any:
     return pa.table(arrays, schema=schema)
 
 
-def _split_array(line: OddLine) -> Iterator[OddLine]:
+def _split_array(line: UndecodedLine) -> Iterator[UndecodedLine]:
     """Yield a line for each object of an array; yield any other line unchanged."""
     try:
         elements = json.loads(line.text) if line.text.lstrip().startswith("[") else None
@@ -297,6 +310,6 @@ def _split_array(line: OddLine) -> Iterator[OddLine]:
         elements = None
     if isinstance(elements, list) and all(isinstance(one, dict) for one in elements):
         for one in elements:
-            yield OddLine(line.file, json.dumps(one))
+            yield UndecodedLine(line.file, json.dumps(one))
     else:
         yield line

@@ -1,14 +1,14 @@
 """Read sample files into minutes through Arrow: Spark finds and reads the files, Python workers make the
 rows.
 
-Spark reads whole files (`binaryFile`), so every file system that it reaches can be used; files on a local one
-are read by the workers themselves, which saves two copies of the contents. Only files that are too long for
-that are read in parts and line by line. The workers parse and add up the lines (metrics_job.arrow.lines, add)
-and return one row for several lines. Files that by their names may hold the same lines
+Spark reads whole files (`binaryFile`), so every file system that it reaches can be used; files on a local
+one are read by the workers themselves, which saves two copies of the contents. Only files that are too long
+for that are read in parts and line by line. The workers parse and add up the lines (metrics_job.arrow.lines,
+add) and return one row for several lines. Files that by their names may hold the same lines
 (metrics_job.arrow.work) are given to one worker together.
 
 Two cases are done again line by line, with Spark's reader and metrics_job.minutes: a unit in which that
-reader accepts a line that was odd before, and everything if names and contents of files do not agree.
+reader accepts a line that was undecoded before, and everything if names and contents of files do not agree.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from ddmq_common.metrics.samples import parse as parse_name
 from metrics_job.arrow import Batches, map_in_arrow
 from metrics_job.arrow.add import ODD, worker_schema
-from metrics_job.arrow.lines import OddLine, SeriesCodes, column_array, fill_table, parse
+from metrics_job.arrow.lines import SeriesCodes, UndecodedLine, column_array, fill_table, parse
 from metrics_job.arrow.work import (
     DOUBT,
     Piece,
@@ -59,21 +59,23 @@ from metrics_job.tables import CORRUPT, VERSION, line_schema
 WHOLE_BYTES_MAX = 96 << 20  # a longer file is read in parts, line by line: the JVM has a file several times
 _SAMPLES = {"pathGlobFilter": READER_OPTIONS["pathGlobFilter"], "ignoreMissingFiles": "true"}
 LOCAL = "file:"  # how URLs of a local file system begin; a path follows, with what is escaped in it
-AGAIN_MAX = 2_000  # intervals; more, and everything is done again: naming files one by one would take as long
+RETRIES_MAX = (
+    2_000  # intervals; more, and everything is done again: naming files one by one would take as long
+)
 
 
 class ReadSamples(NamedTuple):
-    """The contents of sample files as DataFrames."""
+    """The contents of sample files as DataFrames: aggregated minutes, and lines parsed by Spark's reader."""
 
     minutes: DataFrame  # metrics_job.minutes, persisted
     odd: DataFrame | None  # lines as metrics_job.minutes has them, those that are refused among them
 
 
 def read_minutes(spark: SparkSession, paths: list[str], days: Days, keep: Keep) -> ReadSamples:
-    """Read the lines of these days from the files of these folders, and all lines that are refused.
+    """Read the lines of these days from the files in these folders, and all refused lines.
 
-    A server may merge files or delete old ones meanwhile. Deleted files are skipped; if a merged file has
-    replaced them, everything is read again.
+    A server may merge or delete files meanwhile. Deleted files are skipped; if a merged file has replaced
+    them, everything is read again.
     """
     folders = Folders(spark)
     cached: list[DataFrame] = []
@@ -99,7 +101,7 @@ def read_minutes(spark: SparkSession, paths: list[str], days: Days, keep: Keep) 
 
 
 def merged_since(before: Iterable[str], after: Iterable[str]) -> bool:
-    """Whether files that were there are now in a merged one that was not."""
+    """Return whether some files in `before` have been replaced by a merged file that is only in `after`."""
     former, now = set(before), set(after)
     new = [sample for name in now - former if (sample := parse_name(name)) is not None and sample.merged]
     removed = [sample for name in former - now if (sample := parse_name(name)) is not None]
@@ -114,7 +116,7 @@ def _read(
     units = units_of(urls)
     if units.strange:
         return _line_by_line(spark, urls, days, keep)
-    long = split_names(units, sizes)
+    long = names_to_split(units, sizes)
     whole = contents.filter(F.col("length") <= WHOLE_BYTES_MAX)
     is_local = all(url.startswith(LOCAL) for url in urls)
     rows = _add_alone(whole.select(FILE) if is_local else whole.select(FILE, "content"), units, long, days)
@@ -128,7 +130,9 @@ def _read(
         return _line_by_line(spark, urls, days, keep)
     samples = ReadSamples(rows.drop(TEXT, FILE), None)
     if ODD in kinds:
-        samples = _with_odd(spark, rows, urls, units, days, keep) or _line_by_line(spark, urls, days, keep)
+        samples = _with_undecoded(spark, rows, urls, units, days, keep) or _line_by_line(
+            spark, urls, days, keep
+        )
     if not long:
         return samples
     lines = keep(_parse_lines(read_lines(spark, _some_paths(spark, urls, long)), days, keep))
@@ -136,16 +140,17 @@ def _read(
     return ReadSamples(minutes, lines if samples.odd is None else samples.odd.unionByName(lines))
 
 
-def _with_odd(
+def _with_undecoded(
     spark: SparkSession, rows: DataFrame, urls: list[str], units: Units, days: Days, keep: Keep
 ) -> ReadSamples | None:
-    """Add the odd lines as Spark's reader judges them; None when names and contents do not agree."""
+    """Add the undecoded lines as Spark's reader parses them; None if file names and contents do not
+    agree."""
     odd = rows.filter(F.col("kind") == ODD).select(TEXT, FILE)
     lines = keep(in_range(_lines_of_text(odd), days.from_ms, days.to_ms))
     minutes, good = rows.filter(F.col("kind") != ODD), lines.filter(F.col(REASON).isNull())
     good_intervals = good.select(_name_of(F.col(FILE)).alias("name"), "instance", "seq").distinct()
-    intervals = [tuple(row) for row in good_intervals.limit(AGAIN_MAX).collect()]
-    if len(intervals) == AGAIN_MAX or not all(
+    intervals = [tuple(row) for row in good_intervals.limit(RETRIES_MAX).collect()]
+    if len(intervals) == RETRIES_MAX or not all(
         can_hold([name], [(instance, seq)]) for name, instance, seq in intervals
     ):
         return None
@@ -158,29 +163,31 @@ def _with_odd(
     return ReadSamples(minutes.drop(TEXT, FILE), lines)
 
 
-def split_names(units: Units, sizes: Mapping[str, int]) -> set[str]:
-    """Return the names of files that are too long to be read whole, and of those that may hold the same
-    lines."""
+def names_to_split(units: Units, sizes: Mapping[str, int]) -> set[str]:
+    """Return the names of files to read line by line: files too long to read as a whole, and all files of
+    their units.
+    """
     long = {name for name, size in sizes.items() if size > WHOLE_BYTES_MAX}
     shared = {units.shared[name] for name in long if name in units.shared}
     return long | {name for name, unit in units.shared.items() if unit in shared}
 
 
 def read_files(spark: SparkSession, paths: list[str]) -> DataFrame:
-    """Read file, content and length of the files in these folders, but not of files being written (dot in
-    front)."""
+    """Read path, content and length of the files in these folders, except hidden files, which are being
+    written.
+    """
     rows = spark.read.format("binaryFile").options(**_SAMPLES).load(paths)
     return rows.select(F.col("_metadata.file_path").alias(FILE), "content", "length")
 
 
 def read_lines(spark: SparkSession, paths: list[str]) -> DataFrame:
-    """Read the same files line by line (file, line as bytes); Spark splits a long file as it likes."""
+    """Read the files in these folders line by line (file, line as bytes). Spark may split long files."""
     rows = spark.read.options(**_SAMPLES).option("lineSep", "\n").text(paths)
     return rows.select(F.col("_metadata.file_path").alias(FILE), F.col("value").cast("binary").alias("line"))
 
 
 def _some_paths(spark: SparkSession, urls: Iterable[str], names: Collection[str]) -> list[str]:
-    """Return the paths of the files with these names that still exist."""
+    """Return the paths of the existing files with these names."""
     folders = Folders(spark)
     paths = (folders.to_load_path(url) for url in urls if file_name(url) in names)
     return [path for path in paths if folders.exists(path)]
@@ -221,14 +228,15 @@ def _line_by_line(spark: SparkSession, urls: list[str], days: Days, keep: Keep) 
 
 def _parse_lines(texts: DataFrame, days: Days, keep: Keep) -> DataFrame:
     """Parse rows of read_lines() into lines of metrics_job.minutes: those of these days, and all refused
-    ones."""
+    lines.
+    """
 
     def parse_pieces(batches: Batches) -> Batches:
         for piece in _pieces_of_lines(batches):
             series_codes = SeriesCodes()
             parsed = parse(piece.data, series_codes)
             lines = of_days(parsed.lines, days).combine_chunks()
-            for columns in (_whole_lines(lines, series_codes), _odd_lines(parsed.odd, piece.files)):
+            for columns in (_whole_lines(lines, series_codes), _undecoded_lines(parsed.odd, piece.files)):
                 yield from fill_table(columns, _lines_schema()).to_batches()
 
     rows = keep(map_in_arrow(texts, parse_pieces, _lines_schema()))
@@ -240,7 +248,7 @@ def _parse_lines(texts: DataFrame, days: Days, keep: Keep) -> DataFrame:
 
 
 def _lines_of_text(odd: DataFrame) -> DataFrame:
-    """Parse texts with Spark's reader into lines as metrics_job.minutes has them."""
+    """Parse undecoded lines with Spark's reader into lines of metrics_job.minutes."""
     options = {name: READER_OPTIONS[name] for name in ("mode", "columnNameOfCorruptRecord")}
     line = F.from_json(TEXT, read_schema(), options).alias("line")
     return odd.select(line, FILE).select("line.*", FILE).transform(classify_lines)
@@ -251,7 +259,7 @@ def _name_of(path: Column) -> Column:
 
 
 def _read_contents(batches: Batches) -> Iterator[tuple[str, bytes]]:
-    """Yield path and contents of files, reading local ones here; files that were deleted are skipped."""
+    """Yield path and content of files. Local files are read here; deleted ones are skipped."""
     for batch in batches:
         if batch.num_columns > 1:
             for file, content in zip(batch.column(0), batch.column(1), strict=True):
@@ -266,7 +274,7 @@ def _read_contents(batches: Batches) -> Iterator[tuple[str, bytes]]:
 
 
 def _pieces_of_lines(batches: Batches) -> Iterator[Piece]:
-    """Yield a piece for each batch, with the lines of one file together."""
+    """Yield one piece for each batch, with the lines of the same file together."""
     for batch in batches:
         by_file: dict[str, list[bytes]] = {}
         for file, line in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
@@ -280,7 +288,7 @@ def _lines_schema() -> Any:
 
 
 def _whole_lines(lines: Any, series_codes: SeriesCodes) -> dict[str, Any]:
-    """Return the columns of _lines_schema() from lines of lines.Parsed."""
+    """Return the columns of _lines_schema() for the decoded lines of lines.Parsed."""
     codes, number = column_array(lines, "code"), column_array(lines, "number")
     kinds = series_codes.field_column("kind", codes)
     is_histogram = pc.equal(kinds, "histogram")
@@ -297,6 +305,6 @@ def _whole_lines(lines: Any, series_codes: SeriesCodes) -> dict[str, Any]:
     return columns
 
 
-def _odd_lines(odd: list[OddLine], files: list[str]) -> dict[str, Any]:
+def _undecoded_lines(odd: list[UndecodedLine], files: list[str]) -> dict[str, Any]:
     texts, names = [one.text for one in odd], [files[one.file] for one in odd]
     return {TEXT: pa.array(texts, pa.string()), FILE: pa.array(names, pa.string())}

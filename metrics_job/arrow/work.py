@@ -18,13 +18,13 @@ import pyarrow.compute as pc
 
 from ddmq_common.metrics.samples import SampleName
 from ddmq_common.metrics.samples import parse as parse_name
-from metrics_job.arrow.add import add_up_lines, odd_rows, worker_schema
+from metrics_job.arrow.add import add_up_lines, undecoded_rows, worker_schema
 from metrics_job.arrow.lines import Parsed, SeriesCodes, column_array, fill_table, parse
 from metrics_job.folders import Days
 
 
 class Units(NamedTuple):
-    """The units that the names of some files make."""
+    """The units of some files: groups of files that may contain the same lines."""
 
     shared: dict[str, str]  # name of a file that shares its unit -> the unit: its first name
     strange: bool  # a name is of another kind
@@ -34,7 +34,7 @@ class Units(NamedTuple):
 
 
 def units_of(paths: Iterable[str]) -> Units:
-    """Return the units of these files; paths may be URLs."""
+    """Group files into units by their names; paths may be URLs."""
     names = [path.rpartition("/")[2] for path in paths]
     named_samples = sorted((sample, name) for name in names if (sample := parse_name(name)) is not None)
     shared: dict[str, str] = {}
@@ -49,7 +49,7 @@ def units_of(paths: Iterable[str]) -> Units:
 
 
 def can_hold(names: Iterable[str], intervals: Iterable[tuple[str, int]]) -> bool:
-    """Whether these names of files say that they can hold each of these (instance, seq)."""
+    """Return whether, by their names, these files can contain each of these (instance, seq)."""
     ranges: dict[str, list[SampleName]] = {}
     for sample in filter(None, map(parse_name, names)):
         ranges.setdefault(sample.instance, []).append(sample)
@@ -64,7 +64,7 @@ Contents = Iterable[tuple[str, bytes]]  # path and bytes of a file
 
 
 class Piece(NamedTuple):
-    """Whole files, or a part of one that was cut at the end of a line."""
+    """Some complete files, or a part of one long file that is cut at the end of a line."""
 
     files: list[str]
     data: list[bytes]
@@ -79,8 +79,10 @@ class Piece(NamedTuple):
 def gather_pieces(
     contents: Contents, without: Collection[str] = (), size: int = PIECE_BYTES, uncut: int = CUT_BYTES
 ) -> Iterator[Piece]:
-    """Yield pieces of about `size` bytes, without files of the names `without`; a file above `uncut` is
-    cut."""
+    """Yield pieces of about `size` bytes.
+
+    Files named in `without` are skipped; files above `uncut` bytes are cut.
+    """
     piece = Piece([], [])
     for file, content in contents:
         if file_name(file) in without:
@@ -98,7 +100,7 @@ def gather_pieces(
 
 
 def unit_pieces(contents: Iterable[tuple[str, str, bytes]]) -> Iterator[tuple[str, Piece]]:
-    """Yield each unit as one piece, from (unit, path, bytes) of files that are sorted by unit."""
+    """Yield each unit with its files as one piece. `contents`: (unit, path, bytes), sorted by unit."""
     for unit, files in groupby(contents, key=lambda file: file[0]):
         some = sorted((path, content) for _, path, content in files)
         yield unit, Piece([path for path, _ in some], [content for _, content in some])
@@ -121,7 +123,7 @@ DOUBT = "doubt"  # the kind of a row that reports that names and contents do not
 
 
 class PieceAdder:
-    """Adds up pieces of whole files, and files that come in several pieces."""
+    """Aggregates the lines of pieces into tables, also for files that are cut into several pieces."""
 
     def __init__(self, days: Days) -> None:
         self._days = days
@@ -130,27 +132,27 @@ class PieceAdder:
         self._complete_through = -1  # the last complete interval of a file that was cut
 
     def add_alone(self, piece: Piece) -> Iterator[Any]:
-        """Add up files each of which is a unit of its own, or a part of one such file."""
+        """Aggregate a piece whose files are units of their own, or which is a part of such a file."""
         parsed = self._parse_piece(piece)
         if parsed.odd and len(piece.files) > 1:
-            for part in _split_odd_files(piece, {line.file for line in parsed.odd}):
+            for part in _split_undecoded_files(piece, {line.file for line in parsed.odd}):
                 yield from self.add_alone(part)
             return
         lines, in_order = self._whole_intervals(piece, of_days(parsed.lines, self._days))
         if not in_order:
             yield _doubt_row()
-        # Whether a file has odd lines is known at once only if it is in one piece.
+        # Whether a file has undecoded lines is known at once only if it is in one piece.
         marked = bool(parsed.odd) or piece.follows or piece.continues
         yield from self._add_rows(piece, lines, file_name(piece.files[0]) if marked else None)
         if parsed.odd:
-            yield odd_rows(parsed.odd, piece.files)
+            yield undecoded_rows(parsed.odd, piece.files)
 
     def add_unit(self, unit: str, piece: Piece) -> Iterator[Any]:
-        """Add up the files of one unit, given as one piece."""
+        """Aggregate the files of one unit, given as one piece."""
         parsed = self._parse_piece(piece)
         yield from self._add_rows(piece, of_days(parsed.lines, self._days), unit if parsed.odd else None)
         if parsed.odd:
-            yield odd_rows(parsed.odd, piece.files)
+            yield undecoded_rows(parsed.odd, piece.files)
 
     def _parse_piece(self, piece: Piece) -> Parsed:
         if len(self._series_codes) > KNOWN_MAX and not piece.follows:
@@ -168,7 +170,9 @@ class PieceAdder:
         yield from tables
 
     def _whole_intervals(self, piece: Piece, lines: Any) -> tuple[Any, bool]:
-        """Return the lines of complete intervals, and whether no interval came twice in a file."""
+        """Return the lines of complete intervals, and whether the file's intervals are in order and not
+        repeated.
+        """
         if not piece.follows:
             self._partial_lines, self._complete_through = None, -1
         if self._partial_lines is not None:
@@ -185,8 +189,8 @@ class PieceAdder:
         return lines, in_order
 
 
-def _split_odd_files(piece: Piece, indexes: set[int]) -> Iterator[Piece]:
-    """Yield the files at these indexes one by one, then the others together."""
+def _split_undecoded_files(piece: Piece, indexes: set[int]) -> Iterator[Piece]:
+    """Yield the files at these indexes one by one, then all others together."""
     others = Piece([], [])
     for index, (file, data) in enumerate(zip(piece.files, piece.data, strict=True)):
         if index in indexes:

@@ -1,8 +1,8 @@
 """The tables that have rows by the day: promises, starts of processes, rejected lines.
 
 They are read date by date, the newest first, and added up in Arrow, so that memory follows the number of
-different promises and starts and not the number of days. A list has a bound; whatever lies beyond it is still
-in the sums, or it is counted as left out (`Tallies`), and the report says so.
+different promises and starts and not the number of days. A list has a bound; whatever lies beyond it is
+still in the sums, or it is counted as left out (`Tallies`), and the report says so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ PROMISE_KEY = ["slo", "topic", "group"]
 
 
 class Promises(NamedTuple):
-    """Promises over all dates: `rows` are the worst ones, the numbers are those of all."""
+    """The results of all objectives over all dates: `rows` has the worst ones; `kept` and `missed` count all
+    of them.
+    """
 
     rows: list[Row]
     kept: int
@@ -31,14 +33,14 @@ class Promises(NamedTuple):
 
 
 class Starts(NamedTuple):
-    """One row for each start of a process, and how many older starts were left out."""
+    """One row for each start of a process. `left_out`: the number of older starts that are not in `rows`."""
 
     rows: list[Row]
     left_out: int
 
 
 class Rejects(NamedTuple):
-    """Rejected lines of the newest dates; `kinds` (rows) and `lines` are those of all dates."""
+    """The rejected lines of the newest dates. `kinds` (rows) and `lines` count those of all dates."""
 
     rows: list[Row]
     kinds: int
@@ -46,7 +48,8 @@ class Rejects(NamedTuple):
 
 
 def read_promises(tables: DatedTables) -> Promises:
-    """Add up each promise over its dates, and sort: missed ones first, the furthest from its target first."""
+    """Sum each objective over all dates; sort missed objectives first, the furthest from its target
+    first."""
     sums: Any = None
     missed_days: dict[tuple[str, ...], list[str]] = {}
     for date, rows in tables:
@@ -69,7 +72,7 @@ def _note_missed_days(rows: Any, date: str, missed_days: dict[tuple[str, ...], l
 
 
 def _promises_of_date(rows: Any, date: str) -> Any:
-    """The columns that add up. The compliance and date of a missed day stay those of the newest one."""
+    """Return the columns of one date to be summed. For a missed day, compliance and date are set, too."""
     missed = pc.fill_null(pc.equal(rows["met"], False), False)
     compliance = pc.if_else(missed, rows["compliance"], pa.scalar(None, pa.float64()))
     day = pc.if_else(missed, pa.scalar(date), pa.scalar(None, pa.string()))
@@ -104,7 +107,7 @@ def _worst_promises(sums: Any) -> Any:
 
 
 def read_starts(tables: DatedTables) -> Starts:
-    """Join the dates of each start of a process into one row; `first_seen` and `last_seen` are epoch ms."""
+    """Merge the dates of each process start into one row. `first_seen` and `last_seen` are epoch ms."""
     starts: dict[tuple[str, str], Row] = {}
     left_out: set[tuple[str, str]] = set()
     for _, rows in tables:
@@ -122,7 +125,7 @@ def _newest_first(rows: Any) -> Iterator[Row]:
 
 
 def _join_dates(newer: Row | None, older: Row) -> Row:
-    """Add an older date to a start; how it ended, and its interval, are those of the newest date."""
+    """Add an older date to a start. Its end state and its interval remain those of the newest date."""
     if newer is None:
         return older
     gap_s = max(0.0, (newer["first_seen"] - older["last_seen"]) / 1000)
@@ -140,7 +143,7 @@ STARTS_SUMMED = ("samples", "files", "missing", "duplicates", "clock_steps")
 
 
 def read_rejects(tables: DatedTables) -> Rejects:
-    """List the newest rejected lines, the most of a date first, and count all."""
+    """List the newest rejected lines, per date the most frequent first, and count all of them."""
     listed: list[Row] = []
     count = lines = 0
     for _, rows in tables:

@@ -10,7 +10,7 @@ OTHERS_MAX = 300  # rows of one list: a page is for reading
 
 
 class Cell(NamedTuple):
-    """A table's cell with a class: number, good, bad."""
+    """A table cell with a CSS class: number, good or bad."""
 
     text: str
     kind: str = ""
@@ -21,12 +21,12 @@ def number_cell(text: str) -> Cell:
 
 
 def mark_cell(good: bool, yes: str, no: str) -> Cell:
-    """Return a cell that shows the verdict by sign, word and colour, so that each alone is enough."""
+    """Return a cell that shows a verdict by sign, word and colour, each of which suffices alone."""
     return Cell(f"✓ {yes}", "good") if good else Cell(f"✗ {no}", "bad")
 
 
 def build_table(columns: Sequence[str], rows: Iterable[Sequence[str | Cell]]) -> str:
-    """A table; a column is right-aligned as its first cell is."""
+    """Return an HTML table. A column is right-aligned if its first cell is a number."""
     cells = [[value if isinstance(value, Cell) else Cell(value) for value in row] for row in rows]
     first = cells[0] if cells else [Cell("")] * len(columns)
     head = "".join(_build_tag("th", name, cell.kind) for name, cell in zip(columns, first, strict=True))
@@ -35,7 +35,7 @@ def build_table(columns: Sequence[str], rows: Iterable[Sequence[str | Cell]]) ->
 
 
 def first_rows_table(columns: Sequence[str], rows: Sequence[Sequence[str | Cell]], shown: int) -> str:
-    """Return a table of the first `shown` rows; the others, up to OTHERS_MAX, open on a click."""
+    """Return a table of the first `shown` rows. Up to OTHERS_MAX more rows open on a click."""
     top = build_table(columns, rows[:shown])
     if len(rows) <= shown:
         return top
@@ -43,7 +43,7 @@ def first_rows_table(columns: Sequence[str], rows: Sequence[Sequence[str | Cell]
 
 
 def fold_others(count: int, inside: str) -> str:
-    """Return `… and 9 more`, which opens `inside` (HTML) on a click."""
+    """Return the HTML `… and 9 more`, which opens `inside` (HTML) on a click."""
     summary = f"… and {count:,} more" + (f", {OTHERS_MAX} of them here" if count > OTHERS_MAX else "")
     return f"<details><summary>{summary}</summary>{inside}</details>"
 
@@ -60,16 +60,16 @@ def paragraph(text: str, kind: str = "") -> str:
 
 
 def section(name: str, title: str, *parts: str, wide: bool = False) -> str:
-    """A card with an anchor; the parts are HTML already."""
+    """Return a card with an anchor. `parts` are HTML."""
     kind = ' class="wide"' if wide else ""
     return f'<section id="{name}"{kind}><h2>{escape(title)}</h2>{"".join(parts)}</section>'
 
 
 def chart(name: str) -> str:
-    """Return the element into which a figure is drawn."""
+    """Return the HTML element into which a figure is drawn."""
     return f'<div class="chart" id="{name}"></div>'
 
 
 def empty_note(text: str) -> str:
-    """Return a text that is shown instead of an empty chart."""
+    """Return the HTML text that replaces an empty chart."""
     return f'<div class="empty">{escape(text)}</div>'

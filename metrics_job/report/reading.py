@@ -65,15 +65,17 @@ _LAG_NOW = (
 
 
 class Tables:
-    """The folder the job writes into: a path, or a URL that Arrow reads. Raises ConfigError when there is no
-    such folder."""
+    """Reads the job's output folder: a path, or a URL that Arrow supports.
+
+    Raises ConfigError if it does not exist.
+    """
 
     def __init__(self, folder: Path | str) -> None:
         self._files, self._folder = _open_folder(str(folder))
 
     def read_bounds(self) -> tuple[int, int] | None:
-        """Return the start of the first and the end of the last minute with counters or gauges; None without
-        any."""
+        """Return the start of the first and the end of the last minute with counters or gauges; None if
+        there is none."""
         starts = [
             *self._first_and_last_start("counters_minute"),
             *self._first_and_last_start("gauges_minute"),
@@ -81,7 +83,7 @@ class Tables:
         return (min(starts), max(starts) + MINUTE_MS) if starts else None
 
     def read_material(self, span: Span) -> Material:
-        """Read everything for a report. Raises OSError or pyarrow's ArrowException for unreadable files."""
+        """Read all data for a report. Raises OSError or pyarrow's ArrowException for unreadable files."""
         promises = read_promises(self._by_date(SLO_DAY, span))
         starts = read_starts(self._by_date(PROCESSES, span))
         rejects = read_rejects(self._by_date(REJECTS, span))
@@ -143,7 +145,7 @@ class Tables:
         return histograms
 
     def _count_by_hour(self, span: Span) -> dict[int, float]:
-        """Return the messages sent in each whole hour of the span."""
+        """Return the number of messages sent in each whole hour of the span."""
         hourly = Span(_hour_of(span), span.end_ms + -span.end_ms % HOUR_MS, HOUR_MS)
         sent = (pc.field("metric") == catalogue.SENDS.name) & (pc.field("detail") == STORED)
         rows = self._read_rows("counters_hour", hourly, sent)
@@ -156,7 +158,7 @@ class Tables:
         self, span: Span, starts: Sequence[Row]
     ) -> tuple[dict[tuple[str, str], dict[int, float]], list[Waiting]]:
         rows = self._read_rows("lag_minute", span)
-        waiting = self._with_consumers(_to_waiting_list(rows, self._still_told(span, starts)))
+        waiting = self._with_consumers(_to_waiting_list(rows, self._still_reported(span, starts)))
         largest = {(row.group, row.topic) for row in waiting[:LAGS_SHOWN]}
         steps = _with_step(rows, span).group_by(["group", "topic", "step"]).aggregate([("lag_max", "max")])
         lines: dict[tuple[str, str], dict[int, float]] = {}
@@ -167,7 +169,9 @@ class Tables:
         return lines, waiting
 
     def _with_consumers(self, waiting: Sequence[Waiting]) -> list[Waiting]:
-        """Mark the subscriptions that nobody consumes: nothing was handed out lately, or is out now."""
+        """Set `consumed` of each subscription: False if nothing was delivered lately and nothing is in
+        flight.
+        """
         late = [row.seen_ms for row in waiting if row.lag]
         if not late:
             return list(waiting)
@@ -178,11 +182,12 @@ class Tables:
         active = _last_active(active, gauges.filter(pc.greater(gauges["last"], 0)))
         return [row._replace(consumed=_is_consumed(row, active)) for row in waiting]
 
-    def _still_told(self, span: Span, starts: Sequence[Row]) -> set[tuple[str, str]] | None:
-        """Subscriptions whose lag was told until the end of a process that told it; None without gauges.
+    def _still_reported(self, span: Span, starts: Sequence[Row]) -> set[tuple[str, str]] | None:
+        """Return the subscriptions whose lag was reported until the end of a reporting process; None without
+        gauges.
 
-        A lag is told in every sample while it is not 0: one that was not told any more although its process
-        went on is 0, even if the 0 itself was never told because the process was started again in between.
+        A lag above 0 is reported in every sample. A lag that is no longer reported although its process
+        continued is 0, even if no 0 was reported because the process was restarted meanwhile.
         """
         rows = self._read_rows("gauges_minute", span, pc.field("metric") == catalogue.LAG.name)
         if not rows.num_rows:
@@ -200,7 +205,7 @@ class Tables:
     # --- tables by the day, and the rest
 
     def _by_date(self, table: Table, span: Span) -> Iterator[tuple[str, Any]]:
-        """Each date that the span touches and that has rows, the newest first; times in epoch ms."""
+        """Yield each date of the span that has rows, and its rows; newest first, with times in epoch ms."""
         data = self._open(table.name)
         first, last = span.first_and_last_date()
         dates = {date for fragment in data.get_fragments() if (date := _date_of(fragment))}
@@ -210,7 +215,7 @@ class Tables:
                 yield date, _times_in_ms(rows)
 
     def _read_anomalies(self, span: Span) -> tuple[list[Row], int]:
-        """Return the hours furthest from their usual value, and how many anomalies there are in all."""
+        """Return the hours with the greatest deviations, and the number of all anomalies."""
         rows = self._read_rows("anomalies_hour", Span(_hour_of(span), span.end_ms, HOUR_MS))
         rows = rows.append_column("size", pc.abs(rows["deviation"])).sort_by([("size", "descending")])
         return _to_dicts(rows.slice(0, ANOMALIES_MAX)), rows.num_rows
@@ -218,7 +223,7 @@ class Tables:
     # --- Parquet
 
     def _open(self, name: str) -> Any:
-        """Open a table with the columns that it has today: in files of an older job some are null."""
+        """Open a table with its current columns. Columns that older files lack are null."""
         folder = f"{self._folder}/{name}"
         fields = [*to_arrow_schema(TABLES[name].schema, timezone="UTC"), pa.field("date", pa.string())]
         schema = pa.schema(fields)
@@ -228,7 +233,7 @@ class Tables:
         return ds.dataset(folder, schema, "parquet", self._files, dates)
 
     def _read_rows(self, name: str, span: Span, more: Any = None) -> Any:
-        """Read the rows that start within the span, with `start` in ms."""
+        """Read the rows that start within the span, with `start` in ms. `more`: another filter."""
         data, dates = self._open(name), _of_dates(span)
         columns = [column for column in COLUMNS if column in data.schema.names]
         rows = data.to_table(columns=columns, filter=dates if more is None else dates & more)
@@ -237,7 +242,7 @@ class Tables:
         return rows.filter(inside)
 
     def _first_and_last_start(self, name: str) -> list[int]:
-        """Return the first and the last `start`, if there is any."""
+        """Return the first and the last `start` of a table, or an empty list."""
         data = self._open(name)
         dates = sorted(data.to_table(columns=["date"])["date"].unique().to_pylist())
         if not dates:
@@ -257,7 +262,10 @@ def _of_dates(span: Span) -> Any:
 
 
 def _open_folder(folder: str) -> tuple[Any, str]:
-    """Return the file system and the path in it. Raises ConfigError when there is no such folder."""
+    """Return the file system of a folder and its path there.
+
+    Raises ConfigError if the folder does not exist.
+    """
     try:
         if "://" in folder or folder.startswith("file:"):
             files, path = FileSystem.from_uri(re.sub("^s3[an]://", "s3://", folder))
@@ -275,7 +283,7 @@ def _open_folder(folder: str) -> tuple[Any, str]:
 
 
 def _last_active(before: Mapping[Subscription, int], rows: Any) -> dict[Subscription, int]:
-    """Return the last minute of each subscription that has one of these rows or is in `before`."""
+    """Return the last minute in which each subscription has one of these rows, or the value in `before`."""
     last = rows.group_by(["group", "topic"]).aggregate([("start", "max")])
     minutes = dict(before)
     for group, topic, start in _to_tuples(last, "group", "topic", "start_max"):
@@ -291,7 +299,10 @@ def _is_consumed(row: Waiting, active: Mapping[Subscription, int]) -> bool:
 
 
 def _to_waiting_list(rows: Any, told_ones: set[tuple[str, str]] | None) -> list[Waiting]:
-    """Return one row per subscription, the largest lag first; the lag of those not in `told` is 0."""
+    """Return one row per subscription, the largest lag first.
+
+    The lag of subscriptions not in `told_ones` is 0.
+    """
     ordered = rows.sort_by([("start", "ascending")])
     last = [(name, "last") for name in _LAG_NOW]
     worst = [(name, "max") for name in ("lag_max", "blocked_keys", "blocked_key_age_ms")]
@@ -313,7 +324,7 @@ def _to_waiting_list(rows: Any, told_ones: set[tuple[str, str]] | None) -> list[
 
 
 def _lag_before(ordered: Any) -> dict[tuple[str, str], float]:
-    """Return the lag of each subscription STUCK_MINUTES ago; infinite if its history is shorter."""
+    """Return the lag of each subscription STUCK_MINUTES ago; infinity if its history is shorter."""
     lists = ordered.group_by(["group", "topic"], use_threads=False).aggregate(
         [("lag", "list"), ("start", "min"), ("start", "max")]
     )
@@ -334,13 +345,13 @@ def _to_waiting(values: Sequence[Any]) -> Waiting:
 
 
 def _with_step(rows: Any, span: Span) -> Any:
-    """Add the column `step`: the start of the step that `start` is in."""
+    """Add the column `step`: the start of the span's step that contains `start`."""
     step = pc.multiply(pc.divide(rows["start"], span.step_ms), span.step_ms)
     return rows.append_column("step", step)
 
 
 def _merge_histograms(rows: Any, keys: list[str]) -> Iterator[tuple[tuple[Any, ...], Buckets]]:
-    """Add up the histograms of equal keys, bucket by bucket."""
+    """Yield each distinct key with the sum of its histograms, bucket by bucket."""
     rows = rows.combine_chunks()
     parents = pc.list_parent_indices(rows["buckets"])
     flat = pa.table(
@@ -358,7 +369,7 @@ def _merge_histograms(rows: Any, keys: list[str]) -> Iterator[tuple[tuple[Any, .
 
 
 def _in_ms(rows: Any, name: str) -> Any:
-    """Convert the timestamps of that column to epoch ms."""
+    """Convert the timestamps of a column to epoch ms."""
     column = rows[name]
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
@@ -370,7 +381,7 @@ def _to_tuples(rows: Any, *columns: str) -> Iterator[tuple[Any, ...]]:
 
 
 def _to_dicts(rows: Any) -> list[Mapping[str, Any]]:
-    """Convert rows to dicts, timestamps to epoch ms."""
+    """Convert rows to dicts, with timestamps as epoch ms."""
     plain: list[Mapping[str, Any]] = _times_in_ms(rows).to_pylist()
     return plain
 
@@ -383,6 +394,6 @@ def _times_in_ms(rows: Any) -> Any:
 
 
 def _date_of(fragment: Any) -> str | None:
-    """Return the date of the partition that a file lies in."""
+    """Return the date of the partition that a file belongs to."""
     date: str | None = ds.get_partition_keys(fragment.partition_expression).get("date")
     return date

@@ -33,9 +33,9 @@ Job = Callable[[Path, Path, int, int], None]  # samples, tables, from ms, to ms 
 
 
 def make_tables(job: Job, samples: Path, tables: Path, since_ms: int | None, now_ms: int) -> None:
-    """Bring `tables` up to date for a report from `since_ms` (None: from the first sample) to now.
+    """Update `tables` for a report from `since_ms` (None: from the first sample) to now.
 
-    Raises ConfigError when there are no samples, or `tables` cannot be written.
+    Raises ConfigError if there are no samples, or `tables` cannot be written.
     """
     dates = sample_dates(samples)
     if not dates:
@@ -68,17 +68,19 @@ def read_report(
     up_to_date: bool = False,
     intended: Intended = NOTHING_INTENDED,
 ) -> Report:
-    """Return the report from `since_ms` (None: the first row) to now, or to the last row where that is
-    earlier.
+    """Return the report from `since_ms` (None: the first row) to now, or to the last row if that is earlier.
 
-    `up_to_date`: the tables were just made from all samples there are, so who is not heard there is silent.
+    `up_to_date`: the tables contain all samples that exist, so a process without recent rows is silent.
     """
     material = _read_material(tables, since_ms, now_ms)
     return report_of(material, now_ms if up_to_date else None, intended)
 
 
 def _read_material(tables: Path | str, since_ms: int | None, now_ms: int) -> Material:
-    """Read again when a run replaces files meanwhile. Raises ConfigError when it does so each time."""
+    """Read the report's data, again if a run replaces files meanwhile.
+
+    Raises ConfigError if that happens each time.
+    """
     for _ in range(READS):
         try:
             opened = Tables(tables)
@@ -97,7 +99,7 @@ def _read_material(tables: Path | str, since_ms: int | None, now_ms: int) -> Mat
 
 
 def write_page(report: Report, out: Path, made_ms: int) -> None:
-    """Write the file whole or not at all. Raises ConfigError with the reason when that cannot be."""
+    """Write the report page atomically. Raises ConfigError with the reason if that fails."""
     text = build_page(report, made_ms)
     beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
@@ -112,14 +114,14 @@ def write_page(report: Report, out: Path, made_ms: int) -> None:
 
 
 def sample_dates(samples: Path) -> list[str]:
-    """The UTC dates that have a folder of samples, in order."""
+    """Return the UTC dates that have a folder of samples, in order."""
     if not samples.is_dir():
         return []
     return sorted(day.isoformat() for entry in samples.iterdir() if (day := day_of(entry.name)))
 
 
 def _check_writable(tables: Path) -> None:
-    """Raise ConfigError if the folder is not writable, before Spark does so in 300 lines."""
+    """Raise ConfigError if the folder is not writable, before Spark would print 300 lines about it."""
     try:
         tables.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=tables):
@@ -142,8 +144,10 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 
 
 def build_page(report: Report, made_ms: int) -> str:
-    """Build the page's text; its foot shows `made_ms`, the time it was made. Raises ImportError without
-    plotly."""
+    """Return the page's HTML, with `made_ms`, the creation time, in its footer.
+
+    Raises ImportError without plotly.
+    """
     drawn = build_figures(report)
     title = "ddmq report"
     if report.covered:
@@ -177,7 +181,7 @@ def _script_tags(drawn: dict[str, Any]) -> list[str]:
 
 
 def _to_json(value: Any) -> str:
-    """JSON that cannot end the script it stands in."""
+    """Convert a value to JSON that cannot end the script element around it."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -25,7 +25,7 @@ NO_WEEK = "No earlier week to compare with: nothing was counted in the same hour
 
 
 def build_head(report: Report) -> str:
-    """Build the head of the page: range, verdict and totals."""
+    """Build the page's header: range, verdict and totals."""
     start_ms, end_ms = report.covered or (report.span.start_ms, report.span.end_ms)
     length = f" ({words.format_span((end_ms - start_ms) / 1000)})" if report.covered else ""
     when = words.format_range(start_ms, end_ms) + length
@@ -80,12 +80,12 @@ def _total_tiles(report: Report) -> str:
 
 
 def _count_waiting(rows: Sequence[Waiting]) -> str:
-    """Return a text like `in 3 of 5 subscriptions`."""
+    """Return a text such as `in 3 of 5 subscriptions`."""
     return f"in {sum(row.lag > 0 for row in rows):,} of {words.format_plural(len(rows), 'subscription')}"
 
 
 def build_cards(report: Report, drawn: dict[str, Any]) -> Iterator[str]:
-    """Yield all cards, in the order of a reader's questions."""
+    """Yield the HTML of all cards, in the order of a reader's questions."""
     if report.order is not None:
         yield _order_card(report.order)
     yield _throughput_card(report, drawn)
@@ -184,7 +184,7 @@ def _lag_card(report: Report, drawn: dict[str, Any]) -> str:
 
 
 def _behind_card(report: Report) -> str:
-    """Show every subscription that was behind at any time, the worst first."""
+    """Build the card of all subscriptions that were behind at any time, the worst first."""
     rows = [row for row in report.waiting if row.lag or row.lag_max]
     columns = (
         "group", "topic", "at most", "at the end", "oldest waits", "arrive/s", "finished/s", "time to drain",
@@ -284,7 +284,7 @@ def _promise_row(row: SloFacts) -> tuple[str | Cell, ...]:
 
 
 def _topics_card(report: Report) -> str:
-    """Show the busiest topics, all groups of each together."""
+    """Build the card of the busiest topics, with all groups of each topic together."""
     busiest = sorted(report.topics.items(), key=lambda item: (-item[1].sent, -item[1].delivered, item[0]))
     fields = ("sent", "refused", "delivered", "redelivered", "acked", "failed", "dead_lettered", "fired")
     cells: list[tuple[str | Cell, ...]] = [
@@ -389,7 +389,7 @@ def _processes_card(report: Report) -> str:
 
 
 def _ended_cell(row: ProcessFacts) -> Cell:
-    """Return the state of a process, and how many of its starts vanished."""
+    """Return a cell with the state of a process and the number of its starts that vanished."""
     now = "stopped" if row.ended == STOPPED else row.ended
     vanished = f"{row.vanished_count:,} vanished"
     text = vanished if row.ended == VANISHED else f"{now}, {vanished}" if row.vanished_count else now
@@ -426,7 +426,7 @@ def _measured_card(report: Report) -> str:
 
 
 def build_foot(made_ms: int) -> str:
-    """Build the foot, which says how the numbers were made."""
+    """Build the page's footer, which says how the numbers were computed."""
     return (
         '<footer class="note">Counts are exact sums of what the proxies counted; percentiles are '
         "merged exactly from logarithmic buckets and shown by the bucket's upper edge, at most 12.5 % above. "

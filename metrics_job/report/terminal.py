@@ -34,7 +34,7 @@ MARK_NAMES = {
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Print about a screen. Names are plain text to rich, never markup."""
+    """Print the report, about one screen. Names are printed literally, never as rich markup."""
     console.print(Group(*_report_parts(report)))
 
 
@@ -154,7 +154,7 @@ def _promises_part(report: Report) -> Iterator[RenderableType]:
 
 
 def _build_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], count: int = 0) -> Table:
-    """Build a table of the first rows; `count` is the number of all rows, if `rows` has fewer."""
+    """Build a table of the first rows. `count`: the number of all rows if `rows` has fewer."""
     heading = Text(title, "bold") if title else None
     built = Table(title=heading, title_justify="left", header_style="bold", box=None, pad_edge=False)
     for column in columns:

@@ -29,15 +29,15 @@ COUNTED = {
 
 
 def lag_minute(made: DataFrame, counters: DataFrame, now_ms: int) -> DataFrame:
-    """Build lag_minute from metrics_job.minutes and counters_minute: one row per subscription and minute with
-    a lag.
+    """Build lag_minute from metrics_job.minutes and counters_minute: one row per subscription and minute
+    with a lag.
 
-    Lags and blocked keys of several proxies add up (each tells of the queues it holds), ages are the worst,
-    all of them at one instant (metrics_job.lag): `lag` at the last of the minute, `lag_max` at the highest.
-    `arrived_per_s` is what was finished plus what the lag grew by since the minute before; where
-    there is no minute before (of the same day, at most MINUTES_APART_MAX), what was stored in the topic.
-    `time_to_drain_s` is the lag over what is finished more than arrives. Clocks ahead of `now_ms` are put
-    right by what they are ahead.
+    Lags and blocked keys of several proxies are summed, as each reports the queues that it owns; of ages the
+    highest counts. All values of a row are of one instant (metrics_job.lag): `lag` is the last of the
+    minute, `lag_max` the highest. `arrived_per_s` is the finished rate plus the growth of the lag since the
+    minute before; without such a minute (of the same day, at most MINUTES_APART_MAX before), it is the rate
+    of messages stored in the topic. `time_to_drain_s` is the lag divided by the excess of the finished over
+    the arrived rate. Clocks ahead of `now_ms` are corrected.
     """
     lags = _lag_rows(made, clocks_ahead(made, now_ms))
     last = made.filter(F.col("kind") == INTERVAL).agg(F.max("minute").alias("minute"))
@@ -57,7 +57,7 @@ def lag_minute(made: DataFrame, counters: DataFrame, now_ms: int) -> DataFrame:
 
 
 def ratios_hour(counters: DataFrame) -> DataFrame:
-    """Compute ratios from counters_hour; a ratio of nothing is null.
+    """Compute the ratios of an hour from counters_hour. A ratio without a denominator is null.
 
     * error_ratio: failed messages and lease timeouts per delivered message;
     * retry_ratio: redeliveries and retry steps per delivered message;
@@ -76,9 +76,9 @@ def ratios_hour(counters: DataFrame) -> DataFrame:
 
 
 def clocks_ahead(made: DataFrame, now_ms: int) -> dict[str, int]:
-    """Return by how many ms the clocks of processes are ahead: no sample is from the future.
+    """Return by how many ms the clocks of processes are ahead, from samples that would be in the future.
 
-    It is one number for a process over the whole run, so that its samples stay consistent across midnight.
+    It is one number per process for the whole run, so that its samples stay consistent across midnight.
     """
     last = made.filter(F.col("kind") == INTERVAL).groupBy("process").agg(F.max("to_ms").alias("last_ms"))
     rows = last.filter(F.col("last_ms") > now_ms).collect()
@@ -86,7 +86,7 @@ def clocks_ahead(made: DataFrame, now_ms: int) -> dict[str, int]:
 
 
 def _lag_rows(made: DataFrame, ahead: Mapping[str, int]) -> DataFrame:
-    """Return lag_minute's columns from gauges, and `at_ms`: the time of the minute's last lag value."""
+    """Return lag_minute's columns from gauges, and `at_ms`, the time of the minute's last lag value."""
     none = F.lit(0).cast("long").alias("from_ms")
     values = F.coalesce("told", F.array(F.struct("to_ms", "seq", F.col("last").alias("value"))))
     gauges = made.filter((F.col("kind") == "gauge") & F.col("metric").isin(*FOLLOWED))
@@ -108,8 +108,7 @@ def _lag_rows(made: DataFrame, ahead: Mapping[str, int]) -> DataFrame:
 
 
 def _by_day(rows: DataFrame, ahead: Mapping[str, int]) -> DataFrame:
-    """Add the column `day` by corrected clocks. A row whose values are of two days becomes one row for
-    each."""
+    """Add the column `day` by corrected clocks. A row with values of two days becomes two rows."""
     if not ahead:
         return rows.withColumn("day", F.floor(F.col("minute") / DAY_MINUTES))
     clocks = rows.sparkSession.createDataFrame(list(ahead.items()), "process string, ahead_ms long")
@@ -125,7 +124,7 @@ def _by_day(rows: DataFrame, ahead: Mapping[str, int]) -> DataFrame:
 
 
 def _run_rows(own: DataFrame) -> DataFrame:
-    """Return a row for each instance and day, as metrics_job.lag expects it, from intervals."""
+    """Return a row for each instance and day, as metrics_job.lag expects it, from the intervals `own`."""
     of_run = {
         "from_ms": F.coalesce(F.min(F.when(F.col("seq") > 0, F.col("to_ms"))), F.max("to_ms")),
         "to_ms": F.max("to_ms"),
@@ -137,10 +136,12 @@ def _run_rows(own: DataFrame) -> DataFrame:
 
 
 def _rates_by_key(counters: DataFrame, newest: DataFrame, which: Column, name: str, *key: str) -> DataFrame:
-    """Compute rates per second, by key: each process's total over its seconds, added up over the processes.
+    """Compute rates per second by key: each process's total over its covered seconds, summed over the
+    processes.
 
-    A process that covers no time (its clock stepped back, or it has just started) has no rate. The newest
-    minute may be incomplete for some processes, so its rates are those of two minutes."""
+    A process that covers no time (its clock stepped back, or it has just started) has no rate. Some
+    processes may not have reported the newest minute yet, so its rates are those of two minutes.
+    """
     sums = (
         counters.filter(which)
         .groupBy(*key, "process")
@@ -157,8 +158,8 @@ def _rates_by_key(counters: DataFrame, newest: DataFrame, which: Column, name: s
 
 
 def _with_arrivals(lags: DataFrame) -> DataFrame:
-    """Add `arrived_per_s`, from the growth since the minute before (or since the one before that, if the
-    newest minute has only begun)."""
+    """Add `arrived_per_s` from the growth since the minute before, or over two minutes if the newest has
+    only begun."""
     before = Window.partitionBy("group", "topic", F.to_date("start")).orderBy("start")
     at, then = F.col("at_ms"), F.lag("at_ms").over(before)
     is_new_minute = at - then < GROWTH_MIN_MS

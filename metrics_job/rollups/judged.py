@@ -32,9 +32,11 @@ PER_MS = {"us": 1000.0, "ms": 1.0}  # units of a histogram in which a limit in m
 
 @dataclass(frozen=True)
 class Objective:
-    """`percent` of the observations of `metric` are at most `at_most_ms`; without a limit, `percent` of the
-    answered sends are stored (code 0). Of ddmq_lag_age_ms each minute is an observation. For one topic and
-    group, or each of them ("*")."""
+    """A service-level objective for one topic and group, or for each of them ("*").
+
+    With a limit, `percent` of the observations of `metric` must be at most `at_most_ms` (of ddmq_lag_age_ms
+    each minute is one observation). Without, `percent` of the answered sends must be stored (code 0).
+    """
 
     percent: float = field(metadata=rules(low=0, high=100))
     metric: str = SENDS
@@ -56,7 +58,7 @@ class Objective:
 
     @property
     def last_good_bucket(self) -> int:
-        """The highest bucket that lies wholly within the limit; -1: none does."""
+        """Return the highest bucket that lies completely within the limit; -1 if none does."""
         limit = (self.at_most_ms or 0.0) * PER_MS[CATALOGUE[self.metric].unit]
         return max((index for index in range(OVERFLOW) if upper_edge(index) <= limit), default=-1)
 
@@ -65,7 +67,7 @@ Goals = dict[str, Objective]  # by name
 
 
 def default_objectives() -> Goals:
-    """Return the objectives that hold without a file; conf/slo.yaml has the same."""
+    """Return the objectives that apply without a configuration file; conf/slo.yaml has the same."""
     return {
         "sends stored": Objective(99.9),
         "send within 50 ms": Objective(99.0, "ddmq_send_latency_us", 50.0),
@@ -77,14 +79,13 @@ def default_objectives() -> Goals:
 
 @dataclass(frozen=True)
 class Objectives:
-    """The file: name → objective."""
+    """The contents of slo.yaml: name → objective."""
 
     objectives: dict[str, Objective] = field(default_factory=default_objectives)
 
 
 def load_objectives(folder: Path | None) -> Goals:
-    """Load the objectives of `slo.yaml` in a configuration folder; the defaults without one. Raises
-    ConfigError."""
+    """Load the objectives from `slo.yaml` in a configuration folder, or the defaults. Raises ConfigError."""
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder; --config wants the one with slo.yaml")
     path = None if folder is None else folder / "slo.yaml"
@@ -92,7 +93,7 @@ def load_objectives(folder: Path | None) -> Goals:
 
 
 class Observed(NamedTuple):
-    """The tables of the days to judge; `sampled`: `start` of each minute in which anything was sampled."""
+    """The tables of the days to judge. `sampled`: the `start` of each minute that has any sample."""
 
     counters_hour: DataFrame
     latencies_hour: DataFrame
@@ -101,7 +102,7 @@ class Observed(NamedTuple):
 
 
 def slo_day(observed: Observed, objectives: Goals) -> DataFrame | None:
-    """One row per day, objective, topic and group that was observed; None when nothing is promised."""
+    """Return one row per day, objective, topic and group that was observed; None without objectives."""
     parts = [_judge_days(_count_observations(observed, one), name, one) for name, one in objectives.items()]
     return reduce(DataFrame.unionByName, parts) if parts else None
 
@@ -115,9 +116,10 @@ def _count_observations(observed: Observed, one: Objective) -> DataFrame:
 
 
 def _count_stored_sends(counters: DataFrame, one: Objective) -> DataFrame:
-    """Count stored sends by topic and over all topics; only the latter include sends without a topic.
+    """Count stored sends by topic and in total. Only the total includes sends without a topic.
 
-    Answers of a proxy that stops are not counted."""
+    Answers of a stopping proxy are not counted.
+    """
     good = F.when(F.col("detail") == STORED, F.col("total")).otherwise(0.0)
     matches = counters.filter(_is_meant_by(one) & (F.col("detail") != STOPPING))
     if one.topic != ANY:
@@ -128,8 +130,9 @@ def _count_stored_sends(counters: DataFrame, one: Objective) -> DataFrame:
 
 
 def _count_recent_minutes(lags: DataFrame, sampled: DataFrame, one: Objective) -> DataFrame:
-    """Count the minutes in which the oldest message was not too old, of all sampled since the day's first
-    lag."""
+    """Count the minutes in which the oldest message was within the limit, of all sampled minutes since the
+    day's first lag.
+    """
     matches = lags.withColumn("metric", F.lit(LAG_AGE)).filter(_is_meant_by(one))
     late = F.count_if(F.col("lag_age_ms") > F.lit(one.at_most_ms))
     late_minutes = matches.groupBy(F.to_date("start").alias("day"), "topic", "group").agg(
@@ -165,7 +168,9 @@ def _by_day(rows: DataFrame, good: Column, total: Column) -> DataFrame:
 
 
 def _judge_days(days: DataFrame, name: str, one: Objective) -> DataFrame:
-    """Add target, compliance and `met`, which is null where the target is missed by too few to judge."""
+    """Add target, compliance and `met`; `met` is null if the target is missed by too few observations to
+    judge.
+    """
     target = round(one.percent / 100, 9)
     compliance = F.col("good") / F.col("total")
     few = LATE_MINUTES_MIN if one.metric == LAG_AGE else MISSES_MIN
@@ -188,7 +193,9 @@ KEY = ("start", "metric", "topic", "group")
 
 
 def hour_values(counters_hour: DataFrame, latencies_hour: DataFrame) -> DataFrame:
-    """Return KEY, value, and whether it is a flow (a missing value of a flow is 0)."""
+    """Return the hourly values to compare: KEY, value, and whether it is a flow, whose missing values count
+    as 0.
+    """
     total, worst = F.sum("total").alias("value"), F.max("p99").alias("value")  # of several details
     flows = counters_hour.filter(F.col("metric").isin(*FLOWS)).groupBy(*KEY).agg(total)
     slow = latencies_hour.filter(F.col("process") == "").groupBy(*KEY).agg(worst)
@@ -196,8 +203,11 @@ def hour_values(counters_hour: DataFrame, latencies_hour: DataFrame) -> DataFram
 
 
 def anomalies_hour(now: DataFrame, former: DataFrame, hours: DataFrame) -> DataFrame:
-    """`now` and `former`: hour_values of the days to judge and of those before; `hours`: `start` of every
-    hour that is judged, so that a flow that stopped is seen."""
+    """Return the hours whose values deviate from former weeks.
+
+    `now` and `former`: hour_values of the days to judge and of earlier days. `hours`: the `start` of every
+    judged hour, so that a flow that has stopped is noticed.
+    """
     week = F.explode(F.sequence(F.lit(1), F.lit(WEEKS)))
     past = (
         former.withColumn("week", week)

@@ -16,9 +16,12 @@ RUN = ("date", "process", "instance")
 
 
 def process_rows(made: DataFrame, now_ms: int) -> DataFrame:
-    """One row per instance and date. `ended`: `last` when its last file says so, `vanished` when others wrote
-    for VANISHED_AFTER_S (or VANISHED_AFTER_INTERVALS of its own) after its last interval of that date, else
-    `running`. A clock that is ahead of `now_ms` outlives nobody."""
+    """Return one row per instance and date, with `ended`: `last`, `vanished` or `running`.
+
+    `last`: its last file says that it stopped. `vanished`: other processes wrote for VANISHED_AFTER_S (or
+    VANISHED_AFTER_INTERVALS of its own intervals) after its last interval of that date. Samples of a clock
+    that is ahead of `now_ms` do not count for this.
+    """
     own = made.filter(F.col("kind") == INTERVAL).withColumn("date", F.to_date(F.timestamp_millis("to_ms")))
     before = F.lag("to_ms").over(Window.partitionBy(*RUN).orderBy("seq", "from_ms", "to_ms"))
     runs = own.withColumn("gap_s", (F.col("from_ms") - before) / 1000).groupBy(*RUN).agg(*_of_run())
@@ -42,9 +45,9 @@ def process_rows(made: DataFrame, now_ms: int) -> DataFrame:
 
 def refused_lines(lines: DataFrame) -> DataFrame:
     """Select the refused lines: date (their own, else that of their folder), file, reason, and the beginning
-    of the line as `text`.
+    of the text.
 
-    The text of a line that could be read is made from its fields.
+    The text of a line that could be parsed is rebuilt from its fields.
     """
     path = F.col(FILE)
     file = F.regexp_replace(F.regexp_extract(path, r"date(?:=|%3D)[^/]*/.*", 0), "%3D", "=")
@@ -58,7 +61,7 @@ def refused_lines(lines: DataFrame) -> DataFrame:
 
 
 def count_rejects(refused: DataFrame) -> DataFrame:
-    """Count refused lines by date, file and reason, with one of them as example."""
+    """Count refused lines by date, file and reason, with one example of each."""
     counted = F.count(F.lit(1)).alias("lines"), F.min("text").alias("example")
     return refused.groupBy("date", FILE, REASON).agg(*counted)
 

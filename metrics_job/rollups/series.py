@@ -1,9 +1,9 @@
 """Counters, gauges and histograms by minute and hour.
 
-Arrow merges histograms in Python workers: exactly, bucket by bucket, over intervals, processes and hours, one
-partition at a time. The rows are unsorted, but all rows of one day that differ only in their process are in
-one partition. Percentiles are those of ddmq_common.metrics: the upper edge of the first bucket at which the
-counts reach the fraction.
+Arrow merges histograms in Python workers: exactly, bucket by bucket, over intervals, processes and hours,
+one partition at a time. The rows are unsorted, but all rows of one day that differ only in their process are
+in one partition. Percentiles are those of ddmq_common.metrics: the upper edge of the first bucket at which
+the counts reach the fraction.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from metrics_job.tables import SERIES_KEY
 
 
 def minute_start() -> Column:
-    """Return the timestamp of the column `minute`."""
+    """Return a column with the timestamp of the column `minute`."""
     return F.timestamp_millis(F.col("minute") * MINUTE_MS)
 
 
 def counters_minute(made: DataFrame) -> DataFrame:
-    """Sum the deltas of metrics_job.minutes. `seconds` is the time that the process's intervals of the minute
-    cover."""
+    """Sum the increments of metrics_job.minutes.
+
+    `seconds`: the time that the process's intervals cover in the minute.
+    """
     return _sum_counters(
         made.filter(F.col("kind") == "counter"), minute_start(), covered_seconds(made, minute_start())
     )
 
 
 def counters_hour(minutes: DataFrame, made: DataFrame) -> DataFrame:
-    """Sum counters_minute by hour; `seconds` are those of the whole hour, including minutes without a
-    change."""
+    """Sum counters_minute by hour. `seconds` covers the whole hour, including minutes without a change."""
     lived = covered_seconds(made, F.date_trunc("hour", minute_start()))
     return _sum_counters(minutes, F.date_trunc("hour", "start"), lived)
 
@@ -50,7 +51,7 @@ def _sum_counters(rows: DataFrame, start: Column, lived: DataFrame) -> DataFrame
 
 
 def covered_seconds(made: DataFrame, start: Column) -> DataFrame:
-    """Return start, process, and the seconds that the process's intervals of that time cover."""
+    """Return start, process, and the seconds that the process's intervals cover in that minute or hour."""
     length = F.greatest(F.col("to_ms") - F.col("from_ms"), F.lit(0))
     return (
         made.filter(F.col("kind") == INTERVAL)
@@ -60,7 +61,7 @@ def covered_seconds(made: DataFrame, start: Column) -> DataFrame:
 
 
 def gauges_minute(made: DataFrame) -> DataFrame:
-    """Return the last value by time, extremes, and the mean of the samples."""
+    """Return the last value, the extremes and the mean of each gauge by minute."""
     return (
         made.filter(F.col("kind") == "gauge")
         .groupBy(minute_start().alias("start"), *SERIES_KEY)
@@ -74,7 +75,7 @@ def gauges_minute(made: DataFrame) -> DataFrame:
 
 
 def gauges_hour(minutes: DataFrame) -> DataFrame:
-    """Summarize gauges_minute by hour; the mean is that of the minutes."""
+    """Aggregate gauges_minute by hour. The mean is that of the minutes."""
     return minutes.groupBy(F.date_trunc("hour", "start").alias("start"), *SERIES_KEY).agg(
         F.max_by("last", "start").alias("last"),
         F.max("max").alias("max"),
@@ -84,9 +85,10 @@ def gauges_hour(minutes: DataFrame) -> DataFrame:
 
 
 def latency_rows(made: DataFrame) -> DataFrame:
-    """Build the rows of latencies_minute and latencies_hour from metrics_job.minutes; `period` says which.
+    """Build the rows of latencies_minute and latencies_hour from metrics_job.minutes. `period` says which.
 
-    It is worth persisting."""
+    Persist the result if it is used twice.
+    """
     rows = made.filter(F.col("kind") == "histogram").select(*GIVEN)
     day = F.floor(F.col("minute") / DAY_MINUTES)
     together = rows.repartition("metric", "topic", "group", "detail", day)
@@ -101,7 +103,10 @@ _EDGES = [upper_edge(index) for index in range(BUCKETS)]
 
 
 def latency_schema() -> Any:
-    """A row for each period, its start in minutes since the epoch, and series; process "" is the merge."""
+    """Return the schema of latency rows: one per period, start (minutes since the epoch) and series.
+
+    Process "" stands for all processes together.
+    """
     fields: list[Any] = [("period", pa.string()), ("minute", pa.int64())]
     fields += [(name, pa.string()) for name in SERIES_KEY]
     fields += [("count", pa.int64()), ("sum", pa.float64())]
@@ -110,7 +115,7 @@ def latency_schema() -> Any:
 
 
 def merge_histograms(batches: Iterator[Any]) -> Iterator[Any]:
-    """Turn batches of the columns GIVEN of metrics_job.minutes into batches of latency_schema()."""
+    """Convert batches of the columns GIVEN of metrics_job.minutes to batches of latency_schema()."""
     inputs = list(batches)
     rows = pa.Table.from_batches(inputs).select(GIVEN).combine_chunks() if inputs else None
     if rows is None or not rows.num_rows:
@@ -132,7 +137,7 @@ def merge_histograms(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _split_buckets(rows: Any) -> tuple[Any, Any]:
-    """Return minute and total of every row, and minute, bucket and total of every bucket of every row."""
+    """Return minute and total of every row; and minute, bucket and total of every bucket in every row."""
     lists, minute = column_array(rows, "buckets"), column_array(rows, "minute")
     counted = {"minute": minute.take(pc.list_parent_indices(lists)), "bucket": pc.list_flatten(lists)}
     return rows.select(["minute", "total"]), pa.table(
@@ -153,7 +158,7 @@ def _sum_totals(rows: Any, *more: str) -> Any:
 
 
 def _build_table(period: str, counted: Any, sums: Any, series_names: list[tuple[str, ...]]) -> Any:
-    """Return rows of latency_schema() from the counts by minute, id and bucket and the sums by minute and
+    """Build rows of latency_schema() from the counts by minute, id and bucket, and the sums by minute and
     id."""
     columns, groups = _add_percentiles(counted.sort_by([(name, "ascending") for name in (*_BY, "bucket")]))
     groups = groups.join(sums, list(_BY), use_threads=False).sort_by("row")
@@ -167,7 +172,9 @@ def _build_table(period: str, counted: Any, sums: Any, series_names: list[tuple[
 
 
 def _add_percentiles(buckets: Any) -> tuple[dict[str, Any], Any]:
-    """Columns with a row for each run of one minute and id in these sorted rows; their minute, id and row."""
+    """Return columns with one row per minute and id from sorted bucket rows, and the minute, id and row of
+    each.
+    """
     minute, ids, bucket = (column_array(buckets, name) for name in ("minute", "id", "bucket"))
     size, n = len(ids), column_array(buckets, "total")
     starts = pa.concat_arrays([pa.array([0], pa.int64()), _find_changes(minute, ids, size)])
@@ -192,7 +199,7 @@ def _add_percentiles(buckets: Any) -> tuple[dict[str, Any], Any]:
 
 
 def _find_changes(minute: Any, ids: Any, size: int) -> Any:
-    """Return the rows at which another minute or id begins, without the first."""
+    """Return the row numbers, except the first, at which another minute or id begins."""
     if size < 2:
         return pa.array([], pa.int64())
     other = [pc.not_equal(one.slice(1), one.slice(0, size - 1)) for one in (minute, ids)]

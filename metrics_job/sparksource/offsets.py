@@ -18,7 +18,7 @@ Places = dict[str, dict[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Offsets `[start, end)` of one queue; `name` is the queue's on the wire."""
+    """A range of offsets `[start, end)` in one queue. `name`: the queue's wire name."""
 
     topic: str
     number: int
@@ -29,7 +29,7 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The range `[start, end)` of a queue that cannot be read any more, and the reason."""
+    """A range of offsets `[start, end)` that can no longer be read, and the reason."""
 
     topic: str
     number: int
@@ -49,7 +49,7 @@ class Loss:
 
 
 def end_places(bounds: Iterable[QueueBounds], topics: Iterable[str]) -> Places:
-    """Return the end offset of every queue; a topic without queues yet has an empty entry."""
+    """Return the end offset of every queue. A topic without queues has an empty entry."""
     places: Places = {topic: {} for topic in topics}
     for at in bounds:
         places[at.topic][str(at.number)] = at.end
@@ -57,8 +57,10 @@ def end_places(bounds: Iterable[QueueBounds], topics: Iterable[str]) -> Places:
 
 
 def fixed_places(where: Where, bounds: Iterable[QueueBounds], option: str) -> Places:
-    """Return the places of an edge or of JSON; a queue that the JSON does not name starts at its first
-    message."""
+    """Return the offsets for an edge or for JSON.
+
+    A queue that the JSON does not name starts at its first message.
+    """
     bounds = list(bounds)
     if where.offsets is not None:
         _check_named(where.offsets, bounds, option)
@@ -87,10 +89,10 @@ def _check_named(named: Mapping[str, Mapping[str, object]], bounds: list[QueueBo
 
 
 def limit_places(start: Places, end: Places, most: int) -> Places:
-    """Lower `end` so that at most `most` messages lie after `start`; every queue gets its share.
+    """Lower `end` so that at most `most` messages lie after `start`, shared fairly among the queues.
 
-    Queues with little take all they have, the others share what is left equally; with fewer messages than
-    queues, the longest go first.
+    Queues with few messages get all of theirs; the others share the rest equally. With fewer messages than
+    queues, the queues with the longest backlog come first.
     """
     backlog = _count_backlog(start, end)
     order = sorted(backlog, key=lambda at: (-backlog[at], at))
@@ -125,7 +127,7 @@ def _count_backlog(start: Places, end: Places) -> dict[tuple[str, str], int]:
 
 
 def not_past(end: Places, target: Places) -> Places:
-    """Lower `end` to at most `target`; queues that `target` does not have are left out."""
+    """Lower `end` to at most `target`. Queues that `target` does not have are left out."""
     return {
         topic: {q: min(n, target[topic][q]) for q, n in qs.items() if q in target.get(topic, {})}
         for topic, qs in end.items()
@@ -133,8 +135,9 @@ def not_past(end: Places, target: Places) -> Places:
 
 
 def not_before(end: Places, start: Places, bounds: Iterable[QueueBounds]) -> Places:
-    """Raise `end` to at least `start`. Where `start` lies after the end of the queue itself, `end` stays,
-    which `plan_ranges` reports as a loss."""
+    """Raise `end` to at least `start`, unless `start` is after the queue's own end, which `plan_ranges`
+    reports as a loss.
+    """
     there = {(at.topic, str(at.number)): at.end for at in bounds}
     return {
         topic: {q: n if start[topic][q] > there[topic, q] else max(n, start[topic][q]) for q, n in qs.items()}

@@ -16,15 +16,15 @@ from typing import Literal, TypeVar, get_args
 
 
 class SourceError(Exception):
-    """Root of what this format raises on purpose; each text says what to do."""
+    """The root of all errors that this format raises deliberately. Each text says what to do."""
 
 
 class SourceOptionError(SourceError, ValueError):
-    """An option, a column or a mode is wrong."""
+    """An option, a column or a write mode is invalid."""
 
 
 class DataLossError(SourceError):
-    """Messages that were to be read are not there any more."""
+    """Messages that should be read no longer exist."""
 
 
 class WriteError(SourceError):
@@ -49,7 +49,7 @@ Default = TypeVar("Default", int, None)
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A place in every queue: an edge, a time (epoch ms), or topic → queue number → offset or edge."""
+    """A start or end position in every queue: an edge, a time (epoch ms), or offsets by topic and queue."""
 
     edge: Edge | None = None
     time_ms: int | None = None
@@ -58,7 +58,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The options of a read. `start` None means the first message for a batch, the last one for a stream."""
+    """The options of a read. `start` None: the first message for a batch, the newest for a stream."""
 
     servers: str
     topics: tuple[str, ...]
@@ -73,8 +73,10 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """The options of a write. `topic` None: every row names its own. `store_once`: whether rows have
-    idempotency keys; auto: as long as the proxies accept them."""
+    """The options of a write. `topic` None: every row names its own.
+
+    `store_once`: whether rows get idempotency keys; auto: as long as the proxies accept them.
+    """
 
     servers: str
     topic: str | None
@@ -83,7 +85,7 @@ class WriteOptions:
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """Check the options of a read; SourceOptionError names the wrong one."""
+    """Parse and check the options of a read. Raises SourceOptionError, which names the wrong one."""
     texts = _check_names(given, READING, "reading")
     return ReadOptions(
         servers=_require_text(texts, "servers", "the consumer proxies, host:port with commas between them"),
@@ -99,7 +101,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """Check the options of a write; SourceOptionError names the wrong one."""
+    """Parse and check the options of a write. Raises SourceOptionError, which names the wrong one."""
     texts = _check_names(given, WRITING, "writing")
     return WriteOptions(
         servers=_require_text(texts, "servers", "the producer proxies, host:port with commas between them"),
@@ -110,7 +112,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 def refuse_unknown(name: str, known: Iterable[str], what: str, use: str) -> SourceOptionError:
-    """Return the error for a name that is not among `known`, with the nearest known one."""
+    """Return the error for an unknown name, which suggests the nearest of the `known` ones."""
     names = {each.lower(): each for each in known}
     close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"; did you mean {names[close[0]]}?" if close else ""

@@ -1,11 +1,11 @@
 """The writers that Spark calls: each row of a DataFrame becomes a message, at least once, or exactly once
 where idempotency keys are accepted.
 
-Spark repeats a task, or after a crash a whole batch. Each message says in property `spark-batch` which row it
-was: QUERY/BATCH/PARTITION/ROW, the same in every repetition as long as the query itself gives its rows in the
-same order. For a batch write QUERY is made anew by each write and BATCH is 0. With a digest of the row behind
-it, that is the message's idempotency key: what is repeated is not stored again, and a row that comes in
-another one's place is another message.
+Spark repeats a task, or after a crash a whole batch. Each message says in property `spark-batch` which row
+it was: QUERY/BATCH/PARTITION/ROW, the same in every repetition as long as the query itself gives its rows in
+the same order. For a batch write QUERY is made anew by each write and BATCH is 0. With a digest of the row
+behind it, that is the message's idempotency key: what is repeated is not stored again, and a row that comes
+in another one's place is another message.
 
 Engines that cannot do it refuse keys (code 11), and so many keys are remembered and no more (15). Unless the
 application insists (`storeOnce`), a task then goes on without them, and says so.
@@ -66,13 +66,13 @@ OF_A_READ = {"offset", "message_id", "stored_at"}
 
 @dataclass
 class Written(WriterCommitMessage):
-    """The number of messages that one task stored."""
+    """The number of messages that one task has stored."""
 
     messages: int
 
 
 class _Writer:
-    """The common part of both writers. SourceOptionError for columns or a mode that cannot be written."""
+    """The base of both writers. Raises SourceOptionError for columns or a mode that cannot be written."""
 
     def __init__(
         self, options: WriteOptions, schema: T.StructType, overwrite: bool, query: str | None
@@ -87,8 +87,10 @@ class _Writer:
         self._query = query
 
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
-        """Store all rows of a partition in their order, on an executor. WriteError when some are not
-        stored."""
+        """Store all rows of a partition in order, on an executor.
+
+        Raises WriteError if some are not stored.
+        """
         place, keyed = self._task_place()
         total = 0
         with Producer(
@@ -110,7 +112,7 @@ class _Writer:
         return Written(total)
 
     def _task_place(self) -> tuple[str, bool]:
-        """Return QUERY/BATCH/PARTITION of this task, and whether that name is unique."""
+        """Return the name QUERY/BATCH/PARTITION of this task, and whether it is unique."""
         context = TaskContext.get()
         if context is None:
             raise WriteError("format ddmq: rows are written by tasks of Spark only")
@@ -121,7 +123,7 @@ class _Writer:
 
 
 class BatchWriter(_Writer, DataSourceWriter):
-    """The writer of df.write: one write."""
+    """The writer for df.write: one write."""
 
     def __init__(self, options: WriteOptions, schema: T.StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite, uuid.uuid4().hex)
@@ -130,13 +132,13 @@ class BatchWriter(_Writer, DataSourceWriter):
         log.info("batch written", extra={"messages": _count_messages(messages)})
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Log that a task has failed for good: the messages of the other tasks stay stored."""
+        """Log that a task has failed for good. Messages of the other tasks stay stored."""
         stored = _count_messages(messages)
         log.warning("write failed; %s messages of it are stored", stored, extra={"messages": stored})
 
 
 class StreamWriter(_Writer, DataSourceStreamWriter):
-    """The writer of df.writeStream: one write for each micro-batch."""
+    """The writer for df.writeStream: one write per micro-batch."""
 
     def __init__(self, options: WriteOptions, schema: T.StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite, None)
@@ -145,7 +147,7 @@ class StreamWriter(_Writer, DataSourceStreamWriter):
         log.info("micro-batch written", extra={"batch": batchId, "messages": _count_messages(messages)})
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Log that a task has failed for good: stored messages stay, and Spark repeats the batch."""
+        """Log that a task has failed for good. Stored messages stay, and Spark repeats the batch."""
         details = {"batch": batchId, "messages": _count_messages(messages)}
         log.warning(
             "micro-batch %(batch)d failed; %(messages)d messages of it are stored and will be again",
@@ -155,7 +157,7 @@ class StreamWriter(_Writer, DataSourceStreamWriter):
 
 
 def check_columns(schema: T.StructType, options: WriteOptions) -> None:
-    """Check the columns; SourceOptionError for one that is missing, unknown or of an unsupported type."""
+    """Check the columns of the rows. Raises SourceOptionError for a missing, unknown or unsupported one."""
     for field in schema.fields:
         if field.name in OF_A_READ:
             raise SourceOptionError(
@@ -176,7 +178,7 @@ def check_columns(schema: T.StructType, options: WriteOptions) -> None:
 
 
 def to_message(row: Row, topic: str | None, place: str) -> OutgoingMessage:
-    """Convert a row to a message; WriteError for a row that cannot be one."""
+    """Convert a row to a message. Raises WriteError for a row that cannot be a message."""
     values: dict[str, Any] = row.asDict()
     goes_to = topic or values.get("topic")
     if not goes_to or values["value"] is None:
@@ -203,11 +205,13 @@ def _key_text(given: Any, place: str) -> str | None:
 
 
 class RowStore:
-    """Stores groups of rows for one task, each with its key as long as these are taken."""
+    """Stores groups of rows for one task, with idempotency keys as long as the proxies accept them."""
 
     def __init__(self, producer: Producer, timeout_ms: int, once: StoreOnce, named: bool) -> None:
-        """`named`: the rows' names are unique to this task. WriteError if keys are required but
-        impossible."""
+        """`named`: the rows' names are unique to this task.
+
+        Raises WriteError if keys are required but impossible.
+        """
         if once == "true" and not named:
             raise WriteError("format ddmq: storeOnce=true, but Spark has told no id of the query and batch")
         self._producer = producer
@@ -217,8 +221,10 @@ class RowStore:
         self._keyed = named and once != "false"
 
     def store_rows(self, messages: Sequence[OutgoingMessage]) -> None:
-        """Send until all are stored; WriteError when the time is up, or at once for messages that are
-        invalid."""
+        """Send messages until all are stored.
+
+        Raises WriteError after the timeout, or at once for invalid messages.
+        """
         start_s = time.monotonic()
         pause = PAUSE_S[0]
         remaining = [with_key(message) for message in messages] if self._keyed else list(messages)
@@ -236,7 +242,7 @@ class RowStore:
                 self._go_on_without(bad[0])
                 remaining = [replace(message, idempotency_key=None) for message in remaining]
                 continue
-            if not _worth_again(results) or passed + pause > self._timeout_s:
+            if not _is_worth_retry(results) or passed + pause > self._timeout_s:
                 raise WriteError(
                     f"{len(remaining)} of {total} messages were not stored, first: {bad[0].error}"
                 )
@@ -244,7 +250,8 @@ class RowStore:
             pause = min(2 * pause, PAUSE_S[1])
 
     def _attempt_ms(self) -> int:
-        """Return how long the producer may try: half of the time if keys may have to be dropped."""
+        """Return how long one send of the producer may take: half of the time if keys may have to be
+        dropped."""
         return self._timeout_ms if self._insists or not self._keyed else max(1, self._timeout_ms // 2)
 
     def _go_on_without(self, bad: SendResult) -> None:
@@ -257,7 +264,7 @@ class RowStore:
 
 
 def with_key(message: OutgoingMessage) -> OutgoingMessage:
-    """Add an idempotency key to the message of a row, unless it has one."""
+    """Return the message with an idempotency key from its row's name, unless it has a key."""
     properties = message.properties or {}
     if IDEMPOTENCY_KEY in properties:
         return message
@@ -267,15 +274,17 @@ def with_key(message: OutgoingMessage) -> OutgoingMessage:
 
 
 def _about_keys(bad: Sequence[SendResult], long: bool) -> bool:
-    """Whether the keys may be why proxies refused these: at once, or for `long` because they have no
-    capacity."""
+    """Return whether proxies may have refused these messages because of their keys.
+
+    `long`: they have been refused for long, so a lack of capacity for keys counts, too.
+    """
     errors = [result.error for result in bad]
     return any(isinstance(error, InvalidMessageError) and error.proxy for error in errors) or (
         long and any(isinstance(error, ThrottledError) for error in errors)
     )
 
 
-def _worth_again(results: Sequence[SendResult]) -> bool:
+def _is_worth_retry(results: Sequence[SendResult]) -> bool:
     return all(
         result.stored or isinstance(result.error, NotStoredError | UnknownOutcomeError) for result in results
     )

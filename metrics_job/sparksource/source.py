@@ -66,7 +66,7 @@ ARROW = to_arrow_schema(SCHEMA, timezone="UTC")
 
 
 def open_reader(options: ReadOptions) -> RangeReader:
-    """Open a reader of the topics of `options`; it connects with its first call."""
+    """Return a reader for the topics of `options`. It connects in its first call."""
     return RangeReader(options.servers, options.group, options.topics, timeout_ms=options.timeout_ms)
 
 
@@ -79,9 +79,11 @@ def report_loss(loss: Loss, fail: bool) -> None:
     log.warning("%d messages lost: %s", loss.count, loss, extra={"count": loss.count})
 
 
-def read_span(options: ReadOptions, span: OffsetRange) -> Iterator[Any]:
-    """Yield the messages of `span` as record batches of SCHEMA; DataLossError, SourceError, ddmq_client
-    errors."""
+def read_range(options: ReadOptions, span: OffsetRange) -> Iterator[Any]:
+    """Yield the messages of a range as record batches of SCHEMA.
+
+    Raises DataLossError, SourceError, ddmq_client errors.
+    """
     with open_reader(options) as reader:
         rows: list[Message] = []
         size = 0
@@ -120,7 +122,7 @@ def _fetch_messages(
 
 
 def _find_loss(answer: FetchedQueue, offset: int, span: OffsetRange) -> Loss | None:
-    """Return the part of `[offset, span.end)` that is lost according to this answer."""
+    """Return the part of `[offset, span.end)` that is lost according to this answer, or None."""
     if answer.next_offset < offset:
         return Loss(span.topic, span.number, offset, span.end, "the queue ends before them now")
     first = answer.first_offset or 0
@@ -147,7 +149,7 @@ def _to_record_batch(span: OffsetRange, rows: Sequence[Message]) -> Any:
 
 
 class RangePartition(InputPartition):
-    """A range of one queue, for one task."""
+    """The range of one queue that one task reads."""
 
     def __init__(self, span: OffsetRange) -> None:
         super().__init__(None)
@@ -162,7 +164,7 @@ class DdmqSource(DataSource):
         return "ddmq"
 
     def schema(self) -> T.StructType:
-        """Return the columns of a read. SourceOptionError for wrong options."""
+        """Return the columns of a read. Raises SourceOptionError for invalid options."""
         read_options(self.options)
         return SCHEMA
 
@@ -190,7 +192,7 @@ def _check_read(given: Any, schema: T.StructType) -> ReadOptions:
 
 
 def find_places(reader: RangeReader, where: Where, bounds: Sequence[QueueBounds], option: str) -> Places:
-    """Return the offset of `where` in every queue; times are looked up."""
+    """Return the offset of `where` in every queue. Times are looked up by the reader."""
     if where.time_ms is None:
         return offsets.fixed_places(where, bounds, option)
     places_of_time: Places = {}
@@ -199,17 +201,19 @@ def find_places(reader: RangeReader, where: Where, bounds: Sequence[QueueBounds]
     return places_of_time
 
 
-class _SpanReader:
-    """The common part of both readers."""
+class _RangeReader:
+    """The base of both readers."""
 
     _options: ReadOptions
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return read_span(self._options, partition.span) if isinstance(partition, RangePartition) else iter(())
+        return (
+            read_range(self._options, partition.span) if isinstance(partition, RangePartition) else iter(())
+        )
 
 
-class BatchReader(_SpanReader, DataSourceReader):
-    """One read from a place to a place, both looked up when Spark plans it."""
+class BatchReader(_RangeReader, DataSourceReader):
+    """Reads from one place to another. Both are looked up when Spark plans the read."""
 
     def __init__(self, options: ReadOptions) -> None:
         if options.trigger_messages is not None:
@@ -217,7 +221,10 @@ class BatchReader(_SpanReader, DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plan the ranges of queues. SourceOptionError for a topic that does not exist; DataLossError."""
+        """Plan the ranges of all queues.
+
+        Raises SourceOptionError for a topic that does not exist, and DataLossError.
+        """
         options = self._options
         with open_reader(options) as reader:
             bounds = reader.bounds()
@@ -236,8 +243,8 @@ class BatchReader(_SpanReader, DataSourceReader):
         return [RangePartition(span) for span in ranges]
 
 
-class StreamReader(_SpanReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream from a place on, without end."""
+class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads an endless stream from a place on."""
 
     def __init__(self, options: ReadOptions) -> None:
         if options.end is not None:
@@ -274,11 +281,11 @@ class StreamReader(_SpanReader, DataSourceStreamReader, SupportsTriggerAvailable
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the latest offsets, for the query's progress."""
+        """Return the current end offsets, for the query's progress report."""
         return offsets.end_places(self._read_bounds(), self._options.topics)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Make the present end offsets the last ones that this run reads."""
+        """Make the current end offsets the limit of this run."""
         self._target = offsets.end_places(self._read_bounds(), self._options.topics)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

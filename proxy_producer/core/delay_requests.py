@@ -46,10 +46,12 @@ _ID_ALLOWED = (
 
 
 class DelayRequest(NamedTuple):
-    """The fields that say when, how often and which; None = absent. Times are epoch seconds.
+    """The fields of a delay request: when, how often and which message; None = absent.
 
-    `due_ms` is set when the caller gave milliseconds in any way. `schedule`: of an add of type 5; its strings
-    alone have been decoded. `fresh`: an add whose uuid nobody can know yet.
+    Times are epoch seconds.
+
+    `due_ms` is set if the caller gave milliseconds in any field. `schedule`: of an add of type 5; only its
+    strings have been decoded. `fresh`: an add whose uuid the proxy generated, so nobody can know it yet.
     """
 
     action: int | None
@@ -61,7 +63,7 @@ class DelayRequest(NamedTuple):
     times: int | None
     uuid: bytes
     due_ms: int | None
-    ours: bool = False
+    extended_client: bool = False
     schedule: Schedule | None = None
     fresh: bool = False
 
@@ -69,15 +71,15 @@ class DelayRequest(NamedTuple):
 def delay_fault(
     request: DelayRequest, limits: ScheduleLimits, shards: int, now_ms: int
 ) -> SendRefusal | None:
-    """Return the refusal of the first field that is wrong. `shards`: how many there are."""
+    """Return the refusal of the first invalid field, or None. `shards`: the number of delay shards."""
     if request.action == DelayAction.ADD:
         if request.schedule is not None:
             return _schedule_fault(request, request.schedule, limits, now_ms)
         return _add_fault(request, limits, now_ms)
     if request.action == DelayAction.CANCEL:
-        return id_fault(request.delay_id, shards, ours=request.ours)
-    if request.ours and request.action in (DelayAction.RESCHEDULE, DelayAction.FIRE):
-        fault = id_fault(request.delay_id, shards, ours=True)
+        return id_fault(request.delay_id, shards, extended_client=request.extended_client)
+    if request.extended_client and request.action in (DelayAction.RESCHEDULE, DelayAction.FIRE):
+        fault = id_fault(request.delay_id, shards, extended_client=True)
         if fault is None and request.action == DelayAction.RESCHEDULE:
             fault = timestamp_fault(request, limits, now_ms)
         return fault
@@ -90,7 +92,7 @@ def delay_fault(
 
 
 def echoed_id(code: Code, delay_id: bytes) -> bytes:
-    """Return field 3 of a refusal: the id for codes 30, 31 and 34, else nothing."""
+    """Return field 3 of a refusal: the id for codes 30, 31 and 34, else empty."""
     return delay_id if code in (Code.DELAY_ID_MALFORMED, Code.DELAY_TYPE_UNKNOWN, Code.DELAY_SHARD) else b""
 
 
@@ -114,12 +116,15 @@ def _schedule_fault(
 
 
 def due_s(request: DelayRequest) -> int | None:
-    """Return when the first occurrence is due, in whole epoch seconds; `due_ms` goes before the timestamp."""
+    """Return when the first occurrence is due, in whole epoch seconds.
+
+    `due_ms` takes precedence over the timestamp.
+    """
     return request.timestamp if request.due_ms is None else request.due_ms // 1_000
 
 
 def timestamp_fault(request: DelayRequest, limits: ScheduleLimits, now_ms: int) -> SendRefusal | None:
-    """Return code 33 for a due time outside of the limits."""
+    """Return code 33 for a due time outside the limits, else None."""
     due = due_s(request)
     delay_s_max = limits.delay_ms_max // 1_000
     latest = now_ms // 1_000 + delay_s_max
@@ -140,7 +145,7 @@ def timestamp_fault(request: DelayRequest, limits: ScheduleLimits, now_ms: int) 
 
 
 def _show_time(wall_ms: int) -> str:
-    """Write epoch milliseconds in UTC; as a number where no calendar has them."""
+    """Format epoch milliseconds in UTC; as a plain number if it is outside the calendar."""
     try:
         moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=wall_ms)
     except OverflowError:
@@ -196,7 +201,7 @@ def _loop_fault(request: DelayRequest) -> SendRefusal | None:
 
 
 def uuid_fault(uuid: bytes) -> SendRefusal | None:
-    """Return code 30 for a malformed uuid of an add."""
+    """Return code 30 for a malformed uuid of an add, else None."""
     if not uuid or is_uuid(uuid):
         return None
     return refusal(
@@ -207,19 +212,19 @@ def uuid_fault(uuid: bytes) -> SendRefusal | None:
     )
 
 
-def id_fault(delay_id: bytes, shards: int, *, ours: bool) -> SendRefusal | None:
-    """Return code 30, 31 or 34 for an id that names no message.
+def id_fault(delay_id: bytes, shards: int, *, extended_client: bool) -> SendRefusal | None:
+    """Return code 30, 31 or 34 for an id that cannot name a message, else None.
 
-    Only callers that know ddmq's fields know schedules, and may name a message by its uuid alone.
+    With `extended_client`, ids of schedules and plain uuids are valid, too.
     """
-    if ours and is_uuid(delay_id):
+    if extended_client and is_uuid(delay_id):
         return None
-    name = "the delay id" if ours else "uniqDelayMsgId"
+    name = "the delay id" if extended_client else "uniqDelayMsgId"
     parsed_id = parse_delay_id(delay_id)
     if parsed_id is None:
         what = f"{name} is {shown(delay_id, 120)}"
         return refusal(Code.DELAY_ID_MALFORMED, "delay_id", what, _ID_ALLOWED)
-    if parsed_id.kind not in (ALL_KINDS if ours else OLD_KINDS):
+    if parsed_id.kind not in (ALL_KINDS if extended_client else OLD_KINDS):
         return _kind_fault(f"the type in {name} is {parsed_id.kind}")
     if not 0 <= parsed_id.shard < shards:
         return refusal(
@@ -241,14 +246,15 @@ _OPS = {DelayAction.CANCEL: CANCEL, DelayAction.RESCHEDULE: RESCHEDULE, DelayAct
 
 
 class PlacedCommand(NamedTuple):
-    """A delay command, and the id that its caller gets: of the first occurrence, or the one that it named."""
+    """A delay command and the id for its caller: that of the first occurrence, or the id that the caller
+    named."""
 
     command: DelayCommand
     delay_id: bytes
 
 
 def add_command(request: DelayRequest, topic: str, uuid: str, shards: int) -> PlacedCommand:
-    """Return the command of an add of kind 2, 3 or 4. `uuid`: the caller's, or one made for it."""
+    """Build the command of an add of kind 2, 3 or 4. `uuid`: from the caller, or generated for it."""
     second = due_s(request) or 0
     due_ms = second * 1_000 if request.due_ms is None else request.due_ms
     kind, shard = request.kind or ONCE, shard_of(uuid, shards)
@@ -266,7 +272,7 @@ def add_command(request: DelayRequest, topic: str, uuid: str, shards: int) -> Pl
 def schedule_command(
     schedule: Schedule, due_ms: int, topic: str, uuid: str, shards: int, place: tuple[int, int]
 ) -> DelayCommand:
-    """Return the command of a schedule that is first due at `due_ms`. `place`: (partitionId, hashId)."""
+    """Build the command of a schedule that is first due at `due_ms`. `place`: (partitionId, hashId)."""
     return DelayCommand(
         ADD, uuid, topic, SCHEDULE, due_ms, due_ms // 1_000, shard=shard_of(uuid, shards),
         partition=place[0], hash_id=place[1], schedule=schedule,
@@ -280,11 +286,11 @@ def schedule_id(command: DelayCommand) -> bytes:
 
 
 def changing_command(request: DelayRequest, topic: str, latest_s: int, shards: int) -> PlacedCommand:
-    """Return the command of a cancel, a reschedule or a fire-now, whose id was checked.
+    """Build the command of a cancel, a reschedule or a fire-now, whose id has been checked.
 
-    It goes to the shard that the id names; an id that is only a uuid goes to the shard of `shards` that keeps
-    the uuid. A caller can invent the times in an id, and the command may be kept until then: times beyond
-    `latest_s`, which no add can have now, are cut.
+    The id names the shard; for an id that is only a uuid the shard follows from the uuid. Times in the id
+    that are later than `latest_s` are lowered to it: no add can have them, and the command is kept until
+    then.
     """
     parsed_id = parse_delay_id(request.delay_id)
     if parsed_id is None and is_uuid(request.delay_id):
@@ -305,10 +311,10 @@ def changing_command(request: DelayRequest, topic: str, latest_s: int, shards: i
 
 
 def relay_command(key: DelayId, topic: str, uuid: str, now_ms: int, place: tuple[int, int]) -> DelayCommand:
-    """Return the command to deliver a message of an old delay server now, unless it was cancelled.
+    """Build the command that delivers a message of an old delay server now, unless it was cancelled.
 
-    `key`: the occurrence's id, under which the server sends it. `uuid`: the command's own, so that each
-    occurrence is delivered.
+    `key`: the occurrence's id, under which the server sends it. `uuid`: a new one, so that each occurrence is
+    delivered.
     """
     return DelayCommand(
         ADD, uuid, topic, SCHEDULE, now_ms, now_ms // 1_000, shard=key.shard,
@@ -317,6 +323,6 @@ def relay_command(key: DelayId, topic: str, uuid: str, now_ms: int, place: tuple
 
 
 def uuid_of(raw: bytes) -> str:
-    """Write 16 bytes as the 36 characters of a uuid."""
+    """Format 16 bytes as the 36 characters of a uuid."""
     digits = raw.hex()
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

@@ -39,10 +39,10 @@ _SECONDS_BELOW = 100_000_000_000
 
 
 class ParsedSchedule(NamedTuple):
-    """A delay as the properties of a dialect state it.
+    """The delay that a message's properties ask for.
 
-    `due_ms`: the first delivery, epoch milliseconds; None: the schedule counts from now. `relative`: `due_ms`
-    counts from now, too.
+    `due_ms`: the first delivery in epoch milliseconds; None: the schedule counts from now. `relative`:
+    `due_ms` was computed from now.
     """
 
     schedule: Schedule
@@ -51,7 +51,7 @@ class ParsedSchedule(NamedTuple):
 
 
 class WrongValueError(Exception):
-    """A property of the dialect has a value that means nothing."""
+    """A delay property has an invalid value."""
 
     def __init__(self, what: str, allowed: str) -> None:
         super().__init__(f"{what}; {allowed}")
@@ -60,9 +60,9 @@ class WrongValueError(Exception):
 
 
 class Dialect(NamedTuple):
-    """One dialect: its property names, and the function that reads them.
+    """One delay dialect: the names of its properties, and the function that reads them.
 
-    `read` returns None where no delay is asked for, and raises WrongValueError.
+    `read` returns None if the message asks for no delay, and raises WrongValueError.
     """
 
     properties: frozenset[bytes]
@@ -70,14 +70,14 @@ class Dialect(NamedTuple):
 
 
 class Dialects(NamedTuple):
-    """The dialects that a topic speaks, and all their property names."""
+    """The delay dialects that a topic accepts, and the names of all their properties."""
 
     spoken: tuple[str, ...]
     properties: frozenset[bytes]
 
 
 def dialects(names: Iterable[str]) -> Dialects:
-    """Return the dialects of these names. Raises ValueError for an unknown one."""
+    """Return the dialects with these names. Raises ValueError for an unknown name."""
     spoken = tuple(dict.fromkeys(names))
     for name in spoken:
         if name not in _DIALECTS:
@@ -88,11 +88,11 @@ def dialects(names: Iterable[str]) -> Dialects:
 def read_command(
     properties: Properties, enabled: Dialects, now_ms: int, limits: ScheduleLimits
 ) -> DelayCommand | SendRefusal | None:
-    """Return the command that these (checked) properties ask for, a refusal, or None: they ask for no delay.
+    """Return the delay command that the (checked) properties ask for, a refusal, or None for no delay.
 
-    The command is a schedule, so that the message keeps its own key; the caller fills in its uuid, topic,
-    shard and queue. A due time that has passed is no delay. `now_ms`: the end of this millisecond, so that a
-    delay that counts from it is never early.
+    The command is always a schedule, so that the message keeps its key; the caller adds uuid, topic, shard
+    and queue. A due time in the past is no delay. `now_ms`: the end of this millisecond, so that no relative
+    delay is early.
     """
     names = [name for name in enabled.spoken if not _DIALECTS[name].properties.isdisjoint(properties)]
     if not names:
@@ -108,14 +108,14 @@ def read_command(
 
 
 def counts_from_now(properties: Properties, enabled: Dialects, now_ms: int) -> bool:
-    """Return whether the due time counts from the send, for properties that `read_command` accepted."""
+    """Return whether the due time is relative to the send, for properties that `read_command` accepted."""
     spoken = next(name for name in enabled.spoken if not _DIALECTS[name].properties.isdisjoint(properties))
     parsed = _DIALECTS[spoken].read(properties, now_ms)
     return parsed is not None and (parsed.relative or parsed.due_ms is None)
 
 
 def drop_dialects(properties: Properties, enabled: Dialects) -> Properties:
-    """Return the properties that are delivered."""
+    """Return the properties without those of the dialects, as consumers get them."""
     return {name: value for name, value in properties.items() if name not in enabled.properties}
 
 
@@ -263,13 +263,13 @@ _DIALECTS = dict(zip(DELAY_DIALECTS, _READERS, strict=True))
 
 
 def _read_text(properties: Properties, name: bytes) -> str:
-    """Return the value without white space around it; "" when absent."""
+    """Return the property's value without surrounding white space; "" if it is absent."""
     value = properties.get(name)
     return "" if value is None else value.decode("utf-8", "replace").strip()
 
 
 def _read_whole(properties: Properties, name: bytes) -> int | None:
-    """Read a whole number. Raises WrongValueError."""
+    """Parse an integer property; None if it is absent. Raises WrongValueError."""
     if name not in properties:
         return None
     text = _read_text(properties, name)
@@ -279,7 +279,10 @@ def _read_whole(properties: Properties, name: bytes) -> int | None:
 
 
 def _read_number(properties: Properties, name: bytes) -> int | None:
-    """Read a number and cut it to a whole one. Raises WrongValueError."""
+    """Parse a numeric property and truncate it to an integer; None if it is absent.
+
+    Raises WrongValueError.
+    """
     if name not in properties:
         return None
     text = _read_text(properties, name)
@@ -289,7 +292,7 @@ def _read_number(properties: Properties, name: bytes) -> int | None:
 
 
 def _read_duration_ms(properties: Properties, name: bytes) -> int | None:
-    """Read `1h30m`, `250ms`, or a number of milliseconds. Raises WrongValueError."""
+    """Parse `1h30m`, `250ms` or a number of milliseconds; None if absent. Raises WrongValueError."""
     if name not in properties:
         return None
     text = _read_text(properties, name)
@@ -304,9 +307,10 @@ def _read_duration_ms(properties: Properties, name: bytes) -> int | None:
 
 
 def _read_time_ms(properties: Properties, name: bytes) -> int | None:
-    """Read epoch seconds (also with a fraction), epoch milliseconds, or ISO 8601 with its offset from UTC.
+    """Parse epoch seconds (also fractional), epoch milliseconds, or ISO 8601 with a UTC offset.
 
-    A part of a millisecond counts as a whole one, so that nothing is early. Raises WrongValueError.
+    Fractions of a millisecond are rounded up, so that no message is early. Returns None if the property is
+    absent. Raises WrongValueError.
     """
     if name not in properties:
         return None
@@ -331,7 +335,7 @@ def _round_up(value: Decimal) -> int:
 
 
 def _wrong_value(properties: Properties, name: bytes, allowed: str) -> WrongValueError:
-    """Return the error for a value that is not `allowed`."""
+    """Return the WrongValueError for a property. `allowed`: a description of valid values."""
     return WrongValueError(
         f"property {name.decode()} has the value {shown(properties[name])}", f"allowed: {allowed}"
     )

@@ -31,9 +31,9 @@ IdentityOf = Callable[[Any, Mapping[bytes, bytes] | None], str | SendRefusal | N
 
 
 def identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str | SendRefusal | None:
-    """Return the identity of a wire Message, or a refusal; None: it has none.
+    """Return the identity of a wire Message for duplicate detection, a refusal, or None if it has none.
 
-    The body may be None: then the message is refused for that.
+    The body may be None here; a later check refuses such a message.
     """
     key = _key_of(message, properties)
     if key is not None:
@@ -45,7 +45,8 @@ def identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str |
 
 
 def no_identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> str | SendRefusal | None:
-    """Return a refusal for a message with a key, on an engine that does not recognise messages."""
+    """Return a refusal for a message with an idempotency key, because this engine detects no duplicates; else
+    None."""
     key = _key_of(message, properties)
     if key is None:
         return None
@@ -58,10 +59,10 @@ def no_identity_of(message: Any, properties: Mapping[bytes, bytes] | None) -> st
 
 
 def _key_of(message: Any, properties: Mapping[bytes, bytes] | None) -> bytes | None:
-    """Return the message's key.
+    """Return the message's idempotency key, or None.
 
-    A delay server's messages have the properties that its client gave to the first of maybe many. They are no
-    key there.
+    Messages of a delay server have none: their properties are copied from the original message to every
+    occurrence.
     """
     key: bytes | None = message.idempotencyKey
     if key is None and properties and CHRONOS not in properties:
@@ -70,7 +71,7 @@ def _key_of(message: Any, properties: Mapping[bytes, bytes] | None) -> bytes | N
 
 
 def _key_identity(message: Any, key: bytes, *, leveled: bool) -> str | SendRefusal:
-    """Return the identity by key. A message with a delay level is another one than a message without."""
+    """Return the identity by key. A message with a delay level and one without never count as duplicates."""
     try:
         text = key.decode()
     except UnicodeDecodeError:
@@ -101,6 +102,6 @@ def _sequence_identity(
 
 
 def delay_uuid(identity: str) -> bytes:
-    """Return the 16 bytes by which the delay service recognises each send of a message."""
+    """Return the 16-byte uuid under which the delay service recognises resends of a message."""
     name = parse_key(identity)[0] if is_key(identity) else sequence_name(identity).encode()
     return blake2b(name, digest_size=16).digest()

@@ -26,7 +26,7 @@ from ddmq_common.errors import (
 
 
 class SendRefusal(NamedTuple):
-    """The reason why a message was not stored (or, code 12, is not known to be)."""
+    """The reason why a message was not stored or, with code 12, may not be stored."""
 
     code: Code
     reason: str
@@ -34,17 +34,21 @@ class SendRefusal(NamedTuple):
 
 
 def refusal(code: Code, reason: str, what: str, allowed: str) -> SendRefusal:
-    """Make a refusal. `what` was wrong, with its value; `allowed`: what would be right, or what to do."""
+    """Build a SendRefusal. `what`: the wrong item with its value.
+
+    `allowed`: the valid values, or what to do.
+    """
     return SendRefusal(code, reason, f"{FAILED_PREFIX} {what}; {allowed}")
 
 
 def illegal(reason: str, what: str, allowed: str) -> SendRefusal:
-    """Make a refusal of code 11: the message itself is wrong."""
+    """Build a SendRefusal with code 11: the message itself is invalid."""
     return refusal(Code.ILLEGAL_MESSAGE, reason, what, allowed)
 
 
 def shown(text: bytes, characters_max: int = 40) -> str:
-    """Show a client's text in a message: quoted, shortened, one line, never invalid UTF-8."""
+    """Format a client's text for a message: quoted, shortened to `characters_max`, on one line, in valid
+    UTF-8."""
     whole = text[: 4 * characters_max + 4].decode("utf-8", "backslashreplace")
     cut = whole[:characters_max]
     return repr(cut) if len(cut) == len(whole) else f"{cut!r}..."
@@ -63,7 +67,7 @@ _BY_ERROR: tuple[tuple[type[Exception], Code, str], ...] = (
 
 
 def refusal_of(error: Exception) -> SendRefusal:
-    """Return the refusal for an error of the backend; unknown ones are code 10."""
+    """Convert an error of the backend to a SendRefusal; unknown errors become code 10."""
     for kind, code, reason in _BY_ERROR:
         if isinstance(error, kind):
             return SendRefusal(code, reason, f"{FAILED_PREFIX} {error}")
@@ -72,7 +76,7 @@ def refusal_of(error: Exception) -> SendRefusal:
 
 
 def failure_of(result: AppendResult) -> SendRefusal:
-    """Return why a record is not stored, or that the outcome is unknown; not for stored ones."""
+    """Return the refusal of a record whose result is not STORED: not stored, or outcome unknown."""
     if result.status == AppendStatus.UNKNOWN:
         why = f": {result.error}" if result.error else " within the timeout"
         return refusal(
@@ -86,7 +90,10 @@ def failure_of(result: AppendResult) -> SendRefusal:
 
 
 def timed_out(waited_ms: int, doing: str, sent: bool) -> SendRefusal:
-    """Return code 12 for the proxy's own sweep. `doing`: what the request was waiting for."""
+    """Build the code 12 that the sweep answers. `doing`: what the request was waiting for.
+
+    `sent`: it may be stored.
+    """
     state = "the message may or may not be stored" if sent else "the message is not stored; send it again"
     what = f"no answer within {waited_ms} ms, waiting for {doing}"
     return refusal(Code.TIMED_OUT, "swept" if sent else "swept_unsent", what, state)

@@ -31,7 +31,7 @@ _BLANK_ALLOWED = "allowed: any text with at least one character that is not whit
 
 
 class ContentLimits(NamedTuple):
-    """Bounds of the messages of one topic. `forbidden`: bytes that the engine cannot hold in text."""
+    """Limits for the messages of one topic. `forbidden`: bytes that the engine cannot store in text."""
 
     body_bytes_max: int
     properties_bytes_max: int
@@ -39,7 +39,7 @@ class ContentLimits(NamedTuple):
 
 
 def topic_name_fault(name: bytes | None) -> SendRefusal | None:
-    """Return why no topic of a client may have this name: it is malformed, or reserved for the system."""
+    """Return why a client may not use this topic name (malformed or reserved), or None."""
     if not name:
         return illegal("topic_name", "the topic is empty", "allowed: a name of letters, digits and _ - % |")
     text = name.decode("utf-8", "backslashreplace")
@@ -60,7 +60,10 @@ def content_fault(
     properties: Mapping[bytes, bytes] | None,
     limits: ContentLimits,
 ) -> SendRefusal | None:
-    """Return what is wrong with a message's content, or None. `body`: field 7 of the message, or 3."""
+    """Return the refusal of a message's invalid content, or None.
+
+    `body`: field 7 of the message, else field 3.
+    """
     if (
         not properties
         and body
@@ -94,7 +97,7 @@ def _text_fault(what: str, text: bytes, forbidden: bytes) -> SendRefusal | None:
 
 
 def properties_fault(properties: Mapping[Any, Any], limits: ContentLimits) -> SendRefusal | None:
-    """Return what is wrong with the properties, or None. Names and values may be None, as they came."""
+    """Return the refusal of invalid properties, or None. Names and values may be None, as received."""
     size = 0
     for name, value in properties.items():
         if not name or not value or name[0] <= _SPACE or value[0] <= _SPACE or name in RESERVED:
@@ -114,7 +117,8 @@ def properties_fault(properties: Mapping[Any, Any], limits: ContentLimits) -> Se
 
 
 def _property_name_fault(name: bytes, value: bytes) -> SendRefusal | None:
-    """Check a property that is empty, starts with white space, or has a reserved name."""
+    """Return the refusal of a property name that is empty, starts with white space or is reserved, or
+    None."""
     if name == DELAY and value.isdigit():
         return None
     if not name.strip():
@@ -137,7 +141,7 @@ def _property_name_fault(name: bytes, value: bytes) -> SendRefusal | None:
 
 
 def _property_text_fault(name: bytes, value: bytes) -> SendRefusal | None:
-    """Check text that is not ASCII: it must be UTF-8, and white space of every script is blank."""
+    """Return the refusal of non-ASCII text that is not UTF-8 or is blank in Unicode's sense, or None."""
     for what, text in (("a property name", name), (f"the value of property {shown(name)}", value)):
         try:
             blank = not text.decode("utf-8").strip()
@@ -187,13 +191,13 @@ def _forbidden_property(properties: Mapping[bytes, bytes], forbidden: bytes) -> 
 
 
 def delay_level(properties: Mapping[bytes, bytes]) -> int:
-    """Return the level that DELAY asks for, 0 when none; the properties have been checked."""
+    """Return the delay level from the (checked) property DELAY; 0 if there is none."""
     digits = properties.get(DELAY, b"").lstrip(b"0")
     return int(digits[:6]) if digits else 0
 
 
 def no_delay_property(properties: Mapping[bytes, bytes]) -> SendRefusal | None:
-    """Return why DELAY is refused in a request that has a due time of its own."""
+    """Return the refusal of property DELAY in a request that has its own due time, or None."""
     if DELAY not in properties:
         return None
     return illegal(
@@ -202,7 +206,7 @@ def no_delay_property(properties: Mapping[bytes, bytes]) -> SendRefusal | None:
 
 
 def heartbeat_only() -> SendRefusal:
-    """Return the refusal of a heartbeat that is not a single send: its topic stores nothing."""
+    """Return the refusal of a heartbeat message in anything but a single send."""
     return illegal(
         "topic_reserved",
         f"topic {HEARTBEAT_TOPIC!r} is for heartbeats, which nothing stores",
@@ -211,7 +215,7 @@ def heartbeat_only() -> SendRefusal:
 
 
 def batch_fault(messages: int, body_bytes: int, messages_max: int, body_bytes_max: int) -> SendRefusal | None:
-    """Return why a batch as a whole is too large, or None."""
+    """Return the refusal of a batch that is too large, or None."""
     if messages > messages_max:
         return illegal(
             "batch_long",

@@ -51,13 +51,13 @@ WAITERS_MAX = 1_000
 
 
 class Presence:
-    """Tells whether a delay service runs that would fire messages; a cached answer, for code 21.
+    """Knows whether a delay service is running. Its cached answer decides about code 21.
 
-    The backend is asked who holds the shards when this proxy starts, and every ASK_S while delay requests
-    come. Until it has answered, and when it cannot, a service is assumed: a command is durable all the same.
-    Where a service has ever run, which its inner topic tells, a gap of up to `grace_s` is a takeover or a
-    restart, not an absence; this proxy may have started first. Before a request is refused the backend is
-    asked again, so that a service that has just begun is noticed.
+    The backend is asked for the owners of the shards when this proxy starts, and every ASK_S while delay
+    requests arrive. Until it answers, and if it cannot, a service is assumed, because commands are durable
+    anyway. If a service has ever run (its inner topic exists), a gap of up to `grace_s` counts as a take-over
+    or restart, not as an absence. Before a request is refused the backend is asked again, so that a service
+    that has just started is noticed.
     """
 
     def __init__(self, backend: Backend, clock: Clock, grace_s: float) -> None:
@@ -66,37 +66,38 @@ class Presence:
         self._grace_s = grace_s
         self._absent_since: float | None = None
         self._has_run = False
-        self._is_asking = False
-        self._ask_at = 0.0
+        self._is_request_pending = False
+        self._next_request_at = 0.0
         self._is_calling = False
         self._waiting: list[Callable[[], object]] = []
-        self._ask_holders(clock.monotonic())
+        self._request_holders(clock.monotonic())
 
     def is_absent(self) -> bool:
-        """Return whether no delay service is running, as far as is known."""
+        """Return whether, according to the cached answer, no delay service is running."""
         now = self._monotonic()
-        if now >= self._ask_at and not self._is_asking:
-            self._ask_holders(now)
+        if now >= self._next_request_at and not self._is_request_pending:
+            self._request_holders(now)
         since = self._absent_since
         return since is not None and (not self._has_run or now - since > self._grace_s)
 
     def will_retry(self, fault: SendRefusal, call: Callable[[], object]) -> bool:
-        """Return whether `call` follows: for code 21, once the backend has been asked again.
+        """For code 21, ask the backend again, call `call` afterwards and return True; else return False.
 
-        A delay service that has just begun is noticed so. Such a call itself is not made twice.
+        So a delay service that has just started is noticed before the request is refused. A retried call is
+        not retried again.
         """
         if fault.code is not Code.NO_SERVICE or self._is_calling or len(self._waiting) >= WAITERS_MAX:
             return False
         self._waiting.append(call)
-        if not self._is_asking:
-            self._ask_holders(self._monotonic())
+        if not self._is_request_pending:
+            self._request_holders(self._monotonic())
         return True
 
-    def _ask_holders(self, now: float) -> None:
+    def _request_holders(self, now: float) -> None:
         if self._backend.topic(DELAY_TOPIC) is None:
             self._set_holders({}, now)  # a shard of it cannot have a holder
             return
-        self._has_run = self._is_asking = True
+        self._has_run = self._is_request_pending = True
         try:
             self._backend.holders(DELAY_GROUP, DELAY_TOPIC, now + ANSWER_S).then(self._on_holders)
         except DdmqError:
@@ -117,13 +118,13 @@ class Presence:
         self._call_waiting(now)
 
     def _assume_running(self, now: float) -> None:
-        """Assume that a service runs: a command is worth a try."""
+        """Assume that a delay service runs, because the backend could not say."""
         self._absent_since = None
         self._call_waiting(now)
 
     def _call_waiting(self, now: float) -> None:
-        self._is_asking = False
-        self._ask_at = now + ASK_S
+        self._is_request_pending = False
+        self._next_request_at = now + ASK_S
         waiting, self._waiting = self._waiting, []
         self._is_calling = True
         try:
@@ -134,7 +135,7 @@ class Presence:
 
 
 class FullTopics:
-    """Topics that take no more delayed messages for now, by the delay services (delay_service/quota.py).
+    """The topics that have reached their bound of delayed messages, as the delay services report.
 
     `names` is nearly always empty; the hot path reads it.
     """
@@ -155,9 +156,9 @@ class FullTopics:
 
 
 class TopicDialects:
-    """The delay dialects that topics speak: a topic's own setting goes before this proxy's configuration.
+    """The delay dialects of each topic: the topic's own setting, else this proxy's configuration.
 
-    `spoken`: by the topic's name as on the wire; nearly always empty.
+    `spoken`: the topics with a setting, by wire name; nearly always empty.
     """
 
     def __init__(self, backend: Backend, configured: Mapping[str, tuple[str, ...]]) -> None:
@@ -176,7 +177,7 @@ class TopicDialects:
         self._update_topic(key.removeprefix("topic/"))
 
     def _update_topic(self, name: str) -> None:
-        """Take over the topic's dialects. Names that only a newer program knows are ignored."""
+        """Update the cached dialects of a topic from its setting. Unknown dialect names are ignored."""
         info = self._backend.topic(name)
         names = () if info is None else [each for each in info.delay_dialects if each in DELAY_DIALECTS]
         spoken = dialects(names) if names else self._configured.get(name)
@@ -202,7 +203,8 @@ class Relays:
         self._wall_ms = clock.wall_ms
 
     def make_command(self, record: NewRecord, place: tuple[int, int]) -> DelayCommand | None:
-        """Return the command for a message with from_chronos; None: store the message in its topic.
+        """Return the command for a message of an old delay server; None to store the message in its topic
+        directly.
 
         `place`: (partitionId, hashId).
         """
@@ -214,7 +216,10 @@ class Relays:
 
 
 def command_record(record: NewRecord, command: DelayCommand, shards: int) -> NewRecord:
-    """Return the record that hands a message to the delay service. `shards`: queues of its topic."""
+    """Build the record that passes a message to the delay service.
+
+    `shards`: the number of queues of its topic.
+    """
     return NewRecord(
         DELAY_TOPIC, command.shard % max(shards, 1), record.message_id, record.born_ms, record.delivery,
         flags=record.flags, system={COMMAND_PROPERTY: encode_command(command)},
@@ -222,7 +227,7 @@ def command_record(record: NewRecord, command: DelayCommand, shards: int) -> New
 
 
 class DelayLevels:
-    """The waits that DELAY=n means to one producer proxy, and the topic that has a queue for each of them."""
+    """The waiting times of the delay levels (DELAY=n), and the topic that has one queue for each level."""
 
     def __init__(self, backend: Backend, table: Levels, clock: Clock, timeout_s: float) -> None:
         self.table = table
@@ -233,11 +238,11 @@ OUTCOME_QUEUES = 64
 
 
 class DelayContext:
-    """The state that one producer proxy keeps for delayed messages.
+    """The state for delayed messages of one producer proxy.
 
-    `presence`: whether a service runs. `commands`: the topic that it reads. `outcomes`: its answers.
-    `relays`: for messages of old delay servers. `full`: topics that take no more for now. `dialects`: of each
-    topic.
+    `presence`: whether a delay service runs. `commands`: the topic that the service reads. `outcomes`: waits
+    for the service's answers. `relays`: for messages of old delay servers. `full`: topics at their bound.
+    `dialects`: by topic.
     """
 
     def __init__(
@@ -265,11 +270,11 @@ class DelayContext:
 
     @property
     def shards(self) -> int:
-        """Return how many shards there are; there may be more than the configuration says."""
+        """Return the number of delay shards, which may be higher than configured."""
         return max(self._shards, self.commands.queues)
 
     def place_command(self, request: SendRequest) -> DelayCommand:
-        """Complete the command of a request in a delay dialect: its topic, uuid and shard."""
+        """Fill in topic, uuid and shard of a command that comes from delay properties."""
         identity, command = request.identity, request.command
         if command is None:
             raise RuntimeError("a request without a delay was given to the delay service")

@@ -37,9 +37,10 @@ log = logging.getLogger("ddmq.producer")
 
 
 class OutcomeReader:
-    """Reads one queue from its end on, as records come, without a greenlet: a wait, a read, and so on.
+    """Reads the outcome records of one queue from its end on, by callbacks on the hub, without a greenlet.
 
-    `on_outcome` is called with each outcome. `waiting`: callers that wait for one here, by the owner's count.
+    `on_outcome` is called with each outcome. `waiting`: the number of callers that wait, which the owner
+    maintains.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class OutcomeReader:
         self.waiting = 0
 
     def open(self, on_open: Callable[[OutcomeReader], None]) -> None:
-        """Find the queue's end; `on_open(self)` follows when all later outcomes will be read."""
+        """Find the queue's end, then call `on_open(self)`. All later outcomes will be read."""
         self._on_open = on_open
         self._find_end()
 
@@ -115,7 +116,10 @@ class OutcomeReader:
             self._read()
 
     def _pass_on(self, delivery: bytes) -> None:
-        """Pass an outcome on. One that cannot be decoded has no known waiter: its caller gets "pending"."""
+        """Decode an outcome and pass it to `on_outcome`.
+
+        An undecodable one is logged; its caller gets "pending".
+        """
         try:
             outcome = decode_outcome(decode(delivery).value)
         except DdmqError as error:
@@ -131,14 +135,17 @@ class OutcomeWaiter(Protocol):
     """A delay command whose caller waits for its outcome."""
 
     def on_outcomes_ready(self, fault: SendRefusal | None) -> None:
-        """Store the command: outcomes can be read from now on (None), or cannot."""
+        """Store the command. None: its outcome will be read; otherwise `fault` says why it cannot be."""
 
     def on_outcome(self, outcome: CommandOutcome) -> None:
-        """Take the command's outcome."""
+        """Answer the caller with the outcome."""
 
 
 class OutcomeWaiters(ClaimOwner):
-    """The waiters of one proxy. It reads outcomes from the first command on that waits for one."""
+    """The callers of one proxy that wait for the outcomes of delay commands.
+
+    Reading starts with the first of them.
+    """
 
     def __init__(
         self,
@@ -168,7 +175,7 @@ class OutcomeWaiters(ClaimOwner):
     # --- for commands
 
     def when_ready(self, waiter: OutcomeWaiter) -> None:
-        """Call `waiter.on_outcomes_ready`, nearly always at once."""
+        """Call `waiter.on_outcomes_ready` as soon as outcomes can be read, nearly always at once."""
         if self._reader is not None:
             waiter.on_outcomes_ready(None)
             return
@@ -177,7 +184,8 @@ class OutcomeWaiters(ClaimOwner):
             self._topic.when_ready(self._on_topic_ready)
 
     def expect(self, waiter: OutcomeWaiter) -> tuple[int, int] | None:
-        """Return (reply queue, reply id) for a command to be sent; None when too many wait already."""
+        """Register a waiter and return (reply queue, reply id) for its command; None if too many are
+        waiting."""
         reader = self._reader
         if reader is None or len(self._waiters) >= self._waiters_max:
             self._counts.count_outcome("waiters_max")
@@ -188,7 +196,7 @@ class OutcomeWaiters(ClaimOwner):
         return reader.queue.queue_id, self._number
 
     def forget(self, reply_id: int) -> None:
-        """Drop a waiter whose caller was answered otherwise; an unknown id is ignored."""
+        """Remove a waiter whose caller has been answered. An unknown id is ignored."""
         entry = self._waiters.pop(reply_id, None)
         if entry is not None:
             self._leave(entry[1])
@@ -238,7 +246,7 @@ class OutcomeWaiters(ClaimOwner):
         return 0 if info is None else info.incarnation
 
     def _move_to(self, queue: QueueRef) -> None:
-        """Read this queue from its present end on, then name it in new commands."""
+        """Start reading this queue at its end, then use it as the reply queue of new commands."""
         if self._next is not None:
             self._next.close()
         self._next = OutcomeReader(self._backend, self._clock, queue, self._take_outcome, self._later)
@@ -264,7 +272,7 @@ class OutcomeWaiters(ClaimOwner):
         self._choose_reader()
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float, release: Release) -> None:
-        """Release at once: this proxy writes nothing to the queues."""
+        """Release the revoked queues at once, because this proxy writes nothing to them."""
         release(queues)
         self._choose_reader()
 
@@ -272,11 +280,11 @@ class OutcomeWaiters(ClaimOwner):
         self._choose_reader()
 
     def trouble(self, doing: str, error: Exception) -> None:
-        """Join again later; until then any queue is read."""
+        """Handle a failed join: retry it later, and read any queue until then."""
         self._later(RETRY_S, self._join)
 
     def _choose_reader(self) -> None:
-        """Move to a queue that this proxy holds; without one the present queue stays."""
+        """Switch to a queue that this proxy owns; without one keep the current queue."""
         reader = self._next or self._reader
         queues = self._claims.held
         if queues and (reader is None or reader.queue not in queues) and not self._closed:

@@ -52,7 +52,7 @@ from proxy_producer.core.validation import CHRONOS, content_fault
 from proxy_producer.delay.context import DelayContext, command_record
 from proxy_producer.flow import Flow
 from proxy_producer.pending import Destination, PendingSend, SendMember
-from proxy_producer.topics import KnownTopic
+from proxy_producer.topics import CachedTopic
 from proxy_producer.wire import SendRequest, flags_of
 
 _ADD, _ONCE = int(DelayAction.ADD), int(DelayType.DELAY)
@@ -63,7 +63,7 @@ _COMMAND_STORED = AppendResult(AppendStatus.STORED, -1, Durability.DURABLE, None
 
 
 class DelaySends:
-    """Turn accepted delay requests into delay commands. There is one for each producer proxy."""
+    """Converts accepted delay requests to delay commands. There is one for each producer proxy."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class DelaySends:
         clock: Clock,
         random: Random,
         flow: Flow,
-        known: dict[bytes, KnownTopic],
+        known: dict[bytes, CachedTopic],
         new_id: Callable[[], bytes],
     ) -> None:
         self._context = context
@@ -88,14 +88,14 @@ class DelaySends:
         self._config = config
 
     def reconfigure(self, config: ProducerConfig) -> None:
-        """Use other bounds from now on."""
+        """Use the limits of `config` for all later requests."""
         self._config = config
 
     # One function of more than forty lines: it is the hot path, and each call costs it 0.05 µs.
     def send_fast(self, call: Call, deadline: float) -> bool:
-        """Accept a sendDelaySync that is an add of type 2 without fields of ddmq's own.
+        """Accept a plain sendDelaySync add of type 2 on the fast path; return False to take the slow path.
 
-        False: ask the table of checks (admission.py), of which every row takes what this takes.
+        The fast path accepts only requests that every check of admission.py would accept.
         """
         message = call.args.delayMessage
         topic = self._known.get(message.topic)
@@ -147,7 +147,8 @@ class DelaySends:
     # --- the slow path, for requests that passed their checks
 
     def make_command(self, request: SendRequest, delay: DelayRequest) -> tuple[NewRecord, Destination]:
-        """Give the request its command, and return the record of its message, and where the send goes."""
+        """Build the delay command of a request; return the record to store, and the destination of the
+        send."""
         adds = request.adds_message
         if adds:
             properties = {**(request.properties or {}), **_CHRONOS}
@@ -158,9 +159,9 @@ class DelaySends:
         name = request.topic_name
         record = NewRecord(name, -1, self._new_id(), request.born_ms, delivery, b"", b"", flags)
         request.command, delay_id = self._place_command(request, delay)
-        if request.ours and not (adds and delay.fresh):
+        if request.extended_client and not (adds and delay.fresh):
             return record, AwaitedDelay(self._context, request.command, delay_id, adds)
-        due_ms = request.command.due_ms if request.ours else None
+        due_ms = request.command.due_ms if request.extended_client else None
         return record, DelayDestination(delay_id, adds, due_ms)
 
     def _place_command(self, request: SendRequest, delay: DelayRequest) -> PlacedCommand:
@@ -176,10 +177,9 @@ class DelaySends:
 
 
 class DelayDestination(Destination):
-    """A command whose caller waits for no outcome: it is answered with the id.
+    """Stores a delay command and answers with its id, without waiting for the outcome.
 
-    `adds`: the command brings a message, and changes none. `due_ms`: when the message is due, for callers
-    that know ddmq's fields.
+    `adds`: the command adds a message. `due_ms`: the message's due time, for extended clients.
     """
 
     def __init__(self, delay_id: bytes, adds: bool = True, due_ms: int | None = None) -> None:
@@ -189,7 +189,7 @@ class DelayDestination(Destination):
         self._due_ms = due_ms
 
     def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
-        """Answer when the command is durable."""
+        """Answer the caller once the command is durable."""
         if send.faults or not send.count_stored(results):
             topic = send.members[0].topic
             refuse_delay(send.flow, send.call, topic, send.faults[0], self._delay_id, self._adds)
@@ -200,10 +200,10 @@ class DelayDestination(Destination):
 
 
 class AwaitedDelay(Destination):
-    """A command whose caller waits for its outcome.
+    """Stores a delay command and waits for its outcome before it answers.
 
-    Once the command is stored, the end of the call's time is no code 12 any more: the command will be carried
-    out, so the answer is 0 and "pending".
+    If the deadline comes after the command is stored, the answer is code 0 with "pending", as the command
+    will be executed.
     """
 
     def __init__(self, context: DelayContext, command: DelayCommand, delay_id: bytes, adds: bool) -> None:
@@ -221,7 +221,7 @@ class AwaitedDelay(Destination):
         self._context.outcomes.when_ready(self)
 
     def on_outcomes_ready(self, fault: SendRefusal | None) -> None:
-        """Store the command; where outcomes cannot be read its caller is answered "pending"."""
+        """Store the command. If outcomes cannot be read, answer "pending" once it is stored."""
         send = self._send
         if send.answered:
             return
@@ -237,7 +237,7 @@ class AwaitedDelay(Destination):
     # --- the answer
 
     def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
-        """Watch the stored command until its outcome comes or the time is up."""
+        """Wait for the outcome of the stored command, until the deadline."""
         if send.faults:
             self._forget_reply()
             topic = send.members[0].topic
@@ -257,7 +257,7 @@ class AwaitedDelay(Destination):
         return self._send.deadline
 
     def expire(self) -> None:
-        """Answer "pending": the command is durable, and its outcome did not come in time."""
+        """Answer "pending", because the outcome did not come before the deadline."""
         self._forget_reply()
         self._reply(PENDING)
 
@@ -269,7 +269,7 @@ class AwaitedDelay(Destination):
             self._reply(outcome.code, outcome)
 
     def _reply(self, code: int, outcome: CommandOutcome | None = None) -> None:
-        """Answer code 0, and with it the outcome's own `code`: DelayResult field 100."""
+        """Answer code 0 with the outcome's `code` in DelayResult field 100."""
         send = self._send
         send.flow.unanswered.discard(self)
         send.count_stored((_COMMAND_STORED,), traced=True)
@@ -283,9 +283,9 @@ class AwaitedDelay(Destination):
 
 
 def refuse_delay(
-    flow: Flow, call: Call, topic: KnownTopic | None, fault: SendRefusal, delay_id: bytes, adds: bool
+    flow: Flow, call: Call, topic: CachedTopic | None, fault: SendRefusal, delay_id: bytes, adds: bool
 ) -> None:
-    """Answer a sendDelaySync that is not stored, and count it; a refused change loses no message."""
+    """Answer a sendDelaySync with a refusal and count it. `adds`: the request would have added a message."""
     if adds:
         flow.counts.count_refused(None if topic is None else topic.name, fault)
     else:

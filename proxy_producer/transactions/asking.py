@@ -1,8 +1,8 @@
-"""Check-back: transactions that nobody ended, offered to the polling members of their producer groups.
+"""Check-back: undecided transactions are offered to the polling members of their producer groups.
 
-A poll is held until there is a check, or its time is up. A check is handed out when its attempt is durable,
-so nobody is asked more often than `checks_max` times, whatever is killed. Checks of shards that other proxies
-own are asked for there, once a second while somebody waits here (owners.py).
+A poll waits until there is a check or its deadline comes. A check is handed out only after its attempt is
+durable, so no group is asked more often than `checks_max` times, whatever is killed. Checks of shards that
+other proxies own are requested from them once a second while a poll waits here (polls.py).
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from ddmq_rpc.codec import structs
 from proxy_producer.core.refusals import SendRefusal
 from proxy_producer.transactions.codec import HalfMessage
 from proxy_producer.transactions.core.transaction import OpenTransaction
-from proxy_producer.transactions.deciding import DAMAGED, Deciding
+from proxy_producer.transactions.deciding import DAMAGED, TransactionDecider
 from proxy_producer.transactions.held import HeldShard
-from proxy_producer.transactions.reading import fetch
+from proxy_producer.transactions.reading import fetch_halves
 
-POLLS_MAX = 10_000  # held at a time
-POLL_BYTES_MAX = 4_096  # of one's frame, which counts as in flight as long as the poll is held
+POLLS_MAX = 10_000  # waiting at a time
+POLL_BYTES_MAX = 4_096  # of a poll's frame, which counts as in flight while the poll waits
 COUNT_MAX = 100  # checks of one answer
 ANSWER_BYTES_MAX = 4 << 20
 IDL = structs(producer)
 
 
-class HeldPoll:
-    """A call of pollTransactionChecks that waits. `forwarded`: for another proxy, which waits no longer.
+class WaitingPoll:
+    """One waiting call of pollTransactionChecks. `forwarded`: it comes from another proxy and must not wait.
 
-    `deadline`: monotonic seconds."""
+    `deadline`: monotonic seconds.
+    """
 
-    __slots__ = ("_table", "asking", "call", "count", "deadline", "done", "forwarded", "group")
+    __slots__ = ("_table", "call", "count", "deadline", "done", "forwarded", "group", "is_served")
 
     def __init__(
-        self, table: HeldPolls, call: Call, group: str, count: int, deadline: float, forwarded: bool
+        self, table: WaitingPolls, call: Call, group: str, count: int, deadline: float, forwarded: bool
     ) -> None:
         self._table = table
         self.call = call
@@ -47,12 +48,12 @@ class HeldPoll:
         self.count = count
         self.deadline = deadline
         self.forwarded = forwarded
-        self.asking = False  # checks for it are being made durable
+        self.is_served = False  # its checks are being made durable
         self.done = False
         call.on_abandoned = self._on_abandoned
 
     def answer(self, checks: Sequence[Any], fault: SendRefusal | None = None) -> None:
-        """Once; later ones are lost, and those who are asked about come again."""
+        """Answer the poll with these checks or with a refusal. Later calls do nothing."""
         if self.done:
             return
         self.done = True
@@ -65,11 +66,11 @@ class HeldPoll:
         self._table.forget(self)
 
 
-class HeldPolls:
-    """All that wait here, by group, in the order in which they came."""
+class WaitingPolls:
+    """All waiting polls of this proxy, by producer group in order of arrival."""
 
     def __init__(self) -> None:
-        self._by_group: dict[str, deque[HeldPoll]] = {}
+        self._by_group: dict[str, deque[WaitingPoll]] = {}
         self.count = 0
 
     @property
@@ -77,15 +78,15 @@ class HeldPolls:
         return self.count >= POLLS_MAX
 
     def groups(self) -> list[str]:
-        """Return the groups whose members wait."""
+        """Return the producer groups that have a waiting poll."""
         return list(self._by_group)
 
-    def hold(self, poll: HeldPoll) -> None:
+    def hold(self, poll: WaitingPoll) -> None:
         self._by_group.setdefault(poll.group, deque()).append(poll)
         self.count += 1
 
-    def forget(self, poll: HeldPoll) -> None:
-        """Remove a poll that no longer waits, if it ever did."""
+    def forget(self, poll: WaitingPoll) -> None:
+        """Remove a poll, if it is waiting."""
         waiting = self._by_group.get(poll.group)
         if waiting is not None and poll in waiting:
             waiting.remove(poll)
@@ -93,15 +94,15 @@ class HeldPolls:
             if not waiting:
                 del self._by_group[poll.group]
 
-    def first(self, group: str) -> HeldPoll | None:
-        """Return the poll that has waited longest among those without a request under way."""
-        return next((poll for poll in self._by_group.get(group, ()) if not poll.asking), None)
+    def first(self, group: str) -> WaitingPoll | None:
+        """Return the longest-waiting poll of the group for which no checks are being prepared, or None."""
+        return next((poll for poll in self._by_group.get(group, ()) if not poll.is_served), None)
 
     def expire(self, now: float) -> None:
-        """Answer those whose time is up: there is nothing to ask."""
+        """Answer the polls whose deadline has come with an empty list."""
         late = [poll for waiting in self._by_group.values() for poll in waiting if poll.deadline <= now]
         for poll in late:
-            if not poll.asking:
+            if not poll.is_served:
                 poll.answer(())
 
     def end_wait(self, call: Call) -> None:
@@ -111,7 +112,7 @@ class HeldPolls:
                 poll.answer(())
 
     def end(self, fault: SendRefusal) -> None:
-        """Answer all polls with this fault."""
+        """Answer all polls with this refusal."""
         for poll in [poll for waiting in self._by_group.values() for poll in waiting]:
             poll.answer((), fault)
 
@@ -119,27 +120,34 @@ class HeldPolls:
 Checks = Callable[[list[Any]], None]
 
 
-def ask(held: HeldShard, deciding: Deciding, group: str, count: int, then: Checks) -> bool:
-    """Hand out what this shard has to ask the group: `then(checks)` follows, perhaps with none. False: there
-    is nothing."""
-    chosen = held.core.ask(group, count, ANSWER_BYTES_MAX)
+def hand_out_checks(
+    held: HeldShard, deciding: TransactionDecider, group: str, count: int, then: Checks
+) -> bool:
+    """Take up to `count` due checks of the group from this shard, make the attempts durable, and call
+    `then(checks)`.
+
+    The list may be empty after a failure. Return False, without a call, if the shard has no check for the
+    group.
+    """
+    chosen = held.core.begin_checks(group, count, ANSWER_BYTES_MAX)
     if not chosen:
         return False
-    Asking(held, deciding, chosen, then)
+    CheckHandout(held, deciding, chosen, then)
     return True
 
 
-class Asking:
-    """A few transactions of one group, on their way to be asked about: read, counted, handed out."""
+class CheckHandout:
+    """Hands out the checks of a few transactions of one group: reads their messages, counts the attempts,
+    reports."""
 
     def __init__(
-        self, held: HeldShard, deciding: Deciding, chosen: list[OpenTransaction], then: Checks
+        self, held: HeldShard, deciding: TransactionDecider, chosen: list[OpenTransaction], then: Checks
     ) -> None:
         self._held = held
         self._deciding = deciding
         self._then = then
-        self._found: list[tuple[OpenTransaction, list[HalfMessage]]] = []
-        self._left = len(chosen)
+        self._transactions: list[tuple[OpenTransaction, list[HalfMessage]]] = []
+        self._remaining = len(chosen)
         for one in chosen:
             self._fetch(one)
 
@@ -147,35 +155,35 @@ class Asking:
         shard = self._held
 
         def on_fetched(halves: list[HalfMessage], missing: int, error: Exception | None) -> None:
-            self._left -= 1
+            self._remaining -= 1
             if error is not None or not shard.running:
-                shard.core.not_asked(one, shard.context.now_ms())
+                shard.core.cancel_check(one, shard.context.now_ms())
             elif missing:
-                shard.core.not_asked(one, shard.context.now_ms())
+                shard.core.cancel_check(one, shard.context.now_ms())
                 if one.deciding is None and shard.core.open.get(one.id) is one:
                     self._deciding.end(one, TransactionOutcome.DEAD_LETTER, None, DAMAGED)
             else:
-                self._found.append((one, halves))
-            if not self._left:
+                self._transactions.append((one, halves))
+            if not self._remaining:
                 self._commit_attempts()
 
-        fetch(shard.context.backend, shard.queue, shard.kept, list(one.offsets), on_fetched)
+        fetch_halves(shard.context.backend, shard.queue, shard.recent, list(one.offsets), on_fetched)
 
     def _commit_attempts(self) -> None:
-        """The attempts are made durable."""
-        if not self._found:
+        """Commit the incremented attempt counts of the transactions whose messages were read."""
+        if not self._transactions:
             self._then([])
             return
-        attempts = [(one.offsets[0], one.checks + 1) for one, _ in self._found]
+        attempts = [(one.offsets[0], one.checks + 1) for one, _ in self._transactions]
         self._held.commit((), (), self._on_attempts_committed, attempts)
 
     def _on_attempts_committed(self, _: Sequence[AppendResult], error: Exception | None) -> None:
         shard = self._held
         now_ms, checks = shard.context.now_ms(), []
-        for one, halves in self._found:
+        for one, halves in self._transactions:
             if error is not None:
-                shard.core.not_asked(one, now_ms)
-            elif shard.core.asked(one, now_ms):
+                shard.core.cancel_check(one, now_ms)
+            elif shard.core.finish_check(one, now_ms):
                 checks.append(_check(one, halves))
         shard.context.counts.checks.value += len(checks)
         self._then(checks)
@@ -192,7 +200,7 @@ def _check(one: OpenTransaction, halves: list[HalfMessage]) -> Any:
 
 
 def _wire_message(half: HalfMessage) -> Any:
-    """Return a half message as its sender gave it, with the queue that was chosen for it."""
+    """Convert a half message back to the wire Message of its sender, with the chosen queue."""
     content = decode(half.delivery)
     return IDL.Message(
         topic=half.mark.topic,

@@ -22,7 +22,7 @@ from ddmq_common.delivery import encode, key_and_tags, value_of
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_DEAD_TOPIC
 from ddmq_common.send_identity import IDENTITY, is_key, parse_key, sequence_name
-from proxy_producer.transactions.core.transaction import HalfTaken
+from proxy_producer.transactions.core.transaction import HalfVerdict
 
 TRANSACTION = "transaction"  # system property of a half record
 KEY = "transaction-key"  # the same: the IDENTITY of a message with a key, which the engine is not to know
@@ -31,27 +31,27 @@ _ID = re.compile(rb"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}\Z")
 
 
 def parse_id(text: bytes) -> bytes | None:
-    """Return the 16 bytes of a transaction's id; None: it is no UUID of version 7 in 32 digits."""
+    """Parse a transaction id to its 16 bytes; None if it is not a version-7 UUID in 32 hexadecimal digits."""
     lower = text.lower()
     return bytes.fromhex(lower.decode()) if _ID.match(lower) else None
 
 
 def began_ms(transaction: bytes) -> int:
-    """Return when the transaction's id was made, epoch milliseconds by its maker's clock."""
+    """Return the creation time in a transaction's id: epoch milliseconds by the client's clock."""
     return int.from_bytes(transaction[:6], "big")
 
 
 def shard_of(transaction: bytes, shards: int) -> int:
-    """Return the transaction's queue of the half topic, and of the op topic."""
+    """Return the transaction's shard: its queue number in the half topic and in the op topic."""
     return crc32(transaction) % shards
 
 
 class HalfMark(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The system property of a half record: its transaction, and where its message goes.
+    """The system property of a half record: its transaction, and the destination of its message.
 
-    `id`: 32 digits. `queue`: of `topic`, chosen when it was prepared. `level`: of a delay; or `command`: for
-    the delay service, due `wait_ms` after the commit where that is not negative. `check_after_ms`: after
-    which the group is first asked; negative: after the proxy's own setting.
+    `id`: 32 digits. `queue`: the queue of `topic` that was chosen at the prepare. `level`: the delay level,
+    or `command`: the delay command, due `wait_ms` after the commit if that is not negative. `check_after_ms`:
+    the time until the group is first asked; negative: the proxy's default.
     """
 
     id: str
@@ -69,7 +69,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class HalfMessage(NamedTuple):
-    """A half record as its shard holds it, with the fields that `dead_record` needs. `identity` "": none."""
+    """A decoded half record, with the fields that `dead_record` needs.
+
+    `identity`: "" if the message has none.
+    """
 
     offset: int
     message_id: bytes
@@ -83,9 +86,9 @@ class HalfMessage(NamedTuple):
 
 
 def half_record(shard: int, record: NewRecord, mark: HalfMark) -> NewRecord:
-    """Return the record of the half topic; `record`: the message's own, with its IDENTITY in the transaction.
+    """Build the record for the half topic from `record`, the message's own record.
 
-    The engine is not given a key: the shard knows it as long as it counts, and it takes no room from others.
+    It has no key for the engine: the shard itself detects duplicates within the transaction.
     """
     system = {TRANSACTION: _encode(mark).decode()}
     if record.system:
@@ -106,7 +109,7 @@ def half_record(shard: int, record: NewRecord, mark: HalfMark) -> NewRecord:
 
 
 class StoredHalf(dead.Dying, Protocol):
-    """A record of the half topic, as it was read."""
+    """A record of the half topic, as read from the backend."""
 
     @property
     def offset(self) -> int: ...
@@ -115,7 +118,7 @@ class StoredHalf(dead.Dying, Protocol):
 
 
 def read_half(record: StoredHalf) -> HalfMessage:
-    """Read a half record. Raises DamagedError where `half_record` did not write it."""
+    """Decode a half record. Raises DamagedError for a record that `half_record` did not write."""
     mark = parse_mark(record.system.get(TRANSACTION, ""))
     delivery, identity = bytes(record.delivery), record.system.get(IDENTITY) or record.system.get(KEY, "")
     key, tags = key_and_tags(delivery)
@@ -125,7 +128,7 @@ def read_half(record: StoredHalf) -> HalfMessage:
 
 
 def parse_mark(text: str | bytes) -> HalfMark:
-    """Read the system property of a half record. Raises DamagedError."""
+    """Decode the system property of a half record. Raises DamagedError."""
     try:
         mark = _MARKS.decode(text)
     except msgspec.DecodeError as error:
@@ -135,11 +138,11 @@ def parse_mark(text: str | bytes) -> HalfMark:
     return mark
 
 
-def identity_in(identity: str, transaction: bytes) -> str:
-    """Return a message's identity among half messages.
+def half_identity(identity: str, transaction: bytes) -> str:
+    """Return the identity of a half message, for duplicate detection within its transaction.
 
-    A key counts once for each transaction and topic, so that the key of a message that was rolled back may be
-    used again. A sequence is unique by itself.
+    It includes transaction and topic, so that the key of a rolled-back message can be used again. The
+    identity of a sequence stays unchanged.
     """
     if not is_key(identity):
         return identity
@@ -148,41 +151,46 @@ def identity_in(identity: str, transaction: bytes) -> str:
 
 
 def name_of(identity: str) -> str:
-    """Return the part of an identity that is the same in each send of the message; "" of "".
+    """Return the part of an identity that is the same in every resend of the message; "" for "".
 
-    The body's checksum changes with the body, and the answered sequences with each send.
+    It leaves out the body's checksum and the answered sequences.
     """
     return identity[:33] if is_key(identity) else sequence_name(identity)
 
 
 def checksum_of(identity: str) -> str:
-    """Return the checksum of the body of a message with a key; "" for other messages."""
+    """Return the body checksum that is part of a key identity; "" for a sequence or no identity."""
     return identity[33:] if is_key(identity) else ""
 
 
-def id_by(identity: str, transaction: bytes) -> bytes:
-    """Return the id of a message with an identity: a resend has the same, in another transaction another."""
+def message_id_of(identity: str, transaction: bytes) -> bytes:
+    """Derive the message id from an identity: the same in every resend, different in another transaction."""
     name = transaction + name_of(identity).encode()
     return blake2b(name, digest_size=16, person=b"transaction").digest()
 
 
-def as_known(record: NewRecord, shard: int, stored: AppendResult, taken: HalfTaken) -> AppendResult:
-    """Complete the result of a stored message: its shard may know it from before."""
-    if taken not in (HalfTaken.COPY, HalfTaken.CHANGED) or stored.first is not None:
+def with_first_copy(record: NewRecord, shard: int, stored: AppendResult, taken: HalfVerdict) -> AppendResult:
+    """Return the result of a stored message.
+
+    For a duplicate that the shard detected, add the first copy to it.
+    """
+    if taken not in (HalfVerdict.COPY, HalfVerdict.CHANGED) or stored.first is not None:
         return stored
-    differs = taken is HalfTaken.CHANGED
+    differs = taken is HalfVerdict.CHANGED
     return stored._replace(first=FirstStored(record.message_id, shard, stored.offset, differs))
 
 
-def is_elsewhere(record: NewRecord, stored: AppendResult) -> bool:
-    """Return whether the engine took it for a message of another transaction, which used its sequence."""
+def is_in_other_transaction(record: NewRecord, stored: AppendResult) -> bool:
+    """Return whether the engine detected a duplicate of a message from another transaction with the same
+    sequence."""
     return stored.first is not None and stored.first.message_id != record.message_id
 
 
 class Op(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The body of an op record: the end of a transaction.
+    """The body of an op record, which records a transaction's end.
 
-    `reason`: of a dead letter. `end`: half messages of it at this offset or above came too late.
+    `reason`: why it is a dead letter. `end`: half messages of the transaction at or above this offset came
+    too late.
     """
 
     outcome: int
@@ -197,12 +205,12 @@ _OPS = msgspec.json.Decoder(Op)
 
 
 def op_record(shard: int, transaction: bytes, op: Op) -> NewRecord:
-    """Return the record of the op topic."""
+    """Build the record for the op topic."""
     return NewRecord(OP_TOPIC, shard, transaction, op.at_ms, encode(b"", _encode(op), b"", None))
 
 
 def read_op(delivery: bytes) -> Op:
-    """Read an op record. Raises DamagedError where `op_record` did not write it."""
+    """Decode an op record. Raises DamagedError for a record that `op_record` did not write."""
     try:
         op = _OPS.decode(value_of(bytes(delivery)))
         TransactionOutcome(op.outcome)
@@ -212,7 +220,7 @@ def read_op(delivery: bytes) -> Op:
 
 
 def dead_half(half: HalfMessage, reason: str, checks: int, error: str, now_ms: int) -> NewRecord:
-    """Return the half message's record in the dead-letter topic of transactions."""
+    """Build the dead-letter record of a half message."""
     mark = half.mark
     texts: dict[str, Any] = {
         dead.REASON: reason,
@@ -230,7 +238,7 @@ def dead_half(half: HalfMessage, reason: str, checks: int, error: str, now_ms: i
 
 
 def _delay_of(mark: HalfMark) -> str:
-    """Describe the delay of a message; "" where it was to be delivered with the commit."""
+    """Return a description of the message's delay; "" if it has none."""
     if mark.level:
         return f"level {mark.level}"
     if mark.command is None:
@@ -241,6 +249,6 @@ def _delay_of(mark: HalfMark) -> str:
 
 
 def dead_unreadable(record: StoredHalf, now_ms: int) -> NewRecord:
-    """Return the dead record of a half record that does not parse; its bytes stay unchanged."""
+    """Build the dead-letter record of a half record that cannot be decoded. Its bytes stay unchanged."""
     facts = {dead.REASON: "unreadable", dead.ATTEMPTS: "0", dead.TIME: str(now_ms)}
     return dead.dead_record(TRANSACTION_DEAD_TOPIC, record, facts, dict(record.system), bare=True)

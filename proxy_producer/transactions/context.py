@@ -26,28 +26,28 @@ OUTCOMES = {TransactionOutcome.COMMITTED: "committed", TransactionOutcome.ROLLED
 
 
 class TransactionCounts:
-    """All cells of the transactions of one producer proxy."""
+    """All transaction metrics of one producer proxy."""
 
     def __init__(self, metrics: Registry) -> None:
         self._metrics = metrics
-        ended = catalogue.TRANSACTIONS_ENDED
-        self._ended = {kind: metrics.cell(ended, name) for kind, name in OUTCOMES.items()}
+        metric = catalogue.TRANSACTIONS_ENDED
+        self._ended = {kind: metrics.cell(metric, name) for kind, name in OUTCOMES.items()}
         self.open = metrics.cell(catalogue.TRANSACTIONS_OPEN)
         self.oldest_ms = metrics.cell(catalogue.TRANSACTIONS_AGE)
         self.checks = metrics.cell(catalogue.TRANSACTIONS_CHECKS)
 
-    def ended(self, outcome: TransactionOutcome, reason: str) -> None:
-        """Count a transaction that ended. `reason`: of a dead letter."""
+    def count_ended(self, outcome: TransactionOutcome, reason: str) -> None:
+        """Count an ended transaction. `reason`: why it became a dead letter."""
         cell = self._ended.get(outcome) or self._metrics.cell(catalogue.TRANSACTIONS_ENDED, reason)
         cell.value += 1
 
-    def refused(self, reason: str) -> None:
-        """Count a call that was not answered 0, or a half message without a transaction."""
+    def count_refused(self, reason: str) -> None:
+        """Count a refused call, or a half message that belongs to no transaction."""
         self._metrics.cell(catalogue.TRANSACTIONS_REFUSED, reason).value += 1
 
 
 class TransactionTopics:
-    """The half topic and the op topic, created when they are first needed; their queues never change."""
+    """The half topic and the op topic, which are created on first use. Their queue counts never change."""
 
     def __init__(self, backend: Backend, shards: int, clock: Clock, timeout_s: float) -> None:
         self._backend = backend
@@ -58,12 +58,15 @@ class TransactionTopics:
 
     @property
     def shards(self) -> int:
-        """Return the queues of the half topic; 0: the topics do not exist."""
+        """Return the number of queues of the half topic; 0 while the topics do not exist."""
         info = self._backend.topic(HALF_TOPIC)
         return 0 if info is None or self._backend.topic(OP_TOPIC) is None else info.queues
 
     def when_ready(self, call: Callable[[SendRefusal | None], None]) -> None:
-        """Call `call(None)` when the topics exist, at once if they do; else call it with a refusal."""
+        """Create the topics if necessary, then call `call(None)`, or `call(refusal)` if that fails.
+
+        May call at once.
+        """
         if self.shards:
             call(None)
         elif self._waiting is not None:
@@ -91,11 +94,11 @@ class TransactionTopics:
 
 
 class TransactionContext(NamedTuple):
-    """The surroundings of a shard.
+    """The objects that all shards of one proxy share.
 
-    `unsure()`: the claim to a shard is over, or the outcome of a commit is unknown; the shard must be claimed
-    again. `shard_ready()`: a shard accepts requests now. `commands`: the delay service's topic. `commits`:
-    gathers all commits. `steady`: the clock of checks and ages.
+    `on_claim_uncertain()`: called when a claim has ended or the outcome of a commit is unknown; all shards
+    are claimed again. `shard_ready()`: called when a shard starts to accept requests. `commands`: the delay
+    service's topic. `commits`: combines commits. `steady`: the clock for checks and ages.
     """
 
     backend: Backend
@@ -105,12 +108,12 @@ class TransactionContext(NamedTuple):
     levels: DelayLevels
     commands: InternalTopic
     commits: GatheredCommits
-    unsure: Callable[[], None]
+    on_claim_uncertain: Callable[[], None]
     shard_ready: Callable[[], None]
     steady: SteadyClock
 
     def now_ms(self) -> int:
-        """Return the time now on the clock of the shards."""
+        """Return the current time of the shards' clock in milliseconds."""
         return self.steady.read(self.clock.monotonic())
 
     @property
@@ -122,5 +125,5 @@ class TransactionContext(NamedTuple):
         )  # fmt: skip
 
     def deadline(self) -> float:
-        """Return the deadline of a request to the backend, in monotonic seconds."""
+        """Return the deadline of a backend request that starts now, in monotonic seconds."""
         return self.clock.monotonic() + self.config.timeout_ms_max / 1e3

@@ -1,8 +1,8 @@
 """The ends of one shard's transactions: a request to end one becomes one commit.
 
-A transaction whose topic was deleted, or whose messages the engine never accepts, becomes a dead letter as a
-whole, and the caller is answered so. It stays open while a topic of its accepts no messages. A topic that is
-not known here may be new: its transaction is held back for NEWS_MS, so that the one answer is final.
+A transaction becomes one dead letter if a topic of its messages was deleted or the engine never accepts them,
+and the caller is answered so. It stays open while one of its topics accepts no messages. A topic that this
+process does not know may be new: the transaction is held back for NEWS_MS, so that the one answer is final.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from proxy_producer.transactions.core.ended import Ended
 from proxy_producer.transactions.core.transaction import OpenTransaction
 from proxy_producer.transactions.held import HeldShard
 from proxy_producer.transactions.left_overs import LARGE, LeftOvers
-from proxy_producer.transactions.reading import fetch
+from proxy_producer.transactions.reading import fetch_halves
 
 log = logging.getLogger("ddmq.producer")
 TOPIC_GONE, REFUSED, DAMAGED = "topic gone", "refused", "damaged"  # why one becomes a dead letter
@@ -41,19 +41,19 @@ _COMMITTED, _DEAD = TransactionOutcome.COMMITTED, TransactionOutcome.DEAD_LETTER
 
 
 class NotWritable(NamedTuple):
-    """A topic takes no messages now."""
+    """The finding that a topic accepts no messages now."""
 
     topic: str
 
 
 class MissingTopic(NamedTuple):
-    """A topic is not there any more."""
+    """The finding that a topic does not exist, as far as this process knows."""
 
     topic: str
 
 
 def targets_fault(backend: Backend, halves: Sequence[HalfMessage]) -> MissingTopic | NotWritable | None:
-    """Return why these messages cannot be delivered to their topics, as far as this process knows."""
+    """Return the first reason why these messages cannot be delivered to their topics now, or None."""
     closed = None
     for half in halves:
         info = backend.topic(half.mark.topic)
@@ -65,7 +65,8 @@ def targets_fault(backend: Backend, halves: Sequence[HalfMessage]) -> MissingTop
 
 
 def plain_record(half: HalfMessage, backend: Backend) -> NewRecord | None:
-    """Return the record of a message without a wait whose topic exists and is writable; else None."""
+    """Return the record that delivers a half message at once; None if it has a delay or its topic is not
+    writable."""
     mark = half.mark
     info = backend.topic(mark.topic)
     if info is None or not info.writable or mark.level or mark.command is not None:
@@ -74,7 +75,7 @@ def plain_record(half: HalfMessage, backend: Backend) -> NewRecord | None:
 
 
 def _in_topic(half: HalfMessage, queues: int) -> NewRecord:
-    """Return the record for the message's own topic, which may have been recreated with fewer queues."""
+    """Build the record for the message's own topic, which may have been recreated with fewer queues."""
     return NewRecord(
         half.mark.topic, half.mark.queue % queues, half.message_id, half.born_ms, half.delivery, half.key,
         half.tags, half.flags,
@@ -84,7 +85,10 @@ def _in_topic(half: HalfMessage, queues: int) -> NewRecord:
 def final_record(
     half: HalfMessage, backend: Backend, levels: Levels, delay_shards: int, now_ms: int
 ) -> NewRecord:
-    """Return the record that delivers a message, or delays it. `now_ms`: the wall clock at the commit."""
+    """Build the record that delivers a message or schedules its delay.
+
+    `now_ms`: the wall clock at the commit.
+    """
     mark = half.mark
     if mark.command is not None:
         command = due_from(mark.command, mark.wait_ms, now_ms)
@@ -95,7 +99,8 @@ def final_record(
 
 
 def due_from(command: DelayCommand, wait_ms: int, now_ms: int) -> DelayCommand:
-    """Return the command, due `wait_ms` after the commit; unchanged where `wait_ms` is negative."""
+    """Return the command with a due time of `wait_ms` after the commit; unchanged if `wait_ms` is
+    negative."""
     if wait_ms < 0:
         return command
     due_ms = now_ms + 1 + wait_ms  # the end of this millisecond: it is never early
@@ -107,7 +112,7 @@ def due_from(command: DelayCommand, wait_ms: int, now_ms: int) -> DelayCommand:
 def results_of(
     halves: Sequence[HalfMessage], records: Sequence[NewRecord], stored: Sequence[AppendResult]
 ) -> list[Any]:
-    """Return a Result for each message, for the caller that committed."""
+    """Return a wire Result for each message of a committed transaction."""
     return [_result_of(*each) for each in zip(halves, records, stored, strict=False)]
 
 
@@ -119,10 +124,10 @@ def _result_of(half: HalfMessage, record: NewRecord, stored: AppendResult) -> An
 
 
 class TransactionEnd(NamedTuple):
-    """The result of a request to end a transaction: its end, or `fault`, why it stays open.
+    """The result of a request to end a transaction: its end, or in `fault` the reason why it stays open.
 
-    `reason`: of a dead letter, with details. `results`: of the commit's messages, for the caller that asked
-    for it.
+    `reason`: why it became a dead letter, with details. `results`: of the committed messages, for the caller
+    that requested the commit.
     """
 
     ended: Ended | None
@@ -136,8 +141,8 @@ _AGAIN = "the transaction is open; ask again"
 _MOVES = f"the shard moves to another proxy; {_AGAIN}"
 
 
-class Deciding:
-    """Ends the transactions of one shard that this proxy owns."""
+class TransactionDecider:
+    """Commits, rolls back and dead-letters the transactions of one shard that this proxy owns."""
 
     def __init__(self, held: HeldShard) -> None:
         self._held = held
@@ -145,20 +150,21 @@ class Deciding:
             bytes, list[Then]
         ] = {}  # who waits for the end of which; bounded as all in flight
         self._missing_since: dict[bytes, int] = {}  # of transactions to commit: when a topic was not known
-        self.held_back: list[OpenTransaction] = []  # such transactions, until the next look
+        self.held_back: list[OpenTransaction] = []  # such transactions, until the next retry
 
     def wait(self, transaction: OpenTransaction, then: Then) -> None:
-        """Call `then` with the result of a transaction that is being decided."""
+        """Call `then` with the result of a transaction whose end is being committed."""
         self._waiting.setdefault(transaction.id, []).append(then)
 
     def retry_held_back(self) -> None:
-        """Commit again, each second, the transactions whose topic was not known."""
+        """Retry the commits that wait for an unknown topic. Called every second."""
         held_back, self.held_back = self.held_back, []
         for transaction in held_back:
             self._fetch(transaction, _COMMITTED, "", 0)
 
     def stop(self) -> None:
-        """Give the shard up: transactions that wait for a topic stay open."""
+        """Keep transactions that wait for a topic open and answer their callers, because the shard moves
+        away."""
         held_back, self.held_back = self.held_back, []
         for transaction in held_back:
             self._keep_open(transaction, refusal_of(TryLaterError(_MOVES)))
@@ -171,10 +177,10 @@ class Deciding:
         why: str = "",
         messages: int = 0,
     ) -> None:
-        """End a transaction, unless its messages cannot be delivered; `then` follows with the result.
+        """End a transaction unless its messages cannot be delivered; then call `then` with the result.
 
-        `why`: of a dead letter. `messages`: how many the committing caller sent. Messages that are missing
-        here were lost before this owner read them, and nothing else tells that they existed.
+        `why`: the reason for a dead letter. `messages`: the number of messages that the committing caller
+        sent; if fewer are here, the others were lost before this proxy took over the shard.
         """
         shard, lost = self._held, max(0, messages - len(transaction.offsets))
         shard.core.begin(transaction, outcome)
@@ -183,7 +189,7 @@ class Deciding:
         if outcome is TransactionOutcome.ROLLED_BACK:
             self._commit(transaction, outcome, [], [])
             return
-        halves = shard.kept.all_of(transaction.offsets)
+        halves = shard.recent.all_of(transaction.offsets)
         if (
             halves is not None
             and outcome is _COMMITTED
@@ -206,7 +212,7 @@ class Deciding:
         def on_fetched(halves: list[HalfMessage], missing: int, error: Exception | None) -> None:
             self._on_fetched(transaction, outcome, why, halves, lost + missing, error)
 
-        fetch(shard.context.backend, shard.queue, shard.kept, transaction.offsets, on_fetched)
+        fetch_halves(shard.context.backend, shard.queue, shard.recent, transaction.offsets, on_fetched)
 
     def _on_fetched(
         self,
@@ -250,7 +256,7 @@ class Deciding:
     def _on_internal_topic(
         self, transaction: OpenTransaction, halves: list[HalfMessage], fault: SendRefusal | None
     ) -> None:
-        """Publish again: an internal topic exists now. With a fault the transaction stays open."""
+        """Continue the commit, as the internal topic exists now. With a fault, keep the transaction open."""
         if fault is not None or not self._held.running:
             self._keep_open(transaction, fault or refusal_of(TryLaterError(_MOVES)))
         else:
@@ -263,7 +269,7 @@ class Deciding:
         self._commit(transaction, _COMMITTED, halves, records)
 
     def _wait_for_topic(self, transaction: OpenTransaction, halves: list[HalfMessage], text: str) -> None:
-        """Hold a transaction back whose topic may be new; after NEWS_MS it is a dead letter."""
+        """Postpone a commit whose topic may be new to this process. After NEWS_MS make it a dead letter."""
         now_ms = self._held.context.now_ms()
         if now_ms - self._missing_since.setdefault(transaction.id, now_ms) >= NEWS_MS:
             self._make_dead_letter(transaction, halves, TOPIC_GONE, text)
@@ -319,11 +325,11 @@ class Deciding:
             answers = results_of(halves, records, results) if outcome is _COMMITTED else None
             self._missing_since.pop(transaction.id, None)
             for late in shard.core.decided(transaction, ended):
-                shard.context.counts.refused("half message: ended")
-                shard.kept.drop(late.offset)
+                shard.context.counts.count_refused("half message: ended")
+                shard.recent.drop(late.offset)
             for offset in transaction.offsets:
-                shard.kept.drop(offset)
-            shard.context.counts.ended(outcome, reason)
+                shard.recent.drop(offset)
+            shard.context.counts.count_ended(outcome, reason)
             if reason:
                 facts = {
                     "transaction": transaction.id.hex(),
@@ -362,7 +368,7 @@ class Deciding:
             elif fault is None and isinstance(error, UnknownTopicError):
                 self._wait_for_topic(transaction, halves, str(error))
             else:
-                context.counts.refused("commit refused")
+                context.counts.count_refused("commit refused")
                 self._make_dead_letter(
                     transaction, halves, REFUSED if fault is None else TOPIC_GONE, str(error)
                 )
@@ -378,10 +384,10 @@ class Deciding:
 
 
 class OwnedShard(NamedTuple):
-    """A shard that this proxy owns: a QueueWork of backend/ownership."""
+    """A shard that this proxy owns, as the QueueWork of backend/ownership."""
 
     held: HeldShard
-    deciding: Deciding
+    deciding: TransactionDecider
     left_overs: LeftOvers
 
     @property
@@ -393,12 +399,12 @@ class OwnedShard(NamedTuple):
         return self.held.busy
 
     def stop(self, on_idle: Callable[[], None]) -> None:
-        """Begin nothing new; `on_idle` follows when no commit or prepare is under way any more."""
+        """Start nothing new; call `on_idle` when no commit or prepare is under way any more."""
         self.deciding.stop()
         self.held.stop(on_idle)
 
     def abandon(self) -> None:
-        """Take nothing in any more: another proxy may own the shard."""
+        """Add no more messages to the shard, because another proxy may own it."""
         self.held.claimed = False
 
     def raise_epoch(self, epoch: int) -> None:

@@ -1,8 +1,8 @@
 """PendingEnd: one accepted endTransaction, at the shard that this proxy owns or at the proxy that owns it.
 
-It is answered once. A call that ends an ended transaction is answered with its end: code 0 where it asked for
-that, else 11. An unknown transaction is looked up among the op records before the answer is "never there" or
-"no longer known".
+It is answered once. For a transaction that has ended already, the answer is its end: code 0 if the call
+requested that end, else 11. An unknown transaction is looked up among the op records before the answer is
+"never there" or "no longer known".
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from proxy_producer.flow import Flow
 from proxy_producer.transactions.codec import began_ms, read_op, shard_of
 from proxy_producer.transactions.context import TransactionCounts
 from proxy_producer.transactions.core.ended import Ended, began_after
-from proxy_producer.transactions.core.transaction import HalfTaken, OpenTransaction
+from proxy_producer.transactions.core.transaction import HalfVerdict, OpenTransaction
 from proxy_producer.transactions.deciding import OwnedShard, TransactionEnd
 from proxy_producer.transactions.owners import Holders, Owners
 
 IDL = structs(producer)
-ASKED = {
+REQUESTED_OUTCOMES = {
     TransactionAction.COMMIT: TransactionOutcome.COMMITTED,
     TransactionAction.ROLLBACK: TransactionOutcome.ROLLED_BACK,
 }
-TOLD = {
+OUTCOME_TEXTS = {
     TransactionOutcome.COMMITTED: "was committed",
     TransactionOutcome.ROLLED_BACK: "was rolled back",
     TransactionOutcome.NEVER_THERE: "was never there: no message of it is stored",
@@ -43,10 +43,10 @@ TOLD = {
 
 
 class EndContext(NamedTuple):
-    """The parts of the service that ends need.
+    """The parts of the transaction service that a PendingEnd uses.
 
-    `owned(number)`: that shard, if this proxy owns it and has read all of it. `shards()`: how many there are,
-    as far as is known.
+    `owned(number)`: that shard, if this proxy owns it and has read all of it. `shards()`: the number of
+    shards; 0 if unknown.
     """
 
     flow: Flow
@@ -57,7 +57,7 @@ class EndContext(NamedTuple):
 
 
 class PendingEnd:
-    """State of one call; `start` accepts it. `deadline`: monotonic seconds."""
+    """One accepted call of endTransaction; `start` processes it. `deadline`: monotonic seconds."""
 
     __slots__ = (
         "_began", "_service", "action", "answered", "call", "deadline", "group", "request", "transaction",
@@ -73,7 +73,7 @@ class PendingEnd:
         deadline: float,
     ) -> None:
         self._service = service
-        self._began = False  # whether this call decided it
+        self._began = False  # whether this call decided the transaction
         self.call = call
         self.request: Any = call.args.request
         self.transaction = transaction
@@ -83,7 +83,8 @@ class PendingEnd:
         self.answered = False
 
     def start(self) -> None:
-        """Accept the call, and end the transaction here or pass the call on."""
+        """Count the call as in flight, then end the transaction here or forward the call to the shard's
+        owner."""
         service, flow = self._service, self._service.flow
         flow.inflight += 1
         flow.inflight_bytes += self.call.frame_bytes
@@ -109,14 +110,14 @@ class PendingEnd:
             flow.watch(self)
 
     def expire(self) -> None:
-        """Answer at the end of the call's time; a commit in flight is not stopped."""
+        """Answer at the deadline that the outcome is unknown. A commit in flight continues."""
         what = "no answer in time; the transaction may have ended"
         self._refuse_end(refusal(Code.TIMED_OUT, "swept", what, "ask again"))
 
     # --- elsewhere
 
     def _answer_unknown(self) -> None:
-        """Answer where this proxy knows of no transactions at all."""
+        """Answer a call while the topics of transactions do not exist here."""
         if self.request.throughOffset is None and self.request.check is None:
             self._answer_outcome(TransactionOutcome.NEVER_THERE)
         else:
@@ -174,7 +175,7 @@ class PendingEnd:
             Lookup(self, self._service, owned.held.number, core.ended.damaged_ms).start()
 
     def _end(self, owned: OwnedShard, transaction: OpenTransaction) -> None:
-        outcome = ASKED.get(self.action)
+        outcome = REQUESTED_OUTCOMES.get(self.action)
         check = self.request.check
         if transaction.group != self.group:
             self._refuse_end(foreign_group_fault(self.group))
@@ -209,32 +210,33 @@ class PendingEnd:
             self._answer_outcome(ended.outcome, reason, results)
 
     def _is_short(self, ended: Ended) -> bool:
-        """Return whether it was committed without a message that the caller has an answer for.
+        """Return whether the transaction was committed without a message whose storage this caller was
+        confirmed.
 
-        Another caller committed it, while the message came through a proxy that could not know.
+        This happens if another caller commits while the message is on its way through a third proxy.
         """
         through = self.request.throughOffset
-        committed = ended.outcome is ASKED.get(self.action) is TransactionOutcome.COMMITTED
+        committed = ended.outcome is REQUESTED_OUTCOMES.get(self.action) is TransactionOutcome.COMMITTED
         return committed and through is not None and 0 <= ended.end <= through
 
     def _answer_outcome(
         self, outcome: TransactionOutcome, reason: str = "", results: list[Any] | None = None
     ) -> None:
-        """Answer code 0 where the outcome is the requested one, else 11 with the real outcome."""
-        requested = ASKED.get(self.action, TransactionOutcome.OPEN)
+        """Answer code 0 if `outcome` is the requested one, else code 11 with the actual outcome."""
+        requested = REQUESTED_OUTCOMES.get(self.action, TransactionOutcome.OPEN)
         if outcome is requested:
             text, code = OK_TEXT, 0
         else:
             why = f" ({reason})" if reason else ""
             code = int(Code.ILLEGAL_MESSAGE)
-            text = f"{FAILED_PREFIX} transaction {self.transaction.hex()} {TOLD[outcome]}{why}"
-            self._service.counts.refused(f"end: {outcome.name.lower().replace('_', ' ')}")
+            text = f"{FAILED_PREFIX} transaction {self.transaction.hex()} {OUTCOME_TEXTS[outcome]}{why}"
+            self._service.counts.count_refused(f"end: {outcome.name.lower().replace('_', ' ')}")
         self._reply_once(
             IDL.EndTransactionResponse(code=code, msg=text, outcome=int(outcome), results=results)
         )
 
     def _refuse_end(self, fault: SendRefusal, outcome: TransactionOutcome | None = None) -> None:
-        self._service.counts.refused(f"end: {fault.reason}")
+        self._service.counts.count_refused(f"end: {fault.reason}")
         answer = IDL.EndTransactionResponse(code=int(fault.code), msg=fault.text)
         answer.outcome = None if outcome is None else int(outcome)
         self._reply_once(answer)
@@ -247,7 +249,7 @@ class PendingEnd:
     # --- answers of Lookup
 
     def on_op_found(self, ended: Ended, reason: str) -> None:
-        """Answer with the end that an op record states."""
+        """Answer with the end that was found in an op record."""
         if not self.answered:
             self._answer_ended(ended, reason)
 
@@ -266,38 +268,39 @@ PASSED_ON = (
 
 
 def foreign_group_fault(group: str) -> SendRefusal:
-    """Return the refusal for a transaction of another producer group."""
+    """Return the refusal of a call for a transaction of another producer group."""
     what = f"the transaction is not one of producer group {group!r}"
     return illegal("producer_group", what, "allowed: the group that prepared it")
 
 
-def late_fault(taken: HalfTaken, transaction: bytes, group: str) -> SendRefusal | None:
-    """Return why a message that was appended is no part of its transaction; None: it is one."""
-    if taken is HalfTaken.FOREIGN:
+def late_fault(taken: HalfVerdict, transaction: bytes, group: str) -> SendRefusal | None:
+    """Return the refusal of an appended message that did not become part of its transaction, or None if it
+    did."""
+    if taken is HalfVerdict.FOREIGN:
         return foreign_group_fault(group)
-    if taken is HalfTaken.LARGE:
+    if taken is HalfVerdict.LARGE:
         return late_message_fault(
             transaction, "has as many messages as it can have, and can only be rolled back"
         )
-    return late_message_fault(transaction, "has ended") if taken is HalfTaken.ENDED else None
+    return late_message_fault(transaction, "has ended") if taken is HalfVerdict.ENDED else None
 
 
 def late_message_fault(transaction: bytes, why: str) -> SendRefusal:
-    """Return the refusal of a message for a transaction that accepts no more."""
+    """Return the refusal of a message for a transaction that accepts no more messages."""
     what = f"transaction {transaction.hex()} {why}"
     return illegal("transaction_ended", what, "allowed: messages of an open one, or of a new one")
 
 
 def sequence_used_fault() -> SendRefusal:
-    """Return the refusal of a message whose sequence was used in another transaction."""
+    """Return the refusal of a message whose sequence number was used in another transaction."""
     what = "sequence names a message that was sent before, in another transaction"
     return illegal("sequence_used", what, "allowed: another number for each message")
 
 
 class Lookup:
-    """Looks among the op records of a shard for the end of one transaction that is not remembered any more.
+    """Searches the op records of a shard for the end of a transaction that is no longer in memory.
 
-    `damaged_ms`: op records of transactions that ended by then may be lost.
+    `damaged_ms`: op records of transactions that ended by this time may be damaged; 0: none.
     """
 
     def __init__(self, end: PendingEnd, service: EndContext, number: int, damaged_ms: int) -> None:

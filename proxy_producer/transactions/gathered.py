@@ -1,7 +1,7 @@
-"""Commits of one turn of the hub, as one commit of the backend.
+"""Combines the commits of one round of the hub into one commit of the backend.
 
-Many transactions end at the same time, and what a commit costs beside its records need not be paid for each.
-Where the whole is refused, each goes by itself, so that none suffers from another; nothing was stored then.
+Many transactions end at the same time, and sharing a commit saves its fixed cost. If the combined commit is
+rejected, nothing was stored, and each part is committed by itself, so that no part fails because of another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Stored = Callable[[Sequence[AppendResult], Exception | None], None]
 
 
 class CommitPart(NamedTuple):
-    """The records and progress of one transaction; `then` is called with their outcome."""
+    """The records and progress of one transaction in a combined commit. `then` is called with the outcome."""
 
     records: Sequence[NewRecord]
     delta: ProgressDelta
@@ -30,7 +30,7 @@ class CommitPart(NamedTuple):
 
 
 class GatheredCommits:
-    """The commits of one producer proxy. `deadline()`: of a commit that begins now, monotonic seconds."""
+    """Combines the commits of one producer proxy. `deadline()` returns that of a commit that starts now."""
 
     def __init__(self, backend: Backend, deadline: Callable[[], float]) -> None:
         self._backend = backend
@@ -39,7 +39,7 @@ class GatheredCommits:
         self._bytes = 0
 
     def add(self, part: CommitPart) -> None:
-        """Commit a part with others; `part.then(results, error)` follows once."""
+        """Commit a part together with others; `part.then(results, error)` is called once."""
         size = sum([len(record.delivery) for record in part.records])
         if self._parts and self._bytes + size > BYTES_MAX:
             self._flush()
@@ -91,7 +91,7 @@ class GatheredCommits:
 
 
 def merge_deltas(deltas: Sequence[ProgressDelta]) -> list[ProgressDelta]:
-    """Return the same progress with one delta for each queue and epoch."""
+    """Merge progress deltas so that each queue and epoch has one."""
     whole: dict[tuple[object, int], list[ProgressDelta]] = {}
     for delta in deltas:
         whole.setdefault((delta.queue, delta.epoch), []).append(delta)
@@ -99,7 +99,7 @@ def merge_deltas(deltas: Sequence[ProgressDelta]) -> list[ProgressDelta]:
 
 
 def _merge_queue(parts: Sequence[ProgressDelta]) -> ProgressDelta:
-    """Merge the deltas of one queue and epoch."""
+    """Merge deltas of the same queue and epoch."""
     first = parts[0]
     finished = [each for part in parts for each in part.finished]
     attempts = [each for part in parts for each in part.attempts]

@@ -1,8 +1,8 @@
-"""One shard that this proxy owns: it is read, and what is decided of it is committed under its epoch.
+"""One shard that this proxy owns: reads its half messages and commits its decisions under its epoch.
 
-Taking over: the newest op records are read, then the half messages that are not finished; until both are done
-callers are told to try later. A commit that nobody knows the outcome of, or whose epoch is over, ends the
-claim (`unsure`): the next owner, mostly this proxy again, reads what happened.
+Take-over: the newest op records are read, then the unfinished half messages; until both are done, callers
+must try later. A commit with an unknown outcome, or under an outdated epoch, ends the claim
+(`on_claim_uncertain`): the next owner, mostly this proxy again, reads what happened.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from proxy_producer.transactions.context import TransactionContext
 from proxy_producer.transactions.core.ended import EndedTransactions
 from proxy_producer.transactions.core.ranges import ranges_of
 from proxy_producer.transactions.core.shard import TransactionShard
-from proxy_producer.transactions.core.transaction import HalfTaken
+from proxy_producer.transactions.core.transaction import HalfVerdict
 from proxy_producer.transactions.gathered import CommitPart, Stored
 from proxy_producer.transactions.reading import (
     BYTES_MAX,
     COUNT_MAX,
     WAIT_S,
-    KeptMessages,
     OpReader,
+    RecentMessages,
+    facts_of,
     half_batch,
-    seen,
 )
 
 log = logging.getLogger("ddmq.producer")
@@ -48,7 +48,7 @@ Read = Callable[[Exception | None], None]
 
 
 class HeldShard:
-    """Runs until `stop`; what is being committed then ends by itself."""
+    """Reads and commits one shard that this proxy owns, until `stop`. Commits under way then still finish."""
 
     def __init__(
         self,
@@ -62,18 +62,18 @@ class HeldShard:
         self.context = context
         self.queue = queue
         self.epoch = epoch
-        self.kept = KeptMessages()
+        self.recent = RecentMessages()
         self.running = True
         self.claimed = True  # no other proxy can have the shard yet
-        self.ready = False  # it knows what the owner before it knew
-        self.stuck = False  # taking it over failed: `start` again, a little later
+        self.ready = False  # the state of the previous owner is restored
+        self.stuck = False  # the take-over failed and must be started again
         self._generation = generation
         self._acks = acks
         self._end = end  # of the queue when it was taken over
         self._committing = 0
         self._on_idle: Callable[[], None] | None = None
         self._reader = QueueReader(context.backend, queue, self._on_read, self._on_data)
-        self._waiters: list[tuple[int, Read]] = []  # how far they need the queue to be read
+        self._waiters: list[tuple[int, Read]] = []  # the offset that each needs to be read
         self._unreadable: list[StoredRecord] = []
         self.core = self._new_core(EndedTransactions(1))
 
@@ -87,11 +87,11 @@ class HeldShard:
 
     @property
     def busy(self) -> bool:
-        """Whether something is being committed, or a half message is on its way."""
+        """Return whether a commit or a prepare is under way."""
         return self._committing > 0 or bool(self.core.reserved)
 
     def stop(self, on_idle: Callable[[], None]) -> None:
-        """Begin nothing more and fail the callers that wait; `on_idle` follows when `busy` is false."""
+        """Start nothing new and fail waiting callers; call `on_idle` when `busy` becomes false."""
         self.running = self.ready = False
         self._on_idle = on_idle
         self._reader.stop()
@@ -100,10 +100,10 @@ class HeldShard:
     def _explain_move(self) -> TryLaterError:
         return TryLaterError(f"shard {self.number} of transactions moves to another proxy; ask again")
 
-    # --- taking it over
+    # --- take-over
 
     def start(self) -> None:
-        """Read what the previous owner knew: the newest op records, then the unfinished half messages."""
+        """Restore the shard's state: read the newest op records, then the unfinished half messages."""
         self.stuck, self._unreadable = False, []
         info = self.context.backend.topic(OP_TOPIC)
         queue = None
@@ -115,11 +115,11 @@ class HeldShard:
         if not self.running:
             return
         if error is not None:
-            self._log_failure("what transactions came to was not read", error)
+            self._log_failure("the ends of transactions could not be read", error)
             self.stuck = True
             return
         self.core = self._new_core(ended)
-        self.core.ends_at(self._end)
+        self.core.raise_known_end(self._end)
         self.when_read(self._end - 1, self._on_restored)
 
     def _on_restored(self, error: Exception | None) -> None:
@@ -127,33 +127,38 @@ class HeldShard:
             self.ready = True
             self.context.shard_ready()
         elif self.running:
-            self._log_failure("half messages were not read", error)
+            self._log_failure("half messages could not be read", error)
             self.stuck = True
 
     def _log_failure(self, what: str, error: Exception) -> None:
-        self.context.counts.refused("read failed")
+        self.context.counts.count_refused("read failed")
         log.warning("transactions: %s", what, extra={"shard": self.number, "error": str(error)})
 
     # --- half messages
 
-    def appended(self, half: HalfMessage, transaction: bytes) -> HalfTaken:
-        """This proxy appended it, and it is durable."""
+    def add_appended(self, half: HalfMessage, transaction: bytes) -> HalfVerdict:
+        """Add a half message that this proxy appended durably; return its verdict."""
         context = self.context
-        verdict = self.core.stored(seen(half, transaction, context.now_ms(), context.backend.clock_ms()))
-        if verdict in (HalfTaken.PART, HalfTaken.AHEAD, HalfTaken.LATE):
-            self.kept.put(half)
+        verdict = self.core.add_stored(
+            facts_of(half, transaction, context.now_ms(), context.backend.clock_ms())
+        )
+        if verdict in (HalfVerdict.PART, HalfVerdict.AHEAD, HalfVerdict.LATE):
+            self.recent.put(half)
         else:
             self._count_stray(verdict)
         return verdict
 
     def release_prepare(self, transaction: bytes, messages: int, size: int) -> None:
-        """Give the room of an admitted prepare back; a shard that was stopped may be idle now."""
+        """Release the capacity reserved by an admitted prepare, and report a stopped shard that has become
+        idle."""
         self.core.release_prepare(transaction, messages, size)
         self._idle_when_stopped()
 
     def when_read(self, through: int, then: Read) -> None:
-        """`then` follows, at once when everything up to the offset `through`, and all that is known to be
-        there, is taken in. A shard that is stopped reads nothing more: `then` gets an error at once."""
+        """Call `then(None)` once all known half messages, and those up to offset `through`, have been read.
+
+        A stopped shard or a failed read calls `then` with the error.
+        """
         if not self.core.must_read(through):
             then(None)
             return
@@ -165,14 +170,15 @@ class HeldShard:
             self._read()
 
     def when_all_read(self, then: Read) -> None:
-        """Call `then` when everything that is stored by now is read, also messages that others appended."""
+        """Ask for the queue's end, and call `then` once all half messages up to it are read, whoever appended
+        them."""
 
         def on_bounds(answer: Completion[list[Bounds | None]]) -> None:
             bounds = None if answer.error is not None else answer.value[0]
             if bounds is None or not self.running:
                 then(answer.error or self._explain_move())
                 return
-            self.core.ends_at(bounds.next)
+            self.core.raise_known_end(bounds.next)
             self.when_read(-1, then)
 
         self.context.backend.bounds((self.queue,)).then(on_bounds)
@@ -183,34 +189,34 @@ class HeldShard:
 
     def _on_read(self, read: ReadAnswer) -> None:
         if read.error is not None:
-            self._log_failure("half messages were not read", read.error)
+            self._log_failure("half messages could not be read", read.error)
             self._fail_waiters(read.error)
             return
         if read.batch is not None:
-            self._take_in(read.batch)
+            self._add_batch(read.batch)
         elif read.oldest is not None:
-            lost = self.core.moved_on(read.oldest)
+            lost = self.core.skip_to(read.oldest)
             log.error("half messages are gone from the log", extra={"shard": self.number, "count": lost})
         self._answer_waiters(at_end=read.at_end)
 
-    def _take_in(self, batch: ReadBatch) -> None:
+    def _add_batch(self, batch: ReadBatch) -> None:
         batch_content = half_batch(batch)
         self._unreadable += [one for one in batch_content.unreadable if one.offset >= self.core.read_to]
         rules, wall_ms, now_ms = self.context.rules, self.context.backend.clock_ms(), self.context.now_ms()
         halves = [
-            seen(half, bytes.fromhex(half.mark.id), rules.began_ms(at_ms, wall_ms, now_ms), at_ms)
+            facts_of(half, bytes.fromhex(half.mark.id), rules.began_ms(at_ms, wall_ms, now_ms), at_ms)
             for half, at_ms in batch_content.halves
         ]
-        for _, verdict in self.core.read(halves, batch.next_offset):
+        for _, verdict in self.core.add_read(halves, batch.next_offset):
             self._count_stray(verdict)
 
-    def _count_stray(self, taken: HalfTaken) -> None:
-        """One that is no part of anything is counted; its sender had its answer, or gets it now."""
-        if taken not in (HalfTaken.PART, HalfTaken.AHEAD, HalfTaken.LATE, HalfTaken.LEFT_OVER):
-            self.context.counts.refused(f"half message: {taken.value}")
+    def _count_stray(self, taken: HalfVerdict) -> None:
+        """Count a half message that is not part of any transaction."""
+        if taken not in (HalfVerdict.PART, HalfVerdict.AHEAD, HalfVerdict.LATE, HalfVerdict.LEFT_OVER):
+            self.context.counts.count_refused(f"half message: {taken.value}")
 
     def _answer_waiters(self, *, at_end: bool) -> None:
-        """Answer the waiters whose messages are read by now; the others keep waiting."""
+        """Call the waiters whose messages have been read, and continue reading for the others."""
         waiting, self._waiters = self._waiters, []
         for through, then in waiting:
             if self.core.must_read(through):
@@ -219,7 +225,7 @@ class HeldShard:
                 then(None)
         if not self._waiters or self._reader.reading or self._reader.waiting:
             return
-        if at_end:  # a waiter knows of more than this process has heard of yet
+        if at_end:  # a waiter needs records that this process does not see yet
             self._reader.wait(self.core.read_to, self.context.clock.monotonic() + WAIT_S)
         else:
             self._read()
@@ -247,8 +253,11 @@ class HeldShard:
         then: Stored,
         attempts: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """One commit under our epoch: the records, the finish of `offsets` (and of what is no part of
-        anything), `attempts`. `then(results, error)` follows once."""
+        """Commit `records`, the finish of `offsets` and of loose offsets, and `attempts` under the current
+        epoch.
+
+        Call `then(results, error)` once.
+        """
         context, epoch = self.context, self.epoch
         core = self.core
         loose = core.take_loose() if core.has_loose and not self._unreadable else []
@@ -260,13 +269,13 @@ class HeldShard:
             self._committing -= 1
             if error is None:
                 if loose:
-                    self.core.loosed(loose)
+                    self.core.finish_loose(loose)
             else:
-                self.core.put_back(loose)
+                self.core.restore_loose(loose)
             then(results, error)
-            if error is not None and self.running and in_doubt(error, epoch < self.epoch):
-                log.warning("a shard of transactions is had anew", extra={"error": str(error)})
-                context.unsure()
+            if error is not None and self.running and is_claim_uncertain(error, epoch < self.epoch):
+                log.warning("re-acquiring the shards of transactions", extra={"error": str(error)})
+                context.on_claim_uncertain()
             self._idle_when_stopped()
 
         context.commits.add(CommitPart(records, delta, on_done))
@@ -276,7 +285,7 @@ class HeldShard:
             self._on_idle()
 
     def flush(self) -> None:
-        """Finish what is no part of anything, if nothing else does; what cannot be read is kept as dead
+        """Finish loose offsets if no other commit does, and move unreadable half records to the dead
         letters."""
         if self._unreadable:
             made = ready_topic(self.context.backend, TRANSACTION_DEAD_TOPIC, 1, self.context.deadline())
@@ -296,12 +305,14 @@ class HeldShard:
                 self._unreadable += unreadable
             else:
                 for _ in unreadable:
-                    self.context.counts.refused("half message: unreadable")
+                    self.context.counts.count_refused("half message: unreadable")
 
         self.commit([dead_unreadable(one, now_ms) for one in unreadable], (), on_done)
 
 
-def in_doubt(error: Exception, regranted: bool) -> bool:
-    """Whether our claim is over, or nobody knows what was committed. `regranted`: the commit named an older
-    epoch than the one that we have by now."""
+def is_claim_uncertain(error: Exception, regranted: bool) -> bool:
+    """Return whether a commit error means that the claim has ended or the outcome is unknown.
+
+    `regranted`: the commit used an older epoch than the shard has now.
+    """
     return isinstance(error, RemoteError) or (isinstance(error, FencedError) and not regranted)

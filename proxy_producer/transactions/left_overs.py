@@ -1,7 +1,7 @@
-"""The messages of a dead letter that its own commit had no room for: they become dead letters behind it.
+"""Left-over messages: those of a dead-lettered transaction that did not fit into its commit.
 
-The transaction has ended by then, so nothing of it can be seen any more; what is left over stays unfinished
-in its shard until it is among the dead letters. A new owner finds it there.
+The transaction has ended by then. Its left-over messages stay unfinished in their shard until they are dead
+letters, too, so a new owner finds them there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEXT = "the transaction had more messages than one commit can hold; the others o
 
 
 class LeftOvers:
-    """Belongs to one shard that is held."""
+    """Moves the left-over messages of one shard to the dead letters."""
 
     def __init__(self, held: HeldShard) -> None:
         self._held = held
@@ -32,7 +32,10 @@ class LeftOvers:
         self._moving = False
 
     def move_all(self) -> None:
-        """Make dead letters of all of them, by one read after another; retry what failed."""
+        """Move all left-over messages, one read and commit after another.
+
+        A later call retries what failed.
+        """
         shard = self._held
         if self._moving or not shard.running or not shard.core.left_over:
             return

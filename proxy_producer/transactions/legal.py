@@ -8,7 +8,7 @@ from proxy_producer.transactions.codec import parse_id
 
 
 def legal_id(text: bytes | None) -> bytes | SendRefusal:
-    """Return the 16 bytes of a transaction's id, or a refusal."""
+    """Parse a transaction id; return its 16 bytes, or a refusal."""
     transaction = parse_id(text or b"")
     if transaction is not None:
         return transaction
@@ -17,7 +17,10 @@ def legal_id(text: bytes | None) -> bytes | SendRefusal:
 
 
 def legal_group(name: bytes | None) -> SendRefusal | None:
-    """Return why a producer group cannot have this name; the rules are those of consumer groups."""
+    """Return the refusal of an invalid producer group name, or None.
+
+    The rules are those of consumer groups.
+    """
     fault = group_fault((name or b"").decode("utf-8", "backslashreplace"))
     if fault is None:
         return None

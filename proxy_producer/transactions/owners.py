@@ -1,8 +1,8 @@
 """Other producer proxies: who owns which shard, and calls that are passed on to them.
 
-A call that got no answer ends in TryLaterError: what it asks for can be asked again. Where that is not so,
-its `sent` says whether it can have arrived. Calls of each method have links of their own, so that prepares
-which wait for a rate limit hold up no ends.
+A call without an answer fails with TryLaterError, because most calls can be repeated. For the others, `sent`
+says whether the call may have arrived. Each method has its own links, so that prepares which wait for a rate
+limit do not delay the ends of transactions.
 """
 
 from __future__ import annotations
@@ -33,15 +33,20 @@ ANSWER_S = 12.0  # a little more than a call may take there
 BOUNDS = LinkBounds(connections=16, calls=10_000, together=1, answer_s=ANSWER_S)
 PREPARES = "sendPrepared"
 PREPARE_BOUNDS = BOUNDS._replace(connections=64)  # each waits for the disk
-ANSWER_BYTES_MAX = 2 * FRAME_BYTES_MAX  # a check has all of its transaction, which two owners may have let in
+ANSWER_BYTES_MAX = (
+    2 * FRAME_BYTES_MAX
+)  # a check contains its whole transaction, which two owners may have admitted
 
 Done = Callable[[Any, Exception | None], None]
 Holders = Mapping[int, str]  # shard → address
 
 
 @dataclass(slots=True)
-class PassedOn:
-    """A call for another proxy. `answer`: None until there is one. `sent`: it may have arrived there."""
+class ForwardedCall:
+    """A call forwarded to another proxy. `answer`: None until it is there.
+
+    `sent`: the call may have arrived.
+    """
 
     method: str
     request: Any
@@ -51,53 +56,59 @@ class PassedOn:
 
 
 class Owners:
-    """`address`: where others reach this proxy; "" as long as that is not known."""
+    """Finds the owner of each shard and forwards calls to it.
+
+    `address`: where other proxies reach this one; "" while that is unknown.
+    """
 
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self._backend = backend
         self._clock = clock
-        self._known: tuple[float, Holders] | None = None
-        self._asking: Completion[Holders] | None = None
+        self._cached_holders: tuple[float, Holders] | None = None
+        self._pending_lookup: Completion[Holders] | None = None
         self._links = Links[tuple[str, str], OwnerLink]()
         self.address = ""
 
     def holders(self) -> Completion[Holders]:
-        """Return the owner of each shard, at most a second old; concurrent callers share one answer."""
-        now = self._clock.monotonic()
-        if self._known is not None and self._known[0] > now:
-            return succeeded(self._known[1])
-        if self._asking is not None:
-            return self._asking
-        shared: Completion[Holders] = Completion()
-        self._asking = shared
+        """Return the owner's address of each shard, at most a second old.
 
-        def on_answer(asked: Completion[Mapping[QueueRef, str]]) -> None:
-            self._asking = None
-            if asked.error is not None:
-                shared.fail(asked.error)
+        Concurrent callers share one request.
+        """
+        now = self._clock.monotonic()
+        if self._cached_holders is not None and self._cached_holders[0] > now:
+            return succeeded(self._cached_holders[1])
+        if self._pending_lookup is not None:
+            return self._pending_lookup
+        shared: Completion[Holders] = Completion()
+        self._pending_lookup = shared
+
+        def on_answer(lookup: Completion[Mapping[QueueRef, str]]) -> None:
+            self._pending_lookup = None
+            if lookup.error is not None:
+                shared.fail(lookup.error)
                 return
-            by_shard = {queue.queue_id: address for queue, address in asked.value.items()}
-            self._known = self._clock.monotonic() + HOLDERS_AGE_S, by_shard
+            by_shard = {queue.queue_id: address for queue, address in lookup.value.items()}
+            self._cached_holders = self._clock.monotonic() + HOLDERS_AGE_S, by_shard
             shared.succeed(by_shard)
 
         try:
             self._backend.holders(TRANSACTION_GROUP, HALF_TOPIC, now + LOOKUP_S).then(on_answer)
         except DdmqError as error:
-            self._asking = None
+            self._pending_lookup = None
             shared.fail(error)
         return shared
 
     def forget(self) -> None:
-        """Forget the owners: they have changed."""
-        self._known = None
+        """Drop the cached owners, because they have changed."""
+        self._cached_holders = None
 
     def others(self, holders: Holders) -> list[str]:
-        """The addresses of other owners."""
+        """Return the addresses of all owners but this proxy, sorted."""
         return sorted({address for address in holders.values() if address not in ("", self.address)})
 
-    def call(self, address: str, method: str, request: Any, done: Done) -> PassedOn:
-        """Pass it on; `done(answer, error)` runs, mostly later, from the hub."""
-        passed = PassedOn(method, request, done)
+    def call(self, address: str, method: str, request: Any, done: Done) -> ForwardedCall:
+        """Forward a call to the proxy at `address`; call `done(answer, error)`, mostly later, on the hub."""
+        passed = ForwardedCall(method, request, done)
         bounds = PREPARE_BOUNDS if method == PREPARES else BOUNDS
         try:
             link = self._links.get_link((address, method), lambda: OwnerLink(address, bounds))
@@ -112,10 +123,10 @@ class Owners:
         self._links.close()
 
 
-class OwnerLink(CallLink[PassedOn]):
-    """The way to one proxy."""
+class OwnerLink(CallLink[ForwardedCall]):
+    """The connections to one other proxy for one method."""
 
-    def call(self, connection: socket.socket, batch: list[PassedOn]) -> None:
+    def call(self, connection: socket.socket, batch: list[ForwardedCall]) -> None:
         (passed,) = batch
         frame = encode_call(producer, SERVICE, passed.method, request=passed.request)
         if passed.method == PREPARES and is_closed(connection):
@@ -125,7 +136,7 @@ class OwnerLink(CallLink[PassedOn]):
             connection, producer, SERVICE, frame, ANSWER_S, ANSWER_BYTES_MAX
         ).success
 
-    def ended(self, batch: list[PassedOn], error: Exception | None) -> None:
+    def ended(self, batch: list[ForwardedCall], error: Exception | None) -> None:
         if error is not None and not isinstance(error, TryLaterError | BoundReachedError | DrainingError):
             error = TryLaterError(f"the proxy at {self.address} cannot be asked now: {error}")
         for passed in batch:
@@ -133,7 +144,7 @@ class OwnerLink(CallLink[PassedOn]):
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the other side has closed a connection on which nothing is awaited."""
+    """Return whether the peer has closed an idle connection."""
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     return bool(poll.poll(0))

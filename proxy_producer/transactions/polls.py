@@ -1,7 +1,7 @@
-"""pollTransactionChecks: who waits here is given the checks of this proxy's shards, and those of others.
+"""pollTransactionChecks: polls wait here for the checks of this proxy's shards and of other owners' shards.
 
-Other owners are asked once a second, for groups whose members wait here, without waiting there. A check that
-comes when nobody waits any more is kept for the group's next poll for a few seconds.
+Once a second this proxy polls the other owners, without waiting, for the groups that have a poll here. A
+check that arrives when no poll waits any more is stored for the group's next poll for a few seconds.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ from backend.completion import Completion
 from ddmq_common.clock import Clock
 from ddmq_rpc.api import Call
 from proxy_producer.core.refusals import SendRefusal
-from proxy_producer.transactions.asking import IDL, HeldPoll, HeldPolls, ask
+from proxy_producer.transactions.asking import IDL, WaitingPoll, WaitingPolls, hand_out_checks
 from proxy_producer.transactions.context import TransactionCounts
 from proxy_producer.transactions.deciding import OwnedShard
 from proxy_producer.transactions.owners import Holders, Owners
 
-ASKS_MAX = 200  # questions to other proxies each second
+ASKS_MAX = 200  # requests to other proxies each second
 KEPT_S, KEPT_GROUPS_MAX = 10.0, 64  # each of up to ANSWER_BYTES_MAX
-ASKING_MAX = 32  # answers that are made at a time, the same
+ASKING_MAX = 32  # answers under preparation at a time, each of up to ANSWER_BYTES_MAX
 
 
 class Polls:
-    """All polls of one proxy. `owned()`: its shards that are ready."""
+    """Matches the waiting polls of one proxy with transaction checks.
+
+    `owned()`: the ready shards of this proxy.
+    """
 
     def __init__(
         self,
@@ -38,89 +41,94 @@ class Polls:
         self._clock = clock
         self._counts = counts
         self._owned = owned
-        self._pending_requests: set[tuple[str, str]] = set()  # address and group: an answer is under way
-        self._turn = 0
-        self._kept: dict[str, tuple[float, list[Any]]] = {}
-        self._asking = 0
-        self._behind: dict[str, None] = {}  # groups whose turn comes when some of these are made
-        self.held = HeldPolls()
+        self._pending_requests: set[tuple[str, str]] = set()  # address and group of requests under way
+        self._next_candidate = 0
+        self._stored_checks: dict[str, tuple[float, list[Any]]] = {}
+        self._handouts = 0
+        self._behind: dict[str, None] = {}  # groups that are served when handouts finish
+        self.held = WaitingPolls()
 
     def poll(self, call: Call, group: str, count: int, timeout_s: float, *, forwarded: bool) -> None:
-        """One call; it was accepted."""
-        poll = HeldPoll(self.held, call, group, count, self._clock.monotonic() + timeout_s, forwarded)
+        """Register an accepted poll, and answer it at once if checks are stored or due."""
+        poll = WaitingPoll(self.held, call, group, count, self._clock.monotonic() + timeout_s, forwarded)
         self.held.hold(poll)
-        waiting = self._kept.pop(group, None)
+        waiting = self._stored_checks.pop(group, None)
         if waiting is not None:
             poll.answer(waiting[1])
             return
-        self.serve(group)
-        if timeout_s <= 0 and not poll.asking:
+        self.serve_group(group)
+        if timeout_s <= 0 and not poll.is_served:
             poll.answer(())
 
-    def serve(self, group: str) -> None:
-        """Give those who wait what there is."""
+    def serve_group(self, group: str) -> None:
+        """Hand out the due checks of this proxy's shards to the waiting polls of a group."""
         for owned in self._owned():
             while owned.held.core.offered(group) and (poll := self.held.first(group)) is not None:
-                if self._asking >= ASKING_MAX:
+                if self._handouts >= ASKING_MAX:
                     self._behind[group] = None
                     return
-                poll.asking = True
-                self._asking += 1
-                if not ask(owned.held, owned.deciding, group, poll.count, partial(self._on_checks, poll)):
-                    self._asking -= 1
-                    poll.asking = False
+                poll.is_served = True
+                self._handouts += 1
+                if not hand_out_checks(
+                    owned.held, owned.deciding, group, poll.count, partial(self._on_checks, poll)
+                ):
+                    self._handouts -= 1
+                    poll.is_served = False
                     break
-                if not (poll.asking or poll.done):
-                    break  # it came to nothing at once: at the next look
+                if not (poll.is_served or poll.done):
+                    break  # it failed at once: retried with the next periodic run
 
-    def _on_checks(self, poll: HeldPoll, checks: list[Any]) -> None:
-        poll.asking = False
-        self._asking -= 1
+    def _on_checks(self, poll: WaitingPoll, checks: list[Any]) -> None:
+        poll.is_served = False
+        self._handouts -= 1
         self._deliver_checks(poll, checks)
-        while self._behind and self._asking < ASKING_MAX:
+        while self._behind and self._handouts < ASKING_MAX:
             group = next(iter(self._behind))
             del self._behind[group]
-            self.serve(group)
+            self.serve_group(group)
 
-    def _deliver_checks(self, poll: HeldPoll, checks: list[Any]) -> None:
+    def _deliver_checks(self, poll: WaitingPoll, checks: list[Any]) -> None:
         if not checks:
             if poll.deadline <= self._clock.monotonic():
                 poll.answer(())
         elif poll.done:
-            self._keep_checks(poll.group, checks)
+            self._store_checks(poll.group, checks)
         else:
             poll.answer(checks)
 
-    def _keep_checks(self, group: str, checks: list[Any]) -> None:
-        """Give checks to another poll of the group, or keep them for its next one."""
+    def _store_checks(self, group: str, checks: list[Any]) -> None:
+        """Answer another poll of the group with these checks, or store them for the group's next poll."""
         poll = self.held.first(group)
         if poll is not None:
             poll.answer(checks)
-        elif len(self._kept) < KEPT_GROUPS_MAX and group not in self._kept:
-            self._kept[group] = self._clock.monotonic() + KEPT_S, checks
+        elif len(self._stored_checks) < KEPT_GROUPS_MAX and group not in self._stored_checks:
+            self._stored_checks[group] = self._clock.monotonic() + KEPT_S, checks
         else:
             self._count_lost(checks)
 
     def _count_lost(self, checks: list[Any]) -> None:
-        """Count checks that found no poll; they are repeated after their interval."""
+        """Count checks for which no poll came. They are repeated after the check interval."""
         for _ in checks:
-            self._counts.refused("check: nobody waits")
+            self._counts.count_refused("check: nobody waits")
 
-    def beat(self) -> None:
-        """Answer those whose time is up."""
+    def expire_polls(self) -> None:
+        """Answer the polls whose deadline has come."""
         self.held.expire(self._clock.monotonic())
 
-    def look(self) -> None:
-        """Give what has become due, here and elsewhere, and forget what nobody came for."""
-        for group in self.held.groups():
-            self.serve(group)
-        now = self._clock.monotonic()
-        for group in [group for group, waiting in self._kept.items() if waiting[0] <= now]:
-            self._count_lost(self._kept.pop(group)[1])
-        if self.held.groups():
-            self._owners.holders().then(self._ask_others)
+    def serve_groups(self) -> None:
+        """Serve all waiting polls, drop expired stored checks, and request checks from other proxies.
 
-    def _ask_others(self, holders: Completion[Holders]) -> None:
+        Called every second.
+        """
+        for group in self.held.groups():
+            self.serve_group(group)
+        now = self._clock.monotonic()
+        for group in [group for group, waiting in self._stored_checks.items() if waiting[0] <= now]:
+            self._count_lost(self._stored_checks.pop(group)[1])
+        if self.held.groups():
+            self._owners.holders().then(self._poll_owners)
+
+    def _poll_owners(self, holders: Completion[Holders]) -> None:
         if holders.error is not None:
             return
         candidates = [
@@ -132,13 +140,13 @@ class Polls:
         ]
         if not candidates:
             return
-        self._turn %= len(candidates)
-        requests = (candidates[self._turn :] + candidates[: self._turn])[:ASKS_MAX]
-        self._turn += len(requests)
+        self._next_candidate %= len(candidates)
+        requests = (candidates[self._next_candidate :] + candidates[: self._next_candidate])[:ASKS_MAX]
+        self._next_candidate += len(requests)
         for address, group in requests:
-            self._ask_other(address, group)
+            self._poll_owner(address, group)
 
-    def _ask_other(self, address: str, group: str) -> None:
+    def _poll_owner(self, address: str, group: str) -> None:
         poll = self.held.first(group)
         if poll is None:
             return
@@ -154,10 +162,10 @@ class Polls:
         def on_answer(answer: Any, error: Exception | None) -> None:
             self._pending_requests.discard((address, group))
             if error is None and answer is not None and answer.checks:
-                self._keep_checks(group, list(answer.checks))
+                self._store_checks(group, list(answer.checks))
 
         self._owners.call(address, "pollTransactionChecks", request, on_answer)
 
     def end(self, fault: SendRefusal) -> None:
-        """Answer every poll with this fault: the proxy stops."""
+        """Answer every poll with this refusal, because the proxy stops."""
         self.held.end(fault)

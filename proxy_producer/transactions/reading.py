@@ -1,7 +1,7 @@
-"""Reads one shard: from its progress at a take-over, and messages that other proxies append later.
+"""Reads one shard: from its progress at a take-over, and later the messages that other proxies append.
 
-Nothing is read by the second as long as nobody else appends: who asks for the end of a transaction says how
-far it has to be read, and the service's tick tells what there is.
+The queue is read only when another proxy has appended: a request to end a transaction says how far its
+messages go, and the service checks the queue's end every second.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from ddmq_client.idl.codes import TransactionOutcome
 from ddmq_common.errors import DamagedError
 from proxy_producer.transactions.codec import HalfMessage, checksum_of, name_of, read_half, read_op
 from proxy_producer.transactions.core.ended import Ended, EndedTransactions
-from proxy_producer.transactions.core.transaction import HalfSeen
+from proxy_producer.transactions.core.transaction import HalfFacts
 
 log = logging.getLogger("ddmq.producer")
 COUNT_MAX, BYTES_MAX = 1_000, 4 << 20
-WAIT_S = 1.0  # for what another proxy was answered that it stored
+WAIT_S = 1.0  # for messages that another proxy stored and this process does not see yet
 KEPT_BYTES_MAX = 4 << 20  # of a shard's messages, so that what was just appended need not be read again
-KEPT_BYTES = 1_000  # of one of these, beside its delivery bytes
+KEPT_BYTES = 1_000  # overhead of one of them, beside its delivery bytes
 
 
-def seen(half: HalfMessage, transaction: bytes, stored_ms: int, prepared_ms: int) -> HalfSeen:
-    """Return the facts of one half. `stored_ms` is on the shard's clock, `prepared_ms` on the store's."""
+def facts_of(half: HalfMessage, transaction: bytes, stored_ms: int, prepared_ms: int) -> HalfFacts:
+    """Extract the facts of a half message.
+
+    `stored_ms`: on the shard's clock; `prepared_ms`: on the store's.
+    """
     mark = half.mark
-    return HalfSeen(
+    return HalfFacts(
         half.offset,
         transaction,
         mark.group,
@@ -45,7 +48,7 @@ def seen(half: HalfMessage, transaction: bytes, stored_ms: int, prepared_ms: int
 
 
 def acks_of(view: ProgressView, bounds: Bounds) -> AckMap:
-    """Return the ack map of the progress; it begins at the queue's first offset without any."""
+    """Build the ack map from stored progress. Without progress it starts at the queue's first offset."""
     acks = AckMap(bounds.min if view.committed is None else view.committed)
     acks.finish(view.finished)
     for offset, attempts in view.attempts.items():
@@ -54,14 +57,14 @@ def acks_of(view: ProgressView, bounds: Bounds) -> AckMap:
 
 
 class HalfBatch(NamedTuple):
-    """The half records of one read, and the records that do not parse."""
+    """The decoded half messages of one read, and the records that could not be decoded."""
 
     halves: list[tuple[HalfMessage, int]]  # with store times
     unreadable: list[StoredRecord]
 
 
 def half_batch(batch: ReadBatch) -> HalfBatch:
-    """Take it apart; a damaged record is a gap, which the engine has counted."""
+    """Decode the half records of a batch. Damaged records are skipped; the engine has counted them."""
     content = HalfBatch([], [])
     for index in range(len(batch.offsets)):
         try:
@@ -76,8 +79,8 @@ def half_batch(batch: ReadBatch) -> HalfBatch:
     return content
 
 
-class KeptMessages:
-    """The newest messages of one shard, by offset, so many bytes of them."""
+class RecentMessages:
+    """A cache of the newest half messages of one shard by offset, up to KEPT_BYTES_MAX."""
 
     def __init__(self) -> None:
         self._kept: dict[int, HalfMessage] = {}
@@ -87,7 +90,7 @@ class KeptMessages:
         return self._kept.get(offset)
 
     def all_of(self, offsets: Sequence[int]) -> list[HalfMessage] | None:
-        """Return the messages at these offsets; None if not all of them are kept."""
+        """Return the messages at these offsets; None if one is not cached."""
         messages = self._kept
         stored = [messages[offset] for offset in offsets if offset in messages]
         return stored if len(stored) == len(offsets) else None
@@ -109,8 +112,14 @@ class KeptMessages:
 Fetched = Callable[[list[HalfMessage], int, Exception | None], None]
 
 
-def fetch(backend: Backend, queue: QueueRef, kept: KeptMessages, offsets: list[int], then: Fetched) -> None:
-    """`then(messages, missing, error)` follows: what stands at these offsets, and how many are damaged."""
+def fetch_halves(
+    backend: Backend, queue: QueueRef, kept: RecentMessages, offsets: list[int], then: Fetched
+) -> None:
+    """Get the half messages at these offsets from the cache or the log; call `then(messages, missing,
+    error)`.
+
+    `missing`: the number of offsets whose message is damaged.
+    """
     halves: dict[int, HalfMessage] = {}
     for offset in offsets:
         half = kept.get(offset)
@@ -144,7 +153,7 @@ def fetch(backend: Backend, queue: QueueRef, kept: KeptMessages, offsets: list[i
 
 
 class OpReader:
-    """Reads the newest op records of one shard; `done(ended, error)` follows once."""
+    """Reads the newest op records of one shard; `done(ended, error)` is called once."""
 
     def __init__(
         self,
@@ -158,9 +167,9 @@ class OpReader:
         self._count_max = count_max
         self._done = done
         self._ended = EndedTransactions(count_max)
-        self._first = True  # whether what comes next is the first record that counts
-        self._partly = False  # whether older ones are left out, or gone
-        self._damaged = False  # whether one is missing since the last that could be read
+        self._first = True  # whether no valid record was read yet
+        self._partly = False  # whether older records are skipped or deleted
+        self._damaged = False  # whether a record is missing since the last readable one
         self._offset = 0
         self._reader = None if queue is None else QueueReader(backend, queue, self._on_read)
 
@@ -194,32 +203,35 @@ class OpReader:
             self._read_from(read.bounds.min)
         elif read.batch is not None and not read.at_end:
             self._take_ops(read.batch)
-            self._note_gap(read.next_offset)
+            self._record_gap(read.next_offset)
             self._read_from(read.next_offset)
         else:
-            self._note_gap(read.next_offset)
+            self._record_gap(read.next_offset)
             if self._damaged:
                 self._ended.damaged(self._backend.clock_ms())
             if self._first and self._partly:  # all of them are gone
                 self._ended.covered_from_ms = self._backend.clock_ms()
             self._done(self._ended, None)
 
-    def _note_gap(self, until: int) -> None:
-        """The next record is at `until`: on a gapless engine what was to be before it is damaged."""
+    def _record_gap(self, until: int) -> None:
+        """Record that the next op record is at offset `until`.
+
+        On a gapless engine, skipped offsets mean damage.
+        """
         if self._backend.gapless and until > self._offset:
-            log.error("how %d transactions ended is lost", until - self._offset)
+            log.error("the ends of %d transactions are lost", until - self._offset)
             self._damaged = True
         self._offset = until
 
     def _take_ops(self, batch: ReadBatch) -> None:
         for index, offset in enumerate(batch.offsets):
-            self._note_gap(offset)
+            self._record_gap(offset)
             self._offset += 1
             try:
                 record = batch.record(index)
                 op = read_op(bytes(record.delivery))
             except DamagedError as error:
-                log.error("how a transaction ended cannot be read: %s", error)
+                log.error("the end of a transaction cannot be read: %s", error)
                 self._damaged = True
                 continue
             if self._damaged:

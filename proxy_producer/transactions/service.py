@@ -1,8 +1,8 @@
-"""Transactions: those of one producer proxy; which shards it owns, and the calls that come to it.
+"""Transactions: the transaction service of one producer proxy: the shards that it owns, and its calls.
 
-It makes the half topic and the op topic at the first prepare; where they are there already it takes part from
-the moment on when others can reach it (`advertise`). Nothing of it runs before. Each second it looks at what
-other proxies appended, which checks are due, and what became of shards.
+It creates the half topic and the op topic at the first prepare. If they exist already, it joins the group as
+soon as other proxies can reach this one (`advertise`); nothing runs before. Each second it reads what other
+proxies appended, offers the checks that are due, and claims shards.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from proxy_producer.transactions.asking import COUNT_MAX, IDL, POLL_BYTES_MAX, P
 from proxy_producer.transactions.codec import shard_of
 from proxy_producer.transactions.context import TransactionContext, TransactionCounts, TransactionTopics
 from proxy_producer.transactions.core.clock import SteadyClock
-from proxy_producer.transactions.deciding import Deciding, OwnedShard
+from proxy_producer.transactions.deciding import OwnedShard, TransactionDecider
 from proxy_producer.transactions.ends import EndContext, PendingEnd
 from proxy_producer.transactions.gathered import GatheredCommits
 from proxy_producer.transactions.held import HeldShard
@@ -43,8 +43,8 @@ from proxy_producer.transactions.owners import Owners
 from proxy_producer.transactions.polls import Polls
 from proxy_producer.transactions.reading import acks_of
 
-BEAT_S, BEATS = 0.1, 10  # polls end to a tenth of a second; everything else is looked at each second
-TRIM_LOOKS = 30  # looks between two times that the log is told what nobody needs any more
+TICK_S, TICKS_PER_RUN = 0.1, 10  # polls expire within a tenth of a second; all other work runs each second
+RUNS_PER_TRIM = 30  # runs between two trims of finished records from the log
 POLL_MS_MAX = 30_000
 ACTIONS = {int(action): action for action in TransactionAction}
 GROUPS_MAX = 1_000
@@ -59,7 +59,10 @@ class OwnerWaiter(Protocol):
 
 
 class Transactions(QueueOwner[OwnedShard]):
-    """The transactions of one producer proxy. `timer` drives its tick."""
+    """The transaction service of one producer proxy: claims shards and serves their calls.
+
+    `timer` drives its ticks.
+    """
 
     def __init__(
         self,
@@ -86,7 +89,9 @@ class Transactions(QueueOwner[OwnedShard]):
         timeout_s = config.timeout_ms_max / 1_000
         commits = GatheredCommits(backend, lambda: clock.monotonic() + timeout_s)
         steady = SteadyClock(clock.wall_ms(), clock.monotonic())
-        self.waiting: set[OwnerWaiter] = set()  # calls that wait for an owner; bounded as all in flight
+        self.waiting: set[OwnerWaiter] = (
+            set()
+        )  # calls that wait for an owner; bounded like all calls in flight
         self._context = TransactionContext(
             backend, config, clock, self.counts, levels, commands, commits, self.reacquire,
             self.retry_waiting, steady,
@@ -95,14 +100,15 @@ class Transactions(QueueOwner[OwnedShard]):
         self._by_number: dict[int, OwnedShard] = {}
         self._shard_count = 0
         self.groups: dict[bytes, str] = {}  # legal producer groups that were named lately
-        self._beats = self._looks = 0
+        self._ticks = self._runs = 0
         self._begun = False
         self._unwatch: Callable[[], None] = backend.watch_settings(self._on_setting_changed, *TOPIC_KEYS)
 
     # --- beginning and ending
 
     def advertise(self, address: str) -> None:
-        """Join under `address` (HOST:PORT), where others reach this proxy, once the topics exist."""
+        """Join the group under `address` (HOST:PORT), where other proxies reach this one, once the topics
+        exist."""
         self.owners.address = address
         if self._claims.joined:
             self.reacquire()
@@ -110,21 +116,21 @@ class Transactions(QueueOwner[OwnedShard]):
             self.begin()
 
     def _on_setting_changed(self, key: str) -> None:
-        """Another process made the topic."""
+        """Join the group if another process has created the topics."""
         if key in TOPIC_KEYS and self.owners.address and not self._begun and self.topics.shards:
             self.begin()
 
     def begin(self) -> None:
-        """Take part, as soon as the topics are there. May be called again."""
+        """Start the timer and claim shards, once the topics exist. May be called again."""
         if self._claims.joined:
             return
         if not self._begun and not self._stopping:
             self._begun = True
-            self._timer.every(BEAT_S, self.beat)
+            self._timer.every(TICK_S, self.on_tick)
         self.acquire()
 
     def drain(self) -> Completion[None]:
-        """Hand out nothing new; when what is being committed has ended, leave."""
+        """Answer all polls and start nothing new; leave the group when the commits under way have ended."""
         if self._drained is None:
             self.polls.end(DRAINING)
         return self._drain()
@@ -139,7 +145,7 @@ class Transactions(QueueOwner[OwnedShard]):
     # --- QueueOwner
 
     def _join_request(self) -> Join | None:
-        """Return how to join; None while the topics are not there."""
+        """Return the join request for the group; None while the topics do not exist."""
         if not self.topics.shards:
             return None
         return Join(TRANSACTION_GROUP, HALF_TOPIC, address=self.owners.address)
@@ -149,9 +155,9 @@ class Transactions(QueueOwner[OwnedShard]):
         self.owners.forget()
 
     def loaded(self, queue: QueueRef, epoch: int, view: ProgressView, bounds: Bounds) -> None:
-        """Begin with reading the shard: nothing of it is decided before."""
+        """Start a granted shard by reading it. No transaction is decided before that is done."""
         shard = HeldShard(self._context, queue, epoch, view.generation, acks_of(view, bounds), bounds.next)
-        self._begin_work(OwnedShard(shard, Deciding(shard), LeftOvers(shard)))
+        self._begin_work(OwnedShard(shard, TransactionDecider(shard), LeftOvers(shard)))
         shard.start()
 
     def _on_owned_changed(self, queue: QueueRef) -> None:
@@ -169,22 +175,22 @@ class Transactions(QueueOwner[OwnedShard]):
 
     @property
     def shards(self) -> int:
-        """Return how many shards there are, which never changes; 0: none yet."""
+        """Return the number of shards, which never changes; 0 while the topics do not exist."""
         if not self._shard_count:
             self._shard_count = self.topics.shards
         return self._shard_count
 
     def ready(self) -> Iterator[OwnedShard]:
-        """The shards that this proxy owns and knows all of."""
+        """Return the shards that this proxy owns and has read completely."""
         return (owned for owned in list(self._owned.values()) if owned.held.ready)
 
     def owned(self, number: int) -> OwnedShard | None:
-        """Return that shard, if this proxy owns it and knows all of it."""
+        """Return the shard with this number if this proxy owns it and has read it completely, else None."""
         owned = self._by_number.get(number)
         return owned if owned is not None and owned.held.ready else None
 
     def owned_of(self, transaction: bytes) -> OwnedShard | None:
-        """The shard of a transaction, if this proxy owns it and knows all of it."""
+        """Return the shard of a transaction if this proxy owns it and has read it completely, else None."""
         return self.owned(shard_of(transaction, self.shards)) if self.shards else None
 
     def first_due(self) -> list[int]:
@@ -193,21 +199,22 @@ class Transactions(QueueOwner[OwnedShard]):
         return [due_ms for due_ms in due if due_ms is not None]
 
     def retry_waiting(self) -> None:
-        """Calls that wait for an owner look again."""
+        """Let the calls that wait for a shard's owner check again."""
         for waiter in list(self.waiting):
             waiter.retry()
 
-    # --- what comes over the wire
+    # --- calls
 
     def atomic_fault(self) -> SendRefusal | None:
-        """Whether the engine can do it at all."""
+        """Return a refusal if the engine has no atomic commits across topics, which transactions need, else
+        None."""
         if self.backend.capabilities.atomic:
             return None
         what = f"the engine {self.backend.capabilities.engine} cannot commit several topics as one"
         return illegal("not_atomic", what, "allowed here: sends without a transaction")
 
     def group_fault(self, name: bytes | None) -> SendRefusal | None:
-        """Whether it can be a producer group; `groups` has it then."""
+        """Return the refusal of an invalid producer group name. None: it is valid, and `groups` has it."""
         if name in self.groups:
             return None
         fault = legal_group(name)
@@ -218,11 +225,11 @@ class Transactions(QueueOwner[OwnedShard]):
         return fault
 
     def end(self, call: Call, deadline: float) -> None:
-        """Serve endTransaction."""
+        """Handle a call of endTransaction."""
         request = call.args.request
         verdict = self._legal_end(call)
         if isinstance(verdict, SendRefusal):
-            self.counts.refused(f"end: {verdict.reason}")
+            self.counts.count_refused(f"end: {verdict.reason}")
             call.reply(IDL.EndTransactionResponse(code=int(verdict.code), msg=verdict.text))
             return
         transaction, action = verdict
@@ -248,11 +255,11 @@ class Transactions(QueueOwner[OwnedShard]):
         return self.flow.bound_fault(call.frame_bytes) or (transaction, action)
 
     def poll(self, call: Call) -> None:
-        """Serve pollTransactionChecks."""
+        """Handle a call of pollTransactionChecks."""
         request = call.args.request
         fault = self._poll_fault(call)
         if fault is not None:
-            self.counts.refused(f"poll: {fault.reason}")
+            self.counts.count_refused(f"poll: {fault.reason}")
             call.reply(IDL.PollChecksResponse(code=int(fault.code), msg=fault.text, checks=[]))
             return
         self.begin()
@@ -273,18 +280,19 @@ class Transactions(QueueOwner[OwnedShard]):
             return illegal("poll_long", what, f"allowed: at most {POLL_BYTES_MAX}, for it is held")
         return self.atomic_fault() or self.group_fault(request.producerGroup)
 
-    # --- looking
+    # --- periodic work
 
-    def beat(self) -> None:
-        """Do the work of each tenth of a second: answer late polls and retry waiting calls."""
-        self.polls.beat()
+    def on_tick(self) -> None:
+        """Expire polls and retry waiting calls, every tenth of a second; run the periodic work every
+        second."""
+        self.polls.expire_polls()
         self.retry_waiting()
-        self._beats += 1
-        if self._beats % BEATS == 0:
-            self.look()
+        self._ticks += 1
+        if self._ticks % TICKS_PER_RUN == 0:
+            self.run_periodic_work()
 
-    def look(self) -> None:
-        """Do the work of each second: join, read, ask, flush and count."""
+    def run_periodic_work(self) -> None:
+        """Claim shards, read them, offer due checks, end overdue transactions, flush, and set gauges."""
         if self._stopping:
             return
         self.acquire()
@@ -297,27 +305,27 @@ class Transactions(QueueOwner[OwnedShard]):
         now_ms = self.now_ms()
         for owned in self.ready():
             core = owned.held.core
-            core.look(now_ms)
+            core.offer_due(now_ms)
             for transaction, reason in core.overdue():
                 owned.deciding.end(transaction, TransactionOutcome.DEAD_LETTER, None, reason)
             owned.deciding.retry_held_back()
             owned.held.flush()
             owned.left_overs.move_all()
-        self.polls.look()
+        self.polls.serve_groups()
         self._set_gauges(self.backend.clock_ms())
-        self._looks += 1
-        if self._looks % TRIM_LOOKS == 0:
+        self._runs += 1
+        if self._runs % RUNS_PER_TRIM == 0:
             for owned in self.ready():
                 self.backend.trim(owned.held.queue, owned.held.core.position)
 
     def _on_bounds(self, queues: list[QueueRef], answer: Completion[list[Bounds | None]]) -> None:
-        """Read what others appended."""
+        """Read the half messages that other proxies have appended to owned shards."""
         if answer.error is not None:
             return
         for queue, bounds in zip(queues, answer.value, strict=True):
             owned = self._owned.get(queue)
             if owned is not None and bounds is not None and owned.held.ready:
-                owned.held.core.ends_at(bounds.next)
+                owned.held.core.raise_known_end(bounds.next)
                 owned.held.when_read(-1, lambda error: None)
 
     def _set_gauges(self, now_ms: int) -> None:

@@ -259,7 +259,7 @@ def check(accepted: Accepted, random: Random) -> None:
     parsed = parse_delay_id(delay_id)
     assert parsed is not None, delay_id
     assert parsed.uuid == order.uuid
-    assert id_fault(delay_id, SHARDS, ours=True) is None
+    assert id_fault(delay_id, SHARDS, extended_client=True) is None
     shard, now = Shard(), NOW
     shard.take(order, now)
     for message in shard.store.scan(Scan(None, 0, layout.DUE_MS_MAX, 10)):

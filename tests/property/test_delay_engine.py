@@ -194,7 +194,7 @@ class DelayMachine(RuleBasedStateMachine):
 
     def _write(self, changes: StoreChanges, ended: Collection[int] = ()) -> None:
         self.process.due_scans.on_added(changes.added)
-        self.process.unrecorded.note_ended(ended, changes)
+        self.process.unrecorded.add_ended(ended, changes)
         self.world.disk.write(changes)
 
     @rule(count=st.sampled_from((1, 2, 50, 50)))

@@ -80,7 +80,7 @@ class FrontMachine(RuleBasedStateMachine):
     def bounded_and_right(self) -> None:
         assert all(key >= self.front.start for key in self.live)
         assert self.front.first_key in (None, min(self.live, default=None))
-        assert self.front.known_count <= writing.KNOWN_MAX
+        assert self.front.key_count <= writing.KNOWN_MAX
 
     def teardown(self) -> None:
         for each in self.patches:

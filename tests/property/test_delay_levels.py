@@ -84,7 +84,7 @@ class LevelMachine(RuleBasedStateMachine):
     def woken(self) -> None:
         if self.waiting_at is not None and len(self.queue) > self.waiting_at:
             self.waiting_at = None
-            self.level.waited(True)
+            self.level.on_wait_end(True)
 
     @rule(ms=st.sampled_from([1, 50, 300, 1_000, 4_000]))
     def time(self, ms: int) -> None:
@@ -161,13 +161,13 @@ class LevelMachine(RuleBasedStateMachine):
         end = min(at + count, len(self.queue))
         found = [record for record in self.queue[at:end] if record is not GAP]
         if found or end < len(self.queue):
-            self.level.read(found, end, self.clock_ms)
+            self.level.add_records(found, end, self.clock_ms)
         else:
-            self.level.at_end(end)
+            self.level.on_queue_end(end)
 
     def it_fails(self) -> None:
         self.read_at = self.fire = None
-        self.level.failed(self.now_s)
+        self.level.on_failed(self.now_s)
 
     def commit_ends(self) -> None:
         """All or nothing, as an engine with these topics decides it."""
@@ -181,7 +181,7 @@ class LevelMachine(RuleBasedStateMachine):
         if gone or closed:
             for one in alive if len(fire.fires) == 1 else ():
                 self.closed_since.setdefault(one.topic, self.now_s)
-            self.level.refused(fire, topic_gone=gone, now_s=self.now_s)
+            self.level.on_rejected(fire, topic_gone=gone, now_s=self.now_s)
             return
         for outlet in fire.fires:
             if outlet.put_off_ms:
@@ -190,7 +190,7 @@ class LevelMachine(RuleBasedStateMachine):
                 self.message(outlet.topic, outlet.put_off_ms, len(outlet.record.delivery))
             self.agree(outlet.topic, outlet.reason)
             self.done.append((outlet.record.offset, outlet.topic, outlet.reason))
-        self.level.fired(fire)
+        self.level.on_fired(fire)
 
     def agree(self, topic: str, reason: str) -> None:
         if reason == UNREADABLE:

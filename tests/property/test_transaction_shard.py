@@ -19,7 +19,7 @@ from ddmq_client.idl.codes import TransactionOutcome
 from proxy_producer.transactions.core.ended import Ended, EndedTransactions
 from proxy_producer.transactions.core.rules import TransactionRules
 from proxy_producer.transactions.core.shard import TransactionShard
-from proxy_producer.transactions.core.transaction import HalfSeen, HalfTaken
+from proxy_producer.transactions.core.transaction import HalfFacts, HalfVerdict
 from tests.examples import examples
 
 RULES = TransactionRules(6, 4, 3, 60, 60, 1_000, 3, 1_000)
@@ -40,7 +40,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.now_ms = 10_000
-        self.queue: list[HalfSeen | None] = []  # None: a gap
+        self.queue: list[HalfFacts | None] = []  # None: a gap
         self.durable = AckMap()
         self.ops: list[tuple[bytes, Ended]] = []
         self.shard = self._taken_over()
@@ -68,7 +68,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
     def strays(self) -> set[int]:
         """Offsets that are no part of anything, as the shard says."""
         ranges = self.shard.take_loose()
-        self.shard.put_back(ranges)
+        self.shard.restore_loose(ranges)
         opened = self.shard.open.values()
         aside = {half.offset for one in opened for half in one.late} | {
             at for one in opened for at in one.beyond
@@ -77,8 +77,8 @@ class TransactionShardMachine(RuleBasedStateMachine):
 
     # --- half messages
 
-    def _half(self, transaction: bytes, group: str, identity: str) -> HalfSeen:
-        half = HalfSeen(len(self.queue), transaction, group, self.now_ms, 10, identity)
+    def _half(self, transaction: bytes, group: str, identity: str) -> HalfFacts:
+        half = HalfFacts(len(self.queue), transaction, group, self.now_ms, 10, identity)
         self.queue.append(half)
         return half
 
@@ -90,19 +90,19 @@ class TransactionShardMachine(RuleBasedStateMachine):
         full = before is not None and len(before.offsets) >= RULES.commit_messages_max
         ended = self.shard.ended.get(transaction)
         half = self._half(transaction, group, identity)
-        taken = self.shard.stored(half)
+        taken = self.shard.add_stored(half)
         if not was_read:
-            assert taken is HalfTaken.AHEAD
+            assert taken is HalfVerdict.AHEAD
             assert self.shard.must_read()
         elif before is None:
-            assert taken is (HalfTaken.PART if ended is None else HalfTaken.ENDED)
+            assert taken is (HalfVerdict.PART if ended is None else HalfVerdict.ENDED)
         elif before.group != group:
-            assert taken is HalfTaken.FOREIGN
+            assert taken is HalfVerdict.FOREIGN
         elif copies:
-            assert taken is HalfTaken.COPY
+            assert taken is HalfVerdict.COPY
         else:
-            room = HalfTaken.LARGE if full else HalfTaken.PART
-            assert taken is (room if before.deciding is None else HalfTaken.LATE)
+            room = HalfVerdict.LARGE if full else HalfVerdict.PART
+            assert taken is (room if before.deciding is None else HalfVerdict.LATE)
 
     @rule(transaction=IDS, group=st.sampled_from(GROUPS), identity=st.sampled_from(("", "a")))
     def append_elsewhere(self, transaction: bytes, group: str, identity: str) -> None:
@@ -114,10 +114,10 @@ class TransactionShardMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4))
     def read(self, count: int) -> None:
-        self.shard.ends_at(len(self.queue))
+        self.shard.raise_known_end(len(self.queue))
         start, end = self.shard.next_read()
         found = [half for half in self.queue[start : min(start + count, end)] if half is not None]
-        self.shard.read(found, min(start + count, end, len(self.queue)))
+        self.shard.add_read(found, min(start + count, end, len(self.queue)))
 
     def read_all(self, count: int) -> None:
         while self.shard.must_read(len(self.queue) - 1):
@@ -141,7 +141,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
         found = data.draw(st.sampled_from(choice))
         loose = self.shard.take_loose()
         if not stored:
-            self.shard.put_back(loose)
+            self.shard.restore_loose(loose)
             self.shard.not_decided(found, self.now_ms)
             return
         outcome = found.deciding
@@ -150,7 +150,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
         self.durable.finish([(offset, offset + 1) for offset in found.offsets])
         self.durable.finish(loose)
         self.ops.append((found.id, Ended(outcome, found.group, self.now_ms)))
-        self.shard.loosed(loose)
+        self.shard.finish_loose(loose)
         assert [half.offset for half in self.shard.decided(found, self.ops[-1][1])] == late
         assert self.shard.ended.get(found.id) is not None
 
@@ -158,14 +158,14 @@ class TransactionShardMachine(RuleBasedStateMachine):
     def finish_strays(self) -> None:
         loose = self.shard.take_loose()
         self.durable.finish(loose)
-        self.shard.loosed(loose)
+        self.shard.finish_loose(loose)
 
     # --- time and checks
 
     @rule(ms=st.integers(1, 90))
     def time_passes(self, ms: int) -> None:
         self.now_ms += ms
-        self.shard.look(self.now_ms)
+        self.shard.offer_due(self.now_ms)
         for one, _ in self.shard.overdue():
             too_old = one.began_ms + RULES.age_ms_max <= self.now_ms
             assert too_old or one.checks >= RULES.checks_max
@@ -173,15 +173,15 @@ class TransactionShardMachine(RuleBasedStateMachine):
 
     @rule(group=st.sampled_from(GROUPS), stored=st.booleans())
     def ask_a_group(self, group: str, stored: bool) -> None:
-        for one in self.shard.ask(group, 2, 1_000):
+        for one in self.shard.begin_checks(group, 2, 1_000):
             assert one.group == group
             assert one.due_ms <= self.now_ms
             assert one.checks < RULES.checks_max
             if stored:
                 self.durable.record_attempts(one.offsets[0], one.checks + 1)
-                assert self.shard.asked(one, self.now_ms)
+                assert self.shard.finish_check(one, self.now_ms)
             else:
-                self.shard.not_asked(one, self.now_ms)
+                self.shard.cancel_check(one, self.now_ms)
                 assert self.shard.offered(group)
 
     @rule()
@@ -211,7 +211,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
         for group in GROUPS:
             count = sum(one.group == group for one in self.shard.open.values())
             assert self.shard.by_group[group] == count
-            assert self.shard.full_for(group) == (count >= 3 or counted >= 6)
+            assert self.shard.is_full_for(group) == (count >= 3 or counted >= 6)
 
 
 TestTransactionShard = TransactionShardMachine.TestCase

@@ -48,7 +48,7 @@ from ddmq_rpc.api import Service
 from ddmq_rpc.server import RpcServer
 from delay_service.levels.service import LevelService
 from delay_service.service import DelayService
-from delay_service.store.opening import keep_to, standby_stores_in, stores_in
+from delay_service.store.opening import check_store_folder, standby_stores_in, stores_in
 from proxy_consumer.service import ConsumerService
 from proxy_producer.service import ProducerService
 from proxy_producer.starting import refuse_sends
@@ -245,7 +245,7 @@ class ServerProcess:
     def _delay_stores(self) -> tuple[Path, int]:
         delay, data_dir = self.config.delay, self.config.serve.data_dir
         usual = data_dir / "delay"
-        keep_to(delay.dir or usual, usual, data_dir / "delay-stores")
+        check_store_folder(delay.dir or usual, usual, data_dir / "delay-stores")
         return delay.dir or usual, delay.shards
 
     def _listen(self, part: str, service: Service) -> None:

@@ -1,1 +1,4 @@
-"""The thinking part: sums in, sentences, rows and descriptions of charts out. No files, no clock, no HTML."""
+"""The thinking part: sums in, sentences, rows and descriptions of charts out.
+
+No files, no clock, no HTML.
+"""

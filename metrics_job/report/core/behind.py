@@ -20,7 +20,9 @@ EMPTY, UNCONSUMED, NEVER, GROWING, STANDING, KEEPING_UP = (
 
 
 def describe_outlook(row: Waiting) -> str:
-    """Say what becomes of the messages that wait: one of the words above, or the time to drain."""
+    """Describe what happens to a subscription's waiting messages: one of the words above, or the time to
+    drain.
+    """
     if not row.lag:
         return EMPTY
     if not row.consumed:
@@ -35,12 +37,12 @@ def describe_outlook(row: Waiting) -> str:
 
 
 def is_bad(row: Waiting) -> bool:
-    """Whether somebody has to act, or nobody consumes."""
+    """Return whether the subscription needs action or has no consumer."""
     return row.is_stuck or row.is_slow or bool(row.lag and not row.consumed)
 
 
 def sort_worst_first(rows: Iterable[Waiting]) -> list[Waiting]:
-    """Sort subscriptions: those on which somebody has to act, then the others; the most messages first."""
+    """Sort subscriptions: those that need action first, then by the number of waiting messages."""
     return sorted(
         rows,
         key=lambda row: (not (row.is_stuck or row.is_slow), -row.lag, -row.lag_max, row.group, row.topic),
@@ -48,12 +50,13 @@ def sort_worst_first(rows: Iterable[Waiting]) -> list[Waiting]:
 
 
 def add_time(text: str, row: Waiting, end_ms: int) -> str:
-    """Add when this was so, if nothing was told of the subscription for long before `end_ms`."""
+    """Add the time of the row to `text` if the subscription has not been reported for long before
+    `end_ms`."""
     if not row.lag and not row.blocked_keys:
         return text
     return f"{text} (as of {words.format_time(row.seen_ms)})" if is_old(row, end_ms) else text
 
 
 def is_old(row: Waiting, end_ms: int) -> bool:
-    """Whether nothing was told of the subscription for long before `end_ms`."""
+    """Return whether the subscription has not been reported for long before `end_ms`."""
     return bool(row.seen_ms) and end_ms - row.seen_ms > OLD_MS

@@ -26,7 +26,7 @@ WORSE_FROM = 1.25  # a rise of what should not rise, from which on it counts as 
 
 
 class Change(NamedTuple):
-    """One measure now and a week before, as shown; `worse`: it should be looked at."""
+    """One measure now and a week ago, formatted. `worse`: it needs attention."""
 
     what: str
     now: str
@@ -36,7 +36,7 @@ class Change(NamedTuple):
 
 
 def list_changes(material: Material) -> list[Change]:
-    """List the changes: totals and percentiles first, then the topics that changed most."""
+    """List the changes within a week: totals and percentiles, then the topics that changed most."""
     if not any(row.total for row in material.before.counters):
         return []
     now, before = totals_of(material.now.counters), totals_of(material.before.counters)

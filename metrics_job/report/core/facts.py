@@ -1,7 +1,7 @@
 """Make a report from Material, as plain data. No Parquet, no HTML, no clock: all of it is tested.
 
-Rates are totals over the time the proxies were seen in a step, so that a run of 20 seconds does not look like
-a third of its speed. Times are in milliseconds. What was not measured is absent, never 0.
+Rates are totals over the time the proxies were seen in a step, so that a run of 20 seconds does not look
+like a third of its speed. Times are in milliseconds. What was not measured is absent, never 0.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PER_MS = {"us": 1000.0, "ms": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """A named series of a chart."""
+    """A named line of a chart."""
 
     name: str
     points: Points
@@ -50,7 +50,9 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """One measured time over the span: lines p50, p99 and p99.9, all of it, and its worst step by p99."""
+    """One measured time over the span: the lines p50, p99 and p99.9, the percentiles of the whole span, and
+    its worst step.
+    """
 
     title: str
     meaning: str
@@ -61,7 +63,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """Messages sent an hour: rows are weekdays (the mean of several) or dates (the count), columns hours."""
+    """Messages sent per hour. Rows are weekdays (mean of several) or dates (count), columns are hours."""
 
     rows: list[str]
     cells: list[list[float | None]]
@@ -70,7 +72,7 @@ class Heat:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All data of a report; `covered` is the time from the first to the last sample, None without samples."""
+    """All data of a report. `covered`: the time from the first to the last sample; None without samples."""
 
     span: Span
     covered: tuple[int, int] | None
@@ -95,14 +97,14 @@ class Report:
 
     @property
     def is_well(self) -> bool:
-        """Whether the report has no finding."""
+        """Return whether the report has no findings."""
         return not self.findings
 
 
 def report_of(
     material: Material, sampled_ms: int | None = None, intended: Intended = NOTHING_INTENDED
 ) -> Report:
-    """Make the report. `sampled_ms`: until when the material is complete; None: until its last row."""
+    """Build the report. `sampled_ms`: until when the material is complete; None: until its last row."""
     covered, running = _covered_range(material), _running_steps(material)
     totals, slo = totals_of(material.now.counters), health.to_slo_facts(material.slo)
     processes = health.to_process_facts(material.processes, sampled_ms, intended.kills_ms)
@@ -133,7 +135,7 @@ def report_of(
 
 
 def _describe_shortened_lists(material: Material) -> list[str]:
-    """Say which lists hold only the first rows; all rows are in the numbers."""
+    """Return sentences about the lists that contain only their first rows. The numbers include all rows."""
     tallies = material.tallies
     lists = (
         ("promises", "worst", len(material.slo), tallies.promises_kept + tallies.promises_missed),
@@ -151,8 +153,9 @@ def _describe_shortened_lists(material: Material) -> list[str]:
 
 
 def _covered_range(material: Material) -> tuple[int, int] | None:
-    """Return the times of the first and last sample of the span; if no process was seen, those of the
-    steps."""
+    """Return the times of the first and last sample of the span; without processes, those of the first and
+    last step.
+    """
     span = material.span
     sampled = [row for row in material.processes if row["first_seen"] is not None]
     if sampled:
@@ -165,7 +168,7 @@ def _covered_range(material: Material) -> tuple[int, int] | None:
 
 
 def _running_steps(material: Material) -> set[int]:
-    """Return the steps in which anything was counted or measured: only there a missing value is 0."""
+    """Return the steps in which anything was counted or measured. Only in these a missing value means 0."""
     lines: list[Mapping[int, object]] = [*material.counted.values(), *material.lag.values()]
     lines += material.timed.values()
     return {step for line in lines for step in line}
@@ -206,8 +209,7 @@ def _rate_points(
 
 
 def _lag_lines(material: Material, running: set[int]) -> list[ChartLine]:
-    """Return a line per subscription, the largest lag first; a step without a value is 0 while anything
-    ran."""
+    """Return a line per subscription, the largest lag first. A missing value is 0 in the steps `running`."""
     order = {(row.group, row.topic): place for place, row in enumerate(material.waiting)}
     names = sorted(material.lag, key=lambda name: order.get(name, len(order)))
     several = {group for group, _ in names if sum(other == group for other, _ in names) > 1}
@@ -277,7 +279,7 @@ def _scaled_percentiles(buckets: Buckets, per_ms: float) -> Percentiles | None:
 
 
 def _measured_histograms(material: Material) -> list[tuple[str, str, Percentiles]]:
-    """Return every histogram over the whole span: in ms for times, in its own unit for the rest."""
+    """Return every histogram over the whole span, in ms for times, else in its own unit."""
     histograms = []
     for metric in sorted(material.timed):
         unit = CATALOGUE[metric].unit if metric in CATALOGUE else ""
@@ -291,7 +293,10 @@ def _measured_histograms(material: Material) -> list[tuple[str, str, Percentiles
 
 
 def _build_heat(hours: Mapping[int, float], span: Span) -> Heat | None:
-    """Return messages by hour, by weekday from two weeks on, else by date. None for less than three hours."""
+    """Return messages by hour: by weekday for two weeks or more, else by date.
+
+    None for less than three hours.
+    """
     if len(hours) < 3:
         return None
     weekdays = span.length_ms >= 14 * 24 * HOUR_MS
@@ -317,8 +322,10 @@ def _mean_of(values: Sequence[float]) -> float | None:
 
 
 def to_summary(report: Report) -> dict[str, Any]:
-    """Convert a report to plain data; times are epoch ms, durations as their names say. `ok` is the
-    verdict."""
+    """Convert a report to plain data. Times are epoch ms; durations are in the units of their names.
+
+    `ok`: the verdict.
+    """
     return {
         "ok": report.is_well,
         "from_ms": report.span.start_ms,

@@ -24,7 +24,7 @@ ROLES = {"sent": "c0", "delivered": "c1", "acked": "c2", "fired later": "c4", "r
 
 
 def build_figures(report: Report) -> dict[str, Figure]:
-    """Build the figures by the id of their chart; a chart without data has none."""
+    """Build the figures by chart id. A chart without data has no figure."""
     charts: dict[str, Figure] = {}
     if report.throughput:
         charts["throughput"] = _lines_figure(report.throughput, ROLES, "messages per second", report)
@@ -43,7 +43,7 @@ def build_figures(report: Report) -> dict[str, Figure]:
 def _lines_figure(
     lines: list[ChartLine], roles: dict[str, str], unit: str, report: Report, few: Figure = BARS
 ) -> Figure:
-    """Draw lines over time; if they have few points, in the style `few` with one category for each step."""
+    """Draw lines over time. Lines with few points are drawn in the style `few`, one category per step."""
     sparse = max(len(_points_with_value(line)) for line in lines) <= FEW
     form = "%d %b %H:%M" if report.span.length_ms > DAY_MS else "%H:%M"
     data = [
@@ -60,14 +60,14 @@ def _lines_figure(
 
 
 def _moment_axis(lines: list[ChartLine], form: str) -> Figure:
-    """Return an axis with the moments of all lines, in order."""
+    """Return a category axis with the times of all lines, in order."""
     moments = sorted({at for line in lines for at, _ in _points_with_value(line)})
     names = [to_utc_time(at).strftime(form) for at in moments]
     return {"type": "category", "categoryorder": "array", "categoryarray": names}
 
 
 def _span_axis(report: Report) -> Figure:
-    """Return an axis over the whole range, so that charts can be compared and gaps show."""
+    """Return a time axis over the whole range, so that charts are comparable and gaps are visible."""
     steps = report.span.step_starts()
     return {"type": "date", "range": [_plotly_time(steps[0]), _plotly_time(steps[-1])]}
 
@@ -87,8 +87,10 @@ def _sparse_trace(line: ChartLine, role: str, form: str) -> Figure:
 
 
 def _trace(line: ChartLine, role: str) -> Figure:
-    """Draw a line with a dot for each point if they are few, else only for isolated points, which no line
-    shows."""
+    """Draw one line.
+
+    All points have dots if they are few; otherwise only isolated points, which no line shows.
+    """
     alone = [] if len(_points_with_value(line)) <= MARKERS_UP_TO else _isolated_points(line.points)
     return {
         "name": _legend_name(line),
@@ -102,7 +104,7 @@ def _trace(line: ChartLine, role: str) -> Figure:
 
 
 def _isolated_points(points: Points) -> list[int]:
-    """Return 1 for a point between two without a value, else 0."""
+    """Return 1 for each point between two points without a value, else 0."""
     has_value = [False, *(value is not None for _, value in points), False]
     return [
         int(has_value[at] and not has_value[at - 1] and not has_value[at + 1])
@@ -111,7 +113,7 @@ def _isolated_points(points: Points) -> list[int]:
 
 
 def _legend_name(line: ChartLine) -> str:
-    """Shorten a name for the legend: the middle of a long one is left out."""
+    """Return the line's name for the legend, with the middle of a long name left out."""
     name = line.name
     if len(name) > NAME_MAX:
         name = f"{name[: NAME_MAX // 2]}…{name[-NAME_MAX // 2 + 1 :]}"
@@ -119,7 +121,8 @@ def _legend_name(line: ChartLine) -> str:
 
 
 def _times_figure(times: Times, report: Report) -> Figure:
-    """Draw times on a logarithmic scale: medians and outliers are often a hundred times apart."""
+    """Draw times on a logarithmic scale, because medians and outliers often differ by a factor of a
+    hundred."""
     figure = _lines_figure(times.lines, {line.name: line.name for line in times.lines}, "", report, DOTS)
     ticks = _decade_ticks([line.points for line in times.lines])
     figure["layout"]["yaxis"] = {
@@ -133,8 +136,7 @@ def _times_figure(times: Times, report: Report) -> Figure:
 
 
 def _decade_ticks(lines: list[Points]) -> list[float]:
-    """Return 1, 10, 100, … from below the smallest value to above the largest; 1, 2, 5, 10 for a small
-    range."""
+    """Return ticks 1, 10, 100, … that enclose all values; 1, 2, 5, 10 for a small range."""
     values = [value for points in lines for _, value in points if value]
     low, high = min(values, default=1.0), max(values, default=1.0)
     factors = (1, 2, 5) if high < low * 100 else (1,)
@@ -151,7 +153,7 @@ def _tick_text(value_ms: float) -> str:
 
 
 def _heat_figure(heat: Heat) -> Figure:
-    """Draw the heat map with its first row at the top."""
+    """Draw the heat map, with its first row at the top."""
     unit = "messages an hour (mean)" if heat.mean else "messages"
     trace = {
         "type": "heatmap",

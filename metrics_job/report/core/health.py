@@ -27,7 +27,7 @@ SILENT_AFTER_MAX_MS = 3_720_000
 
 @dataclass(frozen=True, slots=True)
 class SloFacts:
-    """One objective at one place over the days of the span."""
+    """One objective for one topic and group over the days of the span."""
 
     name: str
     topic: str
@@ -50,7 +50,8 @@ class SloFacts:
 
     @property
     def shown_compliance(self) -> str:
-        """The share over all days, and that of the newest missed day where the whole is good enough."""
+        """Return the compliance over all days, and that of the newest missed day if the whole is good
+        enough."""
         whole = words.format_percent(self.compliance)
         if self.is_met or (self.compliance or 0.0) < self.target:
             return whole
@@ -59,7 +60,7 @@ class SloFacts:
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """One process under its name; each start is an instance of its own."""
+    """One process by name. Each of its starts is an instance."""
 
     name: str
     first_ms: int
@@ -87,7 +88,8 @@ class ProcessFacts:
 
 
 def to_slo_facts(rows: Iterable[Row]) -> list[SloFacts]:
-    """Convert rows of promises; they come sorted, missed ones first, the furthest from its target first."""
+    """Convert rows of objectives, which are sorted: missed ones first, the furthest from its target
+    first."""
     return [
         SloFacts(
             row["slo"],
@@ -108,14 +110,13 @@ def to_slo_facts(rows: Iterable[Row]) -> list[SloFacts]:
 def to_process_facts(
     rows: Iterable[Row], sampled_ms: int | None = None, kills_ms: Sequence[int] = ()
 ) -> list[ProcessFacts]:
-    """Judge each process, sorted by name.
+    """Determine the state of each process, sorted by name.
 
     `sampled_ms`: until when the rows are complete; None: until the last one. `kills_ms`: when a process was
-    killed on purpose; each excuses one that was heard shortly before.
-
-    A row judges its own date, which may have ended too soon to tell: here `running` is what nobody has
-    outlived by long. `silent` is one of those that were the last to be heard, but too long before
-    `sampled_ms`: they were killed all together, or their samples do not come any more.
+    killed on purpose; each excuses one process that was heard shortly before. A stored row was judged on its
+    own date, perhaps too early. Here, `running` means that no other process was heard long after it, and
+    `silent` that it was among the last to be heard but too long before `sampled_ms`: all were killed
+    together, or their samples no longer arrive.
     """
     by: dict[str, list[Row]] = {}
     newest_ms = 0
@@ -169,7 +170,9 @@ def _judge_process(name: str, rows: list[Row], newest_ms: int, sampled_ms: int) 
 
 
 def _longest_down_s(rows: Iterable[Row]) -> float:
-    """Return the longest time between two rows: from the end of one instance to the start of the next."""
+    """Return the longest gap between two rows in seconds: from the end of one instance to the start of the
+    next.
+    """
     longest_ms, until_ms = 0, None
     for row in sorted(rows, key=lambda row: int(row["first_seen"])):
         if until_ms is not None:
@@ -179,8 +182,9 @@ def _longest_down_s(rows: Iterable[Row]) -> float:
 
 
 def _has_vanished(row: Row, all_of_name: Iterable[Row], newest_ms: int) -> bool:
-    """Whether an instance vanished: no last sample, and it is marked so, was restarted or is silent for too
-    long."""
+    """Return whether an instance vanished: without a last sample it was marked so, was restarted, or is
+    silent for too long.
+    """
     if row["ended"] == STOPPED:
         return False
     again = any(other is not row and other["first_seen"] >= row["last_seen"] for other in all_of_name)
@@ -188,9 +192,10 @@ def _has_vanished(row: Row, all_of_name: Iterable[Row], newest_ms: int) -> bool:
 
 
 def _is_outlived(row: Row, until_ms: int) -> bool:
-    """Whether an instance was silent at that time for longer than its intervals allow.
+    """Return whether an instance has been silent at `until_ms` for longer than its intervals allow.
 
-    An interval of None is not known yet, or the tables are of an older job."""
+    An interval of None is not known yet, or the tables are from an older job.
+    """
     interval_s = row.get("interval_s")
     patience_ms = float(SILENT_AFTER_MAX_MS)
     if interval_s is not None:
@@ -202,7 +207,7 @@ REFUSED_FROM, REFUSED_MIN = 0.001, 10
 
 
 class Intended(NamedTuple):
-    """Actions that somebody took on purpose, so that they are no findings."""
+    """Deliberate actions, such as kills in a test, which are not reported as findings."""
 
     kills_ms: Sequence[int] = ()  # when processes were killed; each excuses one that was heard shortly before
     dead_letters: Mapping[str, int] = {}  # how many, by topic
@@ -212,7 +217,7 @@ NOTHING_INTENDED = Intended()
 
 
 class Finding(NamedTuple):
-    """One sentence, and the section of the page that has more."""
+    """One finding as a sentence, and the page section with details."""
 
     text: str
     section: str
@@ -226,7 +231,7 @@ def list_findings(
     processes: list[ProcessFacts],
     intended: Intended,
 ) -> list[Finding]:
-    """List the findings, the most urgent first; [] means that all is well."""
+    """List the findings, the most urgent first. An empty list means that all is well."""
     if covered is None:
         return [Finding("No samples in this range: nothing ran, or the samples lie elsewhere.", "processes")]
     return [
@@ -288,7 +293,7 @@ def _blocked_findings(rows: list[Waiting], end_ms: int) -> Iterator[Finding]:
 def intended_remarks(
     counters: Sequence[Counted], rows: Iterable[ProcessFacts], intended: Intended
 ) -> Iterator[str]:
-    """Say what was done on purpose and is therefore no finding."""
+    """Yield sentences about deliberate actions, which are therefore not findings."""
     killed = sum(row.intended for row in rows)
     dead = round(sum(row.total for row in counters if row.metric == DEAD_LETTERS.name))
     dead -= unintended_dead(counters, intended)
@@ -300,7 +305,7 @@ def intended_remarks(
 
 
 def unintended_dead(counters: Iterable[Counted], intended: Intended) -> int:
-    """Count the dead letters that were not made on purpose."""
+    """Return the number of dead letters that were not caused on purpose."""
     dead = add_totals((row for row in counters if row.metric == DEAD_LETTERS.name), lambda row: row.topic)
     return round(sum(max(0.0, count - intended.dead_letters.get(topic, 0)) for topic, count in dead.items()))
 
@@ -312,7 +317,8 @@ def _dead_letter_findings(count: int) -> Iterator[Finding]:
 
 
 def _refusal_findings(totals: Totals) -> Iterator[Finding]:
-    """Report refused sends, but not answers of a proxy that stops: the client goes to another one."""
+    """Yield findings about refused sends, except those of stopping proxies, as clients then use another
+    one."""
     ratio = totals.refused_ratio or 0.0
     if ratio >= REFUSED_FROM and totals.failed_sends >= REFUSED_MIN:
         sends = words.format_plural(totals.failed_sends, "send")

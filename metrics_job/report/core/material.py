@@ -32,7 +32,7 @@ _STEPS = [
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """[start_ms, end_ms) in steps of step_ms."""
+    """A time range [start_ms, end_ms), divided into steps of step_ms."""
 
     start_ms: int
     end_ms: int
@@ -40,7 +40,7 @@ class Span:
 
     @property
     def period(self) -> str:
-        """The tables to read for this span: `minute` or `hour`."""
+        """Return the suffix of the tables to read for this span: `minute` or `hour`."""
         return "hour" if self.step_ms >= HOUR_MS else "minute"
 
     @property
@@ -48,20 +48,20 @@ class Span:
         return self.end_ms - self.start_ms
 
     def step_starts(self) -> range:
-        """Return the start of each step, the first at or before the start of the span."""
+        """Return the start of each step; the first is at or before the span's start."""
         return range(self.start_ms - self.start_ms % self.step_ms, self.end_ms, self.step_ms)
 
     def shift_back(self, by_ms: int = WEEK_MS) -> Span:
-        """Return the span of the same length that lies `by_ms` earlier."""
+        """Return the span of the same length `by_ms` earlier."""
         return Span(self.start_ms - by_ms, self.end_ms - by_ms, self.step_ms)
 
     def first_and_last_date(self) -> tuple[str, str]:
-        """Return the first and the last UTC date of the span, named as the tables' partitions are."""
+        """Return the first and last UTC date of the span, in the format of the tables' partitions."""
         return date_of(self.start_ms), date_of(self.end_ms - 1)
 
 
 def span_of(start_ms: int, end_ms: int) -> Span:
-    """Return the span with its step; both ends are widened to whole minutes, or hours if hours are read."""
+    """Return the span with a suitable step; both ends are widened to whole minutes or hours."""
     length = max(end_ms - start_ms, 1)
     fitting = [step for step in _STEPS if length <= step * (POINTS_MAX - 1)]
     step = fitting[0] if fitting else _STEPS[-1]
@@ -72,7 +72,7 @@ def span_of(start_ms: int, end_ms: int) -> Span:
 
 
 def to_utc_time(wall_ms: int) -> datetime:
-    """Convert epoch ms to an aware UTC time."""
+    """Convert epoch ms to an aware UTC datetime."""
     return datetime.fromtimestamp(wall_ms / 1000, UTC)
 
 
@@ -85,14 +85,14 @@ Buckets = Mapping[int, int]  # bucket number → count
 
 
 class AtLeast(float):
-    """A value of which only this much is known: it lies above all buckets."""
+    """A lower bound of a value that lies above all buckets."""
 
     def __truediv__(self, by: float) -> AtLeast:
         return AtLeast(float(self) / by)
 
 
 class Percentiles(NamedTuple):
-    """Upper edges, in the metric's unit; `measured` is how many there were."""
+    """Percentiles as upper bucket bounds, in the metric's unit. `measured`: the number of values."""
 
     measured: int
     p50: float
@@ -135,7 +135,7 @@ DRAIN_FROM_S = 600.0  # a subscription that needs longer than this is told
 
 
 class Counted(NamedTuple):
-    """A counter over the whole span, all processes together."""
+    """A counter summed over the whole span and all processes."""
 
     metric: str
     topic: str
@@ -145,7 +145,7 @@ class Counted(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """A histogram over the whole span, all processes together."""
+    """A histogram over the whole span and all processes."""
 
     metric: str
     topic: str
@@ -155,7 +155,7 @@ class Timed(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """A subscription: how it stands at the end of the span, and the worst of the span."""
+    """A subscription: its state at the end of the span, and its worst values."""
 
     group: str
     topic: str
@@ -175,7 +175,7 @@ class Waiting(NamedTuple):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the lag has not fallen for minutes and its oldest message is old."""
+        """Return whether the lag has not fallen for minutes and the oldest message is old."""
         late = self.lag > 0 and self.lag_age_ms >= STUCK_AGE_MS
         return late and self.time_to_drain_s is None and self.lag >= self.lag_before
 
@@ -193,7 +193,7 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Tallies:
-    """The number of rows in all, of lists that hold only the first ones."""
+    """The number of all rows for each list that holds only its first ones."""
 
     promises_kept: int = 0
     promises_missed: int = 0
@@ -205,7 +205,7 @@ class Tallies:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """All data that a report is made from."""
+    """All data from which a report is made."""
 
     span: Span
     now: Sums = Sums()
@@ -230,8 +230,11 @@ STORED, STOPPING = "code=0", "code=20"  # STOPPING: a proxy that stops; the clie
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Messages over the whole span. `sent`: answered as stored. `refused`: answered with another code, of
-    them `sent_elsewhere` by a proxy that stops, so that the client sends to another one."""
+    """Message totals over the whole span.
+
+    `sent`: answered as stored. `refused`: answered with another code, `sent_elsewhere` of them by a stopping
+    proxy, so that the client sends to another one.
+    """
 
     sent: int
     refused: int
@@ -247,7 +250,7 @@ class Totals:
 
     @property
     def failed_sends(self) -> int:
-        """Sends that were refused for another reason than a planned stop."""
+        """Return the sends that were refused for another reason than a planned stop."""
         return self.refused - self.sent_elsewhere
 
     @property
@@ -257,7 +260,7 @@ class Totals:
 
 
 def add_totals(counters: Iterable[Counted], key: Callable[[Counted], Key]) -> dict[Key, float]:
-    """Add up counters by the result of `key`."""
+    """Sum the counters, grouped by the result of `key`."""
     totals: dict[Key, float] = {}
     for row in counters:
         totals[key(row)] = totals.get(key(row), 0.0) + row.total
@@ -265,12 +268,12 @@ def add_totals(counters: Iterable[Counted], key: Callable[[Counted], Key]) -> di
 
 
 def totals_of(counters: Iterable[Counted]) -> Totals:
-    """Return the totals of all topics and groups."""
+    """Return the totals over all topics and groups."""
     return _build_totals(add_totals(counters, _total_name))
 
 
 def by_topic(counters: Iterable[Counted]) -> dict[str, Totals]:
-    """Return the totals of each topic that was sent to or consumed, all groups together."""
+    """Return the totals of each topic that was sent to or consumed, with all groups together."""
     counters_of_topic: dict[str, list[Counted]] = {}
     for row in counters:
         if row.topic:

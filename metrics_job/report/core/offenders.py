@@ -21,7 +21,9 @@ from metrics_job.report.core.material import (
 
 
 class Offender(NamedTuple):
-    """One place, its number as shown, the number for comparing, and what belongs to it."""
+    """One row of a list of the worst: its name, the formatted number, the number for comparisons, and
+    details.
+    """
 
     name: str
     value_text: str
@@ -31,7 +33,10 @@ class Offender(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Offenders:
-    """One list, the worst first; `none` says so when there is none."""
+    """A list of the worst topics, groups or processes in one respect, the worst first.
+
+    `none`: the text for an empty list.
+    """
 
     title: str
     rows: list[Offender]
@@ -39,7 +44,7 @@ class Offenders:
 
 
 def list_offenders(material: Material, end_ms: int) -> list[Offenders]:
-    """Return all lists, also empty ones; `end_ms`: the time of the last sample."""
+    """Return all lists, also empty ones. `end_ms`: the time of the last sample."""
     counters = material.now.counters
     delivered = _by_place(counters, catalogue.DELIVERED)
 
@@ -105,7 +110,7 @@ def _to_offender(name: str, value: float, of: float, note: str = "") -> Offender
 
 
 def _describe_details(by: Mapping[str, float]) -> str:
-    """`code 11: 20, code 5: 3`."""
+    """Format details such as `code 11: 20, code 5: 3`."""
     ordered = sorted(by, key=lambda detail: (-by[detail], detail))
     labels = (detail.removeprefix("reason=").replace("code=", "code ", 1) for detail in ordered)
     return words.list_names(

@@ -10,7 +10,7 @@ _UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
 
 
 def format_count(value: float) -> str:
-    """`12,345`; fractions of small rates stay: `0.25`."""
+    """Format a count: `12,345`; small rates keep their fraction: `0.25`."""
     if isinstance(value, AtLeast):
         return f"≥ {format_count(float(value))}"
     if value == int(value) or abs(value) >= 100:
@@ -23,7 +23,7 @@ def round_value(value: float) -> float:
 
 
 def format_short(value: float) -> str:
-    """`12.3 k`, `4.56 M`: for places with little room."""
+    """Format a number for narrow space: `12.3 k`, `4.56 M`."""
     for size, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size * 10 or (size > 1e3 and abs(value) >= size):
             return f"{value / size:.3g} {name}"
@@ -31,12 +31,12 @@ def format_short(value: float) -> str:
 
 
 def format_plural(value: float, one: str, many: str | None = None) -> str:
-    """`1 message`, `2 messages`."""
+    """Format a number with its noun: `1 message`, `2 messages`."""
     return f"{format_count(value)} {one if value == 1 else many or one + 's'}"
 
 
 def format_ms(value: float | None) -> str:
-    """`0.85 ms`, `12 ms`, `3.4 s`, `4 m 5 s`; – for none."""
+    """Format milliseconds: `0.85 ms`, `12 ms`, `3.4 s`, `4 m 5 s`; `–` for None."""
     if value is None:
         return "–"
     if isinstance(value, AtLeast):
@@ -47,7 +47,7 @@ def format_ms(value: float | None) -> str:
 
 
 def format_span(seconds: float) -> str:
-    """`340 ms`, `3.4 s`, `4 m 5 s`, `2 d 3 h`."""
+    """Format a duration in seconds: `340 ms`, `3.4 s`, `4 m 5 s`, `2 d 3 h`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
@@ -61,7 +61,7 @@ def format_span(seconds: float) -> str:
 
 
 def describe_refusals(totals: Totals) -> str:
-    """`12 refused`, `19 refused, 7 of them by a proxy that stops`."""
+    """Describe refused sends: `12 refused`, `19 refused, 7 of them by a proxy that stops`."""
     text = f"{format_count(totals.refused)} refused"
     if totals.sent_elsewhere:
         text += f", {format_count(totals.sent_elsewhere)} of them by a proxy that stops"
@@ -69,7 +69,7 @@ def describe_refusals(totals: Totals) -> str:
 
 
 def describe_step(seconds: float) -> str:
-    """`each minute`, `every 5 minutes`, `each hour`."""
+    """Describe the length of a step: `each minute`, `every 5 minutes`, `each hour`."""
     for size, name in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
         if seconds >= size:
             many = round(seconds / size)
@@ -78,7 +78,7 @@ def describe_step(seconds: float) -> str:
 
 
 def format_percent(ratio: float | None) -> str:
-    """`12.3 %`, `99.987 %`; – for none. What is not all never reads as 100 %."""
+    """Format a ratio: `12.3 %`, `99.987 %`; `–` for None. A ratio below 1 never becomes 100 %."""
     if ratio is None:
         return "–"
     value = ratio * 100
@@ -94,7 +94,7 @@ def format_percent(ratio: float | None) -> str:
 
 
 def describe_change(now: float, before: float) -> str:
-    """`+12 %`, `-3 %`, `×14`, `new`, `gone`, `same`."""
+    """Describe a change: `+12 %`, `-3 %`, `×14`, `new`, `gone`, `same`."""
     if now == before:
         return "same"
     if before == 0:
@@ -109,7 +109,7 @@ def describe_change(now: float, before: float) -> str:
 
 
 def format_time(wall_ms: int, with_date: bool = True) -> str:
-    """`2026-11-22 03:05` (UTC), or the time alone."""
+    """Format epoch ms in UTC: `2026-11-22 03:05`, or the time alone."""
     return to_utc_time(wall_ms).strftime("%Y-%m-%d %H:%M" if with_date else "%H:%M")
 
 
@@ -119,7 +119,7 @@ def format_clock(wall_ms: int) -> str:
 
 
 def format_range(start_ms: int, end_ms: int) -> str:
-    """`2026-11-22 03:05:01 to 03:06:30 UTC`: the date once where it is one."""
+    """Format a time range: `2026-11-22 03:05:01 to 03:06:30 UTC`; the same date is written once."""
     start, end = to_utc_time(start_ms), to_utc_time(end_ms)
     form = "%H:%M:%S" if end_ms - start_ms < 600_000 else "%H:%M"
     last = end.strftime(form if start.date() == end.date() else f"%Y-%m-%d {form}")
@@ -127,14 +127,14 @@ def format_range(start_ms: int, end_ms: int) -> str:
 
 
 def name_place(group: str, topic: str) -> str:
-    """`group on topic`, or the one that is not empty, or `all`."""
+    """Name a subscription: `group on topic`, or the one of them that is not empty, or `all`."""
     if group and topic:
         return f"{group} on {topic}"
     return group or topic or "all"
 
 
 def list_names(names: Sequence[str], at_most: int = 3) -> str:
-    """`a, b and 3 more`."""
+    """Join names for a text: `a, b and 3 more`."""
     if len(names) <= at_most:
         return ", ".join(names)
     return f"{', '.join(names[:at_most])} and {len(names) - at_most:,} more"

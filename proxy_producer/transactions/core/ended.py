@@ -15,9 +15,9 @@ CLOCKS_APART_MS = 3_600_000  # by which the clock of an id's maker may be wrong
 
 
 class Ended(NamedTuple):
-    """The end of one transaction. `at_ms`: when, on the store's clock.
+    """The end of one transaction. `at_ms`: its time on the store's clock.
 
-    `end`: half messages at this offset of the shard or above came too late for it; -1: that is unknown.
+    `end`: half messages at or above this offset of the shard came too late for it; -1: unknown.
     """
 
     outcome: TransactionOutcome
@@ -27,10 +27,10 @@ class Ended(NamedTuple):
 
 
 class EndedTransactions:
-    """At most `count_max` ended transactions.
+    """The newest ended transactions of one shard, at most `count_max`.
 
-    `covered_from_ms` 0: none was ever forgotten. `damaged_ms`: ends up to then may be lost, and cannot be
-    looked up; 0: none is.
+    Every end at or after `covered_from_ms` is here; 0: none was ever dropped. `damaged_ms`: ends up to this
+    time may be lost and cannot be looked up; 0: none.
     """
 
     def __init__(self, count_max: int, covered_from_ms: int = 0) -> None:
@@ -46,7 +46,7 @@ class EndedTransactions:
         return self._known.get(transaction)
 
     def remember(self, transaction: bytes, ended: Ended) -> None:
-        """Remember the end of a transaction; its first end counts."""
+        """Add the end of a transaction. If it is there already, the first end is kept."""
         if transaction in self._known:
             return
         self._known[transaction] = ended
@@ -55,15 +55,19 @@ class EndedTransactions:
             self.covered_from_ms = max(self.covered_from_ms, oldest.at_ms + 1)
 
     def damaged(self, until_ms: int) -> None:
-        """Note that some ends up to then cannot be read."""
+        """Record that some ends up to `until_ms` cannot be read."""
         self.damaged_ms = max(self.damaged_ms, until_ms)
         self.covered_from_ms = max(self.covered_from_ms, until_ms + 1)
 
     def covers(self, began_ms: int, now_ms: int) -> bool:
-        """Return whether a transaction that began then would be known here if it had ended."""
+        """Return whether the end of a transaction that began at `began_ms` would be here if there were
+        one."""
         return not self.covered_from_ms or began_after(self.covered_from_ms, began_ms, now_ms)
 
 
 def began_after(at_ms: int, began_ms: int, now_ms: int) -> bool:
-    """Return whether a transaction began at `at_ms` or later; `began_ms` is by its maker's clock."""
+    """Return whether a transaction surely began at `at_ms` or later.
+
+    `began_ms`: its start by the client's clock.
+    """
     return at_ms + CLOCKS_APART_MS <= began_ms <= now_ms + CLOCKS_APART_MS

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def ranges_of(offsets: Sequence[int]) -> list[tuple[int, int]]:
-    """Return offsets as ranges `[start, end)`, ascending and not touching."""
+    """Convert offsets to ascending ranges `[start, end)` that do not touch."""
     if len(offsets) == 1:  # nearly always
         return [(offsets[0], offsets[0] + 1)]
     ranges: list[tuple[int, int]] = []

@@ -1,5 +1,6 @@
-"""Messages that a shard has admitted and whose fate is not known yet: they take their room from the start, so
-that sends at the same time cannot pass a limit together. Pure.
+"""Reservations for messages that a shard has admitted and whose outcome is open.
+
+They count from the start, so that concurrent sends cannot pass a limit together. Pure.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ from enum import Enum
 
 
 class PrepareVerdict(Enum):
-    """Whether a shard takes more messages for a transaction."""
+    """Whether a shard admits a prepare, or why it does not."""
 
     ADMITTED = "admitted"
     FOREIGN = "foreign"  # the transaction is another group's
     ENDED = "ended"
     ENDING = "ending"  # it is being decided
     FULL = "full"  # the group or the shard has as many open transactions as it may
-    LARGE = "large"  # it would have more than a transaction may
-    CROWDED = "crowded"  # it would, if all that is on its way arrives
+    LARGE = "large"  # the transaction would exceed its bounds
+    CROWDED = "crowded"  # it would exceed them if all prepares under way succeed
 
 
 class Reservations:
-    """The room that prepares on their way take in one shard, by transaction."""
+    """The capacity that prepares under way have reserved in one shard, by transaction."""
 
     def __init__(self) -> None:
         self._by_transaction: dict[bytes, tuple[int, int, int]] = {}  # prepares, messages, bytes
@@ -33,19 +34,21 @@ class Reservations:
         return bool(self._by_transaction)
 
     def room_of(self, transaction: bytes) -> tuple[int, int]:
-        """Return how many messages and bytes of a transaction are on their way."""
+        """Return the reserved messages and bytes of a transaction."""
         return self._by_transaction.get(transaction, (0, 0, 0))[1:]
 
     def new_group(self, transaction: bytes) -> str | None:
-        """Return the group of a transaction that is on its way and not open yet."""
+        """Return the producer group of a transaction that has only reservations and is not open yet, else
+        None."""
         return self._new_groups.get(transaction)
 
     def count_new(self, group: str | None = None) -> int:
-        """Count the transactions that are on their way and not open yet, of the group or in all."""
+        """Count the transactions that have only reservations and are not open yet, of `group` or of all
+        groups."""
         return len(self._new_groups) if group is None else self._new_counts[group]
 
     def add_prepare(self, transaction: bytes, group: str, messages: int, size: int, *, is_open: bool) -> None:
-        """Reserve room for one more prepare; `release_prepare` follows once."""
+        """Reserve capacity for one prepare. The caller must call `release_prepare` once."""
         prepares, messages_before, bytes_before = self._by_transaction.get(transaction, (0, 0, 0))
         self._by_transaction[transaction] = prepares + 1, messages_before + messages, bytes_before + size
         if not (is_open or transaction in self._new_groups):
@@ -55,7 +58,7 @@ class Reservations:
     def release_prepare(
         self, transaction: bytes, messages: int, size: int, open_ids: Container[bytes]
     ) -> None:
-        """Give the room of one prepare back."""
+        """Release the capacity of one prepare. `open_ids`: the open transactions of the shard."""
         prepares, messages_before, bytes_before = self._by_transaction.pop(transaction)
         if prepares > 1:
             self._by_transaction[transaction] = prepares - 1, messages_before - messages, bytes_before - size
@@ -63,7 +66,7 @@ class Reservations:
             self.drop_new(transaction)
 
     def drop_new(self, transaction: bytes) -> None:
-        """Count a transaction as new no more: it is among the open ones now, or never will be."""
+        """Stop counting a transaction as new, because it is open now or its last prepare has ended."""
         group = self._new_groups.pop(transaction, None)
         if group is None:
             return

@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 
 class TransactionRules(NamedTuple):
-    """Bounds and periods. `age_ms_max`: a transaction that is open for so long, and about which nobody polls,
-    becomes a dead letter. `messages_max`, `bytes_max`: of one transaction."""
+    """The limits and intervals of one shard. `messages_max`, `bytes_max`: for one transaction.
+
+    `age_ms_max`: a transaction open for this long, whose group does not poll, becomes a dead letter.
+    """
 
     open_max: int
     ended_max: int
@@ -20,27 +22,33 @@ class TransactionRules(NamedTuple):
 
     @property
     def group_max(self) -> int:
-        """Return how many transactions of one producer group may be open."""
+        """Return the maximum number of open transactions of one producer group."""
         return max(1, self.open_max // 2)
 
     @property
     def commit_messages_max(self) -> int:
-        """Return how many messages one commit can hold: two owners in a row may each admit `messages_max`."""
+        """Return the most messages that one commit can hold: two owners in a row may each admit
+        `messages_max`."""
         return 2 * self.messages_max
 
     @property
     def commit_bytes_max(self) -> int:
-        """Return how many bytes one commit can hold, for the same reason."""
+        """Return the most bytes that one commit can hold: two owners in a row may each admit `bytes_max`."""
         return 2 * self.bytes_max
 
     @property
     def offer_ms_min(self) -> int:
-        """Return how long an owner offers a transaction to its group before the age alone ends it: time for
-        the group's members to come back after a restart of everything."""
+        """Return for how long a transaction is offered to its group before its age alone may end it.
+
+        The group's members need this time to come back after a restart of the whole system.
+        """
         return self.age_ms_max // 24
 
     def began_ms(self, stored_ms: int, wall_ms: int, now_ms: int) -> int:
-        """Convert a store time to the shard's clock, which reads `now_ms` where the store's reads `wall_ms`.
-        Time that this owner did not see counts, but for the last `offer_ms_min` of `age_ms_max`."""
+        """Convert a store time to the shard's clock, where `wall_ms` and `now_ms` are the current times of
+        both.
+
+        Time before this owner counts as age, but leaves at least `offer_ms_min` of `age_ms_max`.
+        """
         age_ms = min(max(wall_ms - stored_ms, 0), self.age_ms_max - self.offer_ms_min)
         return now_ms - age_ms

@@ -9,17 +9,17 @@
                     ended: remembered, its offsets finished
 
 Rules:
-* Half messages are taken in in the order of their offsets, each once. Who appended one itself says so
-  (`stored`); the rest is read. `read_to`: everything below it is taken in; `known_end`: so much is there.
-* A transaction is decided only when everything is taken in that is known to be there.
-* What arrives for one that is being decided waits for that (`late`): a part of it when it stays open, else
-  a stray. Strays, second copies and gaps are no part of anything: their offsets are `loose`, to be finished
-  with the next commit.
-* `begin` … `decided` or `not_decided`: between these nobody else decides the same one.
-* `admit` … `release`: what a prepare takes of the bounds while it is on its way.
-* Who has a polling group is asked: the age alone ends a transaction only when its group was offered it for
-  `offer_ms_min` and did not poll.
-* What does not fit into the commit of a dead letter is `left_over`: it follows in commits of its own.
+* Half messages are added in the order of their offsets, each once: with `add_stored` if this proxy appended
+  them, else with `add_read`. All below `read_to` are added; the queue has records up to `known_end`.
+* A transaction is decided only when all records that are known to exist have been added.
+* A half message for a transaction that is being decided is `late`: it becomes a part if the transaction stays
+  open, else a stray. Strays, second copies and gaps belong to no transaction: their offsets are `loose` and
+  are finished with the next commit.
+* Between `begin` and `decided` or `not_decided` no other caller may end the transaction.
+* Between `admit_prepare` and `release_prepare` a prepare under way counts against the bounds.
+* A group that polls is asked: age alone ends a transaction only if it was offered to its group for
+  `offer_ms_min` and no member polled.
+* Messages that do not fit into the commit of a dead letter are `left_over`; they follow in later commits.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from proxy_producer.transactions.core.ended import Ended, EndedTransactions
 from proxy_producer.transactions.core.ranges import ranges_of
 from proxy_producer.transactions.core.reservations import PrepareVerdict, Reservations
 from proxy_producer.transactions.core.rules import TransactionRules
-from proxy_producer.transactions.core.transaction import HalfSeen, HalfTaken, OpenTransaction
+from proxy_producer.transactions.core.transaction import HalfFacts, HalfVerdict, OpenTransaction
 
-AGAIN_MS = 1_000  # at least, until one whose end failed is looked at again
+RETRY_MS = 1_000  # at least, until a transaction whose end failed is checked again
 TIMERS_MIN = 1_024
-ASKED_BYTES = 1_024  # of one message in a check, beside its own: what makes it costs as much time
+CHECK_BYTES = 1_024  # overhead of one message in a check, for the time that building it takes
 
 
 class Overdue(NamedTuple):
-    """A transaction that becomes a dead letter, and why."""
+    """A transaction that must become a dead letter, and the reason."""
 
     transaction: OpenTransaction
     reason: str
@@ -54,7 +54,10 @@ UNANSWERED, TOO_OLD = "unanswered", "too old"  # why a transaction becomes a dea
 
 
 class TransactionShard:
-    """The transactions of one shard. `acks`: its progress when this proxy took it over."""
+    """The state of all transactions of one shard.
+
+    `acks`: the shard's progress when this proxy took it over.
+    """
 
     def __init__(
         self, rules: TransactionRules, acks: AckMap, read_to: int, ended: EndedTransactions, now_ms: int
@@ -67,25 +70,26 @@ class TransactionShard:
         self.ended = ended
         self.open: dict[bytes, OpenTransaction] = {}
         self.by_group: Counter[str] = Counter()
-        self._above = 0  # open ones that their groups have beyond what a group may have
+        self._above = 0  # open transactions above the bounds of their groups
         self.read_to = read_to
         self.known_end = read_to
         self.reserved = Reservations()
         self._loose: list[int] = []
         self.left_over: list[int] = []
-        self._timers: list[tuple[int, int, bytes]] = []  # when something is due for which one
+        self._timers: list[tuple[int, int, bytes]] = []  # due time, sequence number, transaction
         self._sequence = 0
         self._offered: dict[str, dict[bytes, OpenTransaction]] = {}
         self._overdue: deque[Overdue] = deque()
 
     @property
     def position(self) -> int:
-        """Return the offset below which everything is finished."""
+        """Return the offset below which all half messages are finished."""
         return self._acks.committed
 
     @property
     def oldest_ms(self) -> int | None:
-        """Return when the oldest open transaction was prepared, by the store's clock."""
+        """Return when the oldest open transaction was prepared, on the store's clock; None if none is
+        open."""
         return next((one.prepared_ms for one in self.open.values()), None)
 
     @property
@@ -95,11 +99,14 @@ class TransactionShard:
 
     @property
     def timers(self) -> int:
-        """Return how many timers are set, also for ended transactions; the number is bounded."""
+        """Return the number of timers, including some of ended transactions. It is bounded."""
         return len(self._timers)
 
     def admit_prepare(self, transaction: bytes, group: str, messages: int, size: int) -> PrepareVerdict:
-        """Reserve room for messages of a transaction; `release_prepare` follows where they are ADMITTED."""
+        """Reserve capacity for messages of a transaction.
+
+        After ADMITTED the caller must call `release_prepare`.
+        """
         refusal = self._refuse_group(transaction, group) or self._refuse_size(transaction, messages, size)
         if refusal is not None:
             return refusal
@@ -107,7 +114,7 @@ class TransactionShard:
         return PrepareVerdict.ADMITTED
 
     def _refuse_group(self, transaction: bytes, group: str) -> PrepareVerdict | None:
-        """Return why a transaction takes no message of this group."""
+        """Return the verdict that refuses a message of this group for the transaction, or None."""
         opened = self.open.get(transaction)
         ended = None if opened is not None else self.ended.get(transaction)
         owner = self.reserved.new_group(transaction)
@@ -119,10 +126,10 @@ class TransactionShard:
             return PrepareVerdict.ENDED
         if opened is not None and opened.deciding is not None:
             return PrepareVerdict.ENDING
-        return PrepareVerdict.FULL if owner is None and self.full_for(group) else None
+        return PrepareVerdict.FULL if owner is None and self.is_full_for(group) else None
 
     def _refuse_size(self, transaction: bytes, messages: int, size: int) -> PrepareVerdict | None:
-        """Return why a transaction has no room for so many more."""
+        """Return the verdict that refuses so many more messages or bytes for the transaction, or None."""
         opened, rules = self.open.get(transaction), self._rules
         if opened is not None:
             messages, size = messages + len(opened.offsets), size + opened.size
@@ -134,13 +141,13 @@ class TransactionShard:
         return None
 
     def release_prepare(self, transaction: bytes, messages: int, size: int) -> None:
-        """Give the room of an admitted prepare back, whatever became of it."""
+        """Release the capacity that an admitted prepare reserved, whatever its outcome."""
         self.reserved.release_prepare(transaction, messages, size, self.open)
 
-    def full_for(self, group: str) -> bool:
+    def is_full_for(self, group: str) -> bool:
         """Return whether the group may begin no more transactions here.
 
-        Transactions of another group beyond its bound take no room from this one.
+        Transactions that another group has beyond its own bound do not count.
         """
         reserved = self.reserved
         if len(self.open) - self._above + reserved.count_new() >= self._rules.open_max:
@@ -150,44 +157,49 @@ class TransactionShard:
     # --- half messages
 
     def must_read(self, through: int = -1) -> bool:
-        """Return whether a half message up to the offset `through`, or known to exist, is not taken in."""
+        """Return whether half messages, up to the offset `through` or known to exist, have not been read
+        yet."""
         return self.read_to < max(self.known_end, through + 1)
 
-    def ends_at(self, end: int) -> None:
-        """Note that the queue has records up to `end` (exclusive)."""
+    def raise_known_end(self, end: int) -> None:
+        """Record that the queue has records up to `end` (exclusive)."""
         self.known_end = max(self.known_end, end)
 
     def next_read(self) -> tuple[int, int]:
-        """Return the range to read next, `[from, to)`; finished offsets are passed over."""
+        """Return the range to read next, `[from, to)`, and skip finished offsets."""
         start, end = self._acks.unfinished_from(self.read_to, 1)[0]
         self.read_to = max(self.read_to, start)
         return self.read_to, end
 
-    def stored(self, half: HalfSeen) -> HalfTaken:
-        """Take in a durable half message that this proxy appended itself."""
-        self.ends_at(half.offset + 1)
+    def add_stored(self, half: HalfFacts) -> HalfVerdict:
+        """Add a durable half message that this proxy appended itself; return its verdict."""
+        self.raise_known_end(half.offset + 1)
         if half.offset > self.read_to:
-            return HalfTaken.AHEAD
+            return HalfVerdict.AHEAD
         if half.offset == self.read_to:
             self.read_to += 1
             return self._take_half(half)
-        return self._judge_again(half)
+        return self._reclassify_half(half)
 
-    def _judge_again(self, half: HalfSeen) -> HalfTaken:
-        """Judge a half message that was taken in before."""
+    def _reclassify_half(self, half: HalfFacts) -> HalfVerdict:
+        """Return the verdict of a half message that was added before."""
         transaction = self.open.get(half.transaction)
         if transaction is None:
-            return HalfTaken.ENDED
+            return HalfVerdict.ENDED
         if half.offset in transaction.offsets:
-            return HalfTaken.PART
+            return HalfVerdict.PART
         if half.offset in transaction.beyond:
-            return HalfTaken.LARGE
+            return HalfVerdict.LARGE
         if any(one.offset == half.offset for one in transaction.late):
-            return HalfTaken.LATE
-        return HalfTaken.FOREIGN if transaction.group != half.group else transaction.copy(half)
+            return HalfVerdict.LATE
+        return HalfVerdict.FOREIGN if transaction.group != half.group else transaction.compare_copy(half)
 
-    def read(self, halves: Sequence[HalfSeen], next_offset: int) -> list[tuple[HalfSeen, HalfTaken]]:
-        """Take in what was read from `read_to` up to `next_offset`, ascending; gaps are lost offsets."""
+    def add_read(self, halves: Sequence[HalfFacts], next_offset: int) -> list[tuple[HalfFacts, HalfVerdict]]:
+        """Add the half messages that were read up to `next_offset`, ascending; return them with their
+        verdicts.
+
+        Missing offsets in between are lost and become loose.
+        """
         judged = []
         for half in halves:
             if half.offset < self.read_to:
@@ -198,60 +210,60 @@ class TransactionShard:
                 judged.append((half, self._take_half(half)))
         self._skip_gap(next_offset)
         self.read_to = max(self.read_to, next_offset)
-        self.ends_at(self.read_to)
+        self.raise_known_end(self.read_to)
         return judged
 
     def _skip_gap(self, until: int) -> None:
         self._loose += [at for at in range(self.read_to, until) if not self._acks.is_finished(at)]
 
-    def moved_on(self, oldest: int) -> int:
-        """Skip to `oldest`, where the queue begins now; return how many offsets are lost."""
+    def skip_to(self, oldest: int) -> int:
+        """Skip to `oldest`, the first offset that the queue still has; return how many offsets were lost."""
         lost = oldest - self.read_to
         self.read_to = oldest
-        self.ends_at(oldest)
+        self.raise_known_end(oldest)
         self._acks.finish([(0, oldest)])
         return lost
 
-    def _take_half(self, half: HalfSeen) -> HalfTaken:
-        verdict = self._judge_half(half)
-        if verdict is HalfTaken.LATE:
+    def _take_half(self, half: HalfFacts) -> HalfVerdict:
+        verdict = self._classify_half(half)
+        if verdict is HalfVerdict.LATE:
             self.open[half.transaction].late.append(half)
-        elif verdict is HalfTaken.LARGE:
+        elif verdict is HalfVerdict.LARGE:
             self.open[half.transaction].beyond.append(half.offset)
-        elif verdict is HalfTaken.LEFT_OVER:
+        elif verdict is HalfVerdict.LEFT_OVER:
             self.left_over.append(half.offset)
-        elif verdict is not HalfTaken.PART:
+        elif verdict is not HalfVerdict.PART:
             self._loose.append(half.offset)
         return verdict
 
-    def _judge_half(self, half: HalfSeen) -> HalfTaken:
+    def _classify_half(self, half: HalfFacts) -> HalfVerdict:
         transaction, rules = self.open.get(half.transaction), self._rules
         if transaction is None:
             ended = self.ended.get(half.transaction)
             if ended is not None:
                 is_dead = ended.outcome is TransactionOutcome.DEAD_LETTER and half.offset < ended.end
-                return HalfTaken.LEFT_OVER if is_dead else HalfTaken.ENDED
+                return HalfVerdict.LEFT_OVER if is_dead else HalfVerdict.ENDED
             transaction = self._open_transaction(half)
         elif transaction.group != half.group:
-            return HalfTaken.FOREIGN
+            return HalfVerdict.FOREIGN
         elif half.identity and half.identity in transaction.identities:
-            return transaction.copy(half)
+            return transaction.compare_copy(half)
         elif transaction.deciding is not None:
-            return HalfTaken.LATE
+            return HalfVerdict.LATE
         elif (
             len(transaction.offsets) >= rules.commit_messages_max
             or transaction.size + half.size > rules.commit_bytes_max
         ):
             if half.identity:
                 transaction.identities[half.identity] = half.checksum
-            return HalfTaken.LARGE
+            return HalfVerdict.LARGE
         transaction.offsets.append(half.offset)
         transaction.size += half.size
         if half.identity:
             transaction.identities[half.identity] = half.checksum
-        return HalfTaken.PART
+        return HalfVerdict.PART
 
-    def _open_transaction(self, half: HalfSeen) -> OpenTransaction:
+    def _open_transaction(self, half: HalfFacts) -> OpenTransaction:
         rules = self._rules
         transaction = OpenTransaction(half.transaction, half.group, half.stored_ms, half.prepared_ms)
         self.open[half.transaction] = transaction
@@ -260,24 +272,24 @@ class TransactionShard:
         self._above += self.by_group[half.group] > self._group_max
         after_ms = rules.check_after_ms if half.check_after_ms < 0 else half.check_after_ms
         transaction.checks = self._attempts.get(half.offset, 0)
-        if transaction.checks:  # nobody knows when that was
+        if transaction.checks:  # the time of that check is unknown
             transaction.due_ms = self._began_at_ms + rules.check_interval_ms
         else:
             transaction.due_ms = half.stored_ms + after_ms
         self._set_timer(transaction, transaction.due_ms)
         return transaction
 
-    # --- the end of one
+    # --- the end of a transaction
 
     def begin(self, transaction: OpenTransaction, outcome: TransactionOutcome) -> None:
-        """Begin the end of a transaction; `decided` or `not_decided` follows."""
+        """Mark a transaction as being ended with `outcome`. `decided` or `not_decided` must follow."""
         if transaction.deciding is not None:
             raise RuntimeError(f"transaction {transaction.id.hex()} is being decided already")
         transaction.deciding = outcome
         self._withdraw_offer(transaction)
 
-    def decided(self, transaction: OpenTransaction, ended: Ended) -> list[HalfSeen]:
-        """Remove a transaction whose end is durable; return the half messages that came too late."""
+    def decided(self, transaction: OpenTransaction, ended: Ended) -> list[HalfFacts]:
+        """Remove a transaction whose end is durable; return its half messages that came too late."""
         del self.open[transaction.id]
         self._above -= self.by_group[transaction.group] > self._group_max
         self.by_group[transaction.group] -= 1
@@ -291,30 +303,33 @@ class TransactionShard:
         return transaction.late
 
     def not_decided(self, transaction: OpenTransaction, now_ms: int) -> None:
-        """Keep a transaction open, and make it due again soon."""
+        """Keep a transaction open after a failed end, and schedule its next check."""
         transaction.deciding = None
         late, transaction.late = transaction.late, []
         for half in late:
             self._take_half(half)
-        transaction.due_ms = max(transaction.due_ms, now_ms + AGAIN_MS)
+        transaction.due_ms = max(transaction.due_ms, now_ms + RETRY_MS)
         self._set_timer(transaction, transaction.due_ms)
 
     def take_loose(self) -> list[tuple[int, int]]:
-        """Return the ranges to finish with the next commit; `loosed` or `put_back` follows."""
+        """Take the loose ranges, to finish them with the next commit.
+
+        `finish_loose` or `restore_loose` must follow.
+        """
         loose, self._loose = self._loose, []
         return ranges_of(loose)
 
-    def loosed(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Note that the ranges are finished."""
+    def finish_loose(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Record that the ranges from `take_loose` are finished."""
         self._acks.finish(ranges)
 
-    def put_back(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Keep the ranges for a later commit: they are not finished."""
+    def restore_loose(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Keep the ranges from `take_loose` for a later commit, because this one failed."""
         for start, end in ranges:
             self._loose += range(start, end)
 
     def finish_left_over(self, offsets: Sequence[int]) -> None:
-        """Count left-over messages as finished: they are dead letters now."""
+        """Record that these left-over messages are finished, because they are dead letters now."""
         self._acks.finish((offset, offset + 1) for offset in offsets)
         finished = set(offsets)
         self.left_over = [offset for offset in self.left_over if offset not in finished]
@@ -325,14 +340,14 @@ class TransactionShard:
 
     # --- checks
 
-    def look(self, now_ms: int) -> None:
-        """Offer the transactions that are due to their groups, or make them overdue."""
+    def offer_due(self, now_ms: int) -> None:
+        """Offer the transactions that are due to their groups, or mark them as overdue."""
         while self._timers and self._timers[0][0] <= now_ms:
             transaction = self.open.get(heappop(self._timers)[2])
             if (
                 transaction is None
                 or transaction.deciding is not None
-                or transaction.asking
+                or transaction.is_checking
                 or transaction.due_ms > now_ms
             ):
                 continue
@@ -345,55 +360,56 @@ class TransactionShard:
                 self._offer_transaction(transaction, now_ms)
 
     def _offer_transaction(self, transaction: OpenTransaction, now_ms: int) -> None:
-        """Let the group be asked about a transaction as soon as a member polls, if one does."""
+        """Offer a transaction to its group: the next poll of a member receives its check."""
         transaction.offered_ms = transaction.offered_ms or now_ms
         self._offered.setdefault(transaction.group, {})[transaction.id] = transaction
-        self._set_timer(transaction, max(self._too_old_ms(transaction), now_ms + AGAIN_MS))
+        self._set_timer(transaction, max(self._too_old_ms(transaction), now_ms + RETRY_MS))
 
     def _too_old_ms(self, transaction: OpenTransaction) -> int:
         rules = self._rules
         return max(transaction.began_ms + rules.age_ms_max, transaction.offered_ms + rules.offer_ms_min)
 
     def overdue(self) -> Iterator[Overdue]:
-        """Yield the transactions that become dead letters now; one that cannot is yielded again later."""
+        """Yield and remove the transactions that must become dead letters now."""
         while self._overdue:
             one = self._overdue.popleft()
             if self.open.get(one.transaction.id) is one.transaction and one.transaction.deciding is None:
                 yield one
 
     def offered(self, group: str) -> bool:
-        """Return whether there is a transaction to ask this group about."""
+        """Return whether a transaction is offered to this group."""
         return group in self._offered
 
-    def ask(self, group: str, count: int, bytes_max: int) -> list[OpenTransaction]:
-        """Return up to `count` transactions to ask about: one of any size, then up to `bytes_max` together.
+    def begin_checks(self, group: str, count: int, bytes_max: int) -> list[OpenTransaction]:
+        """Take up to `count` offered transactions of the group for checks: the first of any size, in all
+        `bytes_max`.
 
-        `asked` or `not_asked` follows for each, once the attempt is durable.
+        `finish_check` or `cancel_check` must follow for each, once its attempt is durable or has failed.
         """
         offered = self._offered.get(group, {})
         transactions: list[OpenTransaction] = []
         size = 0
         for transaction in islice(offered.values(), count):
-            size += transaction.size + ASKED_BYTES * len(transaction.offsets)
+            size += transaction.size + CHECK_BYTES * len(transaction.offsets)
             if transactions and size > bytes_max:
                 break
             transactions.append(transaction)
         for transaction in transactions:
             self._withdraw_offer(transaction)
-            transaction.asking = True
+            transaction.is_checking = True
         return transactions
 
-    def asked(self, transaction: OpenTransaction, now_ms: int) -> bool:
-        """Count the check of a transaction, and return whether its group must still be asked."""
-        transaction.asking, transaction.offered_ms = False, 0
+    def finish_check(self, transaction: OpenTransaction, now_ms: int) -> bool:
+        """Count a durable check attempt; return whether the group must still be asked."""
+        transaction.is_checking, transaction.offered_ms = False, 0
         transaction.checks += 1
         transaction.due_ms = now_ms + self._rules.check_interval_ms
         self._set_timer(transaction, transaction.due_ms)
         return self.open.get(transaction.id) is transaction and transaction.deciding is None
 
-    def not_asked(self, transaction: OpenTransaction, now_ms: int) -> None:
-        """Offer it again: nothing became of the check."""
-        transaction.asking, transaction.offered_ms = False, 0
+    def cancel_check(self, transaction: OpenTransaction, now_ms: int) -> None:
+        """Offer a transaction again whose check could not be handed out."""
+        transaction.is_checking, transaction.offered_ms = False, 0
         if self.open.get(transaction.id) is transaction and transaction.deciding is None:
             self._offer_transaction(transaction, now_ms)
 
@@ -403,7 +419,7 @@ class TransactionShard:
             del self._offered[transaction.group]
 
     def _set_timer(self, transaction: OpenTransaction, at_ms: int) -> None:
-        if len(self._timers) > 4 * len(self.open) + TIMERS_MIN:  # most of it is of those that have ended
+        if len(self._timers) > 4 * len(self.open) + TIMERS_MIN:  # most timers belong to ended transactions
             self._timers = [one for one in self._timers if one[2] in self.open]
             heapify(self._timers)
         self._sequence += 1

@@ -8,11 +8,11 @@ from typing import NamedTuple
 from ddmq_client.idl.codes import TransactionOutcome
 
 
-class HalfSeen(NamedTuple):
-    """A half message as far as decisions need it.
+class HalfFacts(NamedTuple):
+    """The facts of a half message that decisions need.
 
-    `stored_ms`: when it was stored, on the shard's clock; `prepared_ms`: on the store's. `identity` "": it
-    has none. `checksum`: of the body of a message with a key.
+    `stored_ms`: its store time on the shard's clock; `prepared_ms`: on the store's. `identity`: "" if it has
+    none. `checksum`: that of the body, for a message with a key.
     """
 
     offset: int
@@ -26,8 +26,8 @@ class HalfSeen(NamedTuple):
     prepared_ms: int = 0
 
 
-class HalfTaken(Enum):
-    """The part of a half message in its transaction, or why it has none."""
+class HalfVerdict(Enum):
+    """The role of a half message in its transaction, or the reason why it has none."""
 
     PART = "part"
     COPY = "copy"  # of one that is a part already
@@ -35,23 +35,35 @@ class HalfTaken(Enum):
     ENDED = "ended"  # its transaction has ended
     FOREIGN = "foreign"  # its transaction is another group's
     LATE = "late"  # its transaction is being decided
-    LARGE = "large"  # its transaction has as many as it can have; it can only be rolled back
-    AHEAD = "ahead"  # others before it are not taken in yet
-    LEFT_OVER = "left over"  # its transaction is a dead letter, without it: it has to follow
+    LARGE = "large"  # its transaction is full and can only be rolled back
+    AHEAD = "ahead"  # messages before it have not been read yet
+    LEFT_OVER = "left over"  # its transaction is a dead letter already: it must follow
 
 
 class OpenTransaction:
     """An undecided transaction.
 
-    `began_ms`: on the shard's clock, `prepared_ms`: on the store's. `offsets`: of its messages, ascending.
-    `checks`: how often its group was asked. `offered_ms`: since when it waits for its group to poll; 0: it
-    does not. `deciding`: the outcome that is being committed. `asking`: a check is being made durable.
-    `beyond`: offsets of messages that one commit has no room for.
+    `began_ms`: on the shard's clock; `prepared_ms`: on the store's. `offsets`: of its messages, ascending.
+    `checks`: how often its group was asked. `offered_ms`: since when it is offered to its group; 0: it is
+    not. `deciding`: the outcome that is being committed. `is_checking`: a check is being made durable.
+    `beyond`: offsets of messages that do not fit into one commit.
     """
 
     __slots__ = (
-        "asking", "began_ms", "beyond", "checks", "deciding", "due_ms", "group", "id", "identities", "late",
-        "offered_ms", "offsets", "prepared_ms", "size",
+        "began_ms",
+        "beyond",
+        "checks",
+        "deciding",
+        "due_ms",
+        "group",
+        "id",
+        "identities",
+        "is_checking",
+        "late",
+        "offered_ms",
+        "offsets",
+        "prepared_ms",
+        "size",
     )  # fmt: skip
 
     def __init__(self, transaction: bytes, group: str, began_ms: int, prepared_ms: int) -> None:
@@ -66,11 +78,11 @@ class OpenTransaction:
         self.due_ms = 0
         self.offered_ms = 0
         self.deciding: TransactionOutcome | None = None
-        self.asking = False
-        self.late: list[HalfSeen] = []
+        self.is_checking = False
+        self.late: list[HalfFacts] = []
         self.beyond: list[int] = []
 
-    def copy(self, half: HalfSeen) -> HalfTaken:
-        """Return whether a second half message of one message is an equal copy or a changed one."""
+    def compare_copy(self, half: HalfFacts) -> HalfVerdict:
+        """Return whether a resent half message is an equal copy or has another body."""
         is_equal = self.identities.get(half.identity, half.checksum) == half.checksum
-        return HalfTaken.COPY if is_equal else HalfTaken.CHANGED
+        return HalfVerdict.COPY if is_equal else HalfVerdict.CHANGED

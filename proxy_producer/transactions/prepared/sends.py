@@ -33,19 +33,19 @@ from proxy_producer.pending import Destination, PendingSend, SendMember
 from proxy_producer.transactions.codec import (
     HalfMark,
     HalfMessage,
-    as_known,
+    half_identity,
     half_record,
-    id_by,
-    identity_in,
-    is_elsewhere,
+    is_in_other_transaction,
+    message_id_of,
     name_of,
     parse_id,
+    with_first_copy,
 )
 from proxy_producer.transactions.core.reservations import PrepareVerdict
-from proxy_producer.transactions.core.transaction import HalfTaken
+from proxy_producer.transactions.core.transaction import HalfVerdict
 from proxy_producer.transactions.deciding import OwnedShard, TransactionEnd
 from proxy_producer.transactions.ends import (
-    TOLD,
+    OUTCOME_TEXTS,
     foreign_group_fault,
     late_fault,
     late_message_fault,
@@ -61,12 +61,12 @@ IMMUNITY = b"CHECK_IMMUNITY_TIME_IN_SECONDS"
 PASSING_BYTES = 512  # of a call, for what passing it on adds: any proxy refuses what one could not pass on
 
 
-OnJudged = Callable[[Sequence[HalfTaken], SendRefusal | None], None]
+OnJudged = Callable[[Sequence[HalfVerdict], SendRefusal | None], None]
 
 
 @dataclass(slots=True)
-class Admitted:
-    """The room that one prepare holds in its shard until `release`."""
+class AdmittedPrepare:
+    """The capacity that one prepare has reserved in its shard, until `release`."""
 
     owned: OwnedShard
     transaction: bytes
@@ -76,19 +76,22 @@ class Admitted:
     released: bool = False
 
     def release(self) -> None:
-        """Give the room back: the backend has settled it, or it never got there. May be called again."""
+        """Release the reserved capacity, after the backend settled the prepare or it failed before.
+
+        May be called twice.
+        """
         if not self.released:
             self.released = True
             self.owned.held.release_prepare(self.transaction, self.messages, self.size)
 
-    def take_in(self, halves: Sequence[HalfMessage], then: OnJudged) -> None:
-        """Hand durable messages to the shard; `then(verdicts, refusal)` follows."""
+    def add_halves(self, halves: Sequence[HalfMessage], then: OnJudged) -> None:
+        """Add durable half messages to the shard; call `then(verdicts, refusal)`, perhaps later."""
         shard = self.owned.held
         if not shard.claimed:
             then((), moved_fault())
             return
-        verdicts = [shard.appended(half, self.transaction) for half in halves]
-        if HalfTaken.AHEAD not in verdicts:
+        verdicts = [shard.add_appended(half, self.transaction) for half in halves]
+        if HalfVerdict.AHEAD not in verdicts:
             self._judge_halves(verdicts, then)
             return
 
@@ -96,20 +99,20 @@ class Admitted:
             if error is not None or not shard.claimed:
                 then((), moved_fault())
             else:
-                self._judge_halves([shard.appended(half, self.transaction) for half in halves], then)
+                self._judge_halves([shard.add_appended(half, self.transaction) for half in halves], then)
 
         shard.when_read(max(half.offset for half in halves), on_read)
 
-    def _judge_halves(self, verdicts: Sequence[HalfTaken], then: OnJudged) -> None:
+    def _judge_halves(self, verdicts: Sequence[HalfVerdict], then: OnJudged) -> None:
         faults = [late_fault(verdict, self.transaction, self.group) for verdict in verdicts]
         fault = next(filter(None, faults), None)
         opened = self.owned.held.core.open.get(self.transaction)
-        if fault is not None or HalfTaken.LATE not in verdicts or opened is None:
+        if fault is not None or HalfVerdict.LATE not in verdicts or opened is None:
             then(verdicts, fault)
             return
 
         def on_decided(result: TransactionEnd) -> None:
-            """Count them as parts of the transaction if its end failed."""
+            """Report the half messages as parts of the transaction if its end failed, else as late."""
             then(
                 verdicts, None if result.ended is None else late_message_fault(self.transaction, "has ended")
             )
@@ -118,7 +121,7 @@ class Admitted:
 
 
 def moved_fault() -> SendRefusal:
-    """Return code 12: a message is in the log, and another proxy owns its transaction now."""
+    """Return code 12 for a message that was stored while its transaction moved to another proxy."""
     what = "the transaction moved to another proxy while the message was being stored"
     return refusal(Code.TIMED_OUT, "shard_moved", what, "it may or may not be a part of it; send it again")
 
@@ -126,14 +129,14 @@ def moved_fault() -> SendRefusal:
 def verdict_fault(
     verdict: PrepareVerdict, owned: OwnedShard, transaction: bytes, group: str
 ) -> SendRefusal | None:
-    """Return why a shard takes no message, but for LARGE; None: it does."""
+    """Return the refusal for a shard's verdict; None for ADMITTED and LARGE."""
     if verdict is PrepareVerdict.FOREIGN:
         return foreign_group_fault(group)
     if verdict is PrepareVerdict.ENDING:
         return late_message_fault(transaction, "is being ended")
     if verdict is PrepareVerdict.ENDED:
         ended = owned.held.core.ended.get(transaction)
-        return late_message_fault(transaction, "has ended" if ended is None else TOLD[ended.outcome])
+        return late_message_fault(transaction, "has ended" if ended is None else OUTCOME_TEXTS[ended.outcome])
     if verdict is PrepareVerdict.FULL:
         what = f"producer group {group!r} or its shard has as many open transactions as it may"
         allowed = "allowed: later, when some have ended (open_max)"
@@ -147,7 +150,10 @@ def verdict_fault(
 def long_fault(
     limits: TransactionLimits, before: int, before_bytes: int, messages: int, size: int
 ) -> SendRefusal | None:
-    """Return why a transaction that has `before` messages takes no more of them; None: it does."""
+    """Return the refusal of messages that would make a transaction too long, or None.
+
+    `before`, `before_bytes`: the messages that it has already.
+    """
     if before + messages <= limits.messages_max and before_bytes + size <= limits.bytes_max:
         return None
     what = f"the transaction would have {before + messages} messages with {before_bytes + size} bytes"
@@ -158,7 +164,10 @@ def long_fault(
 
 
 class Prepare(NamedTuple):
-    """One call of sendPrepared, checked but for its messages. `due_times`: they ask for delays."""
+    """One call of sendPrepared after its checks, apart from those of its messages.
+
+    `due_times`: they may have delays.
+    """
 
     transaction: bytes
     group: str
@@ -177,7 +186,7 @@ class PreparedSends:
         self._admission = admission
 
     def prepare(self, call: Call, deadline: float) -> None:
-        """Accept one call of sendPrepared, or refuse it."""
+        """Accept or refuse one call of sendPrepared."""
         if self._prepare_fast(call, deadline):
             return
         prepare = self._check_call(call)
@@ -202,7 +211,7 @@ class PreparedSends:
 
     # One function of more than forty lines: it is the hot path, and each call costs it 0.05 µs.
     def _prepare_fast(self, call: Call, deadline: float) -> bool:
-        """Accept one plain message of a shard that this proxy owns; False: take the slow path."""
+        """Accept one plain message for a shard that this proxy owns; return False to take the slow path."""
         request, transactions, flow = call.args.request, self._transactions, self._flow
         messages = request.messages
         if request.checkAfterMs is not None or request.dueTimes or flow.draining:
@@ -229,20 +238,20 @@ class PreparedSends:
         if record is None or isinstance(record, SendRefusal):
             return False
         if record.system is not None:
-            identity = identity_in(record.system[IDENTITY], transaction)
+            identity = half_identity(record.system[IDENTITY], transaction)
             record.system = {IDENTITY: identity}
-            record.message_id = id_by(identity, transaction)
+            record.message_id = message_id_of(identity, transaction)
         elif message.sequence is not None:
             return False
         shard, size = owned.held, len(record.delivery)
         if shard.core.admit_prepare(transaction, group, 1, size) is not PrepareVerdict.ADMITTED:
             return False
-        admitted = Admitted(owned, transaction, group, 1, size)
+        admitted = AdmittedPrepare(owned, transaction, group, 1, size)
         try:
             body_bytes, partition_id, hash_id = (
                 len(message.body or message.value), message.partitionId, message.hashId,
             )  # fmt: skip
-            topic.turn += 1
+            topic.round_robin += 1
             record.queue_id = topic.choose_queue(record.key, partition_id, hash_id)
             mark = HalfMark(transaction.hex(), group, topic.name, record.queue_id)
             destination = PreparedDestination(self, None, admitted, [(record, mark)])
@@ -257,13 +266,13 @@ class PreparedSends:
         return True
 
     def _wait_for_owner(self, call: Call, deadline: float, prepare: Prepare) -> None:
-        """Pass a call on to the owner of its shard, as soon as there is one."""
+        """Forward a call to the owner of its shard, as soon as there is one."""
         WaitingPrepare(
             self._transactions, call, deadline, prepare.transaction, self.prepare, self._refuse_call
         ).start()
 
     def _refuse_call(self, call: Call, fault: SendRefusal) -> None:
-        """Answer that none of the call's messages is stored."""
+        """Answer a call with a refusal and count its messages."""
         refuse_prepare(self._flow, call, fault, len(call.args.request.messages or ()))
 
     # --- checks
@@ -295,7 +304,7 @@ class PreparedSends:
         return fault or Prepare(transaction, group, after_ms, request.messages, bool(request.dueTimes))
 
     def _read_check_after(self, request: Any) -> int | SendRefusal:
-        """Return after how many ms the group is first asked; -1: after the proxy's own setting."""
+        """Return the time until the group is first asked in ms (-1: the proxy's default), or a refusal."""
         after_ms, most = request.checkAfterMs, self._limits.age_ms_max
         if after_ms is not None:
             if 0 <= after_ms <= most:
@@ -324,8 +333,8 @@ class PreparedSends:
 
     # --- accepted calls whose topics exist
 
-    def admit_records(self, prepare: Prepare, records: Sequence[NewRecord]) -> SendRefusal | Admitted:
-        """Reserve room for messages in their transaction's shard, or return why it takes none of them."""
+    def admit_records(self, prepare: Prepare, records: Sequence[NewRecord]) -> SendRefusal | AdmittedPrepare:
+        """Reserve capacity for the records in their transaction's shard, or return the refusal."""
         transaction, group = prepare.transaction, prepare.group
         owned = self._transactions.owned_of(transaction)
         if owned is None:
@@ -337,14 +346,14 @@ class PreparedSends:
             messages, size = _measure_new(owned, transaction, records)
             verdict = core.admit_prepare(transaction, group, messages, size)
         if verdict is PrepareVerdict.ADMITTED:
-            return Admitted(owned, transaction, group, messages, size)
+            return AdmittedPrepare(owned, transaction, group, messages, size)
         opened = core.open.get(transaction)
         before = (0, 0) if opened is None else (len(opened.offsets), opened.size)
         fault = verdict_fault(verdict, owned, transaction, group)
         return fault or long_fault(self._limits, *before, messages, size) or moved_fault()
 
     def make_mark(self, prepare: Prepare, record: NewRecord, request: SendRequest | None) -> HalfMark:
-        """Return what the half record says of its transaction, and of its message's topic and delay."""
+        """Build the system property of a half record: its transaction, and its message's topic and delay."""
         level, command, wait_ms = 0, None, -1
         if request is not None and request.command is not None:
             command = self._flow.delay.place_command(request)
@@ -358,22 +367,22 @@ class PreparedSends:
 
 
 def _set_identity(record: NewRecord, message: Any, transaction: bytes) -> None:
-    """Give a message with a key or a sequence its identity among the half messages, and the id of it.
+    """Set the identity and the message id of a half message that has a key or a sequence.
 
-    The shard recognises it also where the engine itself recognises no message.
+    The shard uses them to detect duplicates even if the engine does not.
     """
     identity = None if not record.system else record.system[IDENTITY]
     if identity is None and message.sequence is not None:
         stated = identity_of(message, None)
         identity = stated if isinstance(stated, str) else None
     if identity is not None:
-        identity = identity_in(identity, transaction)
+        identity = half_identity(identity, transaction)
         record.system = {IDENTITY: identity}
-        record.message_id = id_by(identity, transaction)
+        record.message_id = message_id_of(identity, transaction)
 
 
 def _measure_new(owned: OwnedShard, transaction: bytes, records: Sequence[NewRecord]) -> tuple[int, int]:
-    """Count the messages that the transaction does not have yet, and their bytes."""
+    """Return the number and bytes of the records that the transaction does not have yet."""
     opened = owned.held.core.open.get(transaction)
     identities = {} if opened is None else opened.identities
     sizes = [
@@ -385,13 +394,13 @@ def _measure_new(owned: OwnedShard, transaction: bytes, records: Sequence[NewRec
 
 
 class PreparedDestination(Destination):
-    """The messages of one sendPrepared: half records in their transaction's shard, which takes them in."""
+    """Stores the messages of one sendPrepared as half records and adds them to their shard."""
 
     def __init__(
         self,
         sends: PreparedSends,
         prepare: Prepare | None,
-        admitted: Admitted | None = None,
+        admitted: AdmittedPrepare | None = None,
         halves: Sequence[tuple[NewRecord, HalfMark]] = (),
     ) -> None:
         super().__init__()
@@ -401,7 +410,7 @@ class PreparedDestination(Destination):
         self._halves = halves
 
     def store_messages(self, send: PendingSend) -> None:
-        """Append or commit half records, where the shard has room for them."""
+        """Append or commit the half records, if the shard has capacity for them."""
         members, prepare = send.members, self._prepare
         assert prepare is not None
         health = None if len(members) == 1 else send.flow.backend.health()
@@ -425,31 +434,31 @@ class PreparedDestination(Destination):
             raise
 
     def settle_send(self, send: PendingSend) -> None:
-        """Answer, unless the sweep has, and give the room in the shard back."""
+        """Answer unless the deadline has passed, and release the reserved capacity."""
         super().settle_send(send)
         if self._admitted is not None:
             self._admitted.release()
 
     def answer_call(self, send: PendingSend, results: Sequence[AppendResult]) -> None:
-        """Hand stored messages to the shard, which may not count them to the transaction; answer then."""
+        """Add stored messages to their transaction, then answer. The shard may refuse them."""
         halves = []
         for (record, mark), result in zip(self._halves, results, strict=False):
             if result.status is not AppendStatus.STORED:
                 break
-            if is_elsewhere(record, result):
+            if is_in_other_transaction(record, result):
                 self._reply(send, results, sequence_used_fault())
                 return
             halves.append(_half_message(record, mark, result.offset))
         if self._admitted is None or not halves or len(halves) != len(results):
             self._reply(send, results, None)
         else:
-            self._admitted.take_in(halves, partial(self._on_judged, send, results))
+            self._admitted.add_halves(halves, partial(self._on_judged, send, results))
 
     def _on_judged(
         self,
         send: PendingSend,
         results: Sequence[AppendResult],
-        verdicts: Sequence[HalfTaken],
+        verdicts: Sequence[HalfVerdict],
         fault: SendRefusal | None,
     ) -> None:
         if send.answered or self._admitted is None:
@@ -457,7 +466,9 @@ class PreparedDestination(Destination):
         if fault is None:
             shard = self._admitted.owned.held.number
             judged = zip(self._halves, results, verdicts, strict=True)
-            results = [as_known(record, shard, result, verdict) for (record, _), result, verdict in judged]
+            results = [
+                with_first_copy(record, shard, result, verdict) for (record, _), result, verdict in judged
+            ]
         self._reply(send, results, fault)
 
     def _reply(self, send: PendingSend, results: Sequence[AppendResult], fault: SendRefusal | None) -> None:
@@ -480,14 +491,14 @@ class PreparedDestination(Destination):
 def refuse_prepare(
     flow: Flow, call: Call, fault: SendRefusal, messages: int, topic_name: str | None = None
 ) -> None:
-    """Answer that none of a call's messages is stored, and count them."""
+    """Answer a call with a refusal and count its messages."""
     flow.counts.count_refused(topic_name, fault, max(messages, 1))
     results = [wire.refused_result(fault)] * messages
     call.reply(IDL.PrepareResponse(code=int(fault.code), msg=fault.text, results=results))
 
 
 def _half_message(record: NewRecord, mark: HalfMark, offset: int) -> HalfMessage:
-    """Return an appended message as its shard holds it."""
+    """Return an appended record as the HalfMessage of its shard."""
     identity = record.system[IDENTITY] if record.system else ""
     return HalfMessage(
         offset, record.message_id, record.born_ms, record.flags, record.delivery, mark, record.key,

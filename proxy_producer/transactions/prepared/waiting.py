@@ -1,8 +1,8 @@
-"""A sendPrepared at a proxy that does not own its shard: to the proxy that does, and its answer back.
+"""Forwards a sendPrepared from a proxy that does not own its shard to the owner, and returns the answer.
 
-Only the owner knows what a transaction has and whether it is open, so only the owner's answer is true. Where
-the shard has no owner for the moment, the call waits for half of its time, then its sender must send it
-again. A call that may have arrived there, and has no answer, is answered 12: the outcome is unknown.
+Only the owner knows the state of a transaction, so only the owner can answer. While the shard has no owner,
+the call waits for half of its time; then its sender must send it again. A call that may have reached the
+owner and has no answer is answered 12: the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from proxy_producer.admission import DRAINING
 from proxy_producer.core.refusals import SendRefusal, refusal, refusal_of, timed_out
 from proxy_producer.transactions.asking import IDL
 from proxy_producer.transactions.codec import shard_of
-from proxy_producer.transactions.owners import PREPARES, Holders, PassedOn
+from proxy_producer.transactions.owners import PREPARES, ForwardedCall, Holders
 from proxy_producer.transactions.service import Transactions
 
 PASSED_ON = (
@@ -29,11 +29,22 @@ Refuse = Callable[[Call, SendRefusal], None]
 
 
 class WaitingPrepare:
-    """State of one call; `start` accepts it. `here(call, deadline)`: this proxy owns the shard by now."""
+    """One sendPrepared that waits for its shard's owner; `start` accepts it.
+
+    `here(call, deadline)`: called if this proxy becomes the owner.
+    """
 
     __slots__ = (
-        "_asking", "_here", "_passed", "_refuse", "_transaction", "_transactions", "_until", "answered",
-        "call", "deadline",
+        "_here",
+        "_is_request_pending",
+        "_passed",
+        "_refuse",
+        "_transaction",
+        "_transactions",
+        "_until",
+        "answered",
+        "call",
+        "deadline",
     )  # fmt: skip
 
     def __init__(
@@ -49,8 +60,8 @@ class WaitingPrepare:
         self._transaction = transaction
         self._here = here
         self._refuse = refuse
-        self._asking = False  # an answer of the backend, or of the owner, is under way
-        self._passed: PassedOn | None = None
+        self._is_request_pending = False  # the backend or the owner has not answered yet
+        self._passed: ForwardedCall | None = None
         now = transactions.flow.monotonic()
         self._until = now + (deadline - now) / 2
         self.call = call
@@ -64,14 +75,14 @@ class WaitingPrepare:
         if self._transactions.shards:
             self._on_topics_ready(None)
         else:
-            self._asking = True
+            self._is_request_pending = True
             self._transactions.topics.when_ready(self._on_topics_ready)
         if not self.answered:
             self._transactions.waiting.add(self)
             flow.watch(self)
 
     def expire(self) -> None:
-        """Answer at the end of the call's time: 12 where the owner may have it, else 15."""
+        """Answer at the deadline: code 12 if the owner may have the call, else 15."""
         waited_ms = round((self.deadline - self.call.received_at) * 1_000)
         if self._is_sent:
             self._answer_refusal(timed_out(waited_ms, "the proxy that owns the transaction", sent=True))
@@ -79,8 +90,8 @@ class WaitingPrepare:
             self._answer_refusal(self._no_owner_fault())
 
     def retry(self) -> None:
-        """Look up again who owns the shard."""
-        if self.answered or self._asking:
+        """Look up the shard's owner again, and forward the call if there is one."""
+        if self.answered or self._is_request_pending:
             return
         transactions = self._transactions
         if transactions.flow.draining:
@@ -91,12 +102,12 @@ class WaitingPrepare:
         elif transactions.flow.monotonic() >= self._until:
             self._answer_refusal(self._no_owner_fault())
         else:
-            self._asking = True
+            self._is_request_pending = True
             transactions.owners.holders().then(self._on_holders)
 
     def _on_topics_ready(self, fault: SendRefusal | None) -> None:
-        """Go on where the topics of transactions are there; else they cannot be had."""
-        self._asking = False
+        """Continue when the topics of transactions exist, or refuse the call if they cannot be created."""
+        self._is_request_pending = False
         if self.answered:
             return
         if fault is not None:
@@ -117,7 +128,7 @@ class WaitingPrepare:
     # --- elsewhere
 
     def _on_holders(self, holders: Completion[Holders]) -> None:
-        self._asking = False
+        self._is_request_pending = False
         if self.answered or holders.error is not None:
             return
         if self._transactions.owned_of(self._transaction) is not None:
@@ -127,7 +138,7 @@ class WaitingPrepare:
         number = shard_of(self._transaction, self._transactions.shards)
         address = holders.value.get(number, "")
         if not address or address == owners.address:
-            owners.forget()  # nobody yet, or this proxy soon
+            owners.forget()  # no owner yet, or this proxy soon
             return
         original = self.call.args.request
         if original.forwardedBy is not None:
@@ -138,11 +149,11 @@ class WaitingPrepare:
             timeout=max(int((self.deadline - self._transactions.flow.monotonic()) * 1_000), 1),
             forwardedBy=owners.address or "-",
         )
-        self._asking = True
+        self._is_request_pending = True
         self._passed = owners.call(address, PREPARES, request, self._on_answer)
 
     def _on_answer(self, answer: Any, error: Exception | None) -> None:
-        self._asking = False
+        self._is_request_pending = False
         if self.answered:
             return
         if error is None and answer is not None and answer.code != Code.SHUTTING_DOWN:
@@ -152,7 +163,7 @@ class WaitingPrepare:
             what = f"the proxy that owns the transaction did not answer: {error}"
             allowed = "the message may or may not be stored; send it again"
             self._answer_refusal(refusal(Code.TIMED_OUT, "owner_silent", what, allowed))
-        else:  # it was not there, or is not the owner (any more): the next beat finds who is
+        else:  # it was down or is not the owner: the next tick looks up the owner
             self._passed = None
             self._transactions.owners.forget()
 
@@ -163,13 +174,13 @@ class WaitingPrepare:
         self._refuse(self.call, fault)
 
     def _stop_waiting(self) -> None:
-        """Leave the waiting calls, and what is in flight here."""
+        """Remove the call from the waiting calls and from the in-flight counts."""
         self.answered = True
         self._transactions.waiting.discard(self)
         self._transactions.flow.leave(self, self.call.frame_bytes)
 
 
 def not_owner_fault(number: int) -> SendRefusal:
-    """Tell the proxy that passed a call on that another one owns the shard."""
+    """Return the refusal of a forwarded call because another proxy owns the shard."""
     what = f"shard {number} of transactions belongs to another proxy"
     return refusal(Code.SHUTTING_DOWN, "not_owner", what, "pass it on to that one")

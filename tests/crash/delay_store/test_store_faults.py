@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddmq_common.rocks.damage import after_gap, numbers_of
+from ddmq_common.rocks.damage import files_after_gap, read_sequence_range
 from ddmq_common.rocks.database import Rocks, only_torn
 from delay_service.store.opening import open_store
 from tests.crash.delay_store.store_faults import Stage, run
@@ -59,17 +59,19 @@ def test_what_comes_behind_a_gap_in_the_log_is_left_out(tmp_path: Path) -> None:
     store = open_store(tmp_path / "live", SHARD, 1, SMALL)
     copy = tmp_path / "delay" / store.folder.name
     while True:
-        while len(logs := sorted(store.folder.glob("*.log"))) < 2 or not numbers_of(logs[-1]):
+        while len(logs := sorted(store.folder.glob("*.log"))) < 2 or not read_sequence_range(logs[-1]):
             store.write(load.next())
         if copied(store.folder, copy):
             logs = sorted(copy.glob("*.log"))
-            if len(logs) > 1 and numbers_of(logs[-1]):  # a flush may have removed the first one meanwhile
+            if len(logs) > 1 and read_sequence_range(
+                logs[-1]
+            ):  # a flush may have removed the first one meanwhile
                 break
             shutil.rmtree(copy)
     store.close()
-    assert after_gap(copy) == []
+    assert files_after_gap(copy) == []
     os.truncate(logs[-2], 0)
-    assert after_gap(copy) == logs[-1:]
+    assert files_after_gap(copy) == logs[-1:]
     store = open_store(tmp_path / "delay", SHARD, 2, SMALL)
     assert written(store) < load.number
     assert_same(store, model_of(SEED, written(store)))

@@ -100,7 +100,7 @@ class ProducerProxy(Rig):
             clock,
             Random(),
             timer=FakeTimer(),
-            beat=FakeTimer(),
+            transaction_timer=FakeTimer(),
         )
         self._handlers = self.service.service().handlers
 

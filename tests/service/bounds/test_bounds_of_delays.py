@@ -56,7 +56,7 @@ class DelayProcesses(Rig):
         self.proxies = [
             ProducerService(
                 self.backend, ProducerConfig(), Registry(), self.clock, Random(),
-                timer=FakeTimer(), beat=FakeTimer(),
+                timer=FakeTimer(), transaction_timer=FakeTimer(),
             )
             for _ in range(processes)
         ]  # fmt: skip

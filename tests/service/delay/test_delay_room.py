@@ -11,7 +11,7 @@ from backend.records import QueueRef
 from ddmq_common.clock import ManualClock
 from delay_service.context import STALLED_S
 from delay_service.store.port import DelayStore, StoreChanges
-from delay_service.waiting.follow import TELL_S
+from delay_service.waiting.follow import REPORT_INTERVAL_S
 from tests.service.delay.delay_rig import DelayRig, Disks, KeptStore
 from tests.support.compacting_memory import CompactingMemory
 
@@ -126,7 +126,7 @@ def test_rows_are_followed_when_there_is_room(disks: SlowDisks, caplog: pytest.L
     rig.serve()
     rig.until(lambda: anew.asked > 2 or rig.alarms.ring(), "it looks for room")
     with caplog.at_level(logging.INFO):
-        clock.advance(TELL_S)
+        clock.advance(REPORT_INTERVAL_S)
         rig.until(lambda: "is restored: 0 rows so far" in caplog.text, "it says how far it is")
     assert not rig.ready()
     assert not anew.counts()

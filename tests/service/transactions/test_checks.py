@@ -62,10 +62,10 @@ def test_a_poll_waits_for_a_check(rig: TransactionRig) -> None:
 def test_a_poll_ends_when_its_time_is_up(rig: TransactionRig) -> None:
     poll = rig.proxy.polling(timeout=500)
     rig.clock.advance(0.4)
-    rig.proxy.proxy.transactions.beat()
+    rig.proxy.proxy.transactions.on_tick()
     assert not poll.answers
     rig.clock.advance(0.1)
-    rig.proxy.proxy.transactions.beat()
+    rig.proxy.proxy.transactions.on_tick()
     assert poll.answer.checks == []
 
 

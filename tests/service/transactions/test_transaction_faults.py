@@ -129,7 +129,7 @@ def test_a_read_that_fails_at_once_is_not_tried_without_end(memory: TransactionR
     memory.begin(body(b"x"))
     for owned in memory.proxy.proxy.transactions.ready():
         for offset in range(10):
-            owned.held.kept.drop(offset)
+            owned.held.recent.drop(offset)
     reads = memory.backend.start_read
     failed = []
 

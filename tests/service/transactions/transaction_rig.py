@@ -51,7 +51,7 @@ class TransactionProxy:
             rig.clock,
             Random(),
             timer=self.timer,
-            beat=self.beat_timer,
+            transaction_timer=self.beat_timer,
         )
         self.handlers = self.proxy.service().handlers
         self.server: RpcServer | None = None
@@ -98,7 +98,7 @@ class TransactionProxy:
 
     def look(self) -> None:
         """What a second brings."""
-        self.proxy.transactions.look()
+        self.proxy.transactions.run_periodic_work()
         self._rig.settle()
 
     @property

@@ -65,7 +65,7 @@ def test_what_todays_proxies_say_of_a_schedule(schedule: Schedule, words: str) -
 
 def test_a_proxy_says_to_each_caller_its_own_words() -> None:
     for ours, words in ((True, "the delay id is 'rubbish'"), (False, "uniqDelayMsgId is 'rubbish'")):
-        fault = id_fault(b"rubbish", 4, ours=ours)
+        fault = id_fault(b"rubbish", 4, extended_client=ours)
         assert fault is not None
         assert words in fault.text
 

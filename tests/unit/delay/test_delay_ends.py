@@ -28,7 +28,7 @@ from ddmq_common.queue_choice import choose_queue
 from delay_service.core import decider
 from delay_service.core.commands import DEAD_TEXT, CommandRecord, DecisionContext
 from delay_service.core.due_scans import DueScans, SliceLimits
-from delay_service.core.fire_command import FireCommand, PassedOver, dead_fire, fire_command
+from delay_service.core.fire_command import FireCommand, SkippedMessage, dead_fire, fire_command
 from delay_service.due.backend import GONE, UNREADABLE, TargetTopic
 from delay_service.store.memory_store import MemoryDelayStore
 from delay_service.store.port import IdKind, IdState, Pending, StoreChanges
@@ -161,7 +161,7 @@ def test_a_rescheduled_one_is_late_by_its_new_due_time() -> None:
     schedule = Schedule(period_ms=60_000, repeat=5, catch_up="skip")
     order = encode_command(DelayCommand(ADD, UUID_TEXT, "t", SCHEDULE, NOW - 100_000, schedule=schedule))
     assert isinstance(fire_command(waiting(order, NOW - 1), 1, lambda _: 0, NOW, False), FireCommand)
-    assert isinstance(fire_command(waiting(order, NOW - 100_000), 1, lambda _: 0, NOW, False), PassedOver)
+    assert isinstance(fire_command(waiting(order, NOW - 100_000), 1, lambda _: 0, NOW, False), SkippedMessage)
 
 
 def test_a_cancel_of_a_dead_letter_says_so() -> None:

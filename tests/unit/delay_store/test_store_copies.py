@@ -13,7 +13,7 @@ import pytest
 from ddmq_common.errors import CallerError, ConfigError, FencedError, StorageError
 from ddmq_common.rocks.database import Rocks, WriteBatch
 from delay_service.store.copies import MAKING, CopyLock, copies_of, copy_name, new_folder
-from delay_service.store.opening import keep_to, open_store, restore
+from delay_service.store.opening import check_store_folder, open_store, restore
 from delay_service.store.port import DueKey, IdKind, IdState, Pending, Scan, StoreChanges
 from delay_service.store.rocks_store import RocksStore
 
@@ -212,22 +212,22 @@ def test_no_checkpoint_is_no_store(tmp_path: Path) -> None:
 
 def test_stores_in_another_folder_are_refused_while_the_first_are_there(tmp_path: Path) -> None:
     usual, other, third, note = (tmp_path / name for name in ("delay", "other", "third", "delay-stores"))
-    keep_to(usual, usual, note)
+    check_store_folder(usual, usual, note)
     open_store(usual, 0, 1).close()
-    keep_to(usual, usual, note)
+    check_store_folder(usual, usual, note)
     with pytest.raises(ConfigError, match=f"are in {usual}, and {other} has none.* runs$"):
-        keep_to(other, usual, note)
+        check_store_folder(other, usual, note)
     usual.rename(other)
-    keep_to(other, usual, note)
+    check_store_folder(other, usual, note)
     for folder in (usual, third):
         with pytest.raises(ConfigError, match=f"are in {other}, and {folder} has none.* delete {note}"):
-            keep_to(folder, usual, note)
+            check_store_folder(folder, usual, note)
     usual.mkdir()
-    keep_to(usual / ".." / "other", usual, note)  # the same in other words
+    check_store_folder(usual / ".." / "other", usual, note)  # the same in other words
     usual.rmdir()
     other.rename(tmp_path / "put away")
-    keep_to(third, usual, note)
-    keep_to(usual, usual, note)
+    check_store_folder(third, usual, note)
+    check_store_folder(usual, usual, note)
     assert not note.exists()
 
 
@@ -238,12 +238,12 @@ def test_of_two_folders_with_stores_the_one_that_is_asked_for_is_taken(
     usual, other, note = (tmp_path / name for name in ("delay", "other", "delay-stores"))
     for folder in (usual, other):
         open_store(folder, 0, 1).close()
-    keep_to(other, usual, note)
+    check_store_folder(other, usual, note)
     assert caplog.messages == ["delay stores in two folders"]
     assert note.read_text() == str(other)
-    keep_to(other, usual, note)
+    check_store_folder(other, usual, note)
     assert len(caplog.messages) == 1, "from now on it is known"
-    keep_to(usual, usual, note)
+    check_store_folder(usual, usual, note)
     assert not note.exists()
 
 
@@ -251,5 +251,5 @@ def test_what_is_no_store_holds_nobody_up(tmp_path: Path) -> None:
     usual, other, note = (tmp_path / name for name in ("delay", "other", "delay-stores"))
     (usual / "lost+found").mkdir(parents=True)
     (usual / "0-000000000001-000.damaged").mkdir()
-    keep_to(other, usual, note)
+    check_store_folder(other, usual, note)
     assert note.read_text() == str(other)

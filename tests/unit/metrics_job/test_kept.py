@@ -7,7 +7,7 @@ from datetime import date
 import pytest
 
 from ddmq_common.metrics.samples import SampleName, part_name
-from metrics_job.batch import Note, count_samples, sort_days
+from metrics_job.batch import DaySource, count_samples, sort_days
 
 ONE, TWO = "1" * 16, "2" * 16
 FIRST, SECOND, THIRD = (date(2026, 11, day) for day in (1, 2, 3))
@@ -33,15 +33,15 @@ def test_merging_changes_no_number() -> None:
     ],
 )
 def test_a_day_that_lost_samples_keeps_its_tables(hours: dict[str, int], again: bool, where: str) -> None:
-    notes = {FIRST: Note({"00": 6, "01": 6}), SECOND: None, THIRD: Note({"00": 6})}
-    now = {FIRST: Note(hours), SECOND: Note({"00": 1}), THIRD: Note({"00": 3})}
+    notes = {FIRST: DaySource({"00": 6, "01": 6}), SECOND: None, THIRD: DaySource({"00": 6})}
+    now = {FIRST: DaySource(hours), SECOND: DaySource({"00": 1}), THIRD: DaySource({"00": 3})}
     found = sort_days([FIRST, SECOND, THIRD], notes, now, THIRD, again)
     assert FIRST in getattr(found, where)
     assert {SECOND, THIRD} <= set(found.compute), "not made yet, and the newest, which goes on"
 
 
 def test_the_newest_day_is_that_of_the_samples_not_of_the_range() -> None:
-    found = sort_days([FIRST], {FIRST: Note({"00": 6})}, {FIRST: Note({"00": 1})}, THIRD, True)
+    found = sort_days([FIRST], {FIRST: DaySource({"00": 6})}, {FIRST: DaySource({"00": 1})}, THIRD, True)
     assert found.lost == [FIRST]
 
 
@@ -56,8 +56,8 @@ def test_the_newest_day_is_that_of_the_samples_not_of_the_range() -> None:
 )
 def test_a_file_that_is_longer_or_shorter_than_it_was_is_noticed(now: dict[str, int], where: str) -> None:
     hours = {"00": 6, "01": 6}
-    notes = {FIRST: Note(hours, bytes={"00": 60, "01": 60}), THIRD: Note(hours)}
-    fresh = {FIRST: Note(hours, bytes=now), THIRD: Note(hours, bytes=now)}
+    notes = {FIRST: DaySource(hours, bytes={"00": 60, "01": 60}), THIRD: DaySource(hours)}
+    fresh = {FIRST: DaySource(hours, bytes=now), THIRD: DaySource(hours, bytes=now)}
     found = sort_days([FIRST, THIRD], notes, fresh, THIRD, again=False)
     assert FIRST in getattr(found, where)
     assert THIRD in found.compute, "a note of before knew no bytes"
@@ -65,6 +65,8 @@ def test_a_file_that_is_longer_or_shorter_than_it_was_is_noticed(now: dict[str, 
 
 def test_other_promises_are_judged_again() -> None:
     hours = {"00": 6}
-    days, notes = [FIRST, SECOND], {FIRST: Note(hours, promises=1), SECOND: Note(hours)}
-    found = sort_days(days, notes, {FIRST: Note(hours, promises=2), SECOND: Note(hours)}, SECOND, False)
+    days, notes = [FIRST, SECOND], {FIRST: DaySource(hours, promises=1), SECOND: DaySource(hours)}
+    found = sort_days(
+        days, notes, {FIRST: DaySource(hours, promises=2), SECOND: DaySource(hours)}, SECOND, False
+    )
     assert found.compute == [FIRST]

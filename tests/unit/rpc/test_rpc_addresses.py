@@ -9,7 +9,7 @@ import pytest
 from rpc_support import OK, Client, Stage, send_async, send_sync, stage
 from test_rpc_misbehaviour import sequence_of
 
-from ddmq_rpc.turns import AddressShare, Turns
+from ddmq_rpc.turns import AddressShare, TimeSlices
 from tests.support.waits import until
 
 HOSTILE, HONEST = "127.0.0.2", "127.0.0.3"
@@ -97,9 +97,9 @@ def test_accepts_are_on_the_account_of_the_address(one: Stage, monkeypatch: pyte
         now[0] += 0.0003 if address == HOSTILE else 0.0
         return True
 
-    monkeypatch.setattr(traffic, "make_room", room)
+    monkeypatch.setattr(traffic, "admit_connection", room)
     monkeypatch.setattr(traffic, "stopwatch", lambda: now[0])
-    monkeypatch.setattr(Turns, "end_slice", lambda _, share, *more: used_up.append(share.address))
+    monkeypatch.setattr(TimeSlices, "end_slice", lambda _, share, *more: used_up.append(share.address))
     assert one.client(HONEST).call(send_sync(1)).sequence == 1
     storm = [
         stdlib_socket.create_connection(one.server.address, source_address=(HOSTILE, 0)) for _ in range(5)

@@ -16,7 +16,7 @@ from ddmq_rpc.turns import (
     SLICE_S,
     AddressShare,
     Shared,
-    Turns,
+    TimeSlices,
 )
 
 LOOP_S = 20e-6  # a round of the loop in which nothing happens
@@ -30,7 +30,7 @@ class Loop:
         self.armed_at: float | None = None
         self.rested = 0
         self.slowed = 1.0  # by other processes on the core
-        self.turns = Turns(lambda: self.now, self._arm, self._count)
+        self.turns = TimeSlices(lambda: self.now, self._arm, self._count)
         self.members: list[Connection] = []
 
     def _arm(self, seconds: float) -> None:
@@ -90,7 +90,7 @@ class Connection:
         else:
             self.work()
 
-    def take_turn(self) -> None:
+    def resume_work(self) -> None:
         self.busy = 0
         self.work()
 
@@ -196,7 +196,7 @@ def test_who_gave_way_goes_on_at_the_latest_after_its_time(loop: Loop) -> None:
 
 def test_clients_of_another_server_on_the_loop_count_as_others() -> None:
     shared, armed = Shared(), list[float]()
-    sides = [Turns(lambda: 1.0, armed.append, lambda: None, shared) for _ in range(2)]
+    sides = [TimeSlices(lambda: 1.0, armed.append, lambda: None, shared) for _ in range(2)]
     one = Loop().connect("10.0.0.1", 0.0)
     share = sides[0].join("10.0.0.1", one)
     sides[0].end_slice(share, SLICE_S, NOT_MEASURED)

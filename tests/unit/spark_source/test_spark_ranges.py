@@ -57,7 +57,7 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Callable[[Shelf], Shelf]:
 
 def offsets(start: int, end: int, **options: str) -> list[int]:
     given = read_options({"servers": "s", "topic": "t", "timeoutMs": "1"} | options)
-    batches: list[Any] = list(source.read_span(given, OffsetRange("t", 0, "R_default_t_0", start, end)))
+    batches: list[Any] = list(source.read_range(given, OffsetRange("t", 0, "R_default_t_0", start, end)))
     return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
 
 

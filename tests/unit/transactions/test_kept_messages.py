@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddmq_common.delivery import encode
 from proxy_producer.transactions.codec import HalfMark, HalfMessage
-from proxy_producer.transactions.reading import KEPT_BYTES, KEPT_BYTES_MAX, KeptMessages
+from proxy_producer.transactions.reading import KEPT_BYTES, KEPT_BYTES_MAX, RecentMessages
 
 MARK = HalfMark("0" * 32, "g", "orders", 0)
 
@@ -14,7 +14,7 @@ def half(offset: int, body: bytes) -> HalfMessage:
 
 
 def test_tiny_messages_are_not_kept_without_end() -> None:
-    kept = KeptMessages()
+    kept = RecentMessages()
     count = 2 * KEPT_BYTES_MAX // KEPT_BYTES
     for offset in range(count):
         kept.put(half(offset, b"x"))
@@ -24,7 +24,7 @@ def test_tiny_messages_are_not_kept_without_end() -> None:
 
 
 def test_what_was_dropped_makes_room() -> None:
-    kept = KeptMessages()
+    kept = RecentMessages()
     whole = KEPT_BYTES_MAX - 2 * KEPT_BYTES
     for offset in range(5):
         kept.put(half(offset, b"x" * whole))

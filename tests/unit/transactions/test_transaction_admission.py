@@ -10,7 +10,7 @@ from proxy_producer.transactions.core.ended import Ended, EndedTransactions
 from proxy_producer.transactions.core.reservations import PrepareVerdict
 from proxy_producer.transactions.core.rules import TransactionRules
 from proxy_producer.transactions.core.shard import TransactionShard
-from proxy_producer.transactions.core.transaction import HalfSeen
+from proxy_producer.transactions.core.transaction import HalfFacts
 
 RULES = TransactionRules(open_max=4, ended_max=3, checks_max=2, check_after_ms=60, check_interval_ms=30,
                          age_ms_max=1_000, messages_max=3, bytes_max=100)  # fmt: skip
@@ -26,7 +26,7 @@ def shard() -> TransactionShard:
 
 def arrive(shard: TransactionShard, transaction: bytes, group: str = "g", size: int = 10) -> None:
     """One message that was admitted is stored."""
-    shard.stored(HalfSeen(shard.read_to, transaction, group, 100, size))
+    shard.add_stored(HalfFacts(shard.read_to, transaction, group, 100, size))
     shard.release_prepare(transaction, 1, size)
 
 
@@ -83,14 +83,14 @@ def test_a_dead_letters_messages_without_room_are_left_over_until_they_are_finis
     shard: TransactionShard,
 ) -> None:
     for _ in range(8):
-        shard.stored(HalfSeen(shard.read_to, A, "g", 100, 10))
+        shard.add_stored(HalfFacts(shard.read_to, A, "g", 100, 10))
     opened, dead = shard.open[A], TransactionOutcome.DEAD_LETTER
     shard.begin(opened, dead)
     shard.decided(opened, Ended(dead, "g", 200, end=8))
     assert (shard.left_over, shard.take_loose(), shard.position) == ([6, 7], [], 6)
     following = TransactionShard(RULES, AckMap(6), 6, shard.ended, 300)
-    following.ends_at(9)
-    following.read([HalfSeen(offset, A, "g", 100, 10) for offset in (6, 7, 8)], 9)
+    following.raise_known_end(9)
+    following.add_read([HalfFacts(offset, A, "g", 100, 10) for offset in (6, 7, 8)], 9)
     assert (following.left_over, following.take_loose()) == ([6, 7], [(8, 9)])  # 8 came behind the end
     following.finish_left_over([6])
     assert (following.left_over, following.position) == ([7], 7)

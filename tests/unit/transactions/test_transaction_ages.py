@@ -9,7 +9,7 @@ from proxy_producer.transactions.core.clock import PAUSE_MS_MAX, SteadyClock
 from proxy_producer.transactions.core.ended import EndedTransactions
 from proxy_producer.transactions.core.rules import TransactionRules
 from proxy_producer.transactions.core.shard import TOO_OLD, UNANSWERED, TransactionShard
-from proxy_producer.transactions.core.transaction import HalfSeen
+from proxy_producer.transactions.core.transaction import HalfFacts
 
 DAY_MS, HOUR_MS, MINUTE_MS = 86_400_000, 3_600_000, 60_000
 RULES = TransactionRules(10, 10, 2, MINUTE_MS, MINUTE_MS, DAY_MS, 10, 1_000)
@@ -24,13 +24,13 @@ def shard_with(age_ms: int = 0, checks: int = 0, check_after_ms: int = -1) -> Tr
         acks.record_attempts(0, checks)
     shard = TransactionShard(RULES, acks, 0, EndedTransactions(1), NOW_MS)
     stored_ms = RULES.began_ms(NOW_MS - age_ms, NOW_MS, NOW_MS)
-    shard.ends_at(1)
-    shard.read([HalfSeen(0, A, "g", stored_ms, 10, check_after_ms=check_after_ms)], 1)
+    shard.raise_known_end(1)
+    shard.add_read([HalfFacts(0, A, "g", stored_ms, 10, check_after_ms=check_after_ms)], 1)
     return shard
 
 
 def overdue(shard: TransactionShard, now_ms: int) -> list[str]:
-    shard.look(now_ms)
+    shard.offer_due(now_ms)
     return [reason for _, reason in shard.overdue()]
 
 
@@ -52,7 +52,7 @@ def test_after_a_long_downtime_there_is_an_hour_left_to_be_asked(age_ms: int) ->
     assert overdue(shard, NOW_MS) == []
     assert shard.offered("g")
     assert overdue(shard, NOW_MS + HOUR_MS - 1) == []
-    assert [one.id for one in shard.ask("g", 1, 100)] == [A]
+    assert [one.id for one in shard.begin_checks("g", 1, 100)] == [A]
 
 
 def test_a_group_that_does_not_come_in_that_hour_has_a_dead_letter() -> None:
@@ -82,10 +82,10 @@ def test_who_is_first_asked_at_the_end_of_the_day_is_offered_for_an_hour() -> No
 
 def test_a_check_that_is_out_keeps_it_open_whatever_its_age() -> None:
     shard = shard_with(3 * DAY_MS)
-    shard.look(NOW_MS)
-    (found,) = shard.ask("g", 1, 100)
+    shard.offer_due(NOW_MS)
+    (found,) = shard.begin_checks("g", 1, 100)
     assert overdue(shard, NOW_MS + 2 * HOUR_MS) == []  # its attempt is not durable yet
-    assert shard.asked(found, NOW_MS + 2 * HOUR_MS)
+    assert shard.finish_check(found, NOW_MS + 2 * HOUR_MS)
     assert overdue(shard, NOW_MS + 2 * HOUR_MS + MINUTE_MS - 1) == []
     assert overdue(shard, NOW_MS + 2 * HOUR_MS + MINUTE_MS) == []
     assert shard.offered("g")  # and it is asked about again
@@ -94,9 +94,9 @@ def test_a_check_that_is_out_keeps_it_open_whatever_its_age() -> None:
 
 def test_a_check_that_came_to_nothing_is_offered_as_if_new() -> None:
     shard = shard_with(3 * DAY_MS)
-    shard.look(NOW_MS)
-    (found,) = shard.ask("g", 1, 100)
-    shard.not_asked(found, NOW_MS + 2 * HOUR_MS)
+    shard.offer_due(NOW_MS)
+    (found,) = shard.begin_checks("g", 1, 100)
+    shard.cancel_check(found, NOW_MS + 2 * HOUR_MS)
     assert overdue(shard, NOW_MS + 2 * HOUR_MS) == []
     assert shard.offered("g")
     assert overdue(shard, NOW_MS + 3 * HOUR_MS) == [TOO_OLD]

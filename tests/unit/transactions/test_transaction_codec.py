@@ -88,19 +88,21 @@ def test_an_op_record_is_found_by_the_transactions_id() -> None:
 
 def test_a_key_counts_in_its_transaction_and_a_sequence_everywhere() -> None:
     key, other = key_identity(b"orders", b"once", b"body"), key_identity(b"bills", b"once", b"body")
-    here, there = codec.identity_in(key, TRANSACTION), codec.identity_in(key, b"x" * 16)
-    assert len({key, here, there, codec.identity_in(other, TRANSACTION)}) == 4
+    here, there = codec.half_identity(key, TRANSACTION), codec.half_identity(key, b"x" * 16)
+    assert len({key, here, there, codec.half_identity(other, TRANSACTION)}) == 4
     assert here[-8:] == key[-8:]
-    changed = codec.identity_in(key_identity(b"orders", b"once", b"other body"), TRANSACTION)
+    changed = codec.half_identity(key_identity(b"orders", b"once", b"other body"), TRANSACTION)
     assert (
-        codec.id_by(changed, TRANSACTION) == codec.id_by(here, TRANSACTION) != codec.id_by(there, TRANSACTION)
+        codec.message_id_of(changed, TRANSACTION)
+        == codec.message_id_of(here, TRANSACTION)
+        != codec.message_id_of(there, TRANSACTION)
     )
     first, again = sequence_identity(b"p", 5, 0), sequence_identity(b"p", 5, 4)
-    assert codec.identity_in(first, TRANSACTION) == first
-    ids = [codec.id_by(each, TRANSACTION) for each in (first, again, sequence_identity(b"p", 6, 0))]
+    assert codec.half_identity(first, TRANSACTION) == first
+    ids = [codec.message_id_of(each, TRANSACTION) for each in (first, again, sequence_identity(b"p", 6, 0))]
     assert ids[0] == ids[1] != ids[2]
-    assert codec.id_by(first, b"x" * 16) != ids[0]
-    assert codec.id_by(sequence_identity(b"p", 5, 4, 3_000), TRANSACTION) == ids[0]
+    assert codec.message_id_of(first, b"x" * 16) != ids[0]
+    assert codec.message_id_of(sequence_identity(b"p", 5, 4, 3_000), TRANSACTION) == ids[0]
 
 
 def test_a_dead_record_keeps_the_message_and_says_why() -> None:

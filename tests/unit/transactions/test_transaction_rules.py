@@ -11,13 +11,13 @@ from proxy_producer.transactions.core.ended import CLOCKS_APART_MS, Ended, Ended
 from proxy_producer.transactions.core.ranges import ranges_of
 from proxy_producer.transactions.core.rules import TransactionRules
 from proxy_producer.transactions.core.shard import (
-    ASKED_BYTES,
+    CHECK_BYTES,
     TIMERS_MIN,
     UNANSWERED,
     Overdue,
     TransactionShard,
 )
-from proxy_producer.transactions.core.transaction import HalfSeen, HalfTaken
+from proxy_producer.transactions.core.transaction import HalfFacts, HalfVerdict
 
 RULES = TransactionRules(open_max=4, ended_max=3, checks_max=2, check_after_ms=60, check_interval_ms=30,
                          age_ms_max=1_000, messages_max=3, bytes_max=500)  # fmt: skip
@@ -25,8 +25,8 @@ A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 COMMITTED = TransactionOutcome.COMMITTED
 
 
-def half(offset: int, transaction: bytes = A, identity: str = "", group: str = "g") -> HalfSeen:
-    return HalfSeen(offset, transaction, group, 100, 10, identity)
+def half(offset: int, transaction: bytes = A, identity: str = "", group: str = "g") -> HalfFacts:
+    return HalfFacts(offset, transaction, group, 100, 10, identity)
 
 
 @pytest.fixture
@@ -41,42 +41,42 @@ def end(shard: TransactionShard, transaction: bytes, at_ms: int = 200) -> None:
 
 
 def test_own_messages_are_taken_in_at_once_and_others_are_read_first(shard: TransactionShard) -> None:
-    assert shard.stored(half(0)) is HalfTaken.PART
-    assert shard.stored(half(2)) is HalfTaken.AHEAD
+    assert shard.add_stored(half(0)) is HalfVerdict.PART
+    assert shard.add_stored(half(2)) is HalfVerdict.AHEAD
     assert shard.must_read()
     assert shard.next_read()[0] == 1
-    assert [taken for _, taken in shard.read([half(1, B), half(2)], 3)] == [HalfTaken.PART] * 2
-    assert shard.stored(half(2)) is HalfTaken.PART
+    assert [taken for _, taken in shard.add_read([half(1, B), half(2)], 3)] == [HalfVerdict.PART] * 2
+    assert shard.add_stored(half(2)) is HalfVerdict.PART
     assert (shard.open[A].offsets, shard.open[B].offsets) == ([0, 2], [1])
     assert not shard.must_read()
     assert shard.must_read(through=3)
 
 
 def test_what_arrives_while_it_is_decided(shard: TransactionShard) -> None:
-    shard.stored(half(0))
+    shard.add_stored(half(0))
     shard.begin(shard.open[A], COMMITTED)
     with pytest.raises(RuntimeError, match="is being decided already"):
         shard.begin(shard.open[A], COMMITTED)
-    assert shard.stored(half(1)) is HalfTaken.LATE
+    assert shard.add_stored(half(1)) is HalfVerdict.LATE
     shard.not_decided(shard.open[A], 100)
     assert shard.open[A].offsets == [0, 1]
     shard.begin(shard.open[A], COMMITTED)
-    shard.stored(half(2))
+    shard.add_stored(half(2))
     assert [one.offset for one in shard.decided(shard.open[A], Ended(COMMITTED, "g", 200))] == [2]
     assert shard.take_loose() == [(2, 3)]
-    assert shard.stored(half(3)) is HalfTaken.ENDED
+    assert shard.add_stored(half(3)) is HalfVerdict.ENDED
 
 
 def test_strays_copies_and_gaps_are_finished(shard: TransactionShard) -> None:
-    shard.stored(half(0, identity="x"))
-    assert shard.stored(half(1, identity="x")) is HalfTaken.COPY
-    assert shard.stored(half(2, group="other")) is HalfTaken.FOREIGN
-    shard.read([half(5)], 7)
+    shard.add_stored(half(0, identity="x"))
+    assert shard.add_stored(half(1, identity="x")) is HalfVerdict.COPY
+    assert shard.add_stored(half(2, group="other")) is HalfVerdict.FOREIGN
+    shard.add_read([half(5)], 7)
     loose = shard.take_loose()
     assert loose == [(1, 5), (6, 7)]
-    shard.put_back(loose)
+    shard.restore_loose(loose)
     assert shard.take_loose() == loose
-    shard.loosed(loose)
+    shard.finish_loose(loose)
     end(shard, A)
     assert shard.position == 7
 
@@ -86,99 +86,99 @@ def test_what_was_finished_before_a_take_over_is_passed_over() -> None:
     acks.finish([(2, 100), (101, 103)])
     acks.record_attempts(100, 2)
     shard = TransactionShard(RULES, acks, 1, EndedTransactions(3), 500)
-    shard.ends_at(104)
+    shard.raise_known_end(104)
     assert shard.next_read() == (1, 2)
-    shard.read([half(1, B)], 2)
+    shard.add_read([half(1, B)], 2)
     assert shard.next_read() == (100, 101)
-    shard.read([half(100)], 101)
+    shard.add_read([half(100)], 101)
     assert shard.next_read()[0] == 103
     assert shard.open[A].checks == 2
-    shard.look(529)
-    assert not shard.offered("g") or A not in {one.id for one in shard.ask("g", 9, 99)}
-    shard.look(530)
+    shard.offer_due(529)
+    assert not shard.offered("g") or A not in {one.id for one in shard.begin_checks("g", 9, 99)}
+    shard.offer_due(530)
     assert list(shard.overdue()) == [Overdue(shard.open[A], UNANSWERED)]
 
 
 def test_checks_come_after_a_time_and_are_counted(shard: TransactionShard) -> None:
-    shard.stored(half(0))
-    shard.look(159)
+    shard.add_stored(half(0))
+    shard.offer_due(159)
     assert not shard.offered("g")
-    shard.look(160)
-    (found,) = shard.ask("g", 1, 100)
+    shard.offer_due(160)
+    (found,) = shard.begin_checks("g", 1, 100)
     assert not shard.offered("g")
-    shard.not_asked(found, 160)
-    assert shard.ask("g", 1, 100) == [found]
-    assert shard.asked(found, 170)
-    shard.look(199)
+    shard.cancel_check(found, 160)
+    assert shard.begin_checks("g", 1, 100) == [found]
+    assert shard.finish_check(found, 170)
+    shard.offer_due(199)
     assert not shard.offered("g")
-    shard.look(200)
-    assert shard.ask("g", 1, 100) == [found]
+    shard.offer_due(200)
+    assert shard.begin_checks("g", 1, 100) == [found]
     end(shard, A)
-    assert not shard.asked(found, 200)
+    assert not shard.finish_check(found, 200)
 
 
 def test_an_end_that_failed_brings_no_check_forward(shard: TransactionShard) -> None:
-    shard.stored(half(0))
+    shard.add_stored(half(0))
     shard.begin(shard.open[A], COMMITTED)
     shard.not_decided(shard.open[A], 110)
-    shard.look(1_099)
-    assert [one.id for one in shard.ask("g", 1, 100)] == []
+    shard.offer_due(1_099)
+    assert [one.id for one in shard.begin_checks("g", 1, 100)] == []
     assert list(shard.overdue()) == []
 
 
 def test_as_many_are_asked_about_as_fit(shard: TransactionShard) -> None:
     for offset, transaction in enumerate((A, B, C)):
-        shard.stored(half(offset, transaction, group=f"g{transaction == C}"))
-    shard.look(160)
-    assert [one.id for one in shard.ask("gFalse", 5, 15)] == [A]
-    assert [one.id for one in shard.ask("gFalse", 5, 15)] == [B]
-    assert [one.id for one in shard.ask("gTrue", 5, 0)] == [C]
+        shard.add_stored(half(offset, transaction, group=f"g{transaction == C}"))
+    shard.offer_due(160)
+    assert [one.id for one in shard.begin_checks("gFalse", 5, 15)] == [A]
+    assert [one.id for one in shard.begin_checks("gFalse", 5, 15)] == [B]
+    assert [one.id for one in shard.begin_checks("gTrue", 5, 0)] == [C]
 
 
 def test_many_small_messages_are_not_asked_about_together(shard: TransactionShard) -> None:
     """Each costs time in the answer, however few bytes it has."""
     for offset, transaction in enumerate((A, A, B, B, C)):
-        shard.stored(half(offset, transaction))
-    shard.look(160)
-    assert [one.id for one in shard.ask("g", 5, 4 * ASKED_BYTES + 40)] == [A, B]
-    assert [one.id for one in shard.ask("g", 5, 0)] == [C]
+        shard.add_stored(half(offset, transaction))
+    shard.offer_due(160)
+    assert [one.id for one in shard.begin_checks("g", 5, 4 * CHECK_BYTES + 40)] == [A, B]
+    assert [one.id for one in shard.begin_checks("g", 5, 0)] == [C]
 
 
 def test_a_group_may_have_half_of_the_open_ones(shard: TransactionShard) -> None:
-    shard.stored(half(0, A))
-    assert not shard.full_for("g")
-    shard.stored(half(1, B))
-    assert shard.full_for("g")
-    assert not shard.full_for("h")
-    shard.stored(half(2, C, group="h"))
-    shard.stored(half(3, b"d" * 16, group="h"))
-    assert shard.full_for("i")
+    shard.add_stored(half(0, A))
+    assert not shard.is_full_for("g")
+    shard.add_stored(half(1, B))
+    assert shard.is_full_for("g")
+    assert not shard.is_full_for("h")
+    shard.add_stored(half(2, C, group="h"))
+    shard.add_stored(half(3, b"d" * 16, group="h"))
+    assert shard.is_full_for("i")
     end(shard, A)
-    assert not shard.full_for("i")
-    assert shard.full_for("h")
+    assert not shard.is_full_for("i")
+    assert shard.is_full_for("h")
 
 
 def test_what_a_group_has_beyond_its_half_takes_no_room_from_others(shard: TransactionShard) -> None:
     """An owner with other bounds let it in."""
     many = [bytes([number]) * 16 for number in range(1, 11)]
     for offset, transaction in enumerate(many):
-        shard.stored(half(offset, transaction))
-    assert shard.full_for("g")
-    assert not shard.full_for("h")
+        shard.add_stored(half(offset, transaction))
+    assert shard.is_full_for("g")
+    assert not shard.is_full_for("h")
     for one in many[:8]:
         end(shard, one)
-    assert shard.full_for("g")
+    assert shard.is_full_for("g")
     end(shard, many[8])
-    assert not shard.full_for("g")
-    shard.stored(half(10, A))
-    shard.stored(half(11, B, group="h"))
-    shard.stored(half(12, C, group="h"))
-    assert shard.full_for("i")
+    assert not shard.is_full_for("g")
+    shard.add_stored(half(10, A))
+    shard.add_stored(half(11, B, group="h"))
+    shard.add_stored(half(12, C, group="h"))
+    assert shard.is_full_for("i")
 
 
 def test_timers_of_ended_ones_do_not_pile_up(shard: TransactionShard) -> None:
     for offset in range(5 * TIMERS_MIN):
-        shard.stored(half(offset, offset.to_bytes(16, "big")))
+        shard.add_stored(half(offset, offset.to_bytes(16, "big")))
         end(shard, offset.to_bytes(16, "big"))
     assert shard.timers <= TIMERS_MIN + 5
     assert shard.position == 5 * TIMERS_MIN
@@ -186,16 +186,16 @@ def test_timers_of_ended_ones_do_not_pile_up(shard: TransactionShard) -> None:
 
 def test_one_that_is_too_large_takes_no_more(shard: TransactionShard) -> None:
     for offset in range(6):
-        assert shard.stored(half(offset)) is HalfTaken.PART
-    assert shard.stored(half(6)) is HalfTaken.LARGE
-    assert shard.stored(half(6)) is HalfTaken.LARGE
+        assert shard.add_stored(half(offset)) is HalfVerdict.PART
+    assert shard.add_stored(half(6)) is HalfVerdict.LARGE
+    assert shard.add_stored(half(6)) is HalfVerdict.LARGE
     assert shard.open[A].beyond == [6]
     assert shard.take_loose() == []
     shard.begin(shard.open[A], TransactionOutcome.ROLLED_BACK)
     shard.decided(shard.open[A], Ended(TransactionOutcome.ROLLED_BACK, "g", 200))
     assert shard.take_loose() == [(6, 7)]
-    shard.stored(half(7, B))
-    assert shard.stored(half(8, B)._replace(size=991)) is HalfTaken.LARGE
+    shard.add_stored(half(7, B))
+    assert shard.add_stored(half(8, B)._replace(size=991)) is HalfVerdict.LARGE
 
 
 def test_ended_ones_are_remembered_within_their_bound() -> None:
