@@ -46,7 +46,7 @@ def context_of(name: QueueName) -> Any:
 
 
 def throw_pull_error(call: Call, code: int, text: str, option: str | None = None) -> None:
-    """Reply with a PullException. `option`: the option of the pull that is wrong; None for any other error."""
+    """Reply with a PullException. `option`: the wrong option of the pull; None for any other error."""
     call.throw(IDL.PullException(code=int(code), message=text, option=option))
 
 

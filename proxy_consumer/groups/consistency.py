@@ -264,7 +264,7 @@ class Consistency:
 
 
 def stated_settings(request: Any, defaults: SubscriptionDefaults) -> SubscriptionDefaults:
-    """Return the settings of a subscription that this pull creates, with its stated start, order key and filter.
+    """Return the settings of a subscription that this pull creates, with its start, order key and filter.
 
     Raises StatedOptionError, whose text says what is wrong with the order key or the filter.
     """
