@@ -11,47 +11,47 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 WIDTH = 120
 HEAD = """# Metrics
 
-Every process shows its metrics in Prometheus' text format at `http://ADMIN/metrics`:
+Every process serves its metrics in Prometheus' text format at `http://ADMIN/metrics`:
 
 ```console
 $ curl -s http://127.0.0.1:9813/metrics | grep ddmq_lag
 ```
 
-This page lists all of them, with kind, unit and labels. A Grafana dashboard and alert rules are ready to
-load ([alerts.md](alerts.md)). `python tools/metrics_page.py` makes this page from
+This page lists all metrics with their kind, unit and labels. A Grafana dashboard and alert rules are ready to
+be loaded ([alerts.md](alerts.md)). `python tools/metrics_page.py` generates this page from
 `ddmq_common/metrics/catalogue.py`.
 
 ## How to read them
 
 * **Counters** count from the start of their process.
-* **Histograms** have buckets of at most 12.5 % width inside, and powers of two on the page, whatever their
-  unit. A histogram without observations is not on the page.
+* **Histograms** have buckets that are at most 12.5 % wide inside the process; the page shows buckets at
+  powers of two, whatever the unit. A histogram without observations is not on the page.
 * **Gauges** that must be computed are computed on request, at most once a second.
-* **Units**: `us` and `ms` are times, `bytes` sizes, `1` a flag or a state; a metric without a unit is a
-  plain count. Times are in `us` and `ms`, not in Prometheus' seconds: dashboards, rules and tables use
-  these names, so they do not change.
-* **Labels** are bounded: past 10,000 label sets of one metric (1,000 of a histogram), new ones share the
+* **Units**: `us` and `ms` are times, `bytes` are sizes, and `1` is a flag or a state; a metric without a unit
+  is a plain count. Times are in `us` and `ms`, although seconds are usual with Prometheus. Dashboards,
+  rules and tables use these names, so they do not change.
+* **Labels** are bounded: when a metric has 10,000 label sets (a histogram 1,000), all further ones share the
   label "other". A topic or group label is always the name of one that exists or existed, never text from a
-  client; rejections that belong to none count under the topic `-`.
+  client; rejections that belong to no topic are counted under the topic `-`.
 * **Lag** and the related gauges are reported by the proxy that holds a subscription's queues. Over several
-  proxies they add up (for ages and spans take the highest). Queues without an owner are reported by one
-  proxy, which checks every 5 s for an owner; until then the last values remain. The age is that of the
-  message at the committed offset. With more than 64 queues that lag and move, some ages show an earlier
-  message for a check or two, so too high rather than too low.
-* **Redeliveries** are counted if this proxy knows that the message failed or timed out, or took a step of
-  the retry path. A message that comes again because its proxy died is not counted.
+  proxies, add them up (for ages and spans, take the highest). Queues without an owner are reported by one
+  proxy, which checks every 5 s whether they have one; until then the last values remain. The age is that of
+  the message at the committed offset. If more than 64 queues have a lag that moves, some ages belong to an
+  earlier message for a check or two, so they are too high rather than too low.
+* **Redeliveries** are counted if this proxy knows that the message failed or timed out, or that it took a
+  step of the retry path. A message that is redelivered because its proxy died is not counted.
 
-| looking for | metric |
+| you are looking for | metric |
 |---|---|
 | stored messages | `ddmq_sends_total` with the code 0 |
 | limits that rejected sends | `ddmq_send_refused_total` (`rate`, `inflight_requests`, …) |
 | late acknowledgements | `ddmq_results_ignored_total` with the reason `late` |
 | cancelled delay messages | `ddmq_delay_orders_total` with the outcome `cancelled` |
 
-**What they cost** (the best of many runs, one core): 0.3 µs a send, 1.3 µs an answer to a pull, 0.4 µs a
-result, 0.6 µs a group commit, 1 µs an iteration of the event loop. A check costs 20 µs for each subscription
-held, the page about 60 µs for each subscription, in steps of 1 to 2 ms. `ddmq bench t15` measures it on the
-loads of T1 and T3.
+**Cost of the metrics** (the best of many runs, on one core): 0.3 µs per send, 1.3 µs per answer to a pull,
+0.4 µs per result, 0.6 µs per group commit and 1 µs per iteration of the event loop. A check costs 20 µs for
+each subscription that the proxy holds, and the page about 60 µs for each subscription, in steps of 1 to 2 ms.
+`ddmq bench t15` measures this with the loads of T1 and T3.
 
 ## All metrics
 

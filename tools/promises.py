@@ -31,39 +31,39 @@ CONTRACT = "contract/test_contract_"
 PROMISES = {
     CONTRACT
     + "append": "a record is stored complete, in the order of the calls, with an answer for each message",
-    CONTRACT + "read": "a reader gets everything within its limits, and learns what was deleted",
-    CONTRACT + "read_tags": "reading by tag returns all matches, and continues behind what it skips",
+    CONTRACT + "read": "a reader gets all messages within its limits, and learns which ones were deleted",
+    CONTRACT + "read_tags": "reading by tag returns all matches, and continues after the messages that it skips",
     CONTRACT + "carried": "the short form of a message agrees with the complete one",
     CONTRACT + "wait": "a waiting reader is woken at once, and never forgotten",
     CONTRACT
     + "commit": "a commit is all or nothing; a former owner of a queue is rejected; progress is exact",
     CONTRACT + "once": "a message with an identity is stored once, however often it is sent",
-    CONTRACT + "due": "a wait counts from the store time, exactly",
-    CONTRACT + "find": "messages are found by time, key and id; store times never go back",
+    CONTRACT + "due": "a delay is counted exactly from the store time",
+    CONTRACT + "find": "messages can be found by time, key and id; store times never go back",
     CONTRACT + "settings": "settings are durable, and their watchers are notified",
-    CONTRACT + "topics": "topics are created, grow, change and are deleted; a new one inherits nothing",
+    CONTRACT + "topics": "topics can be created, enlarged, changed and deleted; a new topic inherits nothing",
     CONTRACT
-    + "members": "a queue has one holder at a time, each with a higher epoch; older ones are rejected",
-    CONTRACT + "sharing": "queues are shared as a group asks, and move when they are released or lost",
-    CONTRACT + "lifecycle": "each call is answered, also while the engine drains and closes",
-    CONTRACT + "lasting": "after a restart all is there: messages, topics, settings, progress, epochs",
-    CONTRACT + "killed": "what was answered survives a kill -9 of the writer, repeatedly",
+    + "members": "a queue has one holder at a time; each holder has a higher epoch, and older ones are rejected",
+    CONTRACT + "sharing": "queues are shared as the group requests, and move when they are released or lost",
+    CONTRACT + "lifecycle": "each call is answered, even while the engine drains and closes",
+    CONTRACT + "lasting": "messages, topics, settings, progress and epochs are still there after a restart",
+    CONTRACT + "killed": "answered calls survive repeated kills (kill -9) of the writer",
     CONTRACT + "model": "long random histories give the same results as a naive model",
-    "interop": "old clients, five kinds of them recorded, get the answers that they know",
-    "scenarios": "whole servers: order keys, retries, dead letters, levels, push, results at another proxy",
+    "interop": "old clients, of which five kinds were recorded, get the answers that they know",
+    "scenarios": "complete servers: order keys, retries, dead letters, levels, push, results at another proxy",
     "service/cli": "the commands and the admin API",
-    "service/kafka": "brokers and our processes are killed, stopped, cut off; full disks; foreign topics",
+    "service/kafka": "brokers and our processes are killed, suspended or cut off; full disks; foreign topics",
 }
 ALONE = {
     CONTRACT + "killed": "file_log",
     "service/kafka": "kafka",
 }  # about one engine, which no parameter names
 HEAD = """
-`python tools/promises.py` makes this section from the tests. The table shows how many cases each engine
-runs, with the same test code. `make test` runs memory and the file log, `make test-kafka` runs Kafka on a
-real broker. The rows down to the naive model are the contract suite of the backend port. It runs the file
-log in three more ways, which are not counted here (as a process that is not its writer, and with tiny
-bounds). The memory engine is the model that tests use; no server runs on it.
+`python tools/promises.py` generates this section from the tests. The table shows how many cases each engine
+runs with the same test code. `make test` runs the tests for memory and the file log, and `make test-kafka`
+runs those for Kafka on a real broker. The rows down to the naive model are the contract suite of the backend
+port. The suite also runs the file log in three other ways (as a process that is not the writer, and with tiny
+bounds), which are not counted here. The memory engine is a model for tests; no server uses it.
 
 | promise | memory | file log | Kafka |
 |---|---|---|---|
@@ -74,7 +74,7 @@ These cases run on another engine, but not on this one:
 
 """
 ONE = """
-**Run on one engine alone**, in folders whose tests are the same for all: """
+**These cases run on only one engine**, although the tests of their folders are the same for all: """
 
 
 class Case(NamedTuple):

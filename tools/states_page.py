@@ -9,26 +9,29 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "states.md"
 HEAD = """# States of a job
 
 Use this page to see what can happen to a message that does not succeed at once: its states, the events, and
-the state after each event. `python tools/states_page.py` makes it from `proxy_consumer/core/jobs.py`.
+the state after each event. `python tools/states_page.py` generates it from `proxy_consumer/core/jobs.py`.
 
 A message that succeeds has no state of its own. It is read ahead, delivered as part of a run of offsets
 under one lease, and acknowledged; then its offset is finished. A message becomes a job only in these cases:
-it fails or times out; it waits in the chain of its order key and has to be read again; an operator parks or
-skips it; group progress has attempts from before a restart.
+
+* it fails or times out;
+* it waits in the chain of its order key and has to be read again;
+* an operator parks or skips it;
+* group progress contains attempts from before a restart.
 
 Three rules hold in every state:
 
-* **A message is unfinished until its end is certain.** The offset of a spent job is finished in the same
-  commit that stores it in its next topic (the retry topic or the dead letters), so the message is always in
-  at least one of them.
-* **A lease decides who may finish it.** A result under a lease that is not current changes nothing and is
-  counted as late. An acknowledgement without a lease id finishes a message that is leased or was delivered
-  before.
-* **Only the head of a chain fails.** Messages that were delivered with it and follow it go back untried.
-  They are FORGOTTEN, or SENT_BACK if they had been tried before, and their chain reaches them again.
+* **A message stays unfinished until its end is certain.** The offset of a spent job is finished in the same
+  commit that stores the message in its next topic (the retry topic or the dead letters), so the message is
+  always in at least one of the two topics.
+* **A lease decides who may finish a message.** A result under a lease that is not current changes nothing and
+  is counted as late. An acknowledgement without a lease id finishes a message that is leased now or was
+  delivered before.
+* **Only the head of a chain fails.** Messages that follow it and were delivered with it go back untried.
+  Their event is FORGOTTEN, or SENT_BACK if they had been tried before, and their chain reaches them again.
 
-An event that a state does not list cannot happen. If it does, that is a bug: an error is raised, and
-nothing has changed.
+An event that the table does not list for a state cannot happen in it. If it does, that is a bug: an error is
+raised, and nothing has changed.
 
 ## States
 
@@ -51,7 +54,7 @@ def page() -> str:
         + "\n".join(states)
         + "\n\n## Events\n\n| event | what happened |\n|---|---|\n"
         + "\n".join(events)
-        + "\n\n## What follows\n\n| state | event | next |\n|---|---|---|\n"
+        + "\n\n## What follows\n\n| state | event | next state |\n|---|---|---|\n"
         + "\n".join(changes)
         + "\n"
     )

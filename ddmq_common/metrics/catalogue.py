@@ -14,7 +14,8 @@ from ddmq_common.metrics.metric import histogram as _histogram
 # --- the process
 HUB_BLOCKED = _histogram(
     "ddmq_hub_blocked_us",
-    "Time the event loop ran callbacks between two polls: how long everything else had to wait.",
+    "Time for which the event loop ran callbacks between two polls; everything else had to wait for that "
+    "long.",
     unit="us",
 )
 COLLECT_FAILED = _counter(
@@ -23,8 +24,8 @@ COLLECT_FAILED = _counter(
 SAMPLES_WRITTEN = _counter("ddmq_samples_written_total", "Sample files written.")
 SAMPLES_FAILED = _counter(
     "ddmq_samples_failed_total",
-    "Sample files not written, merged or deleted, by reason: full, read-only, missing, denied, other. What "
-    "they would have held is in the next one.",
+    "Sample files not written, merged or deleted, by reason: full, read-only, missing, denied, other. The"
+    " next sample file contains what an unwritten one would have contained.",
     "reason",
 )
 SAMPLES_DELETED = _counter(
@@ -32,24 +33,29 @@ SAMPLES_DELETED = _counter(
 )
 SAMPLES_BYTES = _gauge(
     "ddmq_samples_bytes",
-    "Sample files of all processes over this folder, as of the last sweep.",
+    "Size of the sample files that all processes have in this folder, as of the last sweep.",
     unit="bytes",
 )
 # --- rpc
 RPC_CONNECTIONS = _gauge("ddmq_rpc_connections", "Open client connections.", "service")
 RPC_REFUSED = _counter(
-    "ddmq_rpc_refused_total", "Frames or connections refused, by reason.", "service", "reason"
+    "ddmq_rpc_refused_total", "Frames or connections rejected, by reason.", "service", "reason"
 )
-RPC_FAULTS = _counter("ddmq_rpc_faults_total", "Thrift application exceptions sent.", "service", "kind")
+RPC_FAULTS = _counter(
+    "ddmq_rpc_faults_total", "Thrift application exceptions sent to clients.", "service", "kind"
+)
 RPC_ABANDONED = _counter(
-    "ddmq_rpc_abandoned_total", "Answers dropped because the client had gone.", "service"
+    "ddmq_rpc_abandoned_total", "Answers dropped because the client had disconnected.", "service"
 )
 # --- producer proxy
 SENDS = _counter("ddmq_sends_total", "Messages answered, by result code.", "topic", "code")
-SEND_BYTES = _counter("ddmq_send_bytes_total", "Body bytes stored.", "topic", unit="bytes")
+SEND_BYTES = _counter(
+    "ddmq_send_bytes_total", "Bytes of the message bodies that were stored.", "topic", unit="bytes"
+)
 SEND_LATENCY = _histogram(
     "ddmq_send_latency_us",
-    "Frame complete to the answer of what is stored; a batch counts once for each topic in it.",
+    "Time from the complete request frame to the answer, for stored messages; a batch counts once for "
+    "each topic in it.",
     "topic",
     unit="us",
 )
@@ -63,35 +69,38 @@ SEND_DUPLICATES = _counter(
     "topic",
 )
 SEND_LATE = _counter(
-    "ddmq_send_late_total", "Backend outcomes that came after code 12 was answered.", "outcome"
+    "ddmq_send_late_total", "Outcomes that the backend reported after code 12 had been answered.", "outcome"
 )
-SEND_INFLIGHT = _gauge("ddmq_send_inflight", "Requests accepted and not settled by the backend.")
+SEND_INFLIGHT = _gauge(
+    "ddmq_send_inflight", "Requests that were accepted and that the backend has not settled yet."
+)
 DELAY_OUTCOMES = _counter(
     "ddmq_delay_order_outcomes_total",
-    "Outcomes of delay commands at a producer proxy: heard, pending (the caller's time ran out), nobody (no "
-    "caller waits any more), waiters_max (the bound of waiting callers: answered pending at once), refused "
-    "(a rejected cancel or change, which is no send).",
+    "Outcomes of delay commands at a producer proxy: heard, pending (the caller's time ran out), nobody "
+    "(the caller no longer waits), waiters_max (too many callers wait, so the answer was pending at "
+    "once), refused (a cancel or change was rejected; such commands are not counted as sends).",
     "what",
 )
 TRANSACTIONS_OPEN = _gauge(
-    "ddmq_transactions_open", "Transactions that are not decided, of the shards that this proxy owns."
+    "ddmq_transactions_open", "Undecided transactions in the shards that this proxy owns."
 )
 TRANSACTIONS_AGE = _gauge(
-    "ddmq_transactions_oldest_ms", "Age of the oldest of them; 0 if there is none.", unit="ms"
+    "ddmq_transactions_oldest_ms", "Age of the oldest open transaction; 0 if there is none.", unit="ms"
 )
 TRANSACTIONS_ENDED = _counter(
     "ddmq_transactions_ended_total",
-    "Transactions that ended, by outcome: committed, rolled back, or why it became a dead letter.",
+    "Transactions that ended, by outcome: committed, rolled back, or the reason why the transaction "
+    "became a dead letter.",
     "outcome",
 )
 TRANSACTIONS_CHECKS = _counter(
     "ddmq_transactions_checks_total",
-    "Checks: questions to members of a producer group about the outcome of a transaction.",
+    "Checks: requests to members of a producer group for the outcome of a transaction.",
 )
 TRANSACTIONS_REFUSED = _counter(
     "ddmq_transactions_refused_total",
-    "Ends and polls answered with a code other than 0, and half messages that belong to no transaction "
-    "(it had ended, is another group's, or they are second copies), by reason.",
+    "Ends and polls answered with a code other than 0, by reason; also half messages that belong to no "
+    "transaction (the transaction had ended or belongs to another group, or they are second copies).",
     "reason",
 )
 TOPICS_CREATED = _counter("ddmq_topics_created_total", "Topics created on first use.", "outcome")
@@ -104,20 +113,22 @@ REDELIVERED = _counter(
 )
 RETURNED = _counter(
     "ddmq_returned_total",
-    "Messages that clients handed back unprocessed: delivered again, not counted as an attempt.",
+    "Messages that clients handed back unprocessed; they are delivered again, and this is not counted as "
+    "an attempt.",
     "group",
     "topic",
 )
 QUEUE_WAIT = _histogram(
     "ddmq_queue_wait_us",
-    "From stored to first delivered; once per answer to a pull, for its oldest message.",
+    "Time from store to first delivery; one observation per answer to a pull, for its oldest message.",
     "group",
     "topic",
     unit="us",
 )
 PROCESS = _histogram(
     "ddmq_process_us",
-    "From delivered to acknowledged; once per lease that a result names, however many messages it finishes.",
+    "Time from delivery to acknowledgement; one observation per lease that a result names, however many "
+    "messages it finishes.",
     "group",
     "topic",
     unit="us",
@@ -138,36 +149,38 @@ RESULTS_IGNORED = _counter(
 )
 REPLIES = _counter(
     "ddmq_replies_total",
-    "Acknowledgements with replies, by outcome: stored, stored before, lease over, finished, "
-    "refused, again (not now), unknown.",
+    "Acknowledgements with replies, by outcome: stored, stored before, lease over, finished, refused, "
+    "again (not possible now), unknown.",
     "group",
     "outcome",
 )
 SKIPPED = _counter(
     "ddmq_skipped_total",
-    "Messages finished undelivered: pressure traffic refused, filtered, missing from the log, expired, "
-    "retried by a subscription that was deleted since, dead letters resent to another group.",
+    "Messages finished without delivery, by reason: rejected pressure traffic, filtered out, missing from"
+    " the log, expired, retried by a subscription that has been deleted since, or dead letters resent to "
+    "another group.",
     "group",
     "topic",
     "reason",
 )
 UNKEYED = _counter(
     "ddmq_unkeyed_total",
-    "Messages of ordered subscriptions without a key, delivered without order.",
+    "Messages of ordered subscriptions that have no key and are delivered without order.",
     "group",
     "topic",
 )
 PULLS = _counter("ddmq_pulls_total", "Pulls answered, by outcome.", "outcome")
-WAITING_PULLS = _gauge("ddmq_waiting_pulls", "Pulls parked until there is a message.")
+WAITING_PULLS = _gauge("ddmq_waiting_pulls", "Pulls that are waiting for a message.")
 FETCHES = _counter("ddmq_fetches_total", "Low-level fetches answered, by outcome.", "outcome")
 FETCHED = _counter(
     "ddmq_fetched_total", "Messages delivered by fetch and to broadcasting pulls.", "group", "topic"
 )
-FETCHERS = _gauge("ddmq_fetchers", "Consumer ids that fetch.")
-INSTANCES = _gauge("ddmq_broadcast_instances", "Instances of broadcasting groups that pull.")
+FETCHERS = _gauge("ddmq_fetchers", "Consumer ids that are fetching.")
+INSTANCES = _gauge("ddmq_broadcast_instances", "Instances of broadcasting groups that are pulling.")
 BROADCAST_DROPPED = _counter(
     "ddmq_broadcast_dropped_total",
-    "Deliveries to broadcasting instances that failed or were not acknowledged in time: not repeated.",
+    "Deliveries to broadcasting instances that failed or were not acknowledged in time; they are not "
+    "repeated.",
     "group",
     "reason",
 )
@@ -176,7 +189,7 @@ FORWARDED = _counter(
 )
 INCONSISTENT = _counter(
     "ddmq_inconsistent_subscriptions_total",
-    "Clients that state a filter other than the subscription's or their peers'.",
+    "Clients that state another filter than the subscription or the other clients of their group.",
     "group",
     "topic",
 )
@@ -185,33 +198,41 @@ PROGRESS_FAILED = _counter(
 )
 # --- where messages wait: per subscription, from the proxy that holds its queues; of those that nobody pulls
 # from, from one proxy. Over several proxies they add up; of ages and spans the highest holds
-LAG = _gauge("ddmq_lag", "Next offset less committed offset, over the queues of the topic.", "group", "topic")
-LAG_AGE = _gauge(
-    "ddmq_lag_age_ms", "Age of the oldest unfinished message; 0 without lag.", "group", "topic", unit="ms"
+LAG = _gauge(
+    "ddmq_lag", "Next offset minus committed offset, summed over the queues of the topic.", "group", "topic"
 )
-INFLIGHT = _gauge("ddmq_inflight", "Messages delivered and not finished.", "group", "topic")
+LAG_AGE = _gauge(
+    "ddmq_lag_age_ms",
+    "Age of the oldest unfinished message; 0 if there is no lag.",
+    "group",
+    "topic",
+    unit="ms",
+)
+INFLIGHT = _gauge("ddmq_inflight", "Messages that are delivered but not finished.", "group", "topic")
 RETRYING = _gauge(
     "ddmq_retrying",
-    "Messages that wait for their next delivery, including heads that are parked with their deliveries used "
-    "up.",
+    "Messages that wait for their next delivery, including parked heads that have used up their deliveries.",
     "group",
     "topic",
 )
 RETRY_WAITING = _gauge(
     "ddmq_retry_waiting",
-    "Failed messages on the retry path: those that wait for a later retry, and those that are due.",
+    "Failed messages on the retry path, both those that wait for a later retry and those that are due.",
     "group",
     "topic",
 )
 RETRY_WAITING_AGE = _gauge(
     "ddmq_retry_waiting_age_ms",
-    "Time for which the first of them has been on the retry path.",
+    "Time for which the oldest message on the retry path has been there.",
     "group",
     "topic",
     unit="ms",
 )
 BLOCKED_KEYS = _gauge(
-    "ddmq_blocked_keys", "Order keys whose head failed: the messages behind it wait.", "group", "topic"
+    "ddmq_blocked_keys",
+    "Order keys whose first message failed, so that the messages behind it wait.",
+    "group",
+    "topic",
 )
 BLOCKED_KEY_AGE = _gauge(
     "ddmq_blocked_key_age_ms",
@@ -222,19 +243,21 @@ BLOCKED_KEY_AGE = _gauge(
 )
 PARKED_KEYS = _gauge(
     "ddmq_parked_keys",
-    "Blocked order keys that are parked: by an operator, or because their head used up its deliveries.",
+    "Blocked order keys that are parked, either by an operator or because their first message used up its"
+    " deliveries.",
     "group",
     "topic",
 )
 STALLED_QUEUES = _gauge(
     "ddmq_stalled_queues",
-    "Queues whose messages clients wait for and that made no progress for 30 s, for no intended reason.",
+    "Queues that have messages for which clients wait, but that have made no progress for 30 s without an"
+    " intended reason.",
     "group",
     "topic",
 )
 ACK_SPAN = _gauge(
     "ddmq_ack_span",
-    "From the committed offset to the highest finished one, of the queue where it is widest.",
+    "Distance from the committed offset to the highest finished offset, in the queue where it is largest.",
     "group",
     "topic",
 )
@@ -248,22 +271,24 @@ LEVELS_DEAD = _counter(
 LEVELS_LOST = _counter(
     "ddmq_levels_lost_total", "Delayed messages that are lost: missing or expired.", "level", "reason"
 )
-LEVELS_PENDING = _gauge("ddmq_levels_pending", "Messages waiting in a level this process holds.", "level")
+LEVELS_PENDING = _gauge(
+    "ddmq_levels_pending", "Messages waiting in a level that this process holds.", "level"
+)
 LEVELS_PUT_OFF = _counter(
     "ddmq_levels_put_off_total",
-    "Messages put back into a level, because their topic was closed to sends when they were due.",
+    "Messages put back into a level because their topic was closed to sends when they were due.",
     "level",
 )
 LEVELS_OVERDUE = _gauge(
     "ddmq_levels_overdue_ms",
-    "Time since the unfired head of a level was due, in the levels this process holds; it grows while "
-    "nothing fires or the level cannot be read, whatever the reason.",
+    "Time since the first unfired message of a level was due, for the levels that this process holds; it "
+    "grows while nothing fires or the level cannot be read, whatever the reason.",
     "level",
     unit="ms",
 )
-LEVELS_HELD = _gauge("ddmq_levels_held", "Delay levels this process holds.")
+LEVELS_HELD = _gauge("ddmq_levels_held", "Delay levels that this process holds.")
 LEVELS_LATENESS = _histogram(
-    "ddmq_levels_lateness_us", "Due time to durable in the message's topic.", unit="us"
+    "ddmq_levels_lateness_us", "Time from the due time until the message is durable in its topic.", unit="us"
 )
 LEVELS_FAILED = _counter(
     "ddmq_levels_failed_total",
@@ -272,48 +297,50 @@ LEVELS_FAILED = _counter(
     "reason",
 )
 # --- delay: any due time
-DELAY_SHARDS = _gauge("ddmq_delay_shards", "Delay shards this process owns and runs.")
-DELAY_PENDING = _gauge("ddmq_delay_pending", "Messages waiting in this process's shards.", "topic")
+DELAY_SHARDS = _gauge("ddmq_delay_shards", "Delay shards that this process owns and runs.")
+DELAY_PENDING = _gauge("ddmq_delay_pending", "Messages waiting in the shards of this process.", "topic")
 DELAY_PENDING_BYTES = _gauge(
     "ddmq_delay_pending_bytes",
-    "Bytes of the messages waiting in this process's shards; a repeated one counts for each delivery of a "
-    "day.",
+    "Bytes of the messages waiting in the shards of this process; a repeating message counts once for "
+    "each of its deliveries in a day.",
     "topic",
     unit="bytes",
 )
 DELAY_FULL = _gauge(
     "ddmq_delay_full",
-    "Topics at their bound of waiting delayed messages: more are rejected with code 15.",
+    "Topics that have reached their bound of waiting delayed messages; further ones are rejected with "
+    "code 15.",
 )
 DELAY_ORDERS = _counter(
     "ddmq_delay_orders_total",
     "Delay commands ingested: added, known, cancelled, already fired, unknown, too old, rescheduled, ….",
     "outcome",
 )
-DELAY_FIRED = _counter("ddmq_delay_fired_total", "Delay messages appended to their topic.", "topic")
+DELAY_FIRED = _counter("ddmq_delay_fired_total", "Delayed messages appended to their topic.", "topic")
 DELAY_LATENESS = _histogram(
     "ddmq_delay_lateness_us",
-    "Due time (or when it was sent, if that was later) to durable in the message's topic.",
+    "Time from the due time (or from the send, if that was later) until the message is durable in its topic.",
     "topic",
     unit="us",
 )
 DELAY_OVERDUE = _gauge(
     "ddmq_delay_overdue_ms",
-    "Time since the oldest unfired message was due, in the shards this process owns; it grows while nothing "
-    "fires, whatever the reason. Messages of topics that accept none now do not count.",
+    "Time since the oldest unfired message was due, for the shards that this process owns; it grows while"
+    " nothing fires, whatever the reason. Messages of topics that currently accept none do not count.",
     "shard",
     unit="ms",
 )
 DELAY_STALE = _counter(
     "ddmq_delay_stale_total",
-    "Messages the store still had although the log says they were fired: forgotten, not fired again.",
+    "Messages that were still in the store although the log records that they were fired; they are "
+    "forgotten, not fired again.",
 )
 DELAY_ASIDE = _counter(
-    "ddmq_delay_aside_total", "Messages deferred because their topic accepted nothing.", "topic"
+    "ddmq_delay_aside_total", "Messages deferred because their topic accepted none.", "topic"
 )
-DELAY_DEAD = _counter("ddmq_delay_dead_total", "Delay messages made dead letters.", "reason")
+DELAY_DEAD = _counter("ddmq_delay_dead_total", "Delayed messages made dead letters.", "reason")
 DELAY_LAG = _gauge(
-    "ddmq_delay_ingest_lag", "Commands in the inner topic that the store has not ingested.", "shard"
+    "ddmq_delay_ingest_lag", "Commands in the inner topic that the store has not ingested yet.", "shard"
 )
 DELAY_LOST = _counter("ddmq_delay_lost_total", "Delay commands that are lost: missing or expired.", "reason")
 DELAY_REPLIES_DROPPED = _counter(
@@ -325,16 +352,19 @@ DELAY_FAILED = _counter(
 # --- push and actions
 PUSHES = _counter(
     "ddmq_pushes_total",
-    "Messages through a push chain: done, filtered, failed, given up, again (an error, retried), late.",
+    "Messages that went through a push chain, by outcome: done, filtered, failed, given up, again "
+    "(retried after an error), late.",
     "group",
     "topic",
     "outcome",
 )
-PUSH_LATENCY = _histogram("ddmq_push_latency_us", "One try of a sink.", "sink", unit="us")
+PUSH_LATENCY = _histogram("ddmq_push_latency_us", "Duration of one attempt of a sink.", "sink", unit="us")
 PUSHING = _gauge("ddmq_pushing", "Messages in a push chain at this proxy.", "group", "topic")
-PUSH_HELD = _gauge("ddmq_push_held", "Push subscriptions that may not run here.", "reason")
+PUSH_HELD = _gauge("ddmq_push_held", "Push subscriptions that are not allowed to run here.", "reason")
 SCRIPT_ERRORS = _counter("ddmq_script_errors_total", "Messages on which a script failed.", "group", "topic")
-SCRIPTS_ENDED = _counter("ddmq_scripts_ended_total", "Scripts ended for taking too much time or memory.")
+SCRIPTS_ENDED = _counter(
+    "ddmq_scripts_ended_total", "Scripts that were stopped because they took too much time or memory."
+)
 PUSH_HEADERS_IGNORED = _counter(
     "ddmq_push_headers_ignored_total", "Headers of carrera_headers that were not sent.", "reason"
 )
@@ -349,53 +379,68 @@ TRACE_DROPPED = _counter(
 # --- file log
 LOG_COMMITS = _counter("ddmq_log_commits_total", "Group commits written.")
 LOG_RECORDS = _counter("ddmq_log_records_total", "Records written to the commit log.")
-LOG_SYNC = _histogram("ddmq_log_sync_us", "Write and fdatasync of one group commit.", unit="us")
+LOG_SYNC = _histogram(
+    "ddmq_log_sync_us", "Duration of the write and fdatasync of one group commit.", unit="us"
+)
 LOG_COMMIT_RECORDS = _histogram(
-    "ddmq_log_commit_records", "Records in one group commit; buckets as those of times."
+    "ddmq_log_commit_records", "Records in one group commit; the buckets are those of times."
 )
 LOG_COMMIT_BYTES = _histogram(
-    "ddmq_log_commit_bytes", "Bytes of one group commit, frames included.", unit="bytes"
+    "ddmq_log_commit_bytes", "Bytes of one group commit, including frames.", unit="bytes"
 )
 LOG_BYTES = _gauge(
     "ddmq_log_bytes",
-    "Bytes on disk of all segments of the commit log, at the process that writes it.",
+    "Bytes on disk of all segments of the commit log, reported by the process that writes it.",
     unit="bytes",
 )
-LOG_DAMAGED = _counter("ddmq_log_damaged_total", "Damaged parts found, never served.", "file")
+LOG_DAMAGED = _counter(
+    "ddmq_log_damaged_total", "Damaged parts that were found; they are never served.", "file"
+)
 LOG_TORN = _counter(
     "ddmq_log_torn_bytes_total",
-    "Bytes of a partial tail truncated at the start, never acknowledged.",
+    "Bytes of partial tails truncated at start; none of them had been acknowledged.",
     unit="bytes",
 )
 LOG_RESCUES = _counter(
     "ddmq_log_rescues_total",
-    "Failed writes or syncs: continued in a new segment, or still rejected.",
+    "Failed writes or syncs, by outcome: the log continued in a new segment, or still rejects writes.",
     "outcome",
 )
-LOG_LATE = _counter("ddmq_log_late_total", "Requests past their deadline: not_stored or unknown.", "outcome")
+LOG_LATE = _counter(
+    "ddmq_log_late_total",
+    "Requests that passed their deadline, by outcome: not_stored or unknown.",
+    "outcome",
+)
 LOG_SENDS_FORGOTTEN = _counter(
     "ddmq_log_sends_forgotten_total",
-    "Sequences and keys forgotten at a bound, before their time: they may be stored again, or rejected.",
+    "Sequences and keys that were forgotten early because a bound was reached; a resend of them may be "
+    "stored again or rejected.",
 )
 LOG_CHECKPOINTS = _counter("ddmq_log_checkpoints_total", "Checkpoints, by outcome.", "outcome")
 LOG_SEGMENTS_DELETED = _counter(
     "ddmq_log_segments_deleted_total", "Segments that retention deleted.", "reason"
 )
-LOG_SEGMENTS_HELD = _gauge("ddmq_log_segments_held", "1 while a hold keeps a segment.", unit="1")
-LOG_RETENTION_FAILURES = _counter("ddmq_log_retention_failures_total", "Deletions that failed.")
+LOG_SEGMENTS_HELD = _gauge(
+    "ddmq_log_segments_held", "1 while a hold prevents the deletion of a segment.", unit="1"
+)
+LOG_RETENTION_FAILURES = _counter("ddmq_log_retention_failures_total", "Deletions of segments that failed.")
 LOG_DISK_FREE = _gauge("ddmq_log_disk_free_bytes", "Free bytes on the disk of the log.", unit="bytes")
-LOG_CLOCK_AHEAD = _gauge("ddmq_log_clock_ahead_ms", "Store times ahead of the wall clock.", unit="ms")
-LOG_DISK = _gauge("ddmq_log_gate", "0 open, 1 client sends refused, 2 all writes refused.", unit="1")
+LOG_CLOCK_AHEAD = _gauge(
+    "ddmq_log_clock_ahead_ms", "How far store times are ahead of the wall clock.", unit="ms"
+)
+LOG_DISK = _gauge(
+    "ddmq_log_gate", "0: open; 1: sends of clients are rejected; 2: all writes are rejected.", unit="1"
+)
 # --- sessions of several processes over one directory
 SESSIONS = _gauge("ddmq_sessions", "Open sessions at this writer.")
 SESSIONS_ENDED = _counter("ddmq_sessions_ended_total", "Sessions ended, by reason.", "reason")
 SESSION_REFUSED = _counter(
-    "ddmq_session_refused_total", "Sessions and requests refused, by reason.", "reason"
+    "ddmq_session_refused_total", "Sessions and requests rejected, by reason.", "reason"
 )
-SESSION_LOST = _counter("ddmq_session_lost_total", "Times this process lost its writer.", "reason")
+SESSION_LOST = _counter("ddmq_session_lost_total", "How often this process lost its writer.", "reason")
 SESSION_UNANSWERED = _counter(
     "ddmq_session_unanswered_total",
-    "Appends and commits whose outcome stayed unknown because the writer was gone or late.",
+    "Appends and commits whose outcome stayed unknown because the writer had gone or answered too late.",
     "what",
 )
-TAKEOVERS = _counter("ddmq_takeovers_total", "Times this process became the writer.")
+TAKEOVERS = _counter("ddmq_takeovers_total", "How often this process became the writer.")

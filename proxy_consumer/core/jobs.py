@@ -28,16 +28,16 @@ from proxy_consumer.core.timer_queue import NEVER
 class JobState(Enum):
     """The state of a job; each value describes it in words."""
 
-    PLAIN = "read, and nothing else known of it"
-    RECORDED = "known from group progress, or back in its chain after a try"
-    RELEASED = "its chain came to it, or it is to be judged again: read and delivered next"
-    LEASED = "a client has it"
-    WAITING = "failed; a retry interval is on"
-    READY = "to be read and delivered again"
-    PARKED = "an operator has set its key aside"
-    EXHAUSTED = "its tries are used up, and its key waits for an operator (on_dead_letter: park)"
-    SPENT = "on its way to the retry topic or the dead letters"
-    GONE = "no job any more"
+    PLAIN = "it was read, and nothing else is known of it"
+    RECORDED = "it is known from group progress, or is back in its chain after an attempt"
+    RELEASED = "its chain reached it, or it must be checked again; it is read and delivered next"
+    LEASED = "a client has a lease on it"
+    WAITING = "it failed and waits for its retry interval to end"
+    READY = "it is ready to be read and delivered again"
+    PARKED = "an operator has parked its key"
+    EXHAUSTED = "its attempts are used up, and its key waits for an operator (on_dead_letter: park)"
+    SPENT = "it is on its way to the retry topic or the dead letters"
+    GONE = "it is no longer a job"
 
     __hash__ = object.__hash__  # members are singletons
 
@@ -45,18 +45,18 @@ class JobState(Enum):
 class JobEvent(Enum):
     """An event that changes a job's state; each value describes it in words."""
 
-    DELIVERED = "handed to a client"
-    FAILED = "failed, or timed out, and has to wait"
-    TIMED_OUT = "timed out and comes again at once"
-    DUE = "its retry interval is over"
-    LET_OUT = "its chain came to it, a client gave it back unread, or it is to be judged again"
-    SENT_BACK = "waits in its chain again, tried before"
-    FORGOTTEN = "waits in its chain again, never tried"
-    PARKED = "its key was set aside"
-    EXHAUSTED = "its tries are used up, and its key is to be parked"
-    REPLAYED = "an operator wants it delivered now"
-    SPENT = "its tries are used up, or a client or an operator gave it up"
-    FINISHED = "acknowledged, skipped, expired, or stored in its next topic"
+    DELIVERED = "it was delivered to a client"
+    FAILED = "it failed or timed out, and has to wait"
+    TIMED_OUT = "it timed out and is delivered again at once"
+    DUE = "its retry interval has ended"
+    LET_OUT = "its chain reached it, a client handed it back unprocessed, or it must be checked again"
+    SENT_BACK = "it waits in its chain again and has been tried before"
+    FORGOTTEN = "it waits in its chain again and has never been tried"
+    PARKED = "its key was parked"
+    EXHAUSTED = "its attempts are used up, and its key must be parked"
+    REPLAYED = "an operator requested its delivery now"
+    SPENT = "its attempts are used up, or a client or an operator gave it up"
+    FINISHED = "it was acknowledged, skipped, expired, or stored in its next topic"
 
     __hash__ = object.__hash__
 
