@@ -25,8 +25,8 @@ class Scope(Enum):
 
     INSTALLATION = (
         "All processes together",
-        "These bound what all processes over one directory, or on one namespace of Kafka, share. One process "
-        "decides, or a lock does, so several proxies stay within the bound however they race. The third "
+        "These bounds limit what all processes over one directory, or on one namespace of Kafka, share. One "
+        "process or a lock decides, so several proxies stay within the bound even if they race. The third "
         "column says where more is possible.",
         "exactly the bound",
     )
@@ -38,20 +38,20 @@ class Scope(Enum):
     )
     PROCESS = (
         "Each process by itself",
-        "These bound memory, connections and work under way of one process (of one of the parts, with "
-        "`ddmq serve --processes`). N proxies allow N times as much: to bound the total, divide by the "
-        "number of proxies.",
+        "These bounds limit the memory, the connections and the work under way of one process (with "
+        "`ddmq serve --processes`, of one service). N proxies allow N times as much: to bound the total, "
+        "divide it by the number of proxies.",
         "N ×",
     )
     CONNECTION = (
         "Each connection or client address",
-        "These hold at one Thrift server: a client that uses N proxies has N times as much.",
+        "These bounds apply at one Thrift server: a client that uses N proxies may use N times as much.",
         "N ×",
     )
     REQUEST = (
         "Each message, request or answer",
-        "Each process checks these on the messages, requests and answers that it handles: they are the same "
-        "with any number of proxies.",
+        "Each process checks these bounds on the messages, requests and answers that it handles; they are "
+        "the same with any number of proxies.",
         "1 ×",
     )
 
@@ -78,15 +78,15 @@ class Bound(NamedTuple):
 
 HEAD = """# Bounds, and what they hold for
 
-This page lists every bound: what happens at it, and what it means with several proxies.
+This page lists every bound, its effect, and what it means with several proxies.
 
-**Before you run a second proxy**: the bounds of the first table stay the same. Those of the third count in
-each process by itself: with three proxies three times as many requests are in flight, and a topic accepts
-three times its rate.
+**Before you run a second proxy**: the bounds of the first table stay the same. Those of the third table are
+counted in each process separately: with three proxies, three times as many requests may be in flight, and a
+topic accepts three times its rate.
 
-A bound is written `FILE.KEY`, as in [conf/](../conf/); a bound without a key is in words, with its number. A
-process is `ddmq serve`, or one part of it; a proxy is its producer or consumer part. `python tools/bounds.py`
-makes this page from `tools/bounds.yaml`.
+A bound is written as `FILE.KEY`, as in [conf/](../conf/); a bound without a key is described in words, with
+its number. A process is `ddmq serve` or one of its services; a proxy is its producer or consumer proxy. The
+command `python tools/bounds.py` creates this page from `tools/bounds.yaml`.
 """
 
 
