@@ -164,7 +164,7 @@ _COLUMNS: dict[str, T.DataType] = (
 
 @contextmanager
 def caching_rows() -> Iterator[Keep]:
-    """Context manager that yields a function to persist rows, and unpersists all of them at the end."""
+    """Context manager that yields a function to cache rows, and unpersists all of them at the end."""
     cached: list[DataFrame] = []
 
     def cache(rows: DataFrame) -> DataFrame:

@@ -87,7 +87,7 @@ def gauges_hour(minutes: DataFrame) -> DataFrame:
 def latency_rows(made: DataFrame) -> DataFrame:
     """Build the rows of latencies_minute and latencies_hour from metrics_job.minutes. `period` says which.
 
-    Persist the result if it is used twice.
+    Cache the result if it is used twice.
     """
     rows = made.filter(F.col("kind") == "histogram").select(*GIVEN)
     day = F.floor(F.col("minute") / DAY_MINUTES)

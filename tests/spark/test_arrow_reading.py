@@ -199,7 +199,7 @@ def test_a_line_that_only_spark_finds_good_counts_once_with_its_copies(
 def test_more_odd_intervals_than_are_named_are_all_read_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read, "AGAIN_MAX", 2)
+    monkeypatch.setattr(read, "RETRIES_MAX", 2)
     for seq in range(3):
         odd = text([OWN | {"seq": seq}]).replace(b'"t"', b'"\\u0074"')
         (tmp_path / str(part_name(RUN, seq))).write_bytes(odd + text([OWN | {"seq": seq, "to": 99_000}]))
