@@ -11,9 +11,7 @@ time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-
-from gevent import socket
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddmq_client.idl import consumer
 from ddmq_common.errors import BoundReachedError, DdmqError, DrainingError, TryLaterError
@@ -22,6 +20,9 @@ from ddmq_rpc.client_side import encode_call
 from ddmq_rpc.links import CallLink, LinkBounds, Links, exchange_frame
 from proxy_consumer.answers import IDL, SERVICE
 from proxy_consumer.runtime import Runtime
+
+if TYPE_CHECKING:
+    from gevent import socket
 
 CONNECTIONS_MAX = 2  # per proxy
 REPLY_CONNECTIONS_MAX = 16  # the same; a reply may wait for a rate, and those of others shall not wait for it

@@ -19,7 +19,7 @@ from backend.port import Backend
 from backend.records import AppendResult, QueueRef
 from backend.traces import TraceWriter
 from ddmq_client.idl import consumer
-from ddmq_common.clock import Clock
+from ddmq_common.clock import NEVER, Clock
 from ddmq_common.config import Reloaded, merge_live_values
 from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.errors import TryLaterError
@@ -130,6 +130,22 @@ class ConsumerService:
             trace.look()
         if self._drained is not None:
             self._drain_on(now)
+
+    def next_due(self) -> float:
+        """Return when the next lease ends or the next retry is due, in monotonic seconds; may be early.
+
+        NEVER: nothing waits for a time."""
+        due = [
+            min(each.buffer.next_event(), each.retries.next_event())
+            for each in self._directory.all_subscriptions()
+        ]
+        return min(due, default=NEVER)
+
+    def end_wait(self, call: Call) -> None:
+        """Answer a pull or a fetch that waits, as if its linger were over; nothing happens to any other."""
+        for waiter in (*self._pulls.wheel, *self._fetches.wheel):
+            if getattr(waiter, "call", None) is call:
+                waiter.give_up()
 
     def drain(self, deadline: float) -> Completion[None]:
         """Deliver nothing new; take results until nothing is leased, `drain_leases_ms` or `deadline`.

@@ -147,6 +147,10 @@ class LingerWheel:
             bucket.discard(call)
             self.count -= 1
 
+    def __iter__(self) -> Iterator[Lingering]:
+        """All calls, no particular order; a copy."""
+        return iter([call for bucket in self._buckets.values() for call in bucket])
+
     def take_expired(self, now: float) -> list[Lingering]:
         """Remove and return the calls whose deadline has come, in order of arrival."""
         slot = int(now / self._tick_s)

@@ -43,14 +43,14 @@ class Fetches:
         self._directory = directory
         self.groups: dict[bytes, FetchedGroup] = {}
         self.acks = Acks(runtime, directory, self.groups)
-        self._wheel = runtime.linger_wheel()
-        self.instances = Instances(runtime, directory, self._wheel)
+        self.wheel = runtime.linger_wheel()
+        self.instances = Instances(runtime, directory, self.wheel)
         self._sweep_at = 0.0
         self._said: dict[str, float] = {}
         self._stop_watching: Callable[[], None] | None = None
         self._draining = False
         cell = runtime.metrics.cell
-        self._exact = ExactFetches(runtime, self._wheel, self._count_delivered)
+        self._exact = ExactFetches(runtime, self.wheel, self._count_delivered)
         self._with_messages = cell(FETCHES, "messages")
         self._empty = cell(FETCHES, "empty")
         self._refused = cell(FETCHES, "refused")
@@ -82,11 +82,11 @@ class Fetches:
     @property
     def waiting_count(self) -> int:
         """Return how many fetches wait."""
-        return self._wheel.count
+        return self.wheel.count
 
     def expire_due(self, now: float) -> None:
         """Lingers that are over; ids whose last fetch is too long ago."""
-        for waiter in self._wheel.take_expired(now):
+        for waiter in self.wheel.take_expired(now):
             waiter.give_up()
         self.instances.expire_due(now)
         if now < self._sweep_at or not self.groups:
@@ -240,7 +240,7 @@ class Fetches:
 
     def _begin(self, call: Call, group: Group) -> None:
         config = self._runtime.config
-        if self._wheel.count >= config.waiters_max:
+        if self.wheel.count >= config.waiters_max:
             self._refuse_fetch(call, Code.BUSY, f"{config.waiters_max} fetches are open; that is the bound")
             return
         if call.args.request.exact:
@@ -266,7 +266,7 @@ class Fetches:
             self._on_fetch_done(fetched, fetch, targets)
 
         consumer: bytes = call.args.request.consumerId
-        fetch = Fetch(self._runtime, call, consumer, fetched.plan_targets, self._wheel, on_done)
+        fetch = Fetch(self._runtime, call, consumer, fetched.plan_targets, self.wheel, on_done)
         fetched.fetches.add(fetch)
         fetch.start()
 

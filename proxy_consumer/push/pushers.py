@@ -17,16 +17,14 @@ from proxy_consumer.groups.directory import Directory
 from proxy_consumer.push.actions.config import PushConfig, ScriptConfig
 from proxy_consumer.push.actions.job import ActionJob, ActionOutcome
 from proxy_consumer.push.actions.targets import AllowList
-from proxy_consumer.push.runner import PushRunner
-from proxy_consumer.push.sinks.file import FilesFolder, FileSink
-from proxy_consumer.push.sinks.http import HttpSink
-from proxy_consumer.push.sinks.redis import RedisSink
 from proxy_consumer.push.verdict import Sink
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.subscription import Subscription
 
 if TYPE_CHECKING:
+    from proxy_consumer.push.runner import PushRunner
     from proxy_consumer.push.script_workers import ScriptWorkers
+    from proxy_consumer.push.sinks.file import FilesFolder
 
 KAFKA_SOURCE, LOG_SOURCE = "KAFKA", "RMQ"
 Made = tuple[tuple[str, ...], PushConfig]
@@ -115,6 +113,7 @@ class Pushers:
 
     def _begin(self, subscription: Subscription, made: Made) -> None:
         from proxy_consumer.push.chain import build_chain  # loads CEL, where actions are used
+        from proxy_consumer.push.runner import PushRunner
 
         try:
             chain = build_chain(*made, heavy=self._run_heavy)
@@ -142,6 +141,10 @@ class Pushers:
         runner.stop()
 
     def _build_sink(self, name: str, subscription: Subscription, push: PushConfig) -> Sink:
+        from proxy_consumer.push.sinks.file import FilesFolder, FileSink
+        from proxy_consumer.push.sinks.http import HttpSink
+        from proxy_consumer.push.sinks.redis import RedisSink
+
         config, allowed = self._runtime.config, self._allowed_targets
         if name == "AsyncHttp":
             return HttpSink(self._runtime, lambda: subscription.config.rate_max, push, allowed, self._random)

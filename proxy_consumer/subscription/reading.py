@@ -20,7 +20,6 @@ from proxy_consumer.core.queue_feed import FeedState, Filter, Refusal
 from proxy_consumer.core.steps import Loaded, Purpose, ReadRequest
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.filters.message_filters import filter_for
-from proxy_consumer.push.chain import filter_for_actions
 from proxy_consumer.retries.headers import is_of_another_life
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.commits import SubscriptionBase
@@ -212,10 +211,16 @@ FILTER_SETTINGS = ("tags", "sql", "actions", "push")
 def filter_of(config: SubscriptionDefaults) -> Filter | None:
     """Return all that may keep a message from being delivered as one filter; None: nothing does."""
     expression = filter_for(config.tags, config.sql)
-    actions = filter_for_actions(config.actions, config.push)
+    actions = _filter_of_actions(config) if config.actions else None
     if expression is None or actions is None:
         return expression or actions
     return _Both(expression, actions)
+
+
+def _filter_of_actions(config: SubscriptionDefaults) -> Filter | None:
+    from proxy_consumer.push.chain import filter_for_actions  # CEL is loaded where actions are used
+
+    return filter_for_actions(config.actions, config.push)
 
 
 def same_filter(one: SubscriptionDefaults, other: SubscriptionDefaults) -> bool:
