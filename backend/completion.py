@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from mypy_extensions import mypyc_attr
 
 from ddmq_common.errors import DdmqError
+from ddmq_common.event_loop import loop_by_hand
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -79,7 +80,10 @@ class Completion(Generic[T]):
 
         Raises TimeoutError after `timeout_s`; the completion itself stays pending.
         """
-        if not self.done:
+        if not self.done and (loop := loop_by_hand()) is not None:
+            if not loop.run_until(lambda: self.done):
+                raise TimeoutError("no answer, and nothing more to run")
+        elif not self.done:
             from gevent.event import Event
 
             event = Event()

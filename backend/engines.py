@@ -7,7 +7,7 @@ An installed package adds an engine under the entry point group `ddmq.backends`.
 
 and `open_engine(settings)` gets an EngineSettings and returns a Backend, ready for appends. It may block its
 greenlet; while it waits for other machines it calls `settings.on_waiting(reason)`. Errors are those of
-ddmq_common.errors. tests/contract/ says what an engine must do: one more line in contract_engines.py runs it.
+ddmq_common.errors. backend/testing has the tests that every engine must pass, whoever writes it.
 
 The bundled engines are known without any metadata, so that a source tree serves without being installed. A
 registered engine cannot replace one of them. Nothing is imported before an engine is opened.

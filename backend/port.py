@@ -1,6 +1,6 @@
 """The backend port: the interface of every engine for the proxies and the delay service.
 
-Rules of every engine (tests/contract proves them):
+Rules of every engine (the tests of backend/testing prove them):
 * No call blocks. A call that may wait returns a Completion, which is settled on the hub's thread, at the
   latest at its `deadline` (monotonic seconds, as Clock.monotonic). `into` passes the caller's own Completion
   subclass, so that one request is one object.

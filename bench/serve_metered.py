@@ -21,7 +21,7 @@ from ddmq.server.process.hub import HubWatch
 from ddmq.server.process.parts import PARTS, ServerProcess
 from ddmq.server.process.signals import install_signals
 from ddmq_common.metrics.cells import Histogram
-from proxy_consumer.runtime import HandedOut
+from proxy_consumer.runtime import DeliveryMetrics
 
 MODES = ("muted", "live", "watched")
 
@@ -48,7 +48,7 @@ def main() -> None:
 def mute() -> None:
     """Take every instrument out that this process would use."""
     instruments: list[tuple[Any, str]] = [
-        (Histogram, "observe"), (HandedOut, "note"), (HubWatch, "start"),
+        (Histogram, "observe"), (DeliveryMetrics, "note"), (HubWatch, "start"),
     ]  # fmt: skip
     for where, name in instruments:
         setattr(where, name, _nothing)

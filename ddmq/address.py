@@ -27,7 +27,7 @@ class HostPort(NamedTuple):
 
 
 def parse(text: str) -> HostPort:
-    """`HOST:PORT` or `[V6]:PORT`; port 0 takes a free one. Raises ValueError that says what is allowed."""
+    """Parse `HOST:PORT` or `[V6]:PORT`; port 0 takes a free one. Raises ValueError with the allowed form."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
@@ -36,12 +36,12 @@ def parse(text: str) -> HostPort:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there; names are looked up."""
+    """Return whether only this machine can connect to the host; names are resolved."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return True  # nothing can listen there, which the attempt will say
-    return all(ipaddress.ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in found)
+    return all(ipaddress.ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in addresses)
 
 
 def ready_line(addresses: dict[str, HostPort], data_dir: Path) -> str:
@@ -52,9 +52,9 @@ def ready_line(addresses: dict[str, HostPort], data_dir: Path) -> str:
 
 def read_ready(line: str) -> dict[str, HostPort]:
     """Return the address of each part from a `ready_line`; nothing from any other line."""
-    said, *pairs = line.partition(" data-dir=")[0].split() or [""]
+    word, *pairs = line.partition(" data-dir=")[0].split() or [""]
     return {
-        part: parse(where) for part, _, where in (pair.partition("=") for pair in pairs) if said == "ready"
+        part: parse(where) for part, _, where in (pair.partition("=") for pair in pairs) if word == "ready"
     }
 
 

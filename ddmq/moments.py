@@ -13,48 +13,48 @@ DURATION_ALLOWED = "numbers with units ms, s, m, h, d, as in 90s, 1h30m or 2d"
 _DIGITS_MAX = 9  # of each number in a duration
 
 
-def moment(text: str, now_ms: int, *, local: bool = False) -> int:
-    """Epoch milliseconds, 0 to WALL_MS_MAX. Raises ValueError with what is allowed.
+def read_moment(text: str, now_ms: int, *, local: bool = False) -> int:
+    """Parse a moment into epoch milliseconds, 0 to WALL_MS_MAX. Raises ValueError with the allowed forms.
 
     `local`: ISO text without a zone is in the zone of this machine; else the zone must be given.
     """
     if text.isascii() and text.isdecimal() and len(text) <= 15 and int(text) <= WALL_MS_MAX:
         return int(text)
     if is_relative(text):
-        away = duration(text[1:])
+        away = read_duration(text[1:])
         return min(max(0, now_ms + (away if text[0] == "+" else -away)), WALL_MS_MAX)
     try:
-        found = datetime.datetime.fromisoformat(text)
-        if found.tzinfo is None and not local:
+        parsed = datetime.datetime.fromisoformat(text)
+        if parsed.tzinfo is None and not local:
             raise ValueError(f"{text!r} has no time zone; write it like 2026-11-21T12:00+01:00 or …Z")
-        return min(max(0, int(found.timestamp() * 1000)), WALL_MS_MAX)
+        return min(max(0, int(parsed.timestamp() * 1000)), WALL_MS_MAX)
     except (ValueError, OverflowError, OSError) as error:
         if "time zone" in str(error):
             raise
         raise ValueError(f"{text!r} is no moment; allowed: {ALLOWED}") from error
 
 
-def duration(text: str) -> int:
-    """Milliseconds of `90s`, `1h30m`, `2d`, `250ms`. Raises ValueError with what is allowed."""
-    found = parse_duration(text, _DIGITS_MAX)
-    if found is None:
+def read_duration(text: str) -> int:
+    """Parse `90s`, `1h30m`, `2d` or `250ms` into milliseconds. Raises ValueError with the allowed forms."""
+    milliseconds = parse_duration(text, _DIGITS_MAX)
+    if milliseconds is None:
         raise ValueError(f"{text!r} is no duration; allowed: {DURATION_ALLOWED}")
-    return found
+    return milliseconds
 
 
 def is_relative(text: str) -> bool:
-    """Whether it counts from now."""
+    """Return whether a text is a moment relative to now, such as -2h."""
     return text[:1] in ("-", "+") and parse_duration(text[1:], _DIGITS_MAX) is not None
 
 
-def shown(wall_ms: int) -> str:
-    """Local time with milliseconds and zone."""
+def format_moment(wall_ms: int) -> str:
+    """Format a moment as local time with milliseconds and zone."""
     zoned = datetime.datetime.fromtimestamp(wall_ms / 1000).astimezone()
     return zoned.isoformat(sep=" ", timespec="milliseconds")
 
 
-def age(seconds: float) -> str:
-    """A span as people read it: 340 ms, 12.0 s, 3 m 20 s, 4 h 5 m, 2 d 3 h."""
+def format_age(seconds: float) -> str:
+    """Format a length of time for people: 340 ms, 12.0 s, 3 m 20 s, 4 h 5 m, 2 d 3 h."""
     if seconds < 1:
         return f"{max(0, int(seconds * 1000))} ms"
     if seconds < 60:

@@ -1,6 +1,6 @@
 """The settings of a subscription as one table: command line, admin API, help and documentation.
 
-Names, types, bounds and defaults are those of SubscriptionDefaults; only the words for people stand here.
+Names, types, bounds and defaults are those of SubscriptionDefaults; here are only the words for people.
 A test holds that every field has them.
 """
 
@@ -16,39 +16,47 @@ from proxy_consumer.config import SubscriptionDefaults
 
 WORDS: dict[str, tuple[str, str]] = {
     # name: (what stands behind the option, what it is)
-    "ack_timeout_ms": ("N", "How long a delivery may stay unanswered; then it goes to someone else."),
-    "concurrency": ("N", "Messages delivered and not answered at once, at each proxy."),
-    "retrying_max": ("N", "Messages waiting for their retry at each proxy; at it nothing new is delivered."),
+    "ack_timeout_ms": ("N", "How long a delivery may stay unanswered; then another client gets the message."),
+    "concurrency": ("N", "Unanswered deliveries at once, at each proxy."),
+    "retrying_max": (
+        "N",
+        "Messages that wait for a retry, at each proxy; with so many nothing new is delivered.",
+    ),
     "in_flight_bytes_max": (
         "BYTES",
-        "Bytes delivered and not answered at once, at each proxy; 100MiB may be written.",
+        "Bytes of unanswered deliveries, at each proxy; may be written as 100MiB.",
     ),
-    "batch_max": ("N", "Messages in one answer."),
+    "batch_max": ("N", "Messages in one answer to a pull."),
     "ack_span_max": ("N", "From the lowest unfinished message of a queue to the newest delivered one."),
-    "rate_max": ("N", "Messages handed out a second by each proxy; 0: no limit."),
+    "rate_max": ("N", "Deliveries per second by each proxy; 0: no limit."),
     "retry_intervals_ms": (
         "LIST",
         "Waits after the first, second … failure, as 100,150,300; a last -1 repeats the one before for ever; "
         "a leading -1 or '' means no quick retry.",
     ),
-    "max_timeout_redeliveries": ("N", "How often a message comes again after an ack time-out; -1: for ever."),
+    "max_timeout_redeliveries": (
+        "N",
+        "How often a message is redelivered after an ack timeout; -1: for ever.",
+    ),
     "retry_steps": ("N", "Without an order key: later deliveries, 10 s to 2 h apart; 0: none."),
     "order_key": (
         "QID|KEY|'$.path'",
-        "What stays in order: '' nothing, QID each queue, KEY each message key, or a JSONPath into the body.",
+        "Which messages stay in order: '' none, QID those of a queue, KEY those of a message key, or a "
+        "JSONPath into the body.",
     ),
     "order_scope": (
         "SCOPE",
-        "How far a key reaches: the whole group, one topic or one queue; '': group. QID is always queue.",
+        "Where a key is in order: in the whole group, a topic or a queue; '': group. QID is always queue.",
     ),
     "chain_batch": (
         "N",
         "Consecutive messages of one key in one answer; above 1 the client must handle them one by one.",
     ),
-    "ordered_interval_ms": ("N", "With an order key: wait between deliveries after the quick retries."),
+    "ordered_interval_ms": ("N", "With an order key: the wait between deliveries after the quick retries."),
     "ordered_deliveries_max": (
         "N",
-        "With an order key: deliveries in all, then dead letter; -1: for ever, the key stays blocked.",
+        "With an order key: the number of deliveries before a dead letter; -1: no end, the key stays "
+        "blocked.",
     ),
     "on_dead_letter": (
         "dead_letter|park",
@@ -57,18 +65,24 @@ WORDS: dict[str, tuple[str, str]] = {
         "is delivered until `ddmq group replay` or `skip`.",
     ),
     "tags": ("EXPR", "Deliver only these tags: 'created || paid'; '*' means all."),
-    "sql": ("EXPR", "Deliver only what this SQL92 expression on properties, TAGS and KEYS lets through."),
+    "sql": ("EXPR", "Deliver only messages that match this SQL92 expression on properties, TAGS and KEYS."),
     "pressure_traffic": ("", "Deliver messages marked isPressureTraffic."),
-    "start": ("first|last|TIME", "Where queues start that exist when the subscription is made."),
-    "model": ("MODEL", "clustering: shared out; broadcasting: every instance gets everything."),
-    "assignment": ("KIND", "How the queues are shared among several proxies."),
+    "start": ("first|last|TIME", "Where the queues start that exist when the subscription is created."),
+    "model": (
+        "MODEL",
+        "clustering: each message to one client; broadcasting: every instance gets all messages.",
+    ),
+    "assignment": ("KIND", "How queues are assigned to several proxies."),
     "actions": (
         "LIST",
-        "What a message goes through, the sink last: Json,Script,PullServer; '': pulled as it is.",
+        "Actions for each message, the sink last: Json,Script,PullServer; '': clients pull it unchanged.",
     ),
-    "push": ("JSON", "Settings of the actions as in proxy_consumer.yaml: '{\"http\": {\"urls\": [\"http://…\"]}}'."),
-    "trace_one_in": ("N", "Of so many messages one is traced, for `ddmq message --story`; 0: none."),
-    "handover_wait_ms": ("N", "How long ordered queues wait for the leases of a proxy that died."),
+    "push": (
+        "JSON",
+        "Settings of the actions as in proxy_consumer.yaml: '{\"http\": {\"urls\": [\"http://…\"]}}'.",
+    ),
+    "trace_one_in": ("N", "Trace one message in N, for `ddmq message --story`; 0: none."),
+    "handover_wait_ms": ("N", "How long ordered queues wait for the leases of a proxy that was killed."),
 }  # fmt: skip
 
 
@@ -86,7 +100,7 @@ class Setting(NamedTuple):
 
     @property
     def option(self) -> str:
-        """Its name on the command line."""
+        """Return the name of the setting on the command line."""
         return "--" + self.name.replace("_", "-")
 
     @property
@@ -101,13 +115,13 @@ class Setting(NamedTuple):
     @property
     def help(self) -> str:
         """Return what the setting is, what is allowed, the program's default."""
-        facts = [self.allowed, "" if self.kind == "object" else f"default: {shown(self.default)}"]
-        known = "; ".join(fact for fact in facts if fact)
-        return f"{self.what}  [{known}]" if known else self.what
+        facts = [self.allowed, "" if self.kind == "object" else f"default: {format_value(self.default)}"]
+        text = "; ".join(fact for fact in facts if fact)
+        return f"{self.what}  [{text}]" if text else self.what
 
 
-def shown(value: Any) -> str:
-    """A value as it is written on the command line."""
+def format_value(value: Any) -> str:
+    """Format a value as it is written on the command line."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
@@ -117,17 +131,17 @@ def shown(value: Any) -> str:
     return "''" if value == "" else str(value)
 
 
-def differences(name: str, before: Any, after: Any) -> Iterator[tuple[str, str, str]]:
+def list_differences(name: str, before: Any, after: Any) -> Iterator[tuple[str, str, str]]:
     """Return what differs, one by one where a setting has parts: push.http.urls and not all of push."""
     if not isinstance(before, dict) or not isinstance(after, dict):
-        yield name, shown(before), shown(after)
+        yield name, format_value(before), format_value(after)
         return
     for part in [*before, *(part for part in after if part not in before)]:
         if before.get(part) != after.get(part):
-            yield from differences(f"{name}.{part}", before.get(part), after.get(part))
+            yield from list_differences(f"{name}.{part}", before.get(part), after.get(part))
 
 
-def _kind(hint: Any) -> str:
+def _kind_of(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
         return "numbers" if typing.get_args(hint)[0] is int else "words"
     if dataclasses.is_dataclass(hint):
@@ -135,7 +149,7 @@ def _kind(hint: Any) -> str:
     return {bool: "flag", int: "number"}.get(hint, "text")
 
 
-def _table() -> tuple[Setting, ...]:
+def _build_table() -> tuple[Setting, ...]:
     hints = typing.get_type_hints(SubscriptionDefaults)
     rows = []
     for field in dataclasses.fields(SubscriptionDefaults):
@@ -144,9 +158,9 @@ def _table() -> tuple[Setting, ...]:
         choices = tuple(rules.get("choices") or ())
         bounds = (rules.get("min"), rules.get("max"), choices)
         default = getattr(SubscriptionDefaults(), field.name)
-        rows.append(Setting(field.name, _kind(hints[field.name]), metavar, what, default, *bounds))
+        rows.append(Setting(field.name, _kind_of(hints[field.name]), metavar, what, default, *bounds))
     return tuple(rows)
 
 
-TABLE: tuple[Setting, ...] = _table()
+TABLE: tuple[Setting, ...] = _build_table()
 BY_NAME = {setting.name: setting for setting in TABLE}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import gevent
+from ddmq_common.event_loop import current_loop, loop_by_hand
 
 
 class HubTimer:
@@ -39,7 +39,7 @@ class HubTimer:
         self._begin(seconds, seconds, ring)
 
     def _begin(self, first: float, repeat: float, ring: Callable[[], object]) -> None:
-        loop = gevent.get_hub().loop if self._loop is None else self._loop
+        loop = current_loop() if self._loop is None else self._loop
         self._watcher = loop.timer(first, repeat, ref=self._ref)
         self.active = True
         self._watcher.start(ring)
@@ -57,3 +57,13 @@ class HubTimer:
             self.active = False
             watcher.stop()
             watcher.close()
+
+
+def spawn_later(seconds: float, call: Callable[..., object], *arguments: Any) -> None:
+    """Run `call` in a greenlet after so many seconds; on a loop by hand as a callback."""
+    if loop_by_hand() is not None:
+        HubTimer().once(seconds, lambda: call(*arguments))
+        return
+    import gevent
+
+    gevent.spawn_later(seconds, call, *arguments)

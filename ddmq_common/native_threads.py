@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import gevent
-from gevent.threadpool import ThreadPool
+from ddmq_common.event_loop import loop_by_hand
 
 T = TypeVar("T")
 Done = Callable[[Any, Exception | None], None]
@@ -24,6 +23,8 @@ class Threads:
     """The native threads that the callbacks of one hub give work to."""
 
     def __init__(self, hub: Any, size: int = THREADS) -> None:
+        from gevent.threadpool import ThreadPool
+
         self.pool = ThreadPool(size, hub=hub)
         self._free = size
         self._line: deque[tuple[Callable[..., Any], Done, tuple[object, ...]]] = deque()
@@ -50,10 +51,15 @@ class Threads:
 def off_hub(call: Callable[..., Any], done: Done, *arguments: object) -> None:
     """Run `call(*arguments)` in a native thread; `done(value, error)` follows on the hub, later. Never waits
     itself, so callbacks of the hub may use it."""
+    if (loop := loop_by_hand()) is not None:
+        loop.run_callback(lambda: done(*_run(call, arguments)))
+        return
     _hub_threads().run(call, done, arguments)
 
 
 def _hub_threads() -> Threads:
+    import gevent
+
     hub: Any = gevent.get_hub()
     try:
         threads: Threads = hub.ddmq_threads
@@ -64,6 +70,10 @@ def _hub_threads() -> Threads:
 
 def in_thread(call: Callable[..., T], *arguments: object) -> T:
     """Run `call(*arguments)` in a native thread; this greenlet waits. Raises what it raises."""
+    if loop_by_hand() is not None:
+        return call(*arguments)
+    import gevent
+
     value, error = gevent.get_hub().threadpool.apply(_run, (call, arguments))
     if error is not None:
         raise error
@@ -84,6 +94,8 @@ def wait_for_native_work(timeout_s: float) -> bool:
     For the moment before a directory is given to someone else: nothing of ours may be renamed, written or
     removed in it afterwards.
     """
+    import gevent
+
     pools = (gevent.get_hub().threadpool, _hub_threads().pool)
     give_up = time.monotonic() + timeout_s
     while any(map(len, pools)):

@@ -11,15 +11,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable
 from types import ModuleType
-from typing import Any, Generic, NamedTuple, TypeVar
-
-import gevent
-from gevent import socket
-from gevent.event import Event
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from ddmq_common.errors import BoundReachedError, DrainingError, TryLaterError
 from ddmq_rpc.client_side import ReplyError, decode_reply
 from ddmq_rpc.envelope import FrameRefusedError, Frames
+
+if TYPE_CHECKING:
+    from gevent import socket
 
 LINKS_MAX = 256
 CONNECT_S = 1.0
@@ -48,6 +47,8 @@ class CallLink(ABC, Generic[C]):
     """The link to one proxy: its waiting calls and its connections."""
 
     def __init__(self, address: str, bounds: LinkBounds) -> None:
+        from gevent.event import Event  # loaded with the first link
+
         self.address = address
         self.waiting: deque[C] = deque()
         self._bounds = bounds
@@ -82,12 +83,16 @@ class CallLink(ABC, Generic[C]):
         self.waiting.append(call)
         self._arrived.set()
         if self._resting * bounds.together < len(self.waiting) and len(self._workers) < bounds.connections:
+            import gevent
+
             worker = gevent.spawn(self._run_worker)
             self._workers.add(worker)
             worker.rawlink(self._workers.discard)
 
     def close(self) -> None:
         """Stop the workers and end the waiting calls with DrainingError."""
+        import gevent
+
         workers, self._workers = self._workers, set()
         gevent.killall(list(workers), block=False)
         unsent, self.waiting = list(self.waiting), deque()
@@ -130,6 +135,8 @@ class CallLink(ABC, Generic[C]):
             self._resting -= 1
 
     def _connect(self) -> socket.socket:
+        from gevent import socket
+
         host, _, port = self.address.rpartition(":")
         connection = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -174,6 +181,8 @@ def exchange_frame(
     connection: socket.socket, idl: ModuleType, service: str, frame: bytes, seconds: float, bytes_max: int
 ) -> Any:
     """Send a call's frame and return the result struct of its answer."""
+    import gevent
+
     with gevent.Timeout(seconds, OSError(f"no answer within {seconds:.1f} s")):
         connection.sendall(frame)
         frames = Frames(bytes_max)

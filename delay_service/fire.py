@@ -18,11 +18,10 @@ from collections import Counter
 from functools import partial
 from typing import Any, NamedTuple
 
-import gevent
-
 from backend.records import NewRecord
 from ddmq_common.delays.command import ALREADY_FIRED, CANCELLED, CommandOutcome
 from ddmq_common.errors import BoundReachedError, CallerError, UnknownTopicError
+from ddmq_common.event_loop import current_loop
 from ddmq_common.names import DELAY_DLQ_TOPIC
 from delay_service.context import ShardContext
 from delay_service.core.commands import DEAD_TEXT, FireNow, OutcomeReply
@@ -68,7 +67,7 @@ class FireLoop:
         self._service = context.service
         self._due_scans = context.due_scans
         self._alarm = alarm
-        self._loop: Any = gevent.get_hub().loop
+        self._loop: Any = current_loop()
         self._commits_in_flight = 0
         self._opened = self._pumping = self._stopped = self._queued = False
         self._pause_s = self._pause_min = self._service.config.pause_ms_min / 1e3

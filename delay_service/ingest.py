@@ -20,14 +20,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import gevent
-
 from backend import internal_topics as dead
 from backend.ownership.reader import QueueReader, ReadAnswer
 from backend.records import NewRecord
 from backend.traces import TraceWriter
 from ddmq_common.delays.command import ADD, COMMAND_PROPERTY
 from ddmq_common.errors import CallerError
+from ddmq_common.event_loop import current_loop
+from ddmq_common.hub_timer import spawn_later
 from ddmq_common.names import DELAY_DLQ_TOPIC
 from ddmq_common.native_threads import off_hub
 from ddmq_common.trace.events import TraceKind
@@ -88,7 +88,7 @@ class Ingest:
         self._service = context.service
         self._fire = fire
         self._alarm = alarm
-        self._loop: Any = gevent.get_hub().loop
+        self._loop: Any = current_loop()
         self.position = position
         self._known_to = known_to
         self._caught_up = caught_up
@@ -322,7 +322,7 @@ class Ingest:
         if isinstance(error, CallerError) and ready.replies:
             self._service.counts.replies_dropped["refused"].value += len(ready.replies)
             ready.replies = []
-        gevent.spawn_later(self._next_pause(), self._run_last_step, "commit", self._commit, ready)
+        spawn_later(self._next_pause(), self._run_last_step, "commit", self._commit, ready)
 
 
 def _raise_error(error: Exception) -> None:

@@ -19,12 +19,11 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-import gevent
-
 from backend.completion import Completion
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
 from ddmq_common.errors import DdmqError, StorageError
+from ddmq_common.event_loop import spawn
 from ddmq_common.names import DELAY_GROUP, FIRED_GROUP, WAITING_TOPIC
 from ddmq_common.native_threads import ignore_outcome, in_thread, off_hub
 from delay_service.context import DelayServiceContext, Generations, ShardContext
@@ -86,9 +85,9 @@ class Shard:
         """Open the shard once its previous owner in this process has closed the store."""
         self._opening = True
         if self._before is None:
-            gevent.spawn(self._open)
+            spawn(self._open)
         else:
-            self._before.then(lambda _: gevent.spawn(self._open))
+            self._before.then(lambda _: spawn(self._open))
 
     def _open(self) -> None:
         try:
@@ -129,7 +128,7 @@ class Shard:
     def _reopen_now(self) -> None:
         if not self._stopped and not self._opening and self.context is None:
             self._opening = True
-            gevent.spawn(self._open)
+            spawn(self._open)
 
     def _close_store(self) -> None:
         """Close the store: it may have failed, and a failed store rejects every call until it is reopened."""
@@ -260,7 +259,7 @@ class Shard:
         failed = self.context is not None and not self.context.running
         if failed and self.is_idle and not self._stopped:
             self._opening = True
-            gevent.spawn(self._close_and_reopen)
+            spawn(self._close_and_reopen)
 
     def _close_and_reopen(self) -> None:
         doubt = None if self.context is None else self.context.claim_error

@@ -1,4 +1,10 @@
-"""Answers of the consumer service: constant ones encoded once, pulls joined from stored slices.
+"""Replies of the consumer service: constant ones are encoded once, pull replies are joined from stored
+slices.
+
+A pull reply over the compact protocol is built by hand: a header (the result's field 0, the Context, the list
+header), then for each message its delivery bytes and a tail, then three stop bytes. The tails for DDMQ
+clients depend on the offset alone and are built for 64 offsets at a time. ddmq_client also gets fields 100 to
+105. Callers over the binary protocol are served by the generic codec.
 
 A pull's answer over the compact protocol is built by hand: head (the result's field 0, the Context,
 the list header), then per message its delivery bytes and a tail, then three stop bytes. Tails of old
@@ -35,13 +41,12 @@ _LEASE_MS = b"\x06\xc8\x01"  # field 100 of PullResponse
 
 
 def context_of(name: QueueName) -> Any:
-    """Return a queue's name as the wire's struct."""
+    """Return a queue's name as the Thrift struct `Context`."""
     return IDL.Context(groupId=name.group, topic=name.topic, qid=name.qid)
 
 
 def throw_pull_error(call: Call, code: int, text: str, option: str | None = None) -> None:
-    """Answer with a PullException. `option`: which option that the pull states is wrong; None: it is another
-    error."""
+    """Reply with a PullException. `option`: the option of the pull that is wrong; None for any other error."""
     call.throw(IDL.PullException(code=int(code), message=text, option=option))
 
 
@@ -53,9 +58,10 @@ def answer_pull(
     late: Sequence[Any] = (),
     notice: str = "",
 ) -> None:
-    """Hand a delivery out. `next_offset` of the queue: for our own clients, None for others.
+    """Reply to a pull with the messages of `delivery`.
 
-    `late`: LateResults of what the pull carried, `notice`: a text for people; for our own clients.
+    Calls from ddmq_client get three more things: `next_offset` of the queue (None: the caller is a DDMQ
+    client), `late` (the LateResults of the results that the pull carried) and `notice` (a text for people).
     """
     if call.wire is not Wire.COMPACT or late or notice:
         response = _build_response(name, delivery, next_offset)
@@ -74,7 +80,7 @@ def answer_pull(
 
 
 def answer_empty(call: Call, late: Sequence[Any] = (), notice: str = "") -> None:
-    """Answer that there are no messages. `late` and `notice` are for our own clients."""
+    """Reply to a pull that there are no messages; only ddmq_client gets `late` and `notice`."""
     if not late and not notice:
         call.reply_encoded(EMPTY[call.wire])
         return
@@ -83,12 +89,12 @@ def answer_empty(call: Call, late: Sequence[Any] = (), notice: str = "") -> None
 
 
 def list_header(count: int) -> bytes:
-    """Return the bytes that open a list of so many structs in the compact protocol."""
+    """Return the bytes that open a list of `count` structs in the compact protocol."""
     return bytes([count << 4 | 12]) if count < 15 else b"\xfc" + varint(count)
 
 
 def plain_tails(delivery: Delivery) -> Sequence[bytes]:
-    """Per message: offset and stop byte, for old clients."""
+    """Encode the tail of each message for DDMQ clients: its offset and the stop byte."""
     offsets = delivery.messages.offsets
     first, count = offsets[0], len(offsets)
     if offsets[-1] - first != count - 1:
@@ -112,9 +118,10 @@ def _block_tails(block: int) -> list[bytes]:
 
 
 def extended_tails(delivery: Delivery, next_offset: int) -> list[bytes]:
-    """Per message: offset, fields 100 to 105, stop byte, for our own clients.
+    """Encode the tail of each message for ddmq_client: its offset, fields 100 to 105 and the stop byte.
 
-    What differs comes first (100, 103, 104), what the messages of an answer share last (101, 102, 105).
+    Fields that differ between the messages come first (100, 103, 104), then those that they share (101, 102,
+    105).
     """
     messages = delivery.messages
     record = messages.batch.record
@@ -139,7 +146,7 @@ def extended_tails(delivery: Delivery, next_offset: int) -> list[bytes]:
 
 
 def message_of(raw: bytes, offset: int) -> Any:
-    """Delivery bytes as a struct, for callers over the binary protocol."""
+    """Decode delivery bytes into a Message struct, for callers over the binary protocol."""
     content = decode(raw)
     return IDL.Message(
         key=content.key or None,
@@ -150,8 +157,8 @@ def message_of(raw: bytes, offset: int) -> Any:
     )
 
 
-def tell_own(message: Any, stored: StoredRecord, next_offset: int) -> None:
-    """Fields for our own clients, on pulls and fetches alike."""
+def set_client_fields(message: Any, stored: StoredRecord, next_offset: int) -> None:
+    """Set the message fields that only ddmq_client reads, in the replies to pulls and to fetches."""
     message.messageId = stored.message_id.hex()
     message.bornMs = stored.born_ms
     message.storedMs = stored.stored_ms
@@ -165,7 +172,7 @@ def _build_response(name: QueueName, delivery: Delivery, next_offset: int | None
         message = message_of(raw, offset)
         if next_offset is not None:
             stored = messages.batch.record(index)
-            tell_own(message, stored, next_offset)
+            set_client_fields(message, stored, next_offset)
             message.leaseId = delivery.lease.id
             message.attempt = delivery.queue.table.attempt_of(offset) + attempts_before(stored.system)
         messages_on_wire.append(message)

@@ -24,7 +24,7 @@ _START_MS = re.compile(r"[0-9]{1,15}\Z")
 
 
 def start_fault(start: str) -> str:
-    """Return why no subscription can start there; "" where one can."""
+    """Return the error text for a `start` value that is not allowed; "" if it is allowed."""
     if start in ("first", "last") or _START_MS.match(start):
         return ""
     return f"start is {start[:40]!r}; allowed: first, last, or epoch milliseconds"
@@ -32,32 +32,29 @@ def start_fault(start: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionDefaults:
-    """One group's settings for one topic; as a whole, the defaults of subscriptions that set nothing.
+    """The settings of one group for one topic; also the defaults for subscriptions that set nothing.
 
-    Leases: `ack_timeout_ms`; `concurrency`: messages leased at once. `retrying_max`: messages waiting for
-    their retry; at either bound, and at `in_flight_bytes_max` and `ack_span_max`, nothing new is read.
-    `rate_max`: messages handed out a second, 0 = no limit; redeliveries count too.
-
-    Retry: `retry_intervals_ms`: waits after the first, second … failure; empty or a leading −1 = no quick
-    retry, a last −1 repeats the one before for ever. `max_timeout_redeliveries`: −1 = for ever. When either
-    is spent: `retry_steps` deliveries through `%RETRY%group` (0: dead letter at once). Subscriptions with an
-    order key stay at the head of their chain instead, every `ordered_interval_ms` after the quick retries,
-    `ordered_deliveries_max` deliveries in all (−1 = for ever), then dead letter; or, with `on_dead_letter`:
-    park, they stay there undelivered until an operator replays or skips the key.
-
-    Order: `order_key`: "" | QID | KEY | a JSONPath. `order_scope`: group | topic | queue; "" = group for
-    KEY and JSONPath; QID is always queue. `chain_batch`: consecutive messages of one key in one answer.
-
-    What is delivered: `tags` or `sql` (not both), `pressure_traffic`. `start`: first | last | epoch
-    milliseconds as text; where queues start that exist when the subscription is made.
-
-    Several proxies: `model`, `assignment`; `handover_wait_ms`: how long a new owner of ordered queues waits
-    for the leases of one that died.
-
-    `trace_one_in`: of so many messages one is traced (docs/story.md); 0 = none.
-
-    `actions`: what a message goes through, the sink last; empty = clients pull it (docs/push.md). `push`:
-    settings of the actions.
+    Leases: `ack_timeout_ms`; `concurrency`: how many messages may be leased at once. `retrying_max`: how many
+    messages may wait for their retry. At either bound, and at `in_flight_bytes_max` and `ack_span_max`,
+    nothing new is read.
+    `rate_max`: messages delivered per second, redeliveries included; 0 = no limit.
+    Retry: `retry_intervals_ms`: the waits after the first, second … failure; empty or a leading −1 = no quick
+    retry, a last −1 repeats the interval before it for ever. `max_timeout_redeliveries`: −1 = no limit. After
+    both are used up, a message gets `retry_steps` deliveries through `%RETRY%group` (0: it becomes a dead
+    letter at once). With an order key it stays at the head of its chain instead: it is delivered every
+    `ordered_interval_ms` after the quick retries, up to `ordered_deliveries_max` deliveries in all (−1 = no
+    limit), and then becomes a dead letter; or, with `on_dead_letter`: park, it stays there undelivered until
+    an operator replays or skips the key.
+    Order: `order_key`: "" | QID | KEY | a JSONPath. `order_scope`: group | topic | queue; "" = group for KEY
+    and JSONPath; QID is always queue. `chain_batch`: how many consecutive messages of one key one pull may
+    return.
+    Delivered messages: `tags` or `sql` (not both), `pressure_traffic`. `start`: first | last | epoch
+    milliseconds as text: where the subscription starts in queues that exist when it is created.
+    Several proxies: `model`, `assignment`; `handover_wait_ms`: how long the new owner of an ordered queue
+    waits for the leases of an owner that died.
+    `trace_one_in`: one message in this many is traced (docs/story.md); 0 = none.
+    `actions`: the processing steps of a message, the sink last; empty = clients pull the messages
+    (docs/push.md). `push`: settings of the actions.
     """
 
     ack_timeout_ms: int = field(default=30_000, metadata=rules(low=100, high=86_400_000))
@@ -122,17 +119,18 @@ class SubscriptionDefaults:
         build_chain(self.actions, self.push)
         if self.pushed and self.model == "broadcasting":
             raise ValueError(
-                f"actions end with {self.actions[-1]} and model is broadcasting; what is pushed is shared out"
+                f"actions end with {self.actions[-1]} and model is broadcasting; "
+                "pushed messages are divided among the proxies"
             )
 
     @property
     def pushed(self) -> bool:
-        """The proxy itself brings the messages to a sink; nobody pulls them."""
+        """Whether the proxy pushes the messages to a sink, so that no client pulls them."""
         return bool(self.actions) and self.actions[-1] in PUSH_SINKS
 
     @property
     def scope(self) -> str:
-        """Return how far a chain reaches: "" (unordered), queue, topic or group."""
+        """Return the scope of the chains: "" (unordered), queue, topic or group."""
         if not self.order_key:
             return ""
         return "queue" if self.order_key == "QID" else self.order_scope or "group"
@@ -140,19 +138,21 @@ class SubscriptionDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerConfig:
-    """One consumer proxy. Every bound says what happens at it.
+    """The settings of one consumer proxy. Each bound says what happens when it is reached.
 
-    `auto_create_groups`: a pull that names a topic makes its group and subscription. `groups_max`,
-    `subscriptions_per_group_max`, `subscriptions_max` (of all groups): at one of them nothing new is made,
-    and a pull that would gets code 15; what there is goes on.
-    `linger_max_ms`: the longest wait of an empty pull.
-    `answer_bytes_max`: an answer stops growing there (never below one message).
-    `read_ahead_bytes_max`: bytes of messages read and not delivered, over all subscriptions.
-    `advertise`: HOST:PORT where other proxies reach this one, when it is not where it listens (NAT).
-    `idle_ms`: after that long without a pull, and nothing leased, a subscription gives up its queues.
+    `auto_create_groups`: a pull that names a topic creates its group and subscription. `groups_max`,
+    `subscriptions_per_group_max`, `subscriptions_max` (of all groups): at any of these bounds nothing new is
+    created, and a pull that would create something gets code 15; existing subscriptions continue.
+    `linger_max_ms`: the longest wait of a pull that finds no message.
+    `answer_bytes_max`: the largest reply to a pull (at least one message is returned).
+    `read_ahead_bytes_max`: bytes of messages read but not yet delivered, over all subscriptions.
+    `advertise`: HOST:PORT at which other proxies reach this one, if it differs from the listening address
+    (NAT).
+    `idle_ms`: a subscription without a pull and without leases for this long releases its queues.
     `push_targets`: hosts, addresses, networks and URLs that AsyncHttp and Redis may use; empty = none.
-    `secrets_dir`: the folder of secrets that say `file:NAME`.
-    `push_files_dir`: where File writes ("" = nowhere); at `push_files_bytes_max` its messages fail.
+    `secrets_dir`: the folder of the secrets that are written as `file:NAME`.
+    `push_files_dir`: the folder in which the File action writes ("" = File is not available); messages fail
+    once its files reach `push_files_bytes_max`.
     """
 
     auto_create_groups: bool = True
@@ -185,7 +185,7 @@ class ConsumerConfig:
         AllowList(self.push_targets)
 
 
-LIVE_KEYS = frozenset(  # of ConsumerConfig: those that a reload puts in force; the others at the next start
+LIVE_KEYS = frozenset(  # keys of ConsumerConfig that a reload applies; the others apply at the next start
     {
         "auto_create_groups", "groups_max", "subscriptions_per_group_max", "subscriptions_max",
         "linger_max_ms", "waiters_max", "read_ahead_bytes_max", "fail_delay_max_ms", "idle_ms",
@@ -196,7 +196,8 @@ LIVE_KEYS = frozenset(  # of ConsumerConfig: those that a reload puts in force; 
 
 @dataclass(frozen=True, slots=True)
 class GroupEntry:
-    """One group of conf/groups.yaml. What a topic does not set is as in `defaults` of proxy_consumer.yaml."""
+    """One group of conf/groups.yaml; settings that a topic leaves out come from `defaults` in
+    proxy_consumer.yaml."""
 
     topics: Mapping[str, Overlay[SubscriptionDefaults]] = field(default_factory=dict)
 

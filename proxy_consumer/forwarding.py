@@ -1,14 +1,14 @@
-"""Results that name a queue another proxy holds: passed on to it, answered once it has answered.
+"""Forwards results for queues that another proxy holds, and answers once that proxy has answered.
 
-A client may bring its results over any connection. What this proxy does not hold is looked up (`holders`
-of the backend) and sent on by the Thrift method `submit`, with our address in the field `forwardedBy`: a
-call that carries it is never passed on again, so results cannot run in circles. Queues between two owners,
-and holders that do not answer, end in TryLaterError: the client sends its results again.
+A client may send its results over any connection. This proxy looks up the owner of each queue that it does
+not hold (`holders` of the backend) and sends the results on by the Thrift method `submit`, with its own
+address in the field `forwardedBy`: a call with that field is never forwarded again, so results cannot
+circulate. Queues between two owners, and owners that do not answer, end in TryLaterError: the client sends
+its results again. An acknowledgement that carries messages is forwarded likewise, by the method `reply`
+(`pass_on`).
 
-An acknowledgement that carries messages goes the same way, by the method `reply` (`pass_on`).
-
-Queues that nobody holds may have been let go by a proxy that stopped as planned, with word of what clients
-have: whoever gets their results takes them up, as for a pull, and the results count when it holds them.
+A queue without an owner may have been released by a proxy that stopped in an orderly way and recorded its
+clients' leases: a proxy that gets results for it acquires it, as for a pull, and then applies the results.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import Group
 
 HOLDERS_AGE_S = 1.0
-HOLDERS_MAX = 1_000  # lookups remembered
+HOLDERS_MAX = 1_000  # cached lookups
 LOOKUP_S = 2.0
-TAKE_UP_S = 2.0  # for that long results wait for queues that are taken up
+TAKE_UP_S = 2.0  # how long results wait until this proxy has acquired their queues
 LOOK_S = 0.005
-_RETRY_PART = f"_{RETRY_PREFIX}_".encode()  # of retry qids only
+_RETRY_PART = f"_{RETRY_PREFIX}_".encode()  # only retry qids contain it
 
 Done = Callable[[Exception | None], None]
-Taken = tuple[Group, Any]  # a result of one of its queues
+Taken = tuple[Group, Any]  # a result with the group of its queue
 _Holders = dict[bytes, str]  # qid → address
 
 
 class Forwarding:
-    """Finds out who holds a queue, and passes its results on."""
+    """Looks up the proxies that own queues, and forwards results to them."""
 
     def __init__(self, runtime: Runtime, fetches: Fetches) -> None:
         self._runtime = runtime
@@ -52,11 +52,11 @@ class Forwarding:
         self._between = runtime.metrics.cell(FORWARDED, "between two owners")
 
     def may_be_elsewhere(self, group: Group, context: Any) -> bool:
-        """Whether another proxy may hold the queue that a context names."""
+        """Whether another proxy may hold the queue that `context` names."""
         return bool(self._runtime.address) and self.queue_exists(group, context)
 
     def queue_exists(self, group: Group, context: Any) -> bool:
-        """Whether a context names a queue of the group, whoever holds it."""
+        """Whether `context` names an existing queue of the group, on any proxy."""
         if context.topic not in group.subscriptions:
             return False
         return self._qid_exists(
@@ -64,25 +64,25 @@ class Forwarding:
         )
 
     def _qid_exists(self, topic: str, qid: bytes) -> bool:
-        """Whether `qid` names a queue of the topic; what a client made up is in nobody's hands for ever."""
+        """Whether `qid` names an existing queue of the topic; ids invented by a client do not."""
         info, number = self._runtime.backend.topic(topic), qid.rpartition(b"_")[2]
         if info is None or not number.isdigit() or len(number) > 9 or int(number) >= info.queues:
             return False
         return self._runtime.qid(QueueRef(topic, info.incarnation, int(number))).encode() == qid
 
-    def send(self, taken: list[Taken], judge: Callable[[list[Taken], Done], None], done: Done) -> None:
-        """Pass results on; `done` gets the first error, None when all is answered.
+    def send(self, taken: list[Taken], apply: Callable[[list[Taken], Done], None], done: Done) -> None:
+        """Forward results; `done` is called with the first error, or None once all are answered.
 
-        `judge` takes in the results of queues that this proxy has taken up.
+        `apply` is called to apply the results of queues that this proxy has acquired.
         """
         lookups = {
             place: self._find_holders(place)
             for place in {_holders_key(group, one.context) for group, one in taken}
         }
-        when_all(lookups.values(), lambda: self._dispatch_results(taken, lookups, judge, done))
+        when_all(lookups.values(), lambda: self._dispatch_results(taken, lookups, apply, done))
 
     def pass_on(self, group: Group, context: Any, passed: PassedReply) -> None:
-        """An acknowledgement with messages goes to the proxy that holds its queue."""
+        """Forward an acknowledgement with messages to the proxy that holds its queue."""
         place = _holders_key(group, context)
 
         def on_holders(looked_up: Completion[_Holders]) -> None:
@@ -94,14 +94,14 @@ class Forwarding:
                 return
             self._known.pop(place, None)
             if looked_up.error is None and not holders and not self._runtime.stopping:
-                self._take_up(group, context.topic)  # who asks again finds it here
+                self._acquire_queues(group, context.topic)  # a repeated acknowledgement is handled here
             self._between.value += 1
             passed.done(TryLaterError(f"queue {_as_text(context.qid)} is between two owners"))
 
         self._find_holders(place).then(on_holders)
 
     def forget_holders(self) -> None:
-        """Forget the known holders: one of them is the holder of its queue no longer."""
+        """Clear the cached owners, because one of them has lost its queue."""
         self._known.clear()
 
     def _find_holders(self, place: tuple[str, bytes]) -> Completion[_Holders]:
@@ -132,25 +132,25 @@ class Forwarding:
         self,
         taken: list[Taken],
         found: Mapping[tuple[str, bytes], Completion[_Holders]],
-        judge: Callable[[list[Taken], Done], None],
+        apply: Callable[[list[Taken], Done], None],
         done: Done,
     ) -> None:
         by_address: dict[str, list[Any]] = {}
-        taken_up: list[Taken] = []
+        acquiring: list[Taken] = []
         error: Exception | None = None
         for group, result in taken:
             context = result.context
             looked_up = found[_holders_key(group, context)]
             if looked_up.error is not None:
                 error = error or TryLaterError(
-                    f"who holds queue {_as_text(context.qid)} is not known: {looked_up.error}"
+                    f"the owner of queue {_as_text(context.qid)} is unknown: {looked_up.error}"
                 )
             elif not (holders := looked_up.value):
                 self._known.pop(_holders_key(group, context), None)
                 if self._runtime.stopping:
                     error = error or DrainingError("this proxy is shutting down; send the results again")
-                elif self._take_up(group, context.topic):
-                    taken_up.append((group, result))
+                elif self._acquire_queues(group, context.topic):
+                    acquiring.append((group, result))
                 else:
                     self._nobody.value += 1
                     group.unknown_queue.value += 1
@@ -162,14 +162,15 @@ class Forwarding:
                 )
             else:
                 by_address.setdefault(holders[context.qid], []).append(result)
-        if not taken_up:
+        if not acquiring:
             self._submit_results(by_address, error, done)
             return
-        waiting = TakingUp(self._runtime, taken_up, judge, done)
+        waiting = AwaitedQueues(self._runtime, acquiring, apply, done)
         self._submit_results(by_address, error, waiting.passed_on)
 
-    def _take_up(self, group: Group, topic: bytes) -> bool:
-        """Take queues that nobody holds, as for a pull; False where nobody pulls."""
+    def _acquire_queues(self, group: Group, topic: bytes) -> bool:
+        """Start to acquire the group's unowned queues of `topic`, as a pull does; False if the topic cannot
+        be pulled here."""
         subscription = group.subscriptions.get(topic)
         if (
             subscription is None
@@ -195,7 +196,7 @@ class Forwarding:
             if failure is None:
                 self._done.value += 1
             else:
-                self._known.clear()  # it may have moved
+                self._known.clear()  # the queue may have moved
                 error = error or failure
             if unanswered == 0:
                 done(error)
@@ -204,40 +205,41 @@ class Forwarding:
             self._peers.submit(address, results, on_answer)
 
     def close(self) -> None:
-        """Close the connections; what is under way fails."""
+        """Close the connections to other proxies; calls in flight fail."""
         self._peers.close()
 
 
-class TakingUp:
-    """Results of queues that this proxy takes up, until it holds them. Also a task of the timer queue."""
+class AwaitedQueues:
+    """Results that wait until this proxy has acquired their queues. Also a task of the timer queue."""
 
     def __init__(
         self,
         runtime: Runtime,
         taken: list[Taken],
-        judge: Callable[[list[Taken], Done], None],
+        apply: Callable[[list[Taken], Done], None],
         done: Done,
     ) -> None:
         self.wake_at = NEVER
         self._runtime = runtime
         self._taken = taken
-        self._judge = judge
+        self._apply = apply
         self._done = done
         self._until = runtime.now() + TAKE_UP_S
         self._error: Exception | None = None
 
     def passed_on(self, error: Exception | None) -> None:
-        """The other results of the call are answered."""
+        """Start to wait, after the other results of the call were answered with `error`."""
         self._error = error
         self.due(self._runtime.now())
 
     def due(self, now: float) -> None:
-        """Take the results in where all their queues are held, else look again a little later."""
+        """Apply the results if all their queues are held here; otherwise check again a little later, or
+        fail."""
         unheld = [
             each for group, each in self._taken if (each.context.topic, each.context.qid) not in group.queues
         ]
         if not unheld:
-            self._judge(self._taken, lambda error: self._done(error or self._error))
+            self._apply(self._taken, lambda error: self._done(error or self._error))
         elif now < self._until and not self._runtime.stopping:
             self._runtime.timers.set(self, now + LOOK_S)
         else:
@@ -246,7 +248,8 @@ class TakingUp:
 
 
 def _holders_key(group: Group, context: Any) -> tuple[str, bytes]:
-    """The group, and the topic whose holders know the queue: retried messages stand in the retry topic."""
+    """Return the group name, and the topic whose owners hold the queue: the retry topic for retried
+    messages."""
     retried = _RETRY_PART in (context.qid or b"")
     return group.name, retry_topic(group.name).encode() if retried else context.topic
 

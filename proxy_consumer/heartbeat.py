@@ -1,7 +1,7 @@
-"""The heartbeat of a proxy: it ticks every few milliseconds while a call waits, else hardly ever.
+"""The heartbeat of a proxy: it ticks every few milliseconds while a call waits, otherwise rarely.
 
-A tick that finds nothing costs some 100 µs of processor time with the wake-up it needs: two hundred a second
-are 3 % of a core that does nothing else.
+An idle tick costs some 100 µs of processor time with the wake-up it needs: two hundred per second are 3 % of
+an otherwise idle core.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from ddmq_common.clock import NEVER, Clock
 from ddmq_common.hub_timer import HubTimer
 from proxy_consumer.core.timer_queue import TimerQueue
 
-QUIET = 10  # ticks at which nobody waited, before it rests
-REST_S = 0.25  # the longest rest: what is looked at without a timer is so rough
+QUIET = 10  # ticks without a waiting call, before it rests
+REST_S = 0.25  # the longest rest, and so the accuracy of checks without a timer
 
 
 class Heartbeat:
-    """Ticks from `start` until `stop`. Who begins to wait for a tick says so by `wake_up`; a timer of
-    `timers` that is set to an earlier moment than the end of a rest does it by itself."""
+    """Ticks from `start` until `stop`.
+
+    A call that begins to wait for a tick calls `wake_up`; a timer of `timers` that is set to a time before
+    the end of a rest does so by itself.
+    """
 
     def __init__(self, tick_s: float, clock: Clock, timers: TimerQueue) -> None:
         self._tick_s = tick_s
@@ -26,26 +29,27 @@ class Heartbeat:
         self._timers = timers
         timers.woken = self.wake_up
         self._timer = HubTimer(ref=False)
-        self._tick: Callable[[], bool] = _nobody_waits
+        self._tick: Callable[[], bool] = _has_no_waiters
         self._resting = self._stopped = False
         self._quiet = 0
 
     def start(self, tick: Callable[[], bool]) -> None:
-        """`tick()`: do what is due; whether somebody waits for the next one."""
+        """Start to call `tick()`, which does the work that is due and returns whether a call waits for the
+        next tick."""
         self._tick = tick
         self._timer.every(self._tick_s, self._run_tick)
 
     def wake_up(self) -> None:
-        """Tick often from now on: a call waits."""
+        """Tick frequently from now on, because a call waits."""
         if self._resting:
-            self._go_on()
+            self._tick_often()
 
     def stop(self) -> None:
         """Stop ticking for good."""
         self._stopped, self._resting = True, False
         self._timer.stop()
 
-    def _go_on(self) -> None:
+    def _tick_often(self) -> None:
         self._resting, self._quiet = False, 0
         self._timers.rest_until = -NEVER
         self._timer.every(self._tick_s, self._run_tick)
@@ -63,10 +67,10 @@ class Heartbeat:
             self._timer.once(rest_s, self._end_rest)
 
     def _end_rest(self) -> None:
-        self._go_on()  # also when this tick fails
+        self._tick_often()  # also when this tick fails
         if not self._tick() and not self._stopped:
             self._begin_rest()
 
 
-def _nobody_waits() -> bool:
+def _has_no_waiters() -> bool:
     return False

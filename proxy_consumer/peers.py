@@ -1,19 +1,16 @@
-"""Connections to other consumer proxies, for the results that are passed on to them, and for acknowledgements
-that carry messages.
+"""Connections to other consumer proxies, for forwarded results and acknowledgements that carry messages.
 
-What waits for a proxy goes as one `submit`. A call that cannot be made or is refused ends in TryLaterError,
-and with one that gets no answer those that wait behind it: each would wait as long, and so would the pull
-that brought it. Submits are idempotent, so the client may send again what was perhaps taken.
-An acknowledgement that carries messages (`reply`) goes alone, over a link of its own kind, with its caller's
-time.
+All results that wait for a proxy are sent as one `submit`. A call that cannot be made or is rejected fails
+with TryLaterError, and a call without a reply also fails the calls that wait behind it: each would wait as
+long, and so would the pull that brought it. Submits are idempotent, so the client may repeat results that
+were perhaps applied. An acknowledgement that carries messages (`reply`) is sent as a call of its own, over a
+separate link, with its caller's time-out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-
-from gevent import socket
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddmq_client.idl import consumer
 from ddmq_common.errors import BoundReachedError, DdmqError, DrainingError, TryLaterError
@@ -23,13 +20,16 @@ from ddmq_rpc.links import CallLink, LinkBounds, Links, exchange_frame
 from proxy_consumer.answers import IDL, SERVICE
 from proxy_consumer.runtime import Runtime
 
+if TYPE_CHECKING:
+    from gevent import socket
+
 CONNECTIONS_MAX = 2  # per proxy
-REPLY_CONNECTIONS_MAX = 16  # the same; a reply may wait for a rate, and those of others shall not wait for it
-CALLS_MAX = 10_000  # waiting, per proxy
-ELEMENTS_MAX = 64  # linked results of one submit
-ANSWER_S = 2.0  # less than clients wait for their own call, 5 s by default: they hear the reason
+REPLY_CONNECTIONS_MAX = 16  # the same; a reply may wait for a rate limit, and must not delay other replies
+CALLS_MAX = 10_000  # waiting calls, per proxy
+ELEMENTS_MAX = 64  # results linked in one submit
+ANSWER_S = 2.0  # shorter than the clients' own time-out (5 s by default), so that they get the reason
 ANSWER_BYTES_MAX = 1 << 16
-PASSED_ON = (  # of each result
+PASSED_ON = (  # the forwarded fields of each result
     "context", "successOffsets", "successLeases", "failOffsets", "failLeases", "failDelaysMs", "failReasons",
     "extendOffsets", "extendLeases", "returnOffsets", "returnLeases",
 )  # fmt: skip
@@ -45,29 +45,29 @@ class _Waiting(NamedTuple):
 
 
 class PassedReply:
-    """A ReplyRequest on its way to the proxy that holds the queue. `until`: monotonic seconds."""
+    """A ReplyRequest that is forwarded to the proxy that owns the queue. `until`: monotonic seconds."""
 
     def __init__(self, request: Any, until: float, done: Done) -> None:
         self.results = (request,)
         self.until = until
         self.done = done
-        self.sent = False  # it may have been carried out
-        self.answer: Any = None  # a ReplyResponse, when `done` says of no error
+        self.sent = False  # the request was sent, and may have been carried out
+        self.answer: Any = None  # a ReplyResponse, if `done` is called without an error
 
 
 class Peers:
-    """The links of one proxy."""
+    """The links of one proxy to the others."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._links = Links[tuple[str, type[PeerLink]], PeerLink]()
 
     def submit(self, address: str, results: Sequence[Any], done: Done) -> None:
-        """Pass `results` on; `done` runs later, from the hub, with what went wrong or None."""
+        """Forward `results` to a proxy; `done` is called later, on the hub, with the error or None."""
         self._put(address, PeerLink, _Waiting(results, done))
 
     def reply(self, address: str, passed: PassedReply) -> None:
-        """Pass an acknowledgement with messages on."""
+        """Forward an acknowledgement with messages to a proxy."""
         self._put(address, ReplyLink, passed)
 
     def _put(self, address: str, kind: type[PeerLink], waiting: _Waiting | PassedReply) -> None:
@@ -79,12 +79,12 @@ class Peers:
             link.put(waiting)
 
     def close(self) -> None:
-        """End the links to all proxies."""
+        """Close the links to all proxies."""
         self._links.close()
 
 
 class PeerLink(CallLink[_Waiting | PassedReply]):
-    """The way to one proxy."""
+    """The connections to one proxy, with the calls that wait for one."""
 
     together, connections = ELEMENTS_MAX, CONNECTIONS_MAX
 
@@ -109,7 +109,7 @@ class PeerLink(CallLink[_Waiting | PassedReply]):
         answer = exchange_frame(connection, consumer, SERVICE, frame, ANSWER_S, ANSWER_BYTES_MAX)
         if answer.error is not None:
             text = (answer.error.message or b"").decode("utf-8", "replace")
-            raise TryLaterError(f"the proxy at {self.address} says: {text}")
+            raise TryLaterError(f"the proxy at {self.address} replied: {text}")
 
     def ended(self, batch: list[_Waiting | PassedReply], error: Exception | None) -> None:
         if isinstance(error, OSError):
@@ -125,7 +125,7 @@ class PeerLink(CallLink[_Waiting | PassedReply]):
 
 
 class ReplyLink(PeerLink):
-    """A link for acknowledgements with messages, one a call."""
+    """A link for acknowledgements with messages, one per call."""
 
     together, connections = 1, REPLY_CONNECTIONS_MAX
 
@@ -137,7 +137,7 @@ class ReplyLink(PeerLink):
         assert isinstance(passed, PassedReply)
         left_s = passed.until - self._runtime.now()
         if left_s <= 0:
-            raise TryLaterError("its time was up before it was passed on")
+            raise TryLaterError("its time-out passed before it was forwarded")
         (request,) = passed.results
         request.timeout, request.forwardedBy = max(1, int(left_s * 900)), self._runtime.address
         connection.settimeout(left_s)
@@ -147,7 +147,7 @@ class ReplyLink(PeerLink):
 
 
 def link_results(results: Sequence[Any], forwarded_by: str) -> Any:
-    """The results as one linked list of their own, marked as passed on."""
+    """Build the linked list of these results for a `submit`, marked as forwarded."""
     head = None
     for result in reversed(results):
         head = IDL.ConsumeResult(nextResult=head, **{name: getattr(result, name) for name in PASSED_ON})

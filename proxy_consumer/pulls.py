@@ -1,7 +1,7 @@
-"""Pulls: what a request asks for, results first, then messages at once, or waiting until its linger ends.
+"""Pulls: applies the results in a request, then returns messages at once or waits until the linger ends.
 
-An answer leaves as soon as there is at least one message; `maxLingerTime` is how long an empty pull
-waits. Who waits is served in order of arrival; a waiting client that goes is taken out of the line.
+A reply is sent as soon as there is at least one message; `maxLingerTime` is how long an empty pull waits.
+Waiting pulls are served in order of arrival; the pull of a client that disconnects is removed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from proxy_consumer.subscription.subscription import Group, Subscription
 
 
 class Pull(HeldPull):
-    """One pull from its request to its answer."""
+    """One pull from its request to its reply."""
 
     __slots__ = ("_pulls", "call", "client", "group", "late", "notice", "ours")
 
@@ -44,8 +44,8 @@ class Pull(HeldPull):
         self.ours = ours
         self.group: Group | None = None
         self.client: Client | None = None
-        self.late: Sequence[Any] = ()  # LateResults of what came with it
-        self.notice = ""  # for the people behind the client, with its answer
+        self.late: Sequence[Any] = ()  # LateResults of the results in its request
+        self.notice = ""  # a text for people, returned with its reply
 
     def give_up(self) -> None:
         self._pulls.leave_line(self)
@@ -57,7 +57,7 @@ class Pull(HeldPull):
 
 
 class Pulls:
-    """The handler of `pull`, and the pulls that wait."""
+    """The handler of `pull`, with the pulls that wait."""
 
     def __init__(self, runtime: Runtime, directory: Directory, results: Results, fetches: Fetches) -> None:
         self._runtime = runtime
@@ -97,13 +97,13 @@ class Pulls:
         self._take_messages(pull)
 
     def _on_stored(self, pull: Pull, error: Exception | None) -> None:
-        """The results that came with the pull are durable, or not."""
+        """Continue a pull after its results were stored, or refuse it if they were not."""
         if error is not None:
             self._throw_error(pull.call, code_of(error), f"the results are not stored: {error}")
         elif pull.call.open:
             self._take_messages(pull)
         else:
-            self.answer_empty(pull)  # nobody hears it; it ends the call
+            self.answer_empty(pull)  # the client has disconnected; this ends the call
 
     def _take_messages(self, pull: Pull) -> None:
         if self.draining:
@@ -132,23 +132,24 @@ class Pulls:
         self._take_from(pull, group, subscription)
 
     def _unknown_group(self, pull: Pull, request: Any) -> None:
-        """A client of ours hears that its group does not exist; others get nothing, as ever."""
+        """Answer a pull of an unknown group: ddmq_client gets an error, DDMQ clients an empty reply as
+        always."""
         if not pull.ours:
             self.answer_empty(pull)
             return
         name = request.groupId.decode("utf-8", "replace")
-        text = f"group {name} does not exist; pull a topic by name, or make it with `ddmq group set {name}`"
+        text = f"group {name} does not exist; pull a topic by name, or create it with `ddmq group set {name}`"
         self._throw_error(pull.call, Code.TOPIC_REFUSED, text)
 
     def leave(self, group: Group, client: bytes) -> None:
-        """A client stops: its pulls that wait are answered at once, and it is listed no more."""
+        """Answer the waiting pulls of a client that stops, and remove it from the list of clients."""
         self.consistency.remove_client(group.name.encode(), client)
         for waiter in group.waiting:
             if isinstance(waiter, Pull) and waiter.call.args.request.clientId == client:
                 waiter.give_up()
 
     def _create(self, pull: Pull, request: Any) -> Subscription | None:
-        """The subscription that the pull names, on its way; None when the pull is answered."""
+        """Return the subscription that the pull names, being created; None if the pull was refused."""
         if not self._runtime.config.auto_create_groups:
             self.answer_empty(pull)
             return None
@@ -173,7 +174,8 @@ class Pulls:
         return None
 
     def _report_skipped(self, pull: Pull, group: str, topic: str, skipped: int) -> None:
-        """Warn, in the log and with the next answer to this client, that a new group passes over messages."""
+        """Warn, in the log and in the client's next reply, that a new group starts after existing
+        messages."""
         place = {"group": group, "topic": topic, "messages": skipped}
         log.warning(
             "new group starts after existing messages", extra=place | {"remedy": remedy_text(group, topic)}
@@ -181,11 +183,11 @@ class Pulls:
         text = f"new group {group} on topic {topic} starts after {skipped} existing messages; "
         if pull.call.open:
             pull.notice = text + remedy_text(group, topic)
-        elif pull.client is not None:  # its pull was answered before the group was made
+        elif pull.client is not None:  # its pull was answered before the group was created
             pull.client.notice = text + remedy_text(group, topic)
 
     def _refuse_unmade(self, pull: Pull, error: Exception | None) -> None:
-        """Reject a pull that waits for a subscription which is beyond a bound: another proxy was quicker."""
+        """Refuse a waiting pull if its subscription exceeds a bound that another proxy reached first."""
         if isinstance(error, BoundReachedError) and pull.call.open:
             self.leave_line(pull)
             self._throw_error(pull.call, code_of(error), str(error))
@@ -240,14 +242,14 @@ class Pulls:
         pull.call.on_abandoned = lambda _: self.leave_line(pull)
 
     def leave_line(self, pull: Pull) -> None:
-        """Answered, or its client has gone."""
+        """Stop waiting: the pull is answered, or its client disconnected."""
         pull.call.on_abandoned = None
         self.wheel.remove(pull)
         if pull.group is not None:
             pull.group.waiting.leave(pull)
 
     def expire_due(self, now: float) -> None:
-        """Lingers that are over."""
+        """Answer the pulls whose linger has ended."""
         for waiter in self.wheel.take_expired(now):
             waiter.give_up()
         self._waiting.value = self.wheel.count
@@ -255,10 +257,10 @@ class Pulls:
     # --- answers
 
     def answer_pull(self, pull: Pull, delivery: Delivery) -> None:
-        """Answer a pull with messages."""
+        """Reply to a pull with messages, and count them as in flight at its client."""
         queue = delivery.queue
         if pull.client is not None:
-            delivery.lease.given_to(pull.client)
+            delivery.lease.assign_to(pull.client)
         next_offset = None
         if pull.ours and pull.group is not None:
             next_offset = pull.group.subscription_of(queue).next_offset(queue, self._runtime.now())
@@ -270,7 +272,7 @@ class Pulls:
         answers.answer_empty(pull.call, pull.late, self._find_notice(pull))
 
     def _take_notice(self, pull: Pull) -> str:
-        """Return what the people behind a client of ours should hear, once."""
+        """Return the text for people that ddmq_client should get, once; "" if there is none."""
         if not pull.ours:
             return ""
         if pull.client is not None and pull.client.notice:
@@ -292,7 +294,7 @@ class Pulls:
 
 
 def _find_fault(request: Any) -> str | None:
-    """Return why a pull cannot be taken as it stands; huge sizes are cut to their bounds instead."""
+    """Return why a pull request is invalid, or None; sizes that are too large are reduced instead."""
     if (request.maxBatchSize or 0) < 0:
         return f"maxBatchSize is {request.maxBatchSize}; allowed: 0 (the subscription's limit) or more"
     if (request.maxLingerTime or 0) < 0:
@@ -303,7 +305,7 @@ def _find_fault(request: Any) -> str | None:
 
 
 def remedy_text(group: str, topic: str) -> str:
-    """Say how a group gets the messages before its start."""
+    """Return how a group can get the messages before its start, as a text for people."""
     return (
         f"they are delivered with start='first' in the Consumer that makes the group, or now after"
         f" `ddmq offset reset {group} --topic {topic} --to first`"
@@ -311,7 +313,7 @@ def remedy_text(group: str, topic: str) -> str:
 
 
 def pushed_text(group: Group, subscription: Subscription) -> str:
-    """Say why nothing can be pulled from a subscription with a push sink."""
+    """Return the error text for a pull from a subscription with a push sink."""
     return (
         f"group {group.name} does not pull topic {subscription.topic}: the proxy pushes it "
         f"(actions end with {subscription.config.actions[-1]})"
@@ -319,7 +321,7 @@ def pushed_text(group: Group, subscription: Subscription) -> str:
 
 
 def instance_text(name: str) -> str:
-    """Say why a pull makes no group of a name that would be an instance's."""
+    """Return the error text for a pull that names an unknown group with an instance's name."""
     base = name.partition("%")[0]
     return (
         f"group {name} does not exist, and a name with % is not made by a pull: it is an instance of a "
@@ -329,7 +331,7 @@ def instance_text(name: str) -> str:
 
 
 def code_of(error: Exception) -> Code:
-    """The PullException code of an error. Clients only tell it; a pull that failed is tried again."""
+    """Return the PullException code for an error. Clients only report it; they repeat every failed pull."""
     if isinstance(error, BoundReachedError):
         return Code.BUSY
     if isinstance(error, DrainingError):

@@ -1,10 +1,11 @@
-"""`reply`: the acknowledgement of one message that carries others; all of it is one commit, or nothing is.
+"""`reply`: acknowledges one message together with new messages; either all of it is committed or nothing.
 
-The message is taken up under its lease (core/replying.py), its replies pass the checks of every send (the
-ReplySender: the producer proxy's, which the composition hands over), and go into one commit with the finish.
-Which error means what: fenced, nothing is stored, and the queue is looked at anew; any other but RemoteError,
-nothing is stored and the lease goes on; RemoteError, nobody knows, so the queues are had anew, under an epoch
-that the commit cannot have any more, and the caller asks again.
+The message is reserved under its lease (core/replying.py), its replies pass the checks of every send (by the
+ReplySender of the producer proxy, which the composition passes in), and are committed together with the
+finish. Errors of the commit: FencedError: nothing is stored, and the queue is checked; any other but
+RemoteError: nothing is stored and the lease continues; RemoteError: the outcome is unknown, so the queues are
+acquired again under a new epoch, which fences the commit if it is still on its way, and the caller asks
+again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ddmq_common.names import DELAY_TOPIC, SCHEDULE_TOPIC
 from ddmq_rpc.api import Call
 from proxy_consumer.answers import IDL
 from proxy_consumer.core import replying
-from proxy_consumer.core.replying import Ack, AckTaking, KnownReply, Replied, reply_id
+from proxy_consumer.core.replying import Ack, KnownReply, Replied, ReservationResult, reply_id
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.forwarding import Forwarding
 from proxy_consumer.groups.consistency import CLIENT_ID_BYTES_MAX
@@ -31,22 +32,24 @@ from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import Group, Subscription
 
 OFFSET_MAX = (1 << 63) - 1
-LOOKS_MAX = 64  # for replies of old, at a time
+LOOKS_MAX = 64  # concurrent searches for the replies of earlier acknowledgements
 MOVES = "send the acknowledgement again, also to another proxy"
 
 
 class ReplySender(Protocol):
-    """Makes records of replies; proxy_producer/replies.py."""
+    """Turns replies into records; implemented by proxy_producer/replies.py."""
 
     def begin(
         self, call: Call, request: Any, id_of: Callable[[int], bytes], deadline: float, keeper: Any
     ) -> None:
-        """Take in the `messages` of the request, with the ids of their places; `keeper`, a PendingAck, hears
-        what comes of it."""
+        """Check the `messages` of the request and build their records, with ids by index.
+
+        `keeper`, a PendingAck, commits them and is called with the outcome.
+        """
 
 
 class ReplyHandling:
-    """The handler of `reply` at one proxy. `sender` None: it has nothing to send with."""
+    """The handler of `reply` at one proxy. `sender` None: this proxy cannot send messages."""
 
     def __init__(
         self,
@@ -80,12 +83,12 @@ class ReplyHandling:
         if earlier is not None and earlier.lease_id == request.lease:
             answer.report_outcome(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE, earlier.results)
             return
-        taking = replying.take_up(queue, request.offset, request.lease)
-        if taking is AckTaking.TAKEN_UP:
+        taking = replying.reserve_message(queue, request.offset, request.lease)
+        if taking is ReservationResult.RESERVED:
             PendingAck(self, answer, group.subscription_of(queue), queue, ack).begin()
-        elif taking is AckTaking.BUSY:
+        elif taking is ReservationResult.BUSY:
             answer.refuse_ack(Code.BUSY, f"this acknowledgement is being committed; {MOVES}")
-        elif taking is AckTaking.OVER:
+        elif taking is ReservationResult.OVER:
             group.subscription_of(queue).buffer.tally.late.value += 1
             text = f"the lease {request.lease} of offset {request.offset} is over; nothing is stored"
             answer.report_outcome(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.LEASE_OVER)
@@ -93,7 +96,7 @@ class ReplyHandling:
             self._answer_finished(answer, ack, earlier)
 
     def _find_fault(self, request: Any) -> tuple[Code, str] | None:
-        """Return what is wrong with a request, or forbids it here."""
+        """Return why a request is invalid or not possible at this proxy; None if it is valid."""
         if self.runtime.stopping:
             return Code.SHUTTING_DOWN, f"this proxy is shutting down; {MOVES}"
         can = self.runtime.backend.capabilities
@@ -120,14 +123,15 @@ class ReplyHandling:
         return None
 
     def _find_transfer(self, context: Any) -> tuple[Code, str] | None:
-        """A queue was lost a moment ago: until it is known who has it, nobody can tell."""
+        """Return a rejection if the queue was lost a moment ago and its new owner is not known yet."""
         until = self.runtime.lost.get((context.groupId, context.topic, context.qid))
         if until is None or until <= self.runtime.now():
             return None
         return Code.BUSY, f"the queue is between two owners; {MOVES}"
 
     def _not_held(self, answer: AnswerOnce, group: Group | None, request: Any) -> None:
-        """Another proxy may hold the queue: it is passed on, once."""
+        """Forward an acknowledgement of a queue that this proxy does not own, unless it was forwarded
+        already."""
         context = request.context
         if group is None or not self._forwarding.queue_exists(group, context):
             what = "the context names no queue of the group"
@@ -151,12 +155,12 @@ class ReplyHandling:
         self._forwarding.pass_on(group, context, passed)
 
     def deadline_of(self, call: Call) -> float:
-        """Return until when a caller waits, monotonic seconds."""
+        """Return the caller's deadline in monotonic seconds."""
         asked_ms, cap_ms = call.args.request.timeout, self.runtime.config.commit_timeout_ms
         timeout_ms = asked_ms if asked_ms and 0 < asked_ms < cap_ms else cap_ms
         return call.received_at + timeout_ms / 1000
 
-    # --- one that may have been answered before
+    # --- acknowledgements that may have been stored before
 
     def _answer_finished(self, answer: AnswerOnce, ack: Ack, known: KnownReply | None) -> None:
         if known is not None:
@@ -166,7 +170,9 @@ class ReplyHandling:
             answer.report_outcome(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.LEASE_OVER)
             return
         if self._looks >= LOOKS_MAX:
-            answer.refuse_ack(Code.BUSY, f"{LOOKS_MAX} acknowledgements of before are looked for; {MOVES}")
+            answer.refuse_ack(
+                Code.BUSY, f"{LOOKS_MAX} earlier acknowledgements are being searched for; {MOVES}"
+            )
             return
         can = self.runtime.backend.capabilities
         first = answer.call.args.request.messages[0].topic or b""
@@ -175,7 +181,7 @@ class ReplyHandling:
         self._search_reply(answer, reply_id(ack, 0), list(topics))
 
     def _search_reply(self, answer: AnswerOnce, message_id: bytes, topics: list[str]) -> None:
-        """Its first reply may be in one of these."""
+        """Search these topics for the first reply of an acknowledgement, and answer whether it was stored."""
         backend = self.runtime.backend
         while topics and backend.topic(topics[0]) is None:
             del topics[0]
@@ -211,7 +217,7 @@ _UNKNOWN = (Code.TIMED_OUT, Code.BACKEND_FAILED)
 
 
 class AnswerOnce:
-    """One call's answer; it is given once."""
+    """The response to one call, which is sent only once."""
 
     def __init__(self, replies: ReplyHandling, call: Call, group: str) -> None:
         self.call = call
@@ -220,20 +226,20 @@ class AnswerOnce:
         self._told = False
 
     def refuse_ack(self, code: int, text: str) -> None:
-        """Reject the call: nothing is stored by it, or (codes 10, 12) the outcome is unknown. It may be
-        retried."""
+        """Reject the call: nothing was stored, or (codes 10, 12) the outcome is unknown. The caller may retry
+        it."""
         kind = "again" if code in _AGAIN else "unknown" if code in _UNKNOWN else "refused"
         self._give_answer(kind, IDL.ReplyResponse(code=int(code), msg=text))
 
     def report_outcome(
         self, code: int, text: str, outcome: ReplyOutcome, results: Sequence[Any] | None = None
     ) -> None:
-        """Answer with the outcome of the acknowledgement."""
+        """Respond with the outcome of the acknowledgement."""
         response = IDL.ReplyResponse(code=int(code), msg=text, outcome=int(outcome), results=results)
         self._give_answer(_OUTCOMES[outcome], response)
 
     def relay_answer(self, response: Any) -> None:
-        """Pass on the answer of another proxy, which has counted it."""
+        """Send the response of another proxy, which has counted it."""
         if not self._told:
             self._told = True
             self.call.reply(response)
@@ -246,7 +252,7 @@ class AnswerOnce:
 
 
 class PendingAck:
-    """One acknowledgement from taking its message up to its end: the keeper of its replies."""
+    """One acknowledgement from the reservation of its message to its end; commits its replies."""
 
     def __init__(
         self,
@@ -265,7 +271,7 @@ class PendingAck:
 
     @property
     def _is_held(self) -> bool:
-        """Whether the queue is still this proxy's."""
+        """Whether this proxy still owns the queue."""
         return self._subscription.buffer.holds_queue(self._queue)
 
     @property
@@ -273,7 +279,7 @@ class PendingAck:
         return self._ack.offset
 
     def begin(self) -> None:
-        """The message is taken up."""
+        """Have the sender check the replies; the message has been reserved."""
         runtime, call, sender = self._runtime, self._answer.call, self._replies.sender
         assert sender is not None
         runtime.open_commits += 1
@@ -283,16 +289,17 @@ class PendingAck:
     # --- ReplyKeeper
 
     def commit(self, records: list[NewRecord], into: Completion[list[AppendResult]]) -> None:
-        """Raises DdmqError, and stores nothing, where the queue is not ours any more."""
+        """Commit the replies with the finish. Raises DdmqError, and stores nothing, if this proxy lost the
+        queue."""
         runtime = self._runtime
         if not self._is_held:
             raise TryLaterError(f"the queue is not this proxy's any more; {MOVES}")
-        delta = self._queue.finish_of(self._ack.group, self._offset)
+        delta = self._queue.build_finish(self._ack.group, self._offset)
         batch = CommitBatch(records=records, progress=(delta,))
         runtime.backend.commit(batch, runtime.commit_deadline(), into=into)
 
     def refused(self, code: int, text: str) -> None:
-        self._put_down()
+        self._end_reservation()
         self._answer.refuse_ack(code, text)
 
     def late(self, code: int, text: str) -> None:
@@ -314,7 +321,7 @@ class PendingAck:
         if self._is_held:
             tally = subscription.buffer.tally
             job = self._queue.table.jobs.get(offset)
-            lease = replying.finish_taken_up(self._queue, offset)
+            lease = replying.finish_reserved(self._queue, offset)
             tally.acked.value += 1
             tally.process.observe((self._runtime.now() - lease.since) * 1e6)
             if job is not None:
@@ -327,9 +334,9 @@ class PendingAck:
         subscription = self._subscription
         if isinstance(error, RemoteError):
             if self._is_held:
-                subscription.start_anew()
+                subscription.reload_queues()
             self._release_message()
-            self._answer.refuse_ack(Code.TIMED_OUT, f"{text}; whether it is stored the next answer tells")
+            self._answer.refuse_ack(Code.TIMED_OUT, f"{text}; ask again to learn whether it is stored")
         elif isinstance(error, FencedError):
             subscription.refence(self._queue, lambda: self.refused(Code.BUSY, f"{error}; {MOVES}"))
         else:
@@ -337,13 +344,13 @@ class PendingAck:
 
     # --- its end
 
-    def _put_down(self) -> None:
+    def _end_reservation(self) -> None:
         if self._is_held:
-            replying.put_down(self._queue, self._offset)
+            replying.end_reservation(self._queue, self._offset)
         self._release_message()
 
     def _release_message(self) -> None:
-        """The message is taken up no longer: what waited for that goes on."""
+        """End the handling of the message, and continue what waited for its reservation."""
         self._runtime.open_commits -= 1
         if self._is_held:
             self._subscription.buffer.on_news(self._queue)

@@ -1,8 +1,8 @@
-"""Results that clients bring: applied to the pull buffers, element by element of the linked list.
+"""Results from clients: applied to the pull buffers, element by element of the linked list.
 
-Each element counts by its own context; successes go before failures; what names a queue that another
-proxy holds is passed on to it, what names no queue at all is ignored and counted. Afterwards the uncommitted
-progress of the queues concerned goes into one commit.
+Each element is applied by its own context; successes are applied before failures. Results for a queue that
+another proxy owns are forwarded to it; results for a queue that does not exist are ignored and counted.
+Afterwards the uncommitted progress of all queues concerned goes into one commit.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from proxy_consumer.subscription.commits import ProgressCommit, QueueProgress, c
 from proxy_consumer.subscription.subscription import Group, Subscription
 
 NO_OFFSETS: Sequence[int] = ()
-GIVE_UP = -2  # in failDelaysMs: no further try
+GIVE_UP = -2  # in failDelaysMs: no further attempt
 Missed = tuple[int, int]  # offset, lease id
 
 
 class Applied(NamedTuple):
-    """The applied results of a call: what must be committed before the answer, what must be passed on to
-    other proxies, and LateResults."""
+    """The applied results of a call: the progress to commit, the results to forward, and the LateResults."""
 
     shares: list[QueueProgress]
     foreign: list[Taken]
@@ -36,7 +35,7 @@ class Applied(NamedTuple):
 
     @property
     def open(self) -> bool:
-        """Whether the answer has to wait for `Results.store_results`."""
+        """Whether the response must wait for `Results.store_results`."""
         return bool(self.shares or self.foreign)
 
 
@@ -52,10 +51,10 @@ class Results:
         self._too_many = runtime.ignored_cell("", "over the bound of one call")
 
     def apply_results(self, result: Any) -> Applied:
-        """Take in a whole linked list.
+        """Apply a whole linked list of results.
 
-        Raises TryLaterError, and changes nothing, when a queue was lost a moment ago: until it is known
-        who has it, its results can be neither stored nor ignored.
+        Raises TryLaterError, and changes nothing, if a queue was lost a moment ago: until its new owner is
+        known, its results can be neither stored nor ignored.
         """
         if self._runtime.lost:
             self._refuse_lost(result)
@@ -95,7 +94,7 @@ class Results:
             result = result.nextResult
 
     def _refuse_unheld(self, result: Any) -> None:
-        """Another proxy took us for the holder: what we do not hold has moved on."""
+        """Raise TryLaterError if this proxy does not own a queue of forwarded results: it has moved on."""
         while result is not None:
             context = result.context
             group = None if context is None else self._groups.get(context.groupId)
@@ -104,9 +103,10 @@ class Results:
             result = result.nextResult
 
     def store_results(self, applied: Applied, done: Done) -> None:
-        """Make its shares durable and pass on what others hold; `done` with the first error, or None.
+        """Commit the progress and forward the other results; `done` is called with the first error, or None.
 
-        What is passed on may turn out to be ours: then `applied.late` has become longer when `done` runs.
+        Results to be forwarded may turn out to belong to this proxy: then `applied.late` may have grown when
+        `done` is called.
         """
         shares = applied.shares
         if not applied.foreign:
@@ -124,14 +124,17 @@ class Results:
 
         self.forwarding.send(
             applied.foreign,
-            lambda taken, judged: self._apply_taken_up(taken, applied.late, judged),
+            lambda taken, applied_all: self._apply_acquired(taken, applied.late, applied_all),
             on_part_done,
         )
         if shares:
             ProgressCommit(self._runtime, shares, on_part_done).start()
 
-    def _apply_taken_up(self, taken: list[Taken], late: list[Any], done: Done) -> None:
-        """Take in results of queues that are held here by now."""
+    def _apply_acquired(self, taken: list[Taken], late: list[Any], done: Done) -> None:
+        """Apply results of queues that this proxy has acquired meanwhile, and commit their progress.
+
+        LateResults are appended to `late`; `done` is called with the error of the commit, or None.
+        """
         touched: dict[SubscribedQueue, Subscription] = {}
         for group, result in taken:
             queue = group.queues[result.context.topic, result.context.qid]
@@ -146,7 +149,8 @@ class Results:
     def _find_held(
         self, result: Any, given: int, foreign: list[Taken]
     ) -> tuple[Subscription, SubscribedQueue] | None:
-        """The queue that a result's context names, if it is ours; what others may hold goes to `foreign`."""
+        """Return the owned queue that a result's context names; results for other proxies are appended to
+        `foreign`."""
         context = result.context
         group = None if context is None else self._groups.get(context.groupId)
         if group is None:
@@ -165,7 +169,7 @@ class Results:
     def _apply_one(
         self, subscription: Subscription, queue: SubscribedQueue, result: Any, now: float, late: list[Any]
     ) -> None:
-        """Take one element in; to `late` go those of its results under a lease that changed nothing."""
+        """Apply one element; if some of its results had a stale lease, a LateResult is appended to `late`."""
         missed: list[Missed] = []
         if result.successOffsets:
             offsets, leases = result.successOffsets, result.successLeases
@@ -221,7 +225,10 @@ class Results:
 def _missed_acks(
     queue: SubscribedQueue, offsets: Sequence[int], leases: Sequence[int], done: int
 ) -> list[Missed]:
-    """Acknowledged under a lease that was over. Where a part was `done`, what is finished is that part."""
+    """Return the acknowledgements that had a stale lease.
+
+    If some were `done`, the finished offsets are those; otherwise they were finished earlier.
+    """
     is_finished = queue.ack_map.is_finished
     pairs = zip(offsets, leases, strict=False)
     return [(at, lease) for at, lease in pairs if lease and not (done and is_finished(at))]

@@ -25,17 +25,17 @@ from proxy_consumer.core.timer_queue import TimerQueue
 from proxy_consumer.heartbeat import Heartbeat
 
 log = logging.getLogger("ddmq.consumer")
-LEASE_ID_BITS = 46  # random part: a lease of an earlier process is never taken for one of this
+LEASE_ID_BITS = 46  # random bits, so that leases of an earlier process are not mistaken for this one's
 
 
 class TickTask(Protocol):
-    """Done at each tick."""
+    """A task that is run at each tick."""
 
-    def look(self) -> None: ...
+    def run_tick(self) -> None: ...
 
 
 class Runtime:
-    """Shared by the service, its groups and their subscriptions."""
+    """The objects shared by the service, its groups and their subscriptions."""
 
     def __init__(
         self, backend: Backend, config: ConsumerConfig, metrics: Registry, clock: Clock, random: Random
@@ -48,12 +48,13 @@ class Runtime:
         self.timers = TimerQueue()
         self.heartbeat = Heartbeat(config.tick_ms / 1000, clock, self.timers)
         self.lease_ids: Iterator[int] = count((random.getrandbits(LEASE_ID_BITS) << 16) + 1)
-        self.held: Counter = Count()  # bytes read and not delivered, all subscriptions
+        self.held: Counter = Count()  # bytes read and not delivered, over all subscriptions
         self.open_commits = 0
-        self.stopping = False  # every queue is given up, or about to be: none is taken any more
-        self.lost: dict[tuple[bytes, bytes, bytes], float] = {}  # (group, topic, qid) → see Results
+        self.stopping = False  # all queues are being released, and none is acquired any more
+        self.lost: dict[tuple[bytes, bytes, bytes], float] = {}  # (group, topic, qid) → until when
+        """Recently lost queues, whose results are rejected until their new owner is known."""
         self.traces: TraceWriter | None = None
-        self.traced: dict[TickTask, None] = {}  # what looks at traced subscriptions
+        self.traced: dict[TickTask, None] = {}  # the traced subscriptions
         self.address = ""  # HOST:PORT where other proxies reach this one; "": nowhere
 
     def now(self) -> float:
@@ -61,7 +62,7 @@ class Runtime:
         return self.clock.monotonic()
 
     def topic_lives(self, ref: QueueRef) -> bool:
-        """Whether the topic of a queue is still there, and not one made anew under its name."""
+        """Whether the topic of a queue still exists, and was not deleted and created again under its name."""
         info = self.backend.topic(ref.topic)
         return info is not None and info.incarnation == ref.incarnation
 
@@ -69,30 +70,34 @@ class Runtime:
         return self.clock.monotonic() + self.config.commit_timeout_ms / 1000
 
     def linger_s(self, asked_ms: int | None) -> float:
-        """Return how long a pull or a fetch that has found nothing waits."""
+        """Return how many seconds a pull or fetch that finds no message waits, for its requested
+        milliseconds."""
         config = self.config
         return min(max(asked_ms or 0, config.linger_min_ms), config.linger_max_ms) / 1000
 
     def linger_wheel(self) -> LingerWheel:
-        """One that the heartbeat turns."""
+        """Build a linger wheel that wakes the heartbeat."""
         return LingerWheel(self.config.tick_ms / 1000, self.now(), self.heartbeat.wake_up)
 
     def qid(self, queue: QueueRef) -> str:
-        """The queue's name on the wire."""
+        """Return the queue's name on the wire."""
         if queue.topic.startswith(RETRY_PREFIX):
             return retry_qid(self.backend.cluster, queue.queue_id)
         return qid(self.backend.cluster, self.backend.broker, queue.queue_id)
 
     def read_ahead(self, wanted: int) -> tuple[int, int]:
-        """Return how many records and bytes to read for a client that wants `wanted`."""
+        """Return how many records and bytes to read for a pull of `wanted` messages."""
         config = self.config
         if wanted < config.read_ahead_count and self.held.value < config.read_ahead_bytes_max:
             return config.read_ahead_count // wanted * wanted, config.read_ahead_bytes
         return wanted, max(config.read_ahead_bytes, config.answer_bytes_max)
 
     def build_tally(self, group: str, topic: str) -> Tally:
-        """Metric cells of one subscription. Where an engine is not gapless, an offset without a message is no
-        missing one: a transaction ended there, or compaction took what was there."""
+        """Build the counters of one subscription from metric cells.
+
+        If an engine has gaps between offsets, an offset without a message is not counted as missing: it is
+        the end of a transaction, or was compacted.
+        """
         cell = self.metrics.cell
         return Tally(
             delivered=cell(catalogue.DELIVERED, group, topic),
@@ -112,39 +117,40 @@ class Runtime:
             process=FirstUse(lambda: self.metrics.histogram(catalogue.PROCESS, group, topic)),
         )
 
-    def delivery_cells(self, group: str, topic: str, tally: Tally) -> HandedOut:
-        """Return the cells in which one subscription counts its answers."""
+    def build_delivery_metrics(self, group: str, topic: str, tally: Tally) -> DeliveryMetrics:
+        """Build the metrics of one subscription's deliveries; `tally` holds its counter of redelivered
+        messages."""
         wait = FirstUse(lambda: self.metrics.histogram(catalogue.QUEUE_WAIT, group, topic))
-        return HandedOut(wait, tally.redelivered)
+        return DeliveryMetrics(wait, tally.redelivered)
 
     def ignored_cell(self, group: str, reason: str) -> MetricCell:
-        """Results that changed nothing."""
+        """Return the metric cell for results of a group that changed nothing, by reason."""
         return self.metrics.cell(catalogue.RESULTS_IGNORED, group, reason)
 
     def progress_failed(self, error: Exception) -> None:
-        """A commit of ours failed."""
+        """Count and log a failed commit of progress."""
         self.metrics.cell(catalogue.PROGRESS_FAILED, type(error).__name__).value += 1
         log.warning("progress not stored", extra={"error": str(error)})
 
 
 class FirstUse:
-    """An Observer that gets its histogram with the first value.
+    """An Observer that creates its histogram at the first value.
 
-    Histograms have fewer label sets than there may be subscriptions: one that nobody uses takes none.
+    There may be more subscriptions than label sets of a histogram: an unused subscription takes none.
     """
 
     def __init__(self, made: Callable[[], Histogram]) -> None:
         self._made = made
 
     def observe(self, value: float) -> None:
-        """The first one; later ones go to the histogram itself."""
+        """Create the histogram and record the first value; later calls go to the histogram directly."""
         observe = self._made().observe
         self.observe = observe  # type: ignore[method-assign]
         observe(value)
 
 
-class HandedOut:
-    """The cells of one subscription. `wait`: µs from stored to handed out."""
+class DeliveryMetrics:
+    """The metrics of one subscription's deliveries. `wait`: microseconds from store to delivery."""
 
     __slots__ = ("_redelivered", "_wait")
 
@@ -153,7 +159,8 @@ class HandedOut:
         self._redelivered = redelivered
 
     def note_delivery(self, delivery: Delivery, wall_ms: int) -> None:
-        """Messages were handed out at `wall_ms` of the wall clock."""
+        """Count a delivery at `wall_ms` (epoch milliseconds), and observe how long its messages were
+        stored."""
         messages = delivery.messages
         if delivery.queue.retry_queue:
             self._redelivered.value += len(messages.offsets)
@@ -167,5 +174,5 @@ class HandedOut:
 
 
 def _first_time(delivery: Delivery) -> int | None:
-    """The place of the first message that was never handed out before; None: there is none."""
+    """Return the index of the first message in its first delivery; None if there is none."""
     return next((at for at, attempt in enumerate(delivery.attempt_numbers()) if attempt == 1), None)

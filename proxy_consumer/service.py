@@ -1,11 +1,12 @@
-"""ConsumerService: backend read in, Thrift out. The wire's names are translated here and in answers.py.
+"""ConsumerService: reads from the backend, serves Thrift. Names of the wire are translated here and in
+answers.py.
 
-The life of a pull: results it carries are applied and made durable; then messages are taken under a
-lease; when there are none it waits in line until there are or its linger ends. `submit` brings results
-alone. `fetch` and `ack`, for clients that keep their own offsets, are in fetches/.
+A pull: the results that it carries are applied and made durable; then messages are taken under a lease; if
+there are none it waits until there are, or its linger ends. `submit` carries results alone. `fetch` and
+`ack`, for clients that keep their own offsets, are in fetches/.
 
-Everything runs on the hub, nothing blocks. `tick` does what is due: lingers, lease deadlines, retries;
-with `start` the heartbeat calls it, tests call it themselves.
+Everything runs on the hub and nothing blocks. `tick` does the work that is due: lingers, lease deadlines,
+retries; after `start` the heartbeat calls it, in tests the test does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from backend.port import Backend
 from backend.records import AppendResult, QueueRef
 from backend.traces import TraceWriter
 from ddmq_client.idl import consumer
-from ddmq_common.clock import Clock
+from ddmq_common.clock import NEVER, Clock
 from ddmq_common.config import Reloaded, merge_live_values
 from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.errors import TryLaterError
@@ -33,7 +34,7 @@ from proxy_consumer.groups.changes import Changes, SubscriptionChange
 from proxy_consumer.groups.consistency import Difference, GroupClient
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.gauges import Gauges
-from proxy_consumer.groups.group import SOURCE_LOG, Stored
+from proxy_consumer.groups.group import SOURCE_LOG, StoredSubscription
 from proxy_consumer.groups.ordering import GroupOrdering
 from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
 from proxy_consumer.groups.stalled import Stall
@@ -45,7 +46,7 @@ from proxy_consumer.results import Results
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.tracing.messages import HeldUp
 
-USED_S = 10.0  # longer between two pulls: nobody pulls, unless something is in flight
+USED_S = 10.0  # a subscription counts as used for this long after a pull
 
 
 class ConsumerService:
@@ -64,7 +65,9 @@ class ConsumerService:
         replies: ReplySender | None = None,
     ) -> None:
         """`address`: see `advertise`. `levels`: the waits of the level scheduler, for retries.
-        `replies`: what sends messages that come with an acknowledgement."""
+
+        `replies`: sends the messages that acknowledgements carry; None: this proxy cannot.
+        """
         self._runtime = Runtime(backend, config, metrics, clock, random)
         self._runtime.traces = traces
         self._runtime.levels = levels
@@ -85,7 +88,7 @@ class ConsumerService:
         self._drain_until = 0.0
 
     def service(self) -> Service:
-        """Return the handlers that the RPC server serves."""
+        """Return the handlers for the RPC server."""
         handlers = {
             "pull": self._pulls.pull,
             "submit": self.submit,
@@ -99,7 +102,7 @@ class ConsumerService:
         return Service(consumer, answers.SERVICE, handlers, on_closed)
 
     def start(self, *, timer: bool = True) -> None:
-        """Load groups and begin to serve; without `timer` the caller calls `tick`."""
+        """Load the groups and start to serve; without `timer` the caller must call `tick`."""
         self._directory.start(follow=self._pushers.on_change)
         self._fetches.start()
         self._pushers.start()
@@ -109,9 +112,10 @@ class ConsumerService:
             self._runtime.heartbeat.start(self._beat)
 
     def advertise(self, address: str) -> None:
-        """Set where other proxies reach this one, HOST:PORT; the configured `advertise` takes precedence.
+        """Set the HOST:PORT at which other proxies reach this one; the configured `advertise` takes
+        precedence.
 
-        Known before the first pull comes in: memberships tell it to the others.
+        Call it before the first pull: the memberships publish the address.
         """
         self._runtime.address = self._runtime.config.advertise or address
 
@@ -121,20 +125,38 @@ class ConsumerService:
         return waiting > 0 or bool(self._runtime.traced) or self._drained is not None
 
     def tick(self) -> None:
-        """Do what is due now."""
+        """Do the work that is due now."""
         now = self._runtime.now()
         self._runtime.timers.run_due(now)
         self._pulls.expire_due(now)
         self._fetches.expire_due(now)
         for trace in list(self._runtime.traced):
-            trace.look()
+            trace.run_tick()
         if self._drained is not None:
             self._drain_on(now)
 
-    def drain(self, deadline: float) -> Completion[None]:
-        """Deliver nothing new; take results until nothing is leased, `drain_leases_ms` or `deadline`.
+    def next_due(self) -> float:
+        """Return when the next lease ends or the next retry is due, in monotonic seconds; may be early.
 
-        Waiting pulls are answered empty at once. Succeeds when what came in is durable.
+        NEVER: nothing waits for a time."""
+        due = [
+            min(each.buffer.next_event(), each.retries.next_event())
+            for each in self._directory.all_subscriptions()
+        ]
+        return min(due, default=NEVER)
+
+    def end_wait(self, call: Call) -> None:
+        """Answer a pull or a fetch that waits, as if its linger were over; nothing happens to any other."""
+        for waiter in (*self._pulls.wheel, *self._fetches.wheel):
+            if getattr(waiter, "call", None) is call:
+                waiter.give_up()
+
+    def drain(self, deadline: float) -> Completion[None]:
+        """Stop delivering; accept results until no message is leased, `drain_leases_ms` have passed, or
+        `deadline`.
+
+        Waiting pulls are answered empty at once. The completion succeeds when all accepted results are
+        durable.
         """
         if self._drained is None:
             self._drained = Completion()
@@ -167,11 +189,12 @@ class ConsumerService:
     # --- handlers
 
     def submit(self, call: Call) -> None:
-        """Results alone; true once they are durable, also for those that are ignored."""
+        """Apply results alone; reply true once they are durable, also for ignored ones."""
         self._store(call, call.args.result, lambda _: call.reply_encoded(answers.SUBMITTED[call.wire]))
 
     def settle(self, call: Call) -> None:
-        """Results alone, from a client of ours: it hears which came too late. It may say that it stops."""
+        """Apply results alone from ddmq_client; the reply contains the late ones. The client may announce its
+        stop."""
         request = call.args.request
         group = self._directory.groups.get(request.groupId or b"")
         if request.leave and group is not None and request.clientId:
@@ -186,7 +209,7 @@ class ConsumerService:
             self._store(call, request.result, answer)
 
     def _store(self, call: Call, result: Any, answer: Callable[[Sequence[Any]], None]) -> None:
-        """Take results in; `answer` with the LateResults once the others are durable."""
+        """Apply results; call `answer` with the LateResults once the others are durable."""
         try:
             applied = self._results.apply_results(result)
         except TryLaterError as error:
@@ -205,7 +228,8 @@ class ConsumerService:
         self._results.store_results(applied, stored)
 
     def get_consume_stats(self, call: Call) -> None:
-        """Committed and next offset per queue; an unknown group or topic gives an empty list."""
+        """Reply with the committed and next offset of each queue; an empty list for an unknown group or
+        topic."""
         request = call.args.request
         group = self._directory.groups.get(request.group)
         if group is None:
@@ -226,14 +250,15 @@ class ConsumerService:
     # --- for the command line and the admin API
 
     def declare(self, file: GroupsFile, source: str) -> Completion[None]:
-        """Make or change the subscriptions of conf/groups.yaml; `source` names the file.
+        """Create or change the subscriptions of conf/groups.yaml; `source` names the file.
 
-        A change of settings does not move offsets. Fails with the first error; the others still apply.
+        A change of settings moves no offsets. Fails with the first error; the other changes still apply.
         """
         return self._changes.declare_groups(file, source)
 
     def reconfigure(self, fresh: ConsumerConfig) -> Reloaded:
-        """Other limits and defaults while clients are connected; says what waits for the next start."""
+        """Apply new limits and defaults while clients are connected; the result names the keys that need a
+        restart."""
         reload = merge_live_values(self._runtime.config, fresh, LIVE_KEYS)
         self._runtime.config = reload.config
         if "defaults" in reload.changed:
@@ -242,7 +267,7 @@ class ConsumerService:
         return reload
 
     def groups(self) -> list[GroupSummary]:
-        """All groups, by name."""
+        """Return a summary of each group, by name."""
         return [
             GroupSummary(
                 name=group.name,
@@ -255,12 +280,14 @@ class ConsumerService:
         ]
 
     def push_fault(self, group: str, topic: str) -> str:
-        """Return why this proxy does not push what it should; "" when it does, or has nothing to push."""
+        """Return why this proxy does not push the subscription; "" if it does, or if it is not a push
+        subscription."""
         subscription = self._directory.find_subscription(group, topic)
         return "" if subscription is None else self._pushers.find_fault(subscription)
 
     def counts(self) -> dict[tuple[str, str], tuple[float, float]]:
-        """(group, topic) → messages delivered and acknowledged since the start, of what is in use here."""
+        """Return (group, topic) → messages delivered and acknowledged since the start, of subscriptions in
+        use here."""
         counts = {}
         for each in self._directory.all_subscriptions():
             if each.joined:
@@ -269,19 +296,21 @@ class ConsumerService:
         return counts
 
     def group_stats(self, group: str) -> Completion[list[SubscriptionStats]]:
-        """Every subscription of a group. Raises CallerError when there is no such group."""
+        """Return the progress of every subscription of a group. Raises CallerError if there is no such
+        group."""
         return stats.group_stats(self._runtime, self._directory.group_named(group), None)
 
     def retry_paths(self) -> Completion[RetryPath]:
-        """Count what waits in the delay levels for its retry, by group and topic; the same at every proxy."""
+        """Count the messages on the retry paths by group and topic; the numbers are the same at every
+        proxy."""
         return self._retry_paths.count_waiting()
 
     def subscribe(
         self, group: str, topic: str, config: SubscriptionDefaults | None = None
     ) -> Completion[int]:
-        """Make a group's subscription (and the group); one that exists stays as it is.
+        """Create a group's subscription (and the group); an existing one is not changed.
 
-        `config.start` says where it starts; the result is how many messages lie before that. Raises
+        `config.start` says where it starts; the result is the number of messages before that. Raises
         CallerError or BoundReachedError.
         """
         return self._directory.subscribe(group, topic, config or self._runtime.config.defaults)[1]
@@ -289,18 +318,19 @@ class ConsumerService:
     def change_subscription(
         self, group: str, topic: str, settings: Mapping[str, Any], unset: Sequence[str] = ()
     ) -> Completion[SubscriptionChange]:
-        """Make a subscription, or change what `settings` names and put `unset` back to the defaults.
+        """Create a subscription, or set the values in `settings` and reset `unset` to the defaults.
 
-        Offsets do not move. Raises CallerError (also for what a file owns) or BoundReachedError.
+        Offsets do not move. Raises CallerError (also for settings that a file owns) or BoundReachedError.
         """
         return self._changes.change_settings(group, topic, settings, unset)
 
     def differences(self, group: str) -> list[Difference]:
-        """Clients of a group that subscribe differently, as far as this proxy has seen."""
+        """Return how clients of a group subscribe differently, as far as this proxy knows."""
         return self._pulls.consistency.list_differences(group)
 
     def is_used(self, group: str, topic: str) -> bool:
-        """Whether a client has pulled or fetched a topic for a group here within USED_S, or it is pushed."""
+        """Whether a client has pulled or fetched the topic for the group here within USED_S, or it is
+        pushed."""
         subscription = self._directory.find_subscription(group, topic)
         if subscription is None:
             return False
@@ -308,38 +338,40 @@ class ConsumerService:
         return pulled or subscription.pushed or bool(self._fetches.committed_offsets(group, topic))
 
     def stalled(self, group: str) -> list[Stall]:
-        """Queues of a group that stand still though clients wait, as of the last look."""
+        """Return the stalled queues of a group for which clients wait, as of the last check."""
         return self._gauges.stalled.stalls_of(
             group, self._directory.group_named(group).subscriptions.values()
         )
 
     def clients(self, group: str) -> list[GroupClient]:
-        """List the clients that pull for a group at this proxy, with what each has in flight."""
+        """Return the clients that pull for a group at this proxy, with their messages in flight."""
         return self._pulls.consistency.list_clients(group)
 
-    def subscription_source(self, group: str, topic: str) -> Stored:
-        """Return what a subscription sets itself and who owns it: `log`, or the name of a file."""
-        return self._changes.stored_settings(group, topic) or Stored({}, 0, SOURCE_LOG)
+    def subscription_source(self, group: str, topic: str) -> StoredSubscription:
+        """Return the values that a subscription sets itself, and its owner: `log`, or the name of a file."""
+        return self._changes.stored_settings(group, topic) or StoredSubscription({}, 0, SOURCE_LOG)
 
     def message_state(self, group: str, topic: str, queue: QueueRef, offset: int) -> LiveState | None:
-        """Return what this proxy knows of an unfinished message; None when it does not hold the queue."""
+        """Return the state of a message; None if this proxy does not own the queue."""
         subscription = self._directory.find_subscription(group, topic)
         return None if subscription is None else live_state(subscription, queue, offset)
 
     def waits(self, group: str, topic: str, queue: QueueRef, since_ms: int) -> HeldUp | None:
-        """Return what holds up a group's deliveries from a queue since a moment; None where it is not noted
-        here."""
+        """Return what has held up a group's deliveries from a queue since `since_ms`; None if it is not
+        traced here."""
         subscription = self._directory.find_subscription(group, topic)
         trace = None if subscription is None else subscription.trace
         return None if trace is None else trace.held_up(queue, since_ms)
 
     def order_keys(self, group: str) -> GroupOrdering:
-        """Return a group's order keys as operators see and change them: park, skip, replay. Raises
-        CallerError when there is no such group."""
+        """Return a group's order keys, for operators to list, park, skip and replay.
+
+        Raises CallerError if there is no such group.
+        """
         return self._directory.ordering_of(self._directory.group_named(group))
 
     def delete_group(self, group: str, topic: str | None = None) -> Completion[list[AppendResult]]:
-        """Delete a group and its subscriptions, or one of them; clients that wait are answered empty."""
+        """Delete a group and its subscriptions, or one of them; waiting clients are answered empty."""
         return self._directory.delete(group, topic)
 
 

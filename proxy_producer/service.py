@@ -15,8 +15,6 @@ from random import Random
 from struct import Struct
 from typing import Any
 
-import gevent
-
 from backend.completion import Completion, followed
 from backend.port import Backend
 from backend.traces import TraceWriter
@@ -24,7 +22,7 @@ from ddmq_client.idl import producer
 from ddmq_common.clock import Clock
 from ddmq_common.config import Reloaded, merge_live_values
 from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
-from ddmq_common.hub_timer import HubTimer
+from ddmq_common.hub_timer import HubTimer, spawn_later
 from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Call, Fault, Service
 from proxy_producer import wire
@@ -68,7 +66,7 @@ class ProducerService:
         new_id: Callable[[], bytes] | None = None,
         timer: SweepTimer | None = None,
         levels: Levels = DEFAULT_LEVELS,
-        later: Later = gevent.spawn_later,
+        later: Later = spawn_later,
         beat: SweepTimer | None = None,
         traces: TraceWriter | None = None,
     ) -> None:

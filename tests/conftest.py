@@ -77,6 +77,7 @@ def _lies_in_slow_folder(path: Path) -> bool:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", default="1/1", metavar="I/N", help="the files of the Ith of N processes")
+    parser.addoption("--update-transcripts", action="store_true", help="write what commands print now")
 
 
 def _is_in_part(path: Path, part: str) -> bool:

@@ -1,6 +1,7 @@
 """Builds the wheel of ddmq-client: `python tools/client_wheel.py [FOLDER]`, by default into dist/.
 
-The package is copied beside packaging/client/pyproject.toml first, so nothing is left behind in the tree.
+The package is copied beside packaging/client/pyproject.toml first, so nothing is left behind in the tree. The
+modules of the server that the test broker needs come with it (tools/server_copy.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tools.server_copy import copy_server  # noqa: E402 - it also runs as a script
+
 LEFT_OUT = shutil.ignore_patterns("__pycache__")
 
 
@@ -23,6 +27,7 @@ def build(folder: Path) -> Path:
         for name in ("LICENSE", "NOTICE"):
             shutil.copy(ROOT / name, source)
         shutil.copytree(ROOT / "ddmq_client", source / "ddmq_client", ignore=LEFT_OUT)
+        copy_server(source / "ddmq_client" / "testing" / "_server")
         made = Path(scratch) / "made"
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(made), str(source)]
         subprocess.run(command, check=True)

@@ -5,7 +5,8 @@
 
 tools/tidy.py compares the counts with those recorded in tools/tidy.json, which may only fall. The measures:
 
-* bare_names: functions whose name is a single word that is not one of FIELD_VERBS;
+* bare_names: functions whose name is a single word that is not one of FIELD_VERBS; a method that a base class
+  of ours names counts there alone;
 * participles: variables named by a participle (`found`, `known`, `told`) instead of by the thing they hold;
 * fragments: docstrings that open as a subordinate clause, with a pronoun, or have fewer than four words;
 * late_hooks: attributes that a constructor fills with a placeholder and another module overwrites.
@@ -19,7 +20,7 @@ import ast
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,12 +30,13 @@ from parsed import walked
 # The verbs that queue engineers use without an object; the class that has such a method names the object.
 FIELD_VERBS = frozenset(
     """
-    accept ack acquire add append apply backup begin bind build call cancel check clear close commit
-    connect copy create decode delete deserialize drain encode end extend fail fetch fire flush format get
-    handle join lease leave listen load log main make match notify open pack park parse peek poll
-    pop publish pull purge push put read receive release remove render renew replay reply reschedule
-    resend reset restore retry rollback run save schedule seek send serialize set skip sleep start stop
-    subscribe sync trace unpack update validate wait warn write
+    accept ack acquire add advance append apply backup begin bind build call cancel check clear
+    close commit connect consume copy create decode delete deserialize drain encode end enqueue
+    extend fail fetch fire flush format get handle join lease leave listen load log main make match
+    nack notify open pack park parse peek poll pop publish pull purge push put read receive release
+    remove render renew replay reply requeue reschedule resend reset restore retry rollback run save
+    schedule seek send serialize set skip sleep spawn start stop subscribe sync trace unpack update
+    validate wait warn write
     """.split()  # noqa: SIM905
 )
 PARTICIPLES = frozenset(
@@ -84,16 +86,53 @@ def measure(files: Mapping[str, Path]) -> Measures:
     places: dict[str, dict[str, list[Place]]] = {kind: defaultdict(list) for kind in KINDS}
     totals: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     written = {module: file for module, file in files.items() if not _is_generated(file)}
+    overriding = _overriding_methods(written.values())
     for module, file in written.items():
         package = _package(module)
         for node in walked(file):
             for kind, place in _measured(file, node):
+                if kind == "bare_names" and id(node) in overriding:
+                    continue
                 totals[kind][package] += 1
                 if place is not None:
                     places[kind][package].append(place)
     for module, place in _late_hooks(written):
         places["late_hooks"][_package(module)].append(place)
     return Measures(places, totals)
+
+
+def _overriding_methods(files: Iterable[Path]) -> set[int]:
+    """Return the ids of the methods whose name a base class of the product has given."""
+    classes: defaultdict[str, list[ast.ClassDef]] = defaultdict(list)
+    for file in files:
+        for node in walked(file):
+            if isinstance(node, ast.ClassDef):
+                classes[node.name].append(node)
+
+    def inherited_names(node: ast.ClassDef, seen: frozenset[str]) -> set[str]:
+        names: set[str] = set()
+        for base in _base_names(node) - seen:
+            for parent in classes.get(base, ()):
+                names |= set(_methods(parent)) | inherited_names(parent, seen | {base})
+        return names
+
+    return {
+        id(method)
+        for nodes in classes.values()
+        for node in nodes
+        for inherited in [inherited_names(node, frozenset({node.name}))]
+        for method in _methods(node).values()
+        if method.name in inherited
+    }
+
+
+def _base_names(node: ast.ClassDef) -> set[str]:
+    bases = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
+    return {ast.unparse(base).rpartition(".")[2] for base in bases}
+
+
+def _methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    return {each.name: each for each in node.body if isinstance(each, FUNCTIONS)}
 
 
 def _is_generated(file: Path) -> bool:

@@ -1,4 +1,4 @@
-"""MemoryBackend: the backend port without a disk, on the gevent hub.
+"""MemoryBackend: the backend port without a disk, on the event loop of its thread.
 
 It follows the port's rules like an engine with a disk: every completion is settled later, from the hub, never
 inside the call; writes take effect in the order of the calls, and readers see them no earlier than they are
@@ -16,8 +16,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
-
-import gevent
 
 from backend.completion import Completion, guarded
 from backend.engine import StoreClock, TopicAnswer, Watchers, check_topic, local_capabilities
@@ -42,6 +40,7 @@ from backend.records import (
 from backend.waits import Waits
 from ddmq_common.clock import Clock, SystemClock
 from ddmq_common.errors import BoundReachedError, DdmqError, DrainingError, RemoteError, UnknownTopicError
+from ddmq_common.event_loop import current_loop
 from ddmq_common.hub_timer import HubTimer
 
 T = TypeVar("T")
@@ -69,7 +68,7 @@ class MemoryBackend(Backend):
         self.capabilities = local_capabilities(
             "memory", self._options.body_bytes_max, self._options.properties_bytes_max
         )
-        self._loop: Any = gevent.get_hub().loop
+        self._loop: Any = current_loop()
         later = self._loop.run_callback
         delivery_bytes_max = self._options.body_bytes_max + 2 * self._options.properties_bytes_max
         self._store = MemoryStore(self._options.bytes_max, self._options.entries_max, delivery_bytes_max)

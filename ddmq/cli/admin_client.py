@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from ddmq.address import ADDRESS, ADMIN, HostPort
-from ddmq.cli.options import options
+from ddmq.cli.options import combine_options
 from ddmq.cli.output import json_option, reason
 
 TIMEOUT_S = 15.0
@@ -35,24 +35,24 @@ class AdminClient:
         self._timeout_s = timeout_s
 
     def get(self, *path: str, **query: Any) -> Any:
-        """The JSON answer of GET /path/parts?query (None values left out)."""
+        """Return the JSON answer of GET /path/parts?query; None values are left out."""
         return self._call("GET", path, query, None)
 
     def post(self, *path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The JSON answer of POST."""
+        """Send `body` by POST, and return the JSON answer."""
         return self._call("POST", path, {}, body or {})
 
     def delete(self, *path: str, **query: Any) -> Any:
-        """The JSON answer of DELETE."""
+        """Send a DELETE request, and return the JSON answer."""
         return self._call("DELETE", path, query, None)
 
     def _call(
         self, method: str, path: tuple[str, ...], query: Mapping[str, Any], body: Mapping[str, Any] | None
     ) -> Any:
         target = "/" + "/".join(quote(part, safe="") for part in path)
-        wanted = {key: value for key, value in query.items() if value is not None}
-        if wanted:
-            target += "?" + urlencode(wanted)
+        parameters = {key: value for key, value in query.items() if value is not None}
+        if parameters:
+            target += "?" + urlencode(parameters)
         status, payload = self._send_request(method, target, body)
         answer = self._decode(payload, status)
         if status >= 400:
@@ -92,7 +92,7 @@ class AdminClient:
 
 
 class AdminType(click.ParamType[AdminClient]):
-    """The server of --admin, to be asked."""
+    """The click type of --admin: a client of that server."""
 
     name = ADDRESS.name
 
@@ -104,4 +104,4 @@ admin_option = click.option(
     "--admin", type=AdminType(), default=str(ADMIN), show_default=True, envvar="DDMQ_ADMIN",
     help="Admin address of the server (or DDMQ_ADMIN).",
 )  # fmt: skip
-admin_options = options(admin_option, json_option)
+admin_options = combine_options(admin_option, json_option)

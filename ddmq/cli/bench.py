@@ -10,58 +10,69 @@ from pathlib import Path
 
 import click
 
-from ddmq.cli.output import say
+from ddmq.cli.output import json_option, print_json, say
 from ddmq.cli.values import Whole
 
 TREE = Path(__file__).resolve().parents[2]  # where ddmq lies; a source tree has bench/ beside it
 PEERS = "peers"  # of its own: it starts other systems, and is not among `all`
 
 
-def available() -> dict[str, Path]:
-    """Name → file of every benchmark in bench/ (files named tNN_…, and the peers side by side)."""
+def find_benchmarks() -> dict[str, Path]:
+    """Return the file of every benchmark in bench/ by name: files named tNN_…, and the peers."""
     folder = TREE / "bench"
     if not folder.is_dir():
         raise click.ClickException(
             f"the benchmarks are not installed: they come with the source tree, and {folder} is not there"
         )
-    found = {path.stem.partition("_")[0]: path for path in sorted(folder.glob("t[0-9]*_*.py"))}
-    return found | {PEERS: folder / "peers" / "__main__.py"}
+    benchmarks = {path.stem.partition("_")[0]: path for path in sorted(folder.glob("t[0-9]*_*.py"))}
+    return benchmarks | {PEERS: folder / "peers" / "__main__.py"}
 
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--list", "listing", is_flag=True, help="Show what there is.")
-@click.option("--quick", is_flag=True, help="One small round that only shows that it works.")
+@click.option("--list", "listing", is_flag=True, help="List the benchmarks.")
+@json_option
+@click.option("--quick", is_flag=True, help="Run one small round, which only shows that the benchmark works.")
 @click.option(
     "--pending",
     type=Whole(min=1_000),
-    help="Delayed messages that are pending meanwhile, where that matters (default 10,000,000).",
+    help="Number of pending delayed messages during the run, where it matters (default 10,000,000).",
 )
-def bench(name: str | None, listing: bool, quick: bool, pending: int | None) -> None:
+def bench(name: str | None, listing: bool, quick: bool, pending: int | None, as_json: bool) -> None:
     """Run benchmark NAME (t01, t02, …) or `all`; raw results go to bench/results/."""
-    known = available()
+    benchmarks = find_benchmarks()
     if listing or name is None:
-        for short, path in known.items():
-            text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-            say(f"{short:<11} {text.partition(chr(10))[0]}")
-        return
-    if name != "all" and name not in known:
-        raise click.UsageError(f"no benchmark {name!r}; there are: all, {', '.join(known)}")
-    for short, path in known.items():
+        purposes = {short: _first_line(path) for short, path in benchmarks.items()}
+        if as_json:
+            return print_json([{"name": short, "measures": text} for short, text in purposes.items()])
+        for short, text in purposes.items():
+            say(f"{short:<11} {text}")
+        return None
+    if as_json:
+        raise click.UsageError("--json goes with --list; the raw results of a run are in bench/results/")
+    if name != "all" and name not in benchmarks:
+        raise click.UsageError(f"no benchmark {name!r}; there are: all, {', '.join(benchmarks)}")
+    for short, path in benchmarks.items():
         if name == short or (name == "all" and short != PEERS):
             _run(path, quick, pending)
     if name == "all" and not quick:
         _run(TREE / "bench" / "report.py", quick, pending)
+    return None
+
+
+def _first_line(path: Path) -> str:
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0]
 
 
 def _run(path: Path, quick: bool, pending: int | None) -> None:
-    """Run one to its end; what it says goes to the terminal."""
+    """Run one benchmark to its end; its output goes to the terminal."""
     module = ".".join(path.relative_to(TREE).with_suffix("").parts)
-    given = {"PYTHONSAFEPATH": ""}  # so that -m finds bench/ in the folder it runs in
+    variables = {"PYTHONSAFEPATH": ""}  # so that -m finds bench/ in the folder it runs in
     if quick:
-        given["DDMQ_BENCH_QUICK"] = "1"
+        variables["DDMQ_BENCH_QUICK"] = "1"
     if pending is not None:
-        given["DDMQ_BENCH_PENDING"] = str(pending)
-    ran = subprocess.run([sys.executable, "-m", module], cwd=TREE, env=os.environ | given, check=False)
+        variables["DDMQ_BENCH_PENDING"] = str(pending)
+    ran = subprocess.run([sys.executable, "-m", module], cwd=TREE, env=os.environ | variables, check=False)
     if ran.returncode:
         raise click.ClickException(f"{module} ended with {ran.returncode}")

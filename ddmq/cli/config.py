@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddmq.address import ADDRESS
-from ddmq.cli.options import options
+from ddmq.cli.options import combine_options
 from ddmq.cli.output import hint, json_option, print_json, say
 from ddmq.cli.serve import server_options
 
 if TYPE_CHECKING:
     from ddmq.server.effective_settings import EffectiveSetting
 
-_addresses = options(
+_addresses = combine_options(
     click.option("--producer", type=ADDRESS, help="Where producers connect."),
     click.option("--consumer", type=ADDRESS, help="Where consumers connect."),
 )

@@ -59,7 +59,7 @@ class CheckResult(NamedTuple):
 @click.option(
     "--data-dir",
     type=Folder(path_type=Path),
-    help="Where the log lives, or shall live; by default data_dir of the configuration, else ./data.",
+    help="Directory of the log (default: data_dir of the configuration, else ./data).",
 )
 @click.option("--config", "config_dir", type=Folder(path_type=Path), help="The configuration folder.")
 @json_option
@@ -68,7 +68,7 @@ def doctor(data_dir: Path | None, config_dir: Path | None, as_json: bool) -> Non
 
     Changes nothing. Exit code 1 when a check failed; the last column says what to do.
     """
-    findings = list(examine(data_dir, config_dir))
+    findings = list(run_checks(data_dir, config_dir))
     if as_json:
         print_json([finding._asdict() for finding in findings])
     else:
@@ -77,16 +77,16 @@ def doctor(data_dir: Path | None, config_dir: Path | None, as_json: bool) -> Non
         raise click.exceptions.Exit(1)
 
 
-def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[CheckResult]:
-    """Every finding, in the order people care. Where the log lives, a wrong configuration does not tell."""
-    yield python()
+def run_checks(data_dir: Path | None, config_dir: Path | None) -> Iterator[CheckResult]:
+    """Yield the result of each check, the most important first."""
+    yield check_python()
     yield from two_distributions()
-    missing = [finding for finding in map(library, NEEDED) if finding.status == FAILED]
+    missing = [finding for finding in map(check_library, NEEDED) if finding.status == FAILED]
     yield from missing
     if missing:
         return  # the servers' own modules, which know the rest, cannot be loaded
     yield CheckResult("libraries", OK, f"all {len(NEEDED)} there")
-    yield report()
+    yield check_report()
     from ddmq.server.config import Configuration, load_folder
 
     config, fault = Configuration(), ""
@@ -96,7 +96,7 @@ def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[CheckRes
         fault = str(error)
     yield open_files(config)
     if data_dir is not None or not fault:
-        yield from disk(data_dir or config.serve.data_dir, config)
+        yield from check_disk(data_dir or config.serve.data_dir, config)
     if fault:
         yield CheckResult("configuration", FAILED, fault, "correct it; conf/ has commented examples")
         return
@@ -104,17 +104,17 @@ def examine(data_dir: Path | None, config_dir: Path | None) -> Iterator[CheckRes
     for key in config.retired:
         problem, _, remedy = str(key).rpartition("; ")
         yield CheckResult("configuration", WARNING, problem, remedy)
-    yield from secrets(config)
+    yield from check_secrets(config)
     if config.backend.engine == "kafka":
-        yield from kafka(config, data_dir or config.serve.data_dir)
-    admin = port("admin", config.serve.address("admin"))
+        yield from check_kafka(config, data_dir or config.serve.data_dir)
+    admin = check_port("admin", config.serve.address("admin"))
     for part in ("producer", "consumer"):
-        found = port(part, config.serve.address(part))
-        if found.status == WARNING and admin.found.partition(": ")[2].startswith(SERVER_RUNS):
-            found = CheckResult(
-                found.check, OK, f"{config.serve.address(part)}: taken, while that server runs"
+        result = check_port(part, config.serve.address(part))
+        if result.status == WARNING and admin.found.partition(": ")[2].startswith(SERVER_RUNS):
+            result = CheckResult(
+                result.check, OK, f"{config.serve.address(part)}: taken, while that server runs"
             )
-        yield found
+        yield result
     yield admin
 
 
@@ -127,7 +127,7 @@ def _describe_origin(config: Configuration, folder: Path | None) -> str:
     return " and ".join([str(folder), *counted] if folder else counted or ["defaults"])
 
 
-def secrets(config: Configuration) -> Iterator[CheckResult]:
+def check_secrets(config: Configuration) -> Iterator[CheckResult]:
     """Check that no configuration file gives a secret to every user of the machine."""
     from ddmq.server.readable_secrets import readable_secrets
 
@@ -135,15 +135,15 @@ def secrets(config: Configuration) -> Iterator[CheckResult]:
         yield CheckResult("secrets", FAILED, secret.fault, secret.remedy)
 
 
-def disk(data_dir: Path, config: Configuration) -> Iterator[CheckResult]:
+def check_disk(data_dir: Path, config: Configuration) -> Iterator[CheckResult]:
     """Check the folder in which the log lives."""
-    yield directory(data_dir)
+    yield check_data_dir(data_dir)
     yield disk_space(_nearest_existing(data_dir), config)
     yield sync_speed(_nearest_existing(data_dir))
 
 
-def kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
-    """Whether the cluster answers, is the directory's, and which of its settings break a promise."""
+def check_kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
+    """Check that the cluster answers, belongs to the directory, and has no setting that breaks a promise."""
     try:
         from backend.kafka.cluster_rules import find_violations
         from backend.kafka.opening import ClusterCheck, check_directory
@@ -158,20 +158,20 @@ def kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
         remedy = "start the cluster, or correct bootstrap and librdkafka in backend.yaml"
         yield CheckResult("kafka", FAILED, str(error), remedy)
         return
-    found = f"cluster {facts.cluster_id} at {options.bootstrap}, {facts.brokers} brokers"
-    yield CheckResult("kafka", OK, found)
+    summary = f"cluster {facts.cluster_id} at {options.bootstrap}, {facts.brokers} brokers"
+    yield CheckResult("kafka", OK, summary)
     try:
         check_directory(data_dir, facts.cluster_id, options.bootstrap)
     except ConfigError as error:
-        said, _, remedy = str(error).partition(": ")
-        yield CheckResult("kafka cluster", FAILED, said, remedy)
+        fault, _, remedy = str(error).partition(": ")
+        yield CheckResult("kafka cluster", FAILED, fault, remedy)
     for finding in find_violations(facts, options):
         told = f"{finding.resource_names}: {finding.setting}: {finding.breaks}"
         yield CheckResult("kafka setting", FAILED if finding.loses else WARNING, told, finding.remedy)
 
 
-def python() -> CheckResult:
-    """The interpreter, which release of ours it runs, and whether that is compiled."""
+def check_python() -> CheckResult:
+    """Report the interpreter, the installed release, and whether its modules are compiled."""
     release = f"ddmq-proxy {_installed_version('ddmq-proxy')}"
     versions = f"{platform.python_version()}, {release}, {compiled.STATE}"
     if compiled.STATE.failed:
@@ -186,8 +186,8 @@ def two_distributions() -> Iterator[CheckResult]:
         yield CheckResult("ddmq-client", WARNING, UNINSTALLED, remedy)
 
 
-def report() -> CheckResult:
-    """Whether `ddmq report` can run; a server does without."""
+def check_report() -> CheckResult:
+    """Report whether `ddmq report` can run; servers do not need it."""
     version = _installed_version("pyspark")
     if not version:
         return CheckResult("ddmq report", OK, "not installed", "in the source tree: pip install '.[spark]'")
@@ -195,14 +195,14 @@ def report() -> CheckResult:
 
 
 def _installed_version(package: str) -> str:
-    """Its version; empty when it is not there."""
+    """Return the version of an installed package; empty if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
 
 
-def library(name: str) -> CheckResult:
+def check_library(name: str) -> CheckResult:
     """Check a library that the servers cannot run without, and its C part."""
     try:
         importlib.import_module(name)
@@ -214,20 +214,22 @@ def library(name: str) -> CheckResult:
 
 
 def open_files(config: Configuration) -> CheckResult:
-    """Whether the bounds of connections fit in what one server process may hold open."""
+    """Check that one server process may open as many files as connections are allowed."""
     from ddmq.server.process.open_files import RESERVE_MAX, open_files_max, share_of_limit
 
-    wanted, limit = config.rpc.connections_max, open_files_max()
-    connections = share_of_limit(limit, SERVERS, wanted).connections
-    if connections == wanted:
-        return CheckResult("open files", OK, f"{limit}: room for {wanted} connections of each Thrift server")
-    found = f"{limit}: {connections} connections of each Thrift server instead of {wanted}"
-    remedy = f"run: ulimit -Hn {SERVERS * wanted + RESERVE_MAX}, or lower connections_max in rpc.yaml"
-    return CheckResult("open files", WARNING, found, remedy)
+    required, limit = config.rpc.connections_max, open_files_max()
+    connections = share_of_limit(limit, SERVERS, required).connections
+    if connections == required:
+        return CheckResult(
+            "open files", OK, f"{limit}: room for {required} connections of each Thrift server"
+        )
+    summary = f"{limit}: {connections} connections of each Thrift server instead of {required}"
+    remedy = f"run: ulimit -Hn {SERVERS * required + RESERVE_MAX}, or lower connections_max in rpc.yaml"
+    return CheckResult("open files", WARNING, summary, remedy)
 
 
-def directory(data_dir: Path) -> CheckResult:
-    """Whether the log could be made or written there."""
+def check_data_dir(data_dir: Path) -> CheckResult:
+    """Check that the log can be created or written in the directory."""
     target = _nearest_existing(data_dir)
     if not target.is_dir():
         return CheckResult("directory", FAILED, f"{target} is not a folder", "choose another --data-dir")
@@ -239,17 +241,19 @@ def directory(data_dir: Path) -> CheckResult:
 
 
 def disk_space(target: Path, config: Configuration) -> CheckResult:
-    """Free space against the marks of file_log.yaml."""
+    """Compare the free space with the marks of file_log.yaml."""
     from backend.file_log.core.retention import apply_marks
 
     usage = shutil.disk_usage(target)
     mark = apply_marks(config.log.retention, usage.total)
-    found = f"{_format_gib(usage.free)} free of {_format_gib(usage.total)}"
+    summary = f"{_format_gib(usage.free)} free of {_format_gib(usage.total)}"
     if usage.free < mark.refuse:
-        return CheckResult("disk space", FAILED, found, f"sends are refused under {_format_gib(mark.refuse)}")
+        return CheckResult(
+            "disk space", FAILED, summary, f"sends are refused under {_format_gib(mark.refuse)}"
+        )
     if usage.free < mark.clean:
-        return CheckResult("disk space", WARNING, found, f"cleaning starts under {_format_gib(mark.clean)}")
-    return CheckResult("disk space", OK, found)
+        return CheckResult("disk space", WARNING, summary, f"cleaning starts under {_format_gib(mark.clean)}")
+    return CheckResult("disk space", OK, summary)
 
 
 def _format_gib(size: int) -> str:
@@ -262,12 +266,12 @@ def sync_speed(target: Path) -> CheckResult:
         milliseconds = statistics.median(_sync_times(target))
     except OSError as error:
         return CheckResult("fdatasync", FAILED, f"{target}: {reason(error)}", "choose another --data-dir")
-    found = f"{milliseconds:.2f} ms median"
+    summary = f"{milliseconds:.2f} ms median"
     if milliseconds > SLOW_SYNC_MS:
         return CheckResult(
-            "fdatasync", WARNING, found, "a slow disk; `durability: written` trades safety for speed"
+            "fdatasync", WARNING, summary, "a slow disk; `durability: written` trades safety for speed"
         )
-    return CheckResult("fdatasync", OK, found)
+    return CheckResult("fdatasync", OK, summary)
 
 
 def _sync_times(target: Path) -> list[float]:
@@ -281,16 +285,16 @@ def _sync_times(target: Path) -> list[float]:
     return times
 
 
-def port(part: str, address: HostPort) -> CheckResult:
-    """Whether the part could listen there, or a server of ours does."""
+def check_port(part: str, address: HostPort) -> CheckResult:
+    """Check that the part can listen at the address, or that a ddmq server does."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     probe = socket.socket(family, socket.SOCK_STREAM)
     try:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((address.host, address.port))
     except OSError as error:
-        if part == "admin" and (said := _server_state(address)):
-            return CheckResult(f"{part} port", OK, f"{address}: {SERVER_RUNS}, {said}")
+        if part == "admin" and (state := _server_state(address)):
+            return CheckResult(f"{part} port", OK, f"{address}: {SERVER_RUNS}, {state}")
         remedy = f"a running server's own, or choose another with --{part} HOST:PORT"
         return CheckResult(f"{part} port", WARNING, f"{address}: {reason(error)}", remedy)
     finally:
@@ -299,7 +303,7 @@ def port(part: str, address: HostPort) -> CheckResult:
 
 
 def _server_state(address: HostPort) -> str:
-    """Whether the server there is ready; empty when it is none of ours."""
+    """Describe whether the ddmq server at the address is ready; empty if it is another program."""
     from ddmq.cli.admin_client import AdminClient
 
     try:
@@ -310,7 +314,7 @@ def _server_state(address: HostPort) -> str:
 
 
 def _nearest_existing(path: Path) -> Path:
-    """The path itself or its nearest folder that exists."""
+    """Return the path, or its nearest parent folder that exists."""
     path = path.absolute()
     while not path.exists() and path != path.parent:
         path = path.parent

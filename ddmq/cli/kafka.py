@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ddmq.cli.output import hint, print_table, say
+from ddmq.cli.output import hint, json_option, print_json, print_table, say
 from ddmq.trial.cluster import HOST, Ports, TrialCluster
 from ddmq_common.errors import ConfigError
 
@@ -30,7 +30,7 @@ def kafka() -> None:
 @folder_option
 @click.option("--brokers", type=click.IntRange(1, 9), default=1, show_default=True, help="How many.")
 @click.option("--port", type=click.IntRange(1024, 65_000), default=9092, show_default=True,
-              help="Of the first; each takes two, one after the other.")  # fmt: skip
+              help="Port of the first broker; each broker uses two consecutive ports.")  # fmt: skip
 def up(folder: Path, brokers: int, port: int) -> None:
     """Start the brokers, unless they run, and print what to give to --bootstrap."""
     cluster = TrialCluster(folder)
@@ -65,12 +65,17 @@ def down(folder: Path) -> None:
 
 @kafka.command("status")
 @folder_option
-def status(folder: Path) -> None:
+@json_option
+def status(folder: Path, as_json: bool) -> None:
     """Show which brokers run."""
     cluster = _open_cluster(folder)
     addresses = cluster.bootstrap.split(",")
-    rows = [(n, addresses[n - 1], cluster.pid(n) or "does not run") for n in cluster.brokers]
-    print_table("", ("broker", "address", "pid"), rows)
+    pids = {n: cluster.pid(n) for n in cluster.brokers}
+    if as_json:
+        return print_json([{"broker": n, "address": addresses[n - 1], "pid": pid} for n, pid in pids.items()])
+    rows = [(n, addresses[n - 1], "does not run" if pid is None else "runs", pid) for n, pid in pids.items()]
+    print_table("", ("broker", "address", "state", "pid"), rows)
+    return None
 
 
 def _open_cluster(folder: Path) -> TrialCluster:

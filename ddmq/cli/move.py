@@ -21,12 +21,14 @@ SHOW_S = 5.0
 @click.command()
 @click.argument("source")
 @click.argument("target")
-@click.option("--finish", is_flag=True, help="The last step: what is left, then progress and delays.")
-@click.option("--follow", is_flag=True, help="Go on copying what comes, until Ctrl-C.")
-@click.option("--verify", is_flag=True, help="Compare what was copied with the source.")
-@click.option("--dry-run", is_flag=True, help="Say what would be copied; write nothing.")
+@click.option(
+    "--finish", is_flag=True, help="Do the last step: copy the remaining messages, then progress and delays."
+)
+@click.option("--follow", is_flag=True, help="Continue with new messages, until Ctrl-C.")
+@click.option("--verify", is_flag=True, help="Compare the copies with the source.")
+@click.option("--dry-run", is_flag=True, help="Show what would be copied; write nothing.")
 @click.option("--topics", multiple=True, metavar="PATTERN",
-              help="Only these topics (* and ?), what reads them and what waits for them.")  # fmt: skip
+              help="Only these topics (* and ?), with their groups and delayed messages.")  # fmt: skip
 @click.option("--source-config", type=FOLDER, help="Configuration folder of the source's servers.")
 @click.option("--target-config", type=FOLDER, help="Configuration folder of the target's servers.")
 @json_option
@@ -49,16 +51,16 @@ def move(
     Topics of the target that have messages of their own are refused. Exit code 1: it could not be done, or
     the comparison found something that is not the same.
     """
-    chosen = [name for name, given in mode.items() if given]
-    if len(chosen) > 1:
-        shown = " and ".join(f"--{name.replace('_', '-')}" for name in chosen)
-        raise click.UsageError(f"{shown} exclude each other")
+    modes = [name for name, enabled in mode.items() if enabled]
+    if len(modes) > 1:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in modes)
+        raise click.UsageError(f"{names} exclude each other")
     os.umask(UMASK)
-    with _open_run(source, target, source_config, target_config, topics, make=chosen != ["dry_run"]) as run:
-        said = _run_mode(run, chosen[0] if chosen else "copy")
-    _print_report(said, as_json)
-    if said.faults:
-        raise click.ClickException(f"source and target are not the same in {len(said.faults)} places")
+    with _open_run(source, target, source_config, target_config, topics, make=modes != ["dry_run"]) as run:
+        report = _run_mode(run, modes[0] if modes else "copy")
+    _print_report(report, as_json)
+    if report.faults:
+        raise click.ClickException(f"source and target are not the same in {len(report.faults)} places")
 
 
 def _run_mode(run: Any, mode: str) -> Any:
@@ -81,16 +83,16 @@ def _open_run(
     *,
     make: bool,
 ) -> Iterator[Any]:
-    """Both sides open, as a run. Raises DdmqError."""
+    """Open both sides of the move as a run, and close them afterwards. Raises DdmqError."""
     from ddmq.move.context import MoveContext, MoveError
     from ddmq.move.core.scope import Scope
-    from ddmq.move.engines import open_place, place, source_id
+    from ddmq.move.engines import open_place, parse_side, source_id
     from ddmq.move.runs import MoveRun
     from ddmq_common.clock import SystemClock
     from ddmq_common.hub_timer import HubTimer
     from delay_service.store.opening import stores_in
 
-    sides = place(source, source_config), place(target, target_config)
+    sides = parse_side(source, source_config), parse_side(target, target_config)
     if (
         sides[0].engine == sides[1].engine == "file_log"
         and Path(sides[0].where).resolve() == Path(sides[1].where).resolve()
@@ -102,8 +104,8 @@ def _open_run(
         stack.callback(there.backend.close)
         here = open_place(sides[1], clock, must_exist=False)
         stack.callback(here.backend.close)
-        known = source_id(there.backend, clock, make=make)
-        context = MoveContext(there.backend, here.backend, known, clock, Scope(topics), hint)
+        identity = source_id(there.backend, clock, make=make)
+        context = MoveContext(there.backend, here.backend, identity, clock, Scope(topics), hint)
         folder = sides[0].config.delay.dir or Path(sides[0].where) / "delay"
         if sides[0].engine == "kafka":
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddmq-move-")))
@@ -124,10 +126,10 @@ def _print_tally(tally: Any) -> None:
         )
 
 
-def _print_report(said: Any, as_json: bool) -> None:
+def _print_report(report: Any, as_json: bool) -> None:
     import msgspec
 
-    facts = msgspec.to_builtins(said)
+    facts = msgspec.to_builtins(report)
     if as_json:
         print_json(facts)
         return

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def options(*these: Callable[[F], F]) -> Callable[[F], F]:
-    """Several decorators of click as one, whose help stands in this order."""
+def combine_options(*these: Callable[[F], F]) -> Callable[[F], F]:
+    """Return several decorators of click as one; the help shows the options in this order."""
 
     def add(command: F) -> F:
-        for each in reversed(these):
-            command = each(command)
+        for option in reversed(these):
+            command = option(command)
         return command
 
     return add

@@ -34,6 +34,14 @@ ENDLESS = 1_000_000
 GAP = 2  # between two columns of a table
 PROSE = ("last error", "error", "body", "what", "why", "who", "found", "remedy", "repeats", "topics", "from")
 PROSE_MIN = 24  # a column of prose is made no narrower than this
+STATE_COLUMNS = ("state", "status")
+STATE_STYLES = {  # by the beginning of a state, the first that fits
+    "ok": "green", "ready": "green", "done": "green", "committed": "green", "fired": "green",
+    "in flight": "cyan", "open": "cyan", "pending": "cyan",
+    "retrying": "yellow", "parked": "yellow", "behind": "yellow", "warning": "yellow", "to the dead": "red",
+    "dead": "red", "failed": "red", "NOT READY": "bold red", "damaged": "red", "does not run": "red",
+}  # fmt: skip
+LOUD_STYLE = "bold red"  # of a line or a name in capital letters, which says that something is wrong
 UNBROKEN_MAX = 300  # of a name; the longest that a topic or a group may have is shorter
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
@@ -49,21 +57,37 @@ def print_json(value: Any) -> None:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """A line on standard output; `err`: on standard error."""
+    """Print a line on standard output; with `err`, on standard error."""
     _print_line(plain(text), err=err)
 
 
+def say_loudly(text: str) -> None:
+    """Print a line about something that is wrong; red on a terminal."""
+    _print_line(_add_colour(plain(text), LOUD_STYLE))
+
+
+def say_verdict(good: bool, text: str) -> None:
+    """Print a line that begins with ✓ or ✗, green or red on a terminal."""
+    mark = _add_colour("✓", "bold green") if good else _add_colour("✗", LOUD_STYLE)
+    _print_line(f"{mark} {plain(text)}")
+
+
+def _add_colour(text: str, style: str) -> str:
+    words = style.split()
+    return click.style(text, fg=words[-1], bold="bold" in words or None) if words else text
+
+
 def hint(text: str) -> None:
-    """A line for people, on standard error."""
+    """Print a line for people on standard error."""
     say(text, err=True)
 
 
 def say_message(place: str, facts: Mapping[str, Any], properties: Mapping[str, str], body: str) -> None:
     """Print one message on one line: where it is, what is known of it (not empty), its body."""
-    known = "".join(f" {name}={value}" for name, value in facts.items() if value)
+    details = "".join(f" {name}={value}" for name, value in facts.items() if value)
     text = join_properties(properties)
-    known += f" properties={{{_cut_text(text)}}}" if text else ""
-    _print_line(click.style(plain(place), fg="cyan") + plain(f"{known}  {body}"))
+    details += f" properties={{{_cut_text(text)}}}" if text else ""
+    _print_line(click.style(plain(place), fg="cyan") + plain(f"{details}  {body}"))
 
 
 def join_properties(properties: Mapping[str, str]) -> str:
@@ -82,13 +106,13 @@ def _print_line(line: str, *, err: bool = False) -> None:
 
 
 def _can_colour() -> bool:
-    """Whether a terminal may be sent colours."""
+    """Return whether a terminal shows colours: not with NO_COLOR, nor if it is dumb."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 @contextmanager
 def _translate_write_errors() -> Iterator[None]:
-    """Raises ClickException when standard output takes no more; a closed pipe is as its reader wants it."""
+    """Raise ClickException if standard output cannot be written; a closed pipe stays BrokenPipeError."""
     try:
         yield
     except BrokenPipeError:
@@ -99,12 +123,12 @@ def _translate_write_errors() -> Iterator[None]:
 
 
 def close_stdout() -> None:
-    """Drop what is still to be written there, so that the end of the process does not fail on it."""
+    """Drop unwritten output, so that the end of the process does not fail on it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def pause(seconds: float) -> None:
-    """Wait while nothing is to be said. Raises BrokenPipeError once nobody reads standard output any more."""
+    """Wait. Raises BrokenPipeError as soon as the reader of standard output has closed the pipe."""
     watched = select.poll()
     watched.register(sys.stdout.fileno(), 0)  # of its end one is told without asking
     if watched.poll(seconds * 1000):
@@ -120,8 +144,8 @@ def console(*, err: bool = False, wide: bool = False) -> Console:
 
 
 def show(renderable: Any, *, wide: bool = False) -> None:
-    """A table or a view on standard output. A table that does not fit runs over the edge: a terminal folds
-    the line, and copies it whole."""
+    """Print a table or a view. A table that does not fit runs over the edge: a terminal folds the line, and
+    copies it whole."""
     screen = console(wide=wide)
     parts = renderable.renderables if isinstance(renderable, Group) else [renderable]
     screen.width = max(
@@ -141,8 +165,8 @@ def _measure_narrowest(built: Table) -> int:
 def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], spare: Sequence[str] = ()
 ) -> Table:
-    """A table without lines, its numbers right-aligned. Names and numbers are never broken, only prose is, at
-    its spaces.
+    """Build a table without lines, its numbers right-aligned. Names and numbers are never broken; prose is
+    broken at its spaces.
 
     Where it does not fit the terminal, its headings take several lines before a cell does; then `spare`
     columns are left out, those first in which every row is empty or 0.
@@ -162,12 +186,22 @@ def table(
             min_width=min(width, UNBROKEN_MAX), no_wrap=not prose and width <= UNBROKEN_MAX,
         )  # fmt: skip
     for row in rows:
-        built.add_row(*(Text(cell(row[at])) for at in indexes))
+        built.add_row(*(_styled_cell(columns[at], row[at]) for at in indexes))
     return built
 
 
+def state_style(state: str) -> str:
+    """Return the colour of a state; empty for one that has none."""
+    return next((style for start, style in STATE_STYLES.items() if state.startswith(start)), "")
+
+
+def _styled_cell(column: str, value: Any) -> Text:
+    text = cell(value)
+    return Text(text, state_style(text) if column in STATE_COLUMNS else "")
+
+
 def _columns_that_fit(columns: Sequence[str], rows: list[Sequence[Any]], spare: Sequence[str]) -> list[int]:
-    """Return the places of the columns, without as many of the `spare` ones as there is no room for."""
+    """Return the indexes of the columns that fit; `spare` ones are left out first."""
     indexes = list(range(len(columns)))
     idle = [name for name in spare if _is_idle(rows, columns.index(name))]
     for name in dict.fromkeys([*idle, *spare]):
@@ -183,7 +217,7 @@ def _columns_that_fit(columns: Sequence[str], rows: list[Sequence[Any]], spare: 
 
 
 def _is_idle(rows: Sequence[Sequence[Any]], index: int) -> bool:
-    """Whether a column is empty or 0 in every row."""
+    """Return whether a column is empty or 0 in every row."""
     return all(cell(row[index]) in ("–", "0", "0.0") for row in rows)
 
 
@@ -197,14 +231,14 @@ def _choose_headings(
 
 
 def _stack_headings(headings: Sequence[str]) -> list[str]:
-    """Headings one word a line, all with their last line at the bottom."""
+    """Return headings with one word per line, aligned at the bottom."""
     split = [name.replace(" ", "\n").replace("/", "\n/").split("\n") for name in headings]
     lines = max(map(len, split), default=1)
     return ["\n".join([*[""] * (lines - len(words)), *words]) for words in split]
 
 
 def _measure_cells(rows: Sequence[Sequence[Any]], index: int, *, prose: bool = False) -> int:
-    """Return how wide the cells of a column are; `prose`: at least, as they may be folded at their spaces."""
+    """Return the width of a column; for `prose` the least, because its cells may be folded at spaces."""
     cells = [cell(row[index]) for row in rows]
     if not prose:
         return max(map(len, cells), default=1)
@@ -213,9 +247,9 @@ def _measure_cells(rows: Sequence[Sequence[Any]], index: int, *, prose: bool = F
 
 
 def _is_numeric(rows: Sequence[Sequence[Any]], index: int) -> bool:
-    """Whether numbers stand there, also ones with a word such as 14+ or ≥ 3."""
-    known = [cell(row[index]) for row in rows if row[index] is not None]
-    return bool(known) and all(_NUMBER.match(text) for text in known)
+    """Return whether a column has numbers only, also such as 14+ or ≥ 3."""
+    texts = [cell(row[index]) for row in rows if row[index] is not None]
+    return bool(texts) and all(_NUMBER.match(text) for text in texts)
 
 
 def _console_width() -> int:
@@ -238,7 +272,7 @@ def cell(value: Any) -> str:
 
 
 def show_body(body: bytes, size: int | None = None) -> str:
-    """A body for people: one line without control characters, cut when long; binary as its first bytes.
+    """Format a body for people: one line without control characters, cut if long; binary as its first bytes.
 
     `size`: of the whole where `body` is its beginning.
     """
@@ -248,13 +282,13 @@ def show_body(body: bytes, size: int | None = None) -> str:
     except UnicodeDecodeError:
         more = " …" if len(body) > BYTES_SHOWN else ""
         return f"({size:,} bytes, binary: {body[:BYTES_SHOWN].hex(' ')}{more})"
-    shown = plain(text[:BODY_SHOWN])
+    line = plain(text[:BODY_SHOWN])
     whole = len(text) <= BODY_SHOWN and size == len(body)
-    return shown if whole else f"{shown}… ({size:,} bytes)"
+    return line if whole else f"{line}… ({size:,} bytes)"
 
 
 def show_row_body(row: Mapping[str, Any]) -> str:
-    """Print the body of a message as the admin API tells it."""
+    """Format the body of a message from a row of the admin API."""
     size = row.get("body_bytes")
     if "body_base64" in row:
         return show_body(base64.b64decode(row["body_base64"]), size)
@@ -262,14 +296,14 @@ def show_row_body(row: Mapping[str, Any]) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return what an error says, without its number."""
+    """Return the text of an error, without its number."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
 
 
 def confirm(question: str) -> None:
-    """Ask; without a yes nothing happens, and that is said. Exit code 1."""
+    """Ask the question. Raises ClickException, which says that nothing was done, unless the answer is yes."""
     try:
         agreed = click.confirm(plain(question), err=True)
     except click.Abort as error:
@@ -284,7 +318,7 @@ def confirm(question: str) -> None:
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], spare: Sequence[str] = ()
 ) -> None:
-    """The table on standard output; plain and wide when that is not a terminal."""
+    """Print a table; plain and wide if standard output is not a terminal."""
     built = table(title, columns, rows, spare)
     show(built, wide=True)
     missing = len(columns) - len(built.columns)
@@ -294,7 +328,9 @@ def print_table(
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """Name and value, one a line."""
+    """Print names and values, one per line."""
     width = max((len(plain(name)) for name in facts), default=0)
     for name, value in facts.items():
-        say(f"{plain(name):<{width}}  {cell(value)}")
+        text = cell(value)
+        style = LOUD_STYLE if name.isupper() else state_style(text) if name in STATE_COLUMNS else ""
+        _print_line(f"{plain(name):<{width}}  " + _add_colour(text, style))

@@ -5,6 +5,7 @@ Spark and the charts are the extra `spark`; they are imported only when the repo
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import time
 from collections.abc import Mapping, Sequence
@@ -16,10 +17,11 @@ import click
 
 from ddmq.cli.output import console, hint, json_option, print_json, say
 from ddmq.cli.values import FOLDER, Folder
-from ddmq.moments import DURATION_ALLOWED, duration
+from ddmq.moments import DURATION_ALLOWED, read_duration
 
 if TYPE_CHECKING:
     from metrics_job.report.core.facts import Report
+    from metrics_job.report.core.order import OrderPicture
 
 NEEDED = ("pyspark", "pyarrow", "plotly")
 
@@ -37,14 +39,14 @@ NEEDED = ("pyspark", "pyarrow", "plotly")
     type=click.Path(path_type=Path, dir_okay=False),
     help="The HTML file; it needs nothing else to be opened.",
 )
-@click.option("--since", metavar="DURATION", help="So far back: 1h, 7d (default: everything there is).")
+@click.option("--since", metavar="DURATION", help="Length of the report: 1h, 7d (default: all samples).")
 @click.option(
     "--tables",
     type=Folder(file_okay=False),
     help="Where the job keeps its Parquet tables (default: SAMPLES-tables beside the samples); with --no-job "
     "also a URL.",
 )
-@click.option("--no-job", is_flag=True, help="Use the tables as they are: something else runs the job.")
+@click.option("--no-job", is_flag=True, help="Use the present tables, without running the job.")
 @click.option("--data-dir", type=FOLDER, help="As in `ddmq serve` (default: data).")
 @click.option("--config", "config_dir", type=FOLDER, help="As in `ddmq serve`.")
 @json_option
@@ -58,23 +60,27 @@ def report(
     config_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """How messages flowed, where they waited, what was late, and what somebody should look at.
+    """Show how messages flowed, where they waited, what was late, and what needs attention.
 
     Runs the Spark job over the samples (the first second of it is a Java that starts; a laptop will do),
     writes one HTML file with charts and prints the short form. docs/report.md tells how to read it.
     """
     since_ms = None if since is None else _parse_since(since)
-    found = samples_folder(config_dir, data_dir) if samples is None else _local_path("--samples", samples)
-    kept: Path | str = tables_folder(found) if tables is None else tables
+    samples_dir = (
+        samples_folder(config_dir, data_dir) if samples is None else _local_path("--samples", samples)
+    )
+    tables_location: Path | str = tables_folder(samples_dir) if tables is None else tables
     if not no_job and tables is not None:
-        kept = _local_path("--tables", tables)
-    made = make_report(found, kept, out, since_ms, with_job=not no_job, config_dir=config_dir)
+        tables_location = _local_path("--tables", tables)
+    result = make_report(
+        samples_dir, tables_location, out, since_ms, with_job=not no_job, config_dir=config_dir
+    )
     if as_json:
         from metrics_job.report.core.facts import to_summary
 
-        print_json({**to_summary(made), "html": str(out)})
+        print_json({**to_summary(result), "html": str(out)})
         return
-    show(made)
+    print_summary(result)
     say(f"the whole report: {out.resolve()}")
 
 
@@ -88,10 +94,12 @@ def make_report(
     config_dir: Path | None = None,
     kills_ms: Sequence[int] = (),
     dead_letters: Mapping[str, int] | None = None,
+    order: OrderPicture | None = None,
 ) -> Report:
     """Run the job over what is needed, write the HTML file. Raises ClickException, DdmqError.
 
-    `kills_ms`: when processes were killed on purpose; `dead_letters`: how many were made so, by topic."""
+    `kills_ms`: when processes were killed on purpose; `dead_letters`: how many were made so, by topic;
+    `order`: a picture of order for the page."""
     need_packages()
     from metrics_job.report.core.health import Intended
     from metrics_job.report.run import make_tables, read_report, write_page
@@ -100,9 +108,10 @@ def make_report(
     if with_job:
         make_tables(partial(_run_job, config_dir), samples, Path(tables), since_ms, now_ms)
     intended = Intended(kills_ms, dead_letters or {})
-    made = read_report(tables, since_ms, now_ms, up_to_date=with_job, intended=intended)
-    write_page(made, out, now_ms)
-    return made
+    result = read_report(tables, since_ms, now_ms, up_to_date=with_job, intended=intended)
+    result = dataclasses.replace(result, order=order)
+    write_page(result, out, now_ms)
+    return result
 
 
 def _run_job(config_dir: Path | None, samples: Path, tables: Path, from_ms: int, to_ms: int) -> None:
@@ -112,15 +121,15 @@ def _run_job(config_dir: Path | None, samples: Path, tables: Path, from_ms: int,
     run_batch(samples, tables, from_ms, to_ms, config_dir, again=False)
 
 
-def show(made: Report) -> None:
-    """The short form on standard output; wide when that is not a terminal."""
+def print_summary(result: Report) -> None:
+    """Print the report in short; wide if standard output is not a terminal."""
     from metrics_job.report.terminal import print_report
 
-    print_report(made, console(wide=True))
+    print_report(result, console(wide=True))
 
 
 def need_packages() -> None:
-    """Raises ClickException that says what to install."""
+    """Raise ClickException with the packages to install, if any is missing."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise click.ClickException(
@@ -153,6 +162,6 @@ def _local_path(option: str, folder: str) -> Path:
 
 def _parse_since(since: str) -> int:
     try:
-        return time.time_ns() // 1_000_000 - duration(since)
+        return time.time_ns() // 1_000_000 - read_duration(since)
     except ValueError as error:
         raise click.UsageError(f"--since {since!r}: allowed: {DURATION_ALLOWED}") from error

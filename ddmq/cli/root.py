@@ -32,7 +32,7 @@ COMMANDS = {
     "lag": (
         "ddmq.cli.operate.stats",
         "lag",
-        "How far behind groups are, and for how long; live with --watch.",
+        "How far behind groups are, and who consumes.",
     ),
     "report": (
         "ddmq.cli.report",
@@ -47,10 +47,20 @@ COMMANDS = {
     "config": ("ddmq.cli.config", "config_command", "Settings of a server, and where each comes from."),
     "doctor": ("ddmq.cli.doctor", "doctor", "Check machine, directory, ports and configuration."),
     "bench": ("ddmq.cli.bench", "bench", "Run a benchmark with its floor."),
-    "kafka": ("ddmq.cli.kafka", "kafka", "A Kafka cluster on this machine, for a trial: up, down, status."),
-    "demo": ("ddmq.demo.story", "demo", "The main job, end to end, with a kill -9 in the middle."),
+    "kafka": ("ddmq.cli.kafka", "kafka", "Kafka brokers on this machine: up, down, status."),
+    "demo": ("ddmq.demo.story", "demo", "See a server killed, nothing lost and order kept."),
     "completion": ("ddmq.cli.root", "completion", "Print the shell completion script."),
 }
+
+
+SECTIONS = {  # of the help; a command that is in none of them stands at the end
+    "Use messages": ("send", "pull", "tail", "message", "delay"),
+    "Run servers": ("serve", "producer", "consumer", "delay-service", "config", "doctor", "completion"),
+    "Operate": (
+        "lag", "stats", "topic", "group", "offset", "dlq", "tx", "report", "move",
+    ),
+    "Try": ("demo", "kafka", "bench"),
+}  # fmt: skip
 
 
 class Tree(click.Group):
@@ -83,8 +93,13 @@ class Tree(click.Group):
             raise click.exceptions.Exit(0) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+        placed = {name for names in SECTIONS.values() for name in names}
+        sections = SECTIONS | {"Others": tuple(name for name in COMMANDS if name not in placed)}
+        width = max(map(len, COMMANDS))
+        for title, names in sections.items():
+            if names:
+                with formatter.section(title):
+                    formatter.write_dl([(name.ljust(width), COMMANDS[name][2]) for name in names])
 
 
 @click.group(cls=Tree, context_settings={"help_option_names": ["-h", "--help"]})
@@ -105,7 +120,7 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a terminal that has no such character gets its number
             stream.reconfigure(errors="backslashreplace")
     try:
-        ended = root.main(args=list(arguments), prog_name="ddmq", standalone_mode=False)
+        result = root.main(args=list(arguments), prog_name="ddmq", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
@@ -120,7 +135,7 @@ def run(arguments: Sequence[str]) -> int:
     except DdmqError as error:
         _say_error(str(error))
         return 1
-    return ended if isinstance(ended, int) else 0
+    return result if isinstance(result, int) else 0
 
 
 def _say_error(text: str) -> None:
@@ -131,18 +146,18 @@ def _say_error(text: str) -> None:
 
 def _one_line(error: click.UsageError) -> str:
     """Say what is wrong with the command line, and where its help is."""
-    said = " ".join(error.format_message().split()).removesuffix(".")
-    return said if error.ctx is None else f"{said}; see `{error.ctx.command_path} --help`"
+    text = " ".join(error.format_message().split()).removesuffix(".")
+    return text if error.ctx is None else f"{text}; see `{error.ctx.command_path} --help`"
 
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion script: eval "$(ddmq completion bash)"."""
-    made = get_completion_class(shell)
-    if made is None:
+    shell_class = get_completion_class(shell)
+    if shell_class is None:
         raise click.ClickException(f"no completion for {shell}")
     from ddmq.cli.output import say
 
-    for line in made(root, {}, "ddmq", "_DDMQ_COMPLETE").source().splitlines():
+    for line in shell_class(root, {}, "ddmq", "_DDMQ_COMPLETE").source().splitlines():
         say(line)

@@ -10,21 +10,21 @@ import click
 
 from backend.engines import ENGINES
 from ddmq.address import ADDRESS, ADMIN, CONSUMER, PRODUCER, ready_line
-from ddmq.cli.options import options
+from ddmq.cli.options import combine_options
 from ddmq.cli.output import reason, say
 from ddmq.cli.values import FOLDER
 from ddmq_common.private_files import UMASK
 
 
 def check_engine(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
-    """Return the engine; it is one of this package, or one that an installed package registers."""
+    """Check the name of an engine: one of this package, or one that an installed package registers."""
     if name is not None and name not in ENGINES:
         raise click.BadParameter(f"there is no engine {name!r}; allowed: {', '.join(ENGINES)}")
     return name
 
 
-server_options = options(
-    click.option("--data-dir", type=FOLDER, help="Where the log lives; made when missing (default: data)."),
+server_options = combine_options(
+    click.option("--data-dir", type=FOLDER, help="Directory of the log; created if missing (default: data)."),
     click.option(
         "--config",
         "config_dir",
@@ -46,7 +46,7 @@ server_options = options(
         "--beyond-loopback",
         is_flag=True,
         callback=lambda _, __, given: given or None,
-        help="Listen on addresses that other machines reach; there is no authentication.",
+        help="Listen on addresses that other machines can reach; there is no authentication.",
     ),
     click.option(
         "--process-name", hidden=True, help="process_name of ddmq.yaml; `serve --processes` gives it."
@@ -64,7 +64,9 @@ server_options = options(
 @server_options
 @click.option("--producer", type=ADDRESS, help=f"Where producers connect (default {PRODUCER}).")
 @click.option("--consumer", type=ADDRESS, help=f"Where consumers connect (default {CONSUMER}).")
-@click.option("--processes", is_flag=True, help="Each part as its own process over the same directory.")
+@click.option(
+    "--processes", is_flag=True, help="Run each part as a process of its own over the same directory."
+)
 def serve(config_dir: Path | None, processes: bool, **flags: Any) -> None:
     """Run producer proxy, consumer proxy, delay service, log and admin API.
 
@@ -127,7 +129,7 @@ def _run(config_dir: Path | None, flags: dict[str, Any], parts: tuple[str, ...])
         warn_of_retired(config.retired)
     process = ServerProcess(config, parts)
     if with_parent:
-        when_parent_ends(process.parent_ended, process.others.hear)
+        when_parent_ends(process.parent_ended, process.others.record_address)
     try:
         process.start()
     except OSError as error:

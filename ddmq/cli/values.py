@@ -16,13 +16,13 @@ from click.shell_completion import CompletionItem
 
 from ddmq.address import HostPort
 from ddmq.cli.output import reason
-from ddmq.moments import ALLOWED, moment
+from ddmq.moments import ALLOWED, read_moment
 
 KEYS_MAX = 1_000  # of one group, looked at for completion
 
 
 class Name(click.ParamType[str]):
-    """A topic, a group, a key: any text but none, as an unset variable of a shell leaves it."""
+    """The click type of a topic, a group or a key: text that is not empty, as an unset variable would be."""
 
     name = "text"
 
@@ -33,7 +33,7 @@ class Name(click.ParamType[str]):
 
 
 class KnownName(Name):
-    """A name that may be one of those the server knows: the shell completes it."""
+    """The click type of a name that the server may know: the shell completes it."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -60,7 +60,7 @@ def blocked_keys(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 
 def _unquote_key(key: str) -> str:
-    """`ddmq group park` takes the text of a JSON string without its quotes."""
+    """Return the text of a JSON string without its quotes, as `ddmq group park` accepts it."""
     try:
         value = json.loads(key)
     except ValueError:
@@ -72,8 +72,8 @@ def _fetch_rows(ctx: click.Context, *path: str, **query: Any) -> list[dict[str, 
     """Fetch a listing from the server; empty if it does not answer within a second."""
     from ddmq.cli.admin_client import AdminClient, admin_address
 
-    given = ctx.params.get("admin")
-    client = AdminClient(given.address if given else admin_address(), timeout_s=1.0)
+    admin = ctx.params.get("admin")
+    client = AdminClient(admin.address if admin else admin_address(), timeout_s=1.0)
     try:
         rows: list[dict[str, Any]] = client.get(*path, **query)
     except click.ClickException:
@@ -82,7 +82,7 @@ def _fetch_rows(ctx: click.Context, *path: str, **query: Any) -> list[dict[str, 
 
 
 class Whole(click.IntRange):
-    """A whole number within bounds."""
+    """The click type of a whole number within bounds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
@@ -93,20 +93,20 @@ class Whole(click.IntRange):
 
 
 class Number(click.FloatRange):
-    """A number within bounds, which NaN is in none of."""
+    """The click type of a number within bounds; NaN is rejected."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
-            known = not math.isnan(float(value))
+            is_number = not math.isnan(float(value))
         except ValueError:
-            known = False
-        if not known:
+            is_number = False
+        if not is_number:
             self.fail(f"{value!r} is not a number in the range {self._describe_range()}", param, ctx)
         return super().convert(value, param, ctx)
 
 
 class Folder(click.Path):
-    """A directory; an empty name is none, and not the one that the command runs in."""
+    """The click type of a directory; an empty name is rejected, and is not the present directory."""
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
@@ -117,7 +117,7 @@ class Folder(click.Path):
 
 
 def known_host(address: HostPort, option: str) -> str:
-    """The address as text. Raises ClickException for a host whose name does not resolve."""
+    """Return the address as text. Raises ClickException if the name of its host does not resolve."""
     try:
         socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -133,13 +133,13 @@ TOPIC, GROUP = KnownName("topic"), KnownName("group")
 
 
 def parse_moment(text: str, option: str, others: str = "") -> int:
-    """Epoch milliseconds. `others` goes before what is allowed. Raises UsageError."""
+    """Return epoch milliseconds. Raises UsageError, in which `others` stands before the allowed values."""
     try:
-        return moment(text, int(time.time() * 1000), local=True)
+        return read_moment(text, int(time.time() * 1000), local=True)
     except ValueError as error:
         raise click.UsageError(f"{option} {text!r}: allowed: {others}{ALLOWED}") from error
 
 
 def parse_start(text: str, option: str = "--start") -> str:
-    """`first`, `last`, or epoch milliseconds as text."""
+    """Return `first`, `last`, or a time as epoch milliseconds in text."""
     return text if text in ("first", "last") else str(parse_moment(text, option, "first, last, "))

@@ -28,25 +28,25 @@ class LibraryFile(NamedTuple):
     size: int
 
     def read(self) -> bytes:
-        return (root() / self.path).read_bytes()
+        return (library_root() / self.path).read_bytes()
 
 
-def root() -> Path:
+def library_root() -> Path:
     """Return the folder of the standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def files() -> tuple[list[LibraryFile], list[LibraryFile]]:
-    """(those that fit into a message, those that do not: empty ones, and ones over 2 MiB)."""
+def list_files() -> tuple[list[LibraryFile], list[LibraryFile]]:
+    """Return (files that fit into a message, files that do not: empty ones and those over 2 MiB)."""
     fit: list[LibraryFile] = []
     rest: list[LibraryFile] = []
-    for found in _walk_library():
-        (fit if 0 < found.size <= BODY_BYTES_MAX else rest).append(found)
+    for file in _walk_library():
+        (fit if 0 < file.size <= BODY_BYTES_MAX else rest).append(file)
     return fit, rest
 
 
 def _walk_library() -> Iterator[LibraryFile]:
-    base = root()
+    base = library_root()
     for path in sorted(base.rglob("*")):
         relative = path.relative_to(base)
         if not _LEFT_OUT.intersection(relative.parts) and path.is_file():
@@ -70,21 +70,26 @@ class FileMessage(NamedTuple):
 
 @dataclass
 class Sent:
-    """The senders' common knowledge, guarded by `lock`."""
+    """The results of all sender threads, guarded by `lock`."""
 
     acknowledged: dict[str, str] = field(default_factory=dict)  # path → checksum
     latencies_ms: list[float] = field(default_factory=list)
-    answered_ms: list[int] = field(default_factory=list)  # wall clock
+    answered: list[tuple[int, str]] = field(default_factory=list)  # (wall clock in ms, module)
     sent_again: int = 0
     body_bytes: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     failure: Exception | None = None
 
-    def note(self, file: LibraryFile, digest: str, began: float) -> None:
+    @property
+    def answered_ms(self) -> list[int]:
+        """The wall times of the answers, in ms."""
+        return [at_ms for at_ms, _ in self.answered]
+
+    def note_answer(self, file: LibraryFile, digest: str, start: float) -> None:
         with self.lock:
             self.acknowledged[file.path] = digest
-            self.latencies_ms.append((time.monotonic() - began) * 1000)
-            self.answered_ms.append(time.time_ns() // 1_000_000)
+            self.latencies_ms.append((time.monotonic() - start) * 1000)
+            self.answered.append((time.time_ns() // 1_000_000, file.module))
             self.body_bytes += file.size
 
 
@@ -98,11 +103,11 @@ def send_all(
 
     `when_at(count)` hears how many are acknowledged. Raises what a sender could not get over.
     """
-    began = time.monotonic()
+    start = time.monotonic()
     pending = iter(runs)
     lock = threading.Lock()
 
-    def work(producer: Producer) -> None:
+    def send_runs(producer: Producer) -> None:
         while sent.failure is None:
             with lock:
                 run = next(pending, None)
@@ -117,21 +122,21 @@ def send_all(
                 return
 
     with Producer(address, timeout_ms=5_000) as producer:
-        run_threads([lambda: work(producer)] * SENDERS)
+        run_threads([lambda: send_runs(producer)] * SENDERS)
     if sent.failure is not None:
         raise sent.failure
-    return time.monotonic() - began
+    return time.monotonic() - start
 
 
 def send_one(producer: Producer, message: FileMessage, sent: Sent) -> None:
-    """Send until it is acknowledged. A lost answer means: send again, maybe twice stored, never lost."""
+    """Send a message until it is acknowledged. After a lost answer it may be stored twice."""
     file = message.file
     body = file.read()
     digest = checksum(body)
     properties = {"path": file.path, "sha256": digest, "number": str(message.number)}
     give_up = time.monotonic() + GIVE_UP_S
     while True:
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             producer.send(
                 message.topic, body, key=file.module, properties=properties, shard_key=message.shard_key
@@ -143,12 +148,12 @@ def send_one(producer: Producer, message: FileMessage, sent: Sent) -> None:
                 sent.sent_again += 1
             time.sleep(AGAIN_AFTER_S)  # the server is being started again; nothing to wait for but time
             continue
-        sent.note(file, digest, began)
+        sent.note_answer(file, digest, start)
         return
 
 
 def run_threads(works: list[Callable[[], None]]) -> None:
-    """Run each in a thread of its own, and wait for all."""
+    """Run each function in a thread of its own, and wait for all."""
     threads = [threading.Thread(target=work) for work in works]
     for thread in threads:
         thread.start()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +22,9 @@ from ddmq.cli.admin_client import AdminClient
 from ddmq.demo import library
 from ddmq.demo.library import GIVE_UP_S, FileMessage, LibraryFile, Sent, send_all
 from ddmq.demo.reported import ClientCounts
-from ddmq.demo.server import Typed, say, tell
+from ddmq.demo.server import Narrator, Typed
 from ddmq_client import Consumer, Message
+from metrics_job.report.core.order import KeyEvent, KeyMark
 
 TOPIC = "modules"
 GROUP = "modules"
@@ -40,14 +41,15 @@ Life = tuple[str, int]  # module, round
 
 
 class OrderedAct:
-    """The act over one running server. `queue_of_key`: each module goes to one queue, as Kafka needs it; the
-    file log keeps the order of a key over all queues."""
+    """The second act of the demo, over a running server. `queue_of_key`: each module goes to one queue, as
+    Kafka requires; the file log keeps the order of a key over all queues."""
 
     def __init__(
         self,
         addresses: Mapping[str, HostPort],
         files: list[LibraryFile],
         typed: Typed,
+        narrator: Narrator,
         *,
         queue_of_key: bool = False,
     ) -> None:
@@ -57,28 +59,32 @@ class OrderedAct:
         self._modules = by_module(files)
         self._files = len(files)
         self._typed = typed
+        self._narrator = narrator
         self._sent = Sent()
         self._order = ModuleOrder(DELIVERIES_MAX)
         self._damaged: list[str] = []
         self._died = 0
         self._during = 0  # finished while the broken module was blocked
+        self._endings: list[tuple[int, str, bool]] = []  # (wall clock in ms, module, failed)
         self._mended = threading.Event()
 
     def run(self) -> bool:
-        """True when everything was proven."""
+        """Run the act. Returns True if everything was proven."""
         self._typed(f"topic create {TOPIC}")
         self._typed(f"group set {GROUP} --topic {TOPIC} {SETTINGS}")
         self._send()
         consumer = str(self._addresses["consumer"])
-        began = time.monotonic()
+        start = time.monotonic()
         with ExitStack() as stack:
             for _ in range(CONSUMERS):
                 stack.enter_context(Consumer(consumer, GROUP, [TOPIC], handler=self._handle, threads=THREADS))
-            say(f"{CONSUMERS} consumers take them; the one for {BROKEN!r} fails on purpose")
+            self._narrator.print_step(
+                f"{CONSUMERS} consumers take them; the one for {BROKEN!r} fails on purpose"
+            )
             self._show_blocked()
             self._wait_for_letters()
             self._resend()
-        return self._check_order(time.monotonic() - began)
+        return self._check_order(time.monotonic() - start)
 
     def _send(self) -> None:
         runs = [
@@ -89,7 +95,7 @@ class OrderedAct:
             for files in self._modules.values()
         ]
         seconds = send_all(str(self._addresses["producer"]), runs, self._sent)
-        say(
+        self._narrator.print_step(
             f"sent {len(self._sent.acknowledged):,} files of {len(self._modules):,} modules "
             f"in {seconds:.1f} s, each numbered within its module, those of {BROKEN!r} first"
         )
@@ -102,6 +108,7 @@ class OrderedAct:
         if library.checksum(message.body) != message.properties["sha256"]:
             self._damaged.append(message.properties["path"])
         self._order.end(module, number, round_, failed=broken)
+        self._endings.append((time.time_ns() // 1_000_000, module, broken))
         if broken:
             message.fail(reason=f"the demo's consumer of {BROKEN} is broken on purpose")
 
@@ -109,25 +116,28 @@ class OrderedAct:
 
     def _show_blocked(self) -> None:
         wait_for(lambda: any(key["attempts"] >= 2 for key in self._blocked_keys()), f"{BROKEN} blocked")
-        say(
-            f"{BROKEN!r} is stuck: {self._order.finished_of(BROKEN)} of its {self._broken} files "
+        self._narrator.print_step(
+            f"{BROKEN!r} is stuck: {self._order.finished_of(BROKEN)} of its {self._broken_count} files "
             f"are finished; meanwhile {self._order.finished_but(BROKEN):,} files of the other modules are"
         )
         self._typed(f"group keys {GROUP}")
 
     def _wait_for_letters(self) -> None:
-        wait_for(lambda: self._count_letters() == self._broken, f"{self._broken} dead letters")
+        self._narrator.print_short(f"key {BROKEN!r} is blocked: its first file fails again and again …")
+        wait_for(lambda: self._count_letters() == self._broken_count, f"{self._broken_count} dead letters")
         self._died, self._during = self._count_letters(), self._order.finished_but(BROKEN)
-        say(
+        self._narrator.print_step(
             f"each file of {BROKEN!r} failed {DELIVERIES_MAX} times and is a dead letter; until then "
-            f"{self._during:,} of {self._files - self._broken:,} files of the others were finished"
+            f"{self._during:,} of {self._files - self._broken_count:,} files of the others were finished"
         )
         self._typed("dlq list")
         self._typed(f"dlq show {GROUP}")
 
     def _resend(self) -> None:
         self._mended.set()
-        say(f"the consumer of {BROKEN!r} is mended; its dead letters are sent to {GROUP} again")
+        self._narrator.print_step(
+            f"the consumer of {BROKEN!r} is mended; its dead letters are sent to {GROUP} again"
+        )
         self._typed(f"dlq resend {GROUP} --all")
         wait_for(lambda: self._count_finished() == self._files, f"{self._files} finished files")
         wait_for(lambda: self._read_lag() == 0, "a lag of 0")
@@ -136,7 +146,7 @@ class OrderedAct:
 
     def _check_order(self, seconds: float) -> bool:
         order, sent, finished = self._order, self._sent, self._count_finished()
-        tell(
+        self._narrator.print_facts(
             {
                 "acknowledged": f"{len(sent.acknowledged):,} of {self._files:,} files of "
                 f"{len(self._modules):,} modules",
@@ -153,7 +163,9 @@ class OrderedAct:
             }
         )
         proven = self._adds_up() and order.overtaken == order.together == 0
-        say("sent = acknowledged = finished, each module in order" if proven else "NOT PROVEN: see above")
+        self._narrator.print_step(
+            "sent = acknowledged = finished, each module in order" if proven else "NOT PROVEN: see above"
+        )
         return proven
 
     def _adds_up(self) -> bool:
@@ -162,14 +174,14 @@ class OrderedAct:
             len(self._sent.acknowledged) == finished == self._files
             and order.deliveries == finished + order.failures + order.came_again
             and max(order.came_again, order.went_back) <= self._sent.sent_again
-            and order.failures == self._broken * DELIVERIES_MAX
-            and self._died == order.revived == self._broken
+            and order.failures == self._broken_count * DELIVERIES_MAX
+            and self._died == order.revived == self._broken_count
             and self._count_letters() == len(self._damaged) == 0
             and self._during > 0
         )
 
-    def counted(self) -> ClientCounts:
-        """Return what this act's clients saw, to be found again in the report of the run."""
+    def client_counts(self) -> ClientCounts:
+        """Return the counts of this act's clients, with which the report of the run is compared."""
         order, sent = self._order, self._sent
         return ClientCounts(
             TOPIC, len(sent.acknowledged), sent.sent_again, sent.answered_ms,
@@ -177,11 +189,34 @@ class OrderedAct:
             dead=self._died,
         )  # fmt: skip
 
+    def list_events(self) -> Iterator[KeyEvent]:
+        """Yield the events of each module for the picture of order."""
+        yield from (KeyEvent(at_ms, module, KeyMark.STORED) for at_ms, module in self._sent.answered)
+        for at_ms, module, failed in self._endings:
+            yield KeyEvent(at_ms, module, KeyMark.FAILED if failed else KeyMark.FINISHED)
+
+    def build_verdicts(self) -> list[tuple[bool, str]]:
+        """Return, for a newcomer, what was proven and whether it was."""
+        order, wrong = self._order, self._order.overtaken + self._order.together
+        others = self._files - self._broken_count
+        went_on = (
+            f"{BROKEN!r} was blocked, the other keys went on: {self._during:,} of their {others:,} files"
+        )
+        return [
+            (wrong == 0, f"order kept: {wrong:,} of {order.deliveries:,} deliveries out of order"),
+            (self._during > 0, f"{went_on} were finished meanwhile"),
+            (
+                self._died == order.revived == self._broken_count and self._adds_up(),
+                f"{self._died:,} files of {BROKEN!r} became dead letters and were sent again; "
+                f"{order.revived:,} arrived",
+            ),
+        ]
+
     # --- what the server says
 
     def _blocked_keys(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._admin.get("groups", GROUP, "keys")
-        return [key for key in found if key["key"] == f'"{BROKEN}"']
+        keys: list[dict[str, Any]] = self._admin.get("groups", GROUP, "keys")
+        return [key for key in keys if key["key"] == f'"{BROKEN}"']
 
     def _count_letters(self) -> int:
         return sum(int(row["letters"]) for row in self._admin.get("dlq") if row["group"] == GROUP)
@@ -193,21 +228,21 @@ class OrderedAct:
         return self._order.finished_of(BROKEN) + self._order.finished_but(BROKEN)
 
     @property
-    def _broken(self) -> int:
+    def _broken_count(self) -> int:
         return len(self._modules[BROKEN])
 
 
 def by_module(files: list[LibraryFile]) -> dict[str, list[LibraryFile]]:
-    """The files of each module in their order, the broken module first, the largest ones next."""
-    found: dict[str, list[LibraryFile]] = {}
+    """Return the files of each module in order; the broken module first, then the largest ones."""
+    modules: dict[str, list[LibraryFile]] = {}
     for file in files:
-        found.setdefault(file.module, []).append(file)
-    names = sorted(found, key=lambda name: (name != BROKEN, -len(found[name]), name))
-    return {name: found[name] for name in names}
+        modules.setdefault(file.module, []).append(file)
+    names = sorted(modules, key=lambda name: (name != BROKEN, -len(modules[name]), name))
+    return {name: modules[name] for name in names}
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Look again and again. Raises ClickException after GIVE_UP_S."""
+    """Wait until the condition is true. Raises ClickException after GIVE_UP_S."""
     deadline = time.monotonic() + GIVE_UP_S
     while not condition():
         if time.monotonic() > deadline:
@@ -248,15 +283,15 @@ class ModuleOrder:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, module: str, number: int, round_: int = 0) -> None:
-        """A file is in a handler's hands."""
+        """Record that a handler begins with a file."""
         with self._lock:
             self.deliveries += 1
             self.together += module in self.in_hands
             self.in_hands.add(module)
             self.at_once_max = max(self.at_once_max, len(self.in_hands))
-            self._place((module, round_), number)
+            self._begin_delivery((module, round_), number)
 
-    def _place(self, life: Life, number: int) -> None:
+    def _begin_delivery(self, life: Life, number: int) -> None:
         last = self._last.get(life, -1)
         self.went_back += number < last
         if number > last:
@@ -266,7 +301,7 @@ class ModuleOrder:
             self._settled[life] = False
 
     def end(self, module: str, number: int, round_: int = 0, *, failed: bool = False) -> None:
-        """The handler is through with it."""
+        """Record that a handler has finished or failed a file."""
         life = (module, round_)
         with self._lock:
             self.in_hands.discard(module)
@@ -274,11 +309,11 @@ class ModuleOrder:
                 self.failures += 1
                 self._failed[life] = self._failed.get(life, 0) + 1
             else:
-                self._finish(life, number)
+                self._finish_delivery(life, number)
             if number == self._last.get(life):
                 self._settled[life] = not failed or self._failed[life] >= self.deliveries_max
 
-    def _finish(self, life: Life, number: int) -> None:
+    def _finish_delivery(self, life: Life, number: int) -> None:
         finished = self.finished.setdefault(life[0], set())
         again = number in finished
         self.came_again += again
@@ -286,11 +321,11 @@ class ModuleOrder:
         finished.add(number)
 
     def finished_of(self, module: str) -> int:
-        """Files of one module that are finished."""
+        """Count the finished files of one module."""
         with self._lock:
             return len(self.finished.get(module, ()))
 
     def finished_but(self, module: str) -> int:
-        """Files of all other modules that are finished."""
+        """Count the finished files of all other modules."""
         with self._lock:
             return sum(len(numbers) for name, numbers in self.finished.items() if name != module)

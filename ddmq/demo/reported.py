@@ -10,18 +10,22 @@ else must be equal.
 from __future__ import annotations
 
 import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ddmq.cli.report import NEEDED, make_report, show, tables_folder
-from ddmq.demo.server import say
+from ddmq.cli.report import NEEDED, make_report, print_summary, tables_folder
+from ddmq.demo.server import Narrator
 from ddmq_common.errors import DdmqError
 
 if TYPE_CHECKING:
     from metrics_job.report.core.facts import Report
+    from metrics_job.report.core.order import OrderPicture
 
 
 PROMISES = """\
@@ -50,7 +54,7 @@ class ClientCounts:
 
 
 class Compared(NamedTuple):
-    """A number of the report beside what is possible by the clients' count."""
+    """A number of the report, and the range that the clients' counts allow."""
 
     what: str
     reported: int
@@ -59,51 +63,84 @@ class Compared(NamedTuple):
     high: int
 
     @property
-    def same(self) -> bool:
+    def is_same(self) -> bool:
         return self.low <= self.reported <= self.high
 
 
-def report_of_the_run(data_dir: Path, out: Path, counted: list[ClientCounts], killed_ms: int) -> bool:
+def report_of_the_run(
+    data_dir: Path,
+    out: Path,
+    counted: list[ClientCounts],
+    killed_ms: int,
+    picture: OrderPicture | None,
+    narrator: Narrator,
+) -> bool:
     """Make, show and compare the report. True when the numbers are the same, or there is no Spark here."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        say(f"no report of this run: {', '.join(missing)} missing; pip install '.[spark]' in the source tree")
+        lacking = f"{', '.join(missing)} missing; pip install '.[spark]' in the source tree"
+        narrator.print_step(f"no report of this run: {lacking}")
+        narrator.print_short(f"(no report of this run: {lacking})")
         return True
-    say("the report of this run: Spark reads what the servers counted")
+    narrator.print_step("the report of this run: Spark reads what the servers counted")
     samples = data_dir / "metrics"
     try:
-        made = make_report(
-            samples, tables_folder(samples), out, None, config_dir=_write_promises(data_dir),
-            kills_ms=[killed_ms],
-            dead_letters={counts.topic: counts.dead for counts in counted if counts.dead},
-        )  # fmt: skip
+        with _redirect_spark(data_dir.with_suffix(".spark"), narrator), narrator.quiet_unless_verbose():
+            report = make_report(
+                samples, tables_folder(samples), out, None, config_dir=_write_promises(data_dir),
+                kills_ms=[killed_ms],
+                dead_letters={counts.topic: counts.dead for counts in counted if counts.dead},
+                order=picture,
+            )  # fmt: skip
     except DdmqError as error:
         raise click.ClickException(f"no report of this run: {error}") from error
-    show(made)
-    same = tell(compared(made, counted, killed_ms))
-    say(f"open it: {out.resolve()}")
+    rows = compare_counts(report, counted, killed_ms)
+    same = all(row.is_same for row in rows)
+    if narrator.verbose or not same:
+        print_summary(report)
+        print_comparison(rows)
+    narrator.print_step(f"open it: {out.resolve()}")
+    narrator.print_short(f"the report of this run, with charts: {out.resolve()}")
+    for finding in report.findings:  # nothing of what was done on purpose: this machine was too slow, say
+        narrator.print_short(f"the report found: {finding.text}")
     return same
 
 
+@contextmanager
+def _redirect_spark(log: Path, narrator: Narrator) -> Iterator[None]:
+    """Write the warnings of Spark's Java to a file, unless verbose; they go to descriptor 2 directly."""
+    if narrator.verbose:
+        yield
+        return
+    before = os.dup(2)
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+
+
 def _write_promises(data_dir: Path) -> Path:
-    """A configuration of its own: a server that is killed halfway lets messages wait until it is back."""
+    """Write promises that allow for the kill, during which messages wait."""
     folder = data_dir / "promises"
     folder.mkdir(exist_ok=True)
     (folder / "slo.yaml").write_text(PROMISES, encoding="utf-8")
     return folder
 
 
-def compared(made: Report, counted: list[ClientCounts], killed_ms: int) -> list[Compared]:
-    """Every number that both sides have."""
-    sampled = [seen for process in made.processes for seen in process.vanished_ms]
+def compare_counts(report: Report, counted: list[ClientCounts], killed_ms: int) -> list[Compared]:
+    """Compare every number that both the report and the clients have."""
+    sampled = [seen for process in report.processes for seen in process.vanished_ms]
     last_sample_ms = max((seen for seen in sampled if seen <= killed_ms), default=0)
-    found = []
+    rows = []
     for seen in counted:
-        totals = made.topics.get(seen.topic)
+        totals = report.topics.get(seen.topic)
         if totals is None:
             return [Compared(f"{seen.topic}: anything", 0, 1, 1, 1)]
         unsampled = sum(last_sample_ms <= answered for answered in seen.answered_ms if answered <= killed_ms)
-        found += [
+        rows += [
             Compared(
                 f"{seen.topic}: sent",
                 totals.sent,
@@ -118,31 +155,32 @@ def compared(made: Report, counted: list[ClientCounts], killed_ms: int) -> list[
                 seen.delivered,
                 seen.delivered + seen.sent_again,
             ),
-            exact(f"{seen.topic}: acknowledged", totals.acked, seen.finished),
-            exact(f"{seen.topic}: failed", totals.failed, seen.failed),
-            exact(f"{seen.topic}: dead letters", totals.dead_lettered, seen.dead),
+            require_equal(f"{seen.topic}: acknowledged", totals.acked, seen.finished),
+            require_equal(f"{seen.topic}: failed", totals.failed, seen.failed),
+            require_equal(f"{seen.topic}: dead letters", totals.dead_lettered, seen.dead),
         ]
-    return found
+    return rows
 
 
-def exact(what: str, reported: int, counted: int) -> Compared:
+def require_equal(what: str, reported: int, counted: int) -> Compared:
     """Compare two numbers that must be equal."""
     return Compared(what, reported, counted, counted, counted)
 
 
-def tell(rows: list[Compared]) -> bool:
-    """Each number with what the clients counted; True when all are the same."""
+def print_comparison(rows: list[Compared]) -> bool:
+    """Print each number with what the clients counted; True when all are the same."""
     for row in rows:
         click.echo(f"  {row.what:<24} {row.reported:>7,} {_describe_difference(row)}")
-    same = all(row.same for row in rows)
-    say("the report's numbers are those the demo counted" if same else "NOT THE SAME NUMBERS: see above")
+    same = all(row.is_same for row in rows)
+    text = "the report's numbers are those the demo counted" if same else "NOT THE SAME NUMBERS: see above"
+    click.echo(f"[demo] {text}")
     return same
 
 
 def _describe_difference(row: Compared) -> str:
     if row.reported == row.counted:
         return "as counted"
-    if not row.same:
+    if not row.is_same:
         return f"BUT COUNTED {row.counted:,}"
     if row.reported < row.counted:
         lost, bound = row.counted - row.reported, row.counted - row.low

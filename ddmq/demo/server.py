@@ -6,13 +6,15 @@ a user would type them, then run just as they were printed.
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import click
@@ -38,8 +40,8 @@ class DemoServer:
         self._log = data_dir.with_suffix(".log")
 
     def start(self) -> float:
-        """Blocks until `ready`; returns the seconds it took."""
-        began = time.monotonic()
+        """Start the server, and wait until it is ready. Returns the seconds that it took."""
+        start = time.monotonic()
         command = [sys.executable, "-P", "-m", "ddmq", "serve", "--data-dir", str(self.data_dir)]
         command += ["--config", str(self._write_config())]
         if self.cluster is not None:
@@ -49,7 +51,7 @@ class DemoServer:
         with self._log.open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         self._read_ready(self._process)
-        return time.monotonic() - began
+        return time.monotonic() - start
 
     def _write_config(self) -> Path:
         """Write the demo's settings: a name, and frequent samples, because the demo is short."""
@@ -72,13 +74,13 @@ class DemoServer:
             )
 
     def kill(self) -> None:
-        """SIGKILL: no chance to tidy up."""
+        """End the server with SIGKILL, without a chance to clean up."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def stop(self) -> None:
-        """SIGTERM, and wait; SIGKILL after 20 s."""
+        """End the server with SIGTERM and wait; with SIGKILL after 20 s."""
         if self._process is None:
             return
         self._process.terminate()
@@ -88,38 +90,64 @@ class DemoServer:
             self.kill()
 
 
+class Narrator:
+    """Prints the demo: with `verbose` every step, command and number, else the few lines for a newcomer."""
+
+    def __init__(self, *, verbose: bool) -> None:
+        self.verbose = verbose
+
+    def print_short(self, text: str) -> None:
+        """Print a line for a newcomer; when verbose, the steps say the same at length."""
+        if not self.verbose:
+            click.echo(f"  {text}")
+
+    def print_step(self, text: str) -> None:
+        """Print a step of the story, when verbose."""
+        if self.verbose:
+            click.echo(f"[demo] {text}")
+
+    def print_facts(self, facts: Mapping[str, str]) -> None:
+        """Print what was counted, one fact a line, when verbose."""
+        for name, value in facts.items() if self.verbose else ():
+            click.echo(f"  {name:<14} {value}")
+
+    @contextmanager
+    def quiet_unless_verbose(self) -> Iterator[io.StringIO]:
+        """Keep what is printed meanwhile in the buffer that is returned, unless verbose."""
+        output = io.StringIO()
+        if self.verbose:
+            yield output
+            return
+        with redirect_stdout(output), redirect_stderr(output):
+            yield output
+
+
 class Typed:
     """Runs `ddmq LINE` in this process against one server, whose addresses stand in the environment."""
 
-    def __init__(self) -> None:
+    def __init__(self, narrator: Narrator) -> None:
+        self._narrator = narrator
         self._shown = ""
 
-    def at(self, addresses: Mapping[str, HostPort]) -> None:
+    def use_server(self, addresses: Mapping[str, HostPort]) -> None:
         """Direct later commands to this server; print the `export` line when it changes."""
         where = {f"DDMQ_{part.upper()}": str(address) for part, address in addresses.items()}
         os.environ.update(where)
         export = "export " + " ".join(f"{name}={value}" for name, value in where.items())
         if export != self._shown:
-            click.echo(f"$ {export}")
+            with self._narrator.quiet_unless_verbose():
+                click.echo(f"$ {export}")
             self._shown = export
 
     def __call__(self, line: str) -> None:
         """Print the command and run it. Raises ClickException when it fails."""
         from ddmq.cli.root import run
 
-        click.echo(f"$ ddmq {line}")
-        code = run(shlex.split(line))
-        sys.stdout.flush()
+        with self._narrator.quiet_unless_verbose() as output:
+            click.echo(f"$ ddmq {line}")
+            code = run(shlex.split(line))
+            sys.stdout.flush()
         if code != 0:
-            raise click.ClickException(f"`ddmq {line}` ended with exit code {code}")
-
-
-def say(text: str) -> None:
-    """A step of the story."""
-    click.echo(f"[demo] {text}")
-
-
-def tell(facts: Mapping[str, str]) -> None:
-    """Tell what was counted, one fact a line."""
-    for name, value in facts.items():
-        click.echo(f"  {name:<14} {value}")
+            raise click.ClickException(
+                f"`ddmq {line}` ended with exit code {code} {output.getvalue()}".rstrip()
+            )

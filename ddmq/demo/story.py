@@ -17,17 +17,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
+from rich.console import Group
 
+from ddmq.cli.output import console, say_verdict, show
 from ddmq.demo import library
 from ddmq.demo.library import GIVE_UP_S, FileMessage, LibraryFile, Sent, send_all
 from ddmq.demo.ordered import OrderedAct
 from ddmq.demo.reported import ClientCounts
-from ddmq.demo.server import DemoServer, Typed, say, tell
+from ddmq.demo.server import DemoServer, Narrator, Typed
 from ddmq.trial.cluster import Ports, TrialCluster, free_ports
 from ddmq_client import Consumer, Message
+from metrics_job.report.core.order import KeyEvent, KeyMark, OrderPhase, OrderPicture, Outage, draw_order
+from metrics_job.report.terminal import order_lines
 
 TOPIC = "library"
 GROUP = "demo"
+PICTURE_WIDTH = 100  # columns, where the terminal has them
 CONSUMERS = 4
 BROKERS, KILLED = 3, 2
 
@@ -36,7 +41,7 @@ BROKERS, KILLED = 3, 2
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Keep the data there (default: a fresh folder, gone afterwards).",
+    help="Keep the data in this folder (default: a temporary one).",
 )
 @click.option(
     "--report",
@@ -47,48 +52,61 @@ BROKERS, KILLED = 3, 2
     help="Where the report of the run is written.",
 )
 @click.option(
-    "--kafka", is_flag=True, help="On a Kafka cluster of three brokers, one of which is killed as well."
+    "--kafka", is_flag=True, help="Run on a Kafka cluster of three brokers, one of which is killed, too."
 )
-def demo(data_dir: Path | None, report_file: Path, kafka: bool) -> None:
-    """Two acts with the files of the standard library, every number counted; a minute or two.
+@click.option("--verbose", is_flag=True, help="Show every step, command and number.")
+def demo(data_dir: Path | None, report_file: Path, kafka: bool, verbose: bool) -> None:
+    """See a server killed, nothing lost and order kept, every number counted; a minute or two.
 
-    One: send them, kill -9 the server in the middle, consume, prove that nothing acknowledged is lost. Two:
-    consume each module in order while one fails on purpose, look at what blocks it and at its dead letters,
-    send those again. What is shown behind $ can be typed as it stands. In the end: the report of the run,
-    whose numbers must be those that were counted.
+    The messages are the files of Python's standard library; the key of each is its module. First they are
+    sent while the server is killed with kill -9, and all of them must arrive. Then they are consumed in order
+    by key while one key fails on purpose: the others must go on, and its dead letters must arrive when they
+    are sent again. A picture shows the keys over time.
+
+    With --verbose what is shown behind $ can be typed as it stands. With Spark the run ends with a report,
+    whose numbers must be those that the demo counted. Exit code 1 when something was not proven.
     """
+    narrator = Narrator(verbose=verbose)
     if data_dir is not None:
-        _run_demo(data_dir, report_file, kafka)
+        _run_demo(data_dir, report_file, kafka, narrator)
         return
     with tempfile.TemporaryDirectory(prefix="ddmq-demo-") as folder:
-        _run_demo(Path(folder) / "data", report_file, kafka)
+        _run_demo(Path(folder) / "data", report_file, kafka, narrator)
 
 
-def _run_demo(data_dir: Path, report_file: Path, kafka: bool) -> None:
+def _run_demo(data_dir: Path, report_file: Path, kafka: bool, narrator: Narrator) -> None:
     from ddmq.demo.reported import report_of_the_run
-    from ddmq.demo.server import DemoServer
-    from ddmq.demo.story import Story
 
     data_dir.parent.mkdir(parents=True, exist_ok=True)
-    with _start_brokers(data_dir.with_suffix(".kafka")) if kafka else nullcontext() as cluster:
+    brokers = _start_brokers(data_dir.with_suffix(".kafka"), narrator) if kafka else nullcontext()
+    with brokers as cluster:
         server = DemoServer(data_dir, cluster)
-        story = Story(server)
+        story = Story(server, narrator)
         try:
             proven = story.run()
         finally:
             server.stop()
-    proven = report_of_the_run(data_dir, report_file, story.counted, story.killed_ms) and proven
-    if not proven:
+    picture = story.draw_picture()
+    if picture is not None:
+        show(Group("", *order_lines(picture, min(console().width, PICTURE_WIDTH)), ""))
+    for is_proven, text in story.verdicts:
+        say_verdict(is_proven, text)
+    same = report_of_the_run(data_dir, report_file, story.counted, story.killed_ms, picture, narrator)
+    if not (proven and same):
+        say_verdict(False, "NOT PROVEN: see the lines with ✗ above; --verbose shows more")
         raise click.exceptions.Exit(1)
+    how = "every number was counted" if narrator.verbose else "--verbose shows every command and number"
+    say_verdict(True, f"all proven; {how}")
 
 
 @contextmanager
-def _start_brokers(folder: Path) -> Iterator[TrialCluster]:
-    """Three brokers on free ports while the demo runs."""
+def _start_brokers(folder: Path, narrator: Narrator) -> Iterator[TrialCluster]:
+    """Run three brokers on free ports while the demo runs."""
     cluster = TrialCluster(folder)
     if not cluster.brokers:
         cluster.make([Ports(*free_ports(2)) for _ in range(BROKERS)])
-    say(f"starting {BROKERS} Kafka brokers; the first time Kafka is brought, too")
+    narrator.print_short(f"starting {BROKERS} Kafka brokers …")
+    narrator.print_step(f"starting {BROKERS} Kafka brokers; the first time Kafka is brought, too")
     try:
         cluster.start()
         yield cluster
@@ -98,24 +116,25 @@ def _start_brokers(folder: Path) -> Iterator[TrialCluster]:
 
 @dataclass
 class Received:
-    """The messages that the consumers saw, guarded by `lock`."""
+    """The messages that the consumers received, guarded by `lock`."""
 
     intact: dict[str, int] = field(default_factory=dict)  # path → deliveries
     damaged: list[str] = field(default_factory=list)
     by_consumer: dict[int, int] = field(default_factory=dict)
+    arrived: list[tuple[int, str]] = field(default_factory=list)  # (wall clock in ms, module)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 def consume_all(address: str, wanted: dict[str, str], received: Received) -> float:
     """Consume with CONSUMERS clients until every wanted path came; returns the seconds it took."""
-    began = time.monotonic()
-    done = threading.Event()
+    start = time.monotonic()
+    complete = threading.Event()
 
     def handler_of(number: int) -> Callable[[Message], None]:
         def handle(message: Message) -> None:
             check(message, number, received)
             if len(received.intact) >= len(wanted):
-                done.set()
+                complete.set()
 
         return handle
 
@@ -124,58 +143,71 @@ def consume_all(address: str, wanted: dict[str, str], received: Received) -> flo
     ]
     for consumer in consumers:
         consumer.start()
-    done.wait(GIVE_UP_S)
-    seconds = time.monotonic() - began
+    complete.wait(GIVE_UP_S)
+    seconds = time.monotonic() - start
     for consumer in consumers:
         consumer.stop()
     return seconds
 
 
 def check(message: Message, number: int, received: Received) -> None:
-    """Compare the body with the checksum that travelled beside it."""
+    """Compare the body with the checksum in its properties, and count it."""
     path = message.properties["path"]
     intact = library.checksum(message.body) == message.properties["sha256"]
     with received.lock:
         received.by_consumer[number] = received.by_consumer.get(number, 0) + 1
         if intact:
             received.intact[path] = received.intact.get(path, 0) + 1
+            received.arrived.append((time.time_ns() // 1_000_000, str(message.key)))
         else:
             received.damaged.append(path)
 
 
 class Story:
-    """The steps, with what people read."""
+    """The steps of the demo, and its output."""
 
-    def __init__(self, server: DemoServer) -> None:
+    def __init__(self, server: DemoServer, narrator: Narrator) -> None:
         self.server = server
+        self.verdicts: list[tuple[bool, str]] = []  # whether it was proven, and what
+        self._narrator = narrator
+        self._events: list[KeyEvent] = []
+        self._outages: list[Outage] = []
+        self._phases: list[OrderPhase] = []
         self.sent = Sent()
         self.received = Received()
-        self._typed = Typed()
+        self._typed = Typed(narrator)
         self._killed = threading.Event()
         self._restart_s = 0.0
         self.killed_ms = 0  # wall clock, when the killed server was up again
         self.counted: list[ClientCounts] = []  # by act, what the report of the run is compared with
 
     def run(self) -> bool:
-        """True when everything was proven."""
-        fit, rest = library.files()
-        say(f"starting a server over {self.server.data_dir}")
-        say(f"ready after {self.server.start():.2f} s; what is shown behind $ can be typed while it runs")
-        self._typed.at(self.server.addresses)
-        say("ACT ONE: nothing acknowledged is lost")
+        """Run both acts. Returns True if everything was proven."""
+        fit, rest = library.list_files()
+        self._narrator.print_step(f"starting a server over {self.server.data_dir}")
+        self._narrator.print_step(
+            f"ready after {self.server.start():.2f} s; what is shown behind $ can be typed while it runs"
+        )
+        self._typed.use_server(self.server.addresses)
+        self._narrator.print_step("ACT ONE: nothing acknowledged is lost")
         if rest:
-            say(f"left out: {len(rest)} files that are empty or over 2 MiB")
+            self._narrator.print_step(f"left out: {len(rest)} files that are empty or over 2 MiB")
+        self._phases.append(OrderPhase(time.time_ns() // 1_000_000, "1 send"))
         stored = self._first_act(fit)
         if self.server.cluster is not None:
             self.server.cluster.start([KILLED])
-        say("ACT TWO: every module in order, while one of them fails")
+        self._narrator.print_step("ACT TWO: every module in order, while one of them fails")
         kafka = self.server.cluster is not None
-        act = OrderedAct(self.server.addresses, fit, self._typed, queue_of_key=kafka)
+        act = OrderedAct(self.server.addresses, fit, self._typed, self._narrator, queue_of_key=kafka)
+        self._narrator.print_short("consuming them again, in order by key, while one key fails on purpose")
+        self._phases.append(OrderPhase(time.time_ns() // 1_000_000, "2 order by key"))
         ordered = act.run()
-        self.counted = [self._counted(), act.counted()]
+        self._events += act.list_events()
+        self.verdicts += act.build_verdicts()
+        self.counted = [self._first_act_counts(), act.client_counts()]
         return ordered and stored
 
-    def _counted(self) -> ClientCounts:
+    def _first_act_counts(self) -> ClientCounts:
         sent, deliveries = self.sent, sum(self.received.by_consumer.values())
         return ClientCounts(
             TOPIC, len(sent.acknowledged), sent.sent_again, sent.answered_ms, deliveries, deliveries, 0, 0
@@ -184,9 +216,16 @@ class Story:
     def _first_act(self, files: list[LibraryFile]) -> bool:
         self._typed(f"topic create {TOPIC}")
         self._typed(f"group create {GROUP} --topic {TOPIC} --start first")
-        say(f"sending {len(files):,} files of {library.root()} (key = module, property = path)")
+        keys = len({file.module for file in files})
+        self._narrator.print_short(
+            f"sending {len(files):,} files of Python's library, {keys:,} keys; kill -9 of the server halfway"
+        )
+        self._narrator.print_step(
+            f"sending {len(files):,} files of {library.library_root()} (key = module, property = path)"
+        )
         send_s = self._send(files)
-        say(f"consuming with {CONSUMERS} clients as group {GROUP!r}")
+        self._narrator.print_step(f"consuming with {CONSUMERS} clients as group {GROUP!r}")
+        self._narrator.print_short("consuming them")
         consumer = str(self.server.addresses["consumer"])
         consume_s = consume_all(consumer, self.sent.acknowledged, self.received)
         self._typed(f"lag {GROUP}")
@@ -206,15 +245,32 @@ class Story:
         runs = ([FileMessage(TOPIC, file, 0)] for file in files)
         return send_all(str(self.server.addresses["producer"]), runs, self.sent, when_at)
 
+    def draw_picture(self) -> OrderPicture | None:
+        """Draw the keys over the time of both acts."""
+        return draw_order(self._events, self._outages, self._phases)
+
     def _kill_and_restart(self, count: int) -> None:
-        say(f"kill -9 after {count:,} acknowledged files, while the others are on their way")
+        self._narrator.print_step(
+            f"kill -9 after {count:,} acknowledged files, while the others are on their way"
+        )
         if self.server.cluster is not None:
-            say(f"kill -9 of broker {KILLED}, too; it stays dead until the end of this act")
+            self._narrator.print_step(
+                f"kill -9 of broker {KILLED}, too; it stays dead until the end of this act"
+            )
             self.server.cluster.signal(KILLED, signal.SIGKILL)
+        began_ms = time.time_ns() // 1_000_000
         self.server.kill()
         self._restart_s = self.server.start()
         self.killed_ms = time.time_ns() // 1_000_000
-        say(f"started again, ready after {self._restart_s:.2f} s")
+        self._outages.append(Outage(began_ms, self.killed_ms))
+        self.verdicts.append(
+            (
+                True,
+                f"the server was killed with kill -9 after {count:,} files; it was back in "
+                f"{self._restart_s:.1f} s",
+            )
+        )
+        self._narrator.print_step(f"started again, ready after {self._restart_s:.2f} s")
 
     def _check_delivery(self, files: int, send_s: float, consume_s: float) -> bool:
         sent, received = self.sent, self.received
@@ -223,7 +279,7 @@ class Story:
         shares = ", ".join(f"{received.by_consumer.get(n, 0):,}" for n in range(CONSUMERS))
         latency = sorted(sent.latencies_ms)
         p50, p99 = (latency[int(len(latency) * share)] for share in (0.5, 0.99))
-        tell(
+        self._narrator.print_facts(
             {
                 "acknowledged": f"{len(sent.acknowledged):,} of {files:,} files, "
                 f"{sent.body_bytes / 1e6:,.1f} MB",
@@ -240,6 +296,14 @@ class Story:
         )
         for path in missing[:10]:
             click.echo(f"  lost: {path}", err=True)
+        self._events += [KeyEvent(at_ms, module, KeyMark.STORED) for at_ms, module in sent.answered]
+        self._events += [KeyEvent(at_ms, module, KeyMark.FINISHED) for at_ms, module in received.arrived]
         proven = not missing and not received.damaged and len(sent.acknowledged) == files
-        say("every acknowledged file arrived intact" if proven else "NOT PROVEN: see above")
+        self._narrator.print_step(
+            "every acknowledged file arrived intact" if proven else "NOT PROVEN: see above"
+        )
+        text = f"{len(received.intact):,} of {files:,} files arrived intact"
+        self.verdicts.append(
+            (proven, f"nothing was lost: {text}" if not missing else f"{len(missing):,} lost; {text}")
+        )
         return proven

@@ -42,8 +42,8 @@ class MoveTally:
 
 @dataclass(slots=True)
 class MoveContext:
-    """`source_id`: what copies name the source by. `epoch`: of this run, which fences earlier ones. `say`: a
-    line for people."""
+    """The context of one move. `source_id`: the name of the source in copies. `epoch`: the number of this
+    run, which fences earlier runs. `say`: prints a line for people."""
 
     source: Backend
     target: Backend
@@ -69,7 +69,7 @@ class MoveContext:
         return self.clock.monotonic() + WAIT_S
 
 
-def answer(completion: Completion[T]) -> T:
+def wait_for_answer(completion: Completion[T]) -> T:
     """Wait for it. Raises the engine's error; RemoteError where it does not answer at all."""
     try:
         return completion.wait(WAIT_S + 5)
@@ -77,11 +77,11 @@ def answer(completion: Completion[T]) -> T:
         raise RemoteError(f"the engine has not answered in {WAIT_S + 5:g} s") from error
 
 
-def patiently(context: MoveContext, ask: Callable[[], Completion[T]]) -> T:
-    """The answer to a question that may be asked again: of an engine that has no writer just now, say."""
+def ask_patiently(context: MoveContext, ask: Callable[[], Completion[T]]) -> T:
+    """Return the answer of a request, and repeat it while the engine has no writer."""
     for tried in range(TRIES):
         try:
-            return answer(ask())
+            return wait_for_answer(ask())
         except DamagedError:
             raise
         except (TryLaterError, RemoteError, StorageError) as error:
@@ -96,32 +96,32 @@ def patiently(context: MoveContext, ask: Callable[[], Completion[T]]) -> T:
 def views_of(
     context: MoveContext, backend: Backend, group: str, queues: Sequence[QueueRef]
 ) -> list[ProgressView]:
-    """A group's progress on many queues."""
-    found: list[ProgressView] = []
+    """Return a group's progress on many queues."""
+    views: list[ProgressView] = []
     for at in range(0, len(queues), ASKED_AT_ONCE):
         part = queues[at : at + ASKED_AT_ONCE]
-        asked: list[ProgressView] = patiently(context, partial(backend.progress, group, part))
-        found += asked
-    return found
+        answers: list[ProgressView] = ask_patiently(context, partial(backend.progress, group, part))
+        views += answers
+    return views
 
 
 class RunRead(NamedTuple):
-    """One read. `next_offset`: where to go on. `at_end`: there is nothing there yet. `expired`: offsets that
-    retention had taken. `gone`: the topic was deleted."""
+    """The result of one read. `next_offset`: the offset after it. `at_end`: the queue has no further record
+    yet. `expired`: the number of offsets that retention deleted. `deleted`: the topic was deleted."""
 
     records: list[StoredRecord]
     next_offset: int
     at_end: bool = False
     expired: int = 0
     damaged: int = 0
-    gone: bool = False
+    deleted: bool = False
 
 
 def read_run(context: MoveContext, backend: Backend, queue: QueueRef, offset: int, count: int = 0) -> RunRead:
-    """The records from `offset` on: up to `count` of them, 0: as many as are copied at once."""
-    batch = patiently(context, lambda: backend.read(queue, offset, count or READ_COUNT, READ_BYTES))
+    """Read the records from `offset` on: up to `count` of them, or for 0 as many as are copied at once."""
+    batch = ask_patiently(context, lambda: backend.read(queue, offset, count or READ_COUNT, READ_BYTES))
     if batch.status is ReadStatus.GONE:
-        return RunRead([], offset, at_end=True, gone=True)
+        return RunRead([], offset, at_end=True, deleted=True)
     read = interpret_batch(queue, offset, batch, backend.gapless)
     if read.error is not None:
         raise read.error

@@ -25,7 +25,7 @@ from backend.records import (
     QueueRef,
     StoredRecord,
 )
-from ddmq.move.context import PAUSE_S, TRIES, MoveContext, MoveError, answer, patiently, read_run
+from ddmq.move.context import PAUSE_S, TRIES, MoveContext, MoveError, ask_patiently, read_run, wait_for_answer
 from ddmq.move.core.copies import CopyOrigin, copy_of
 from ddmq_common.errors import (
     CallerError,
@@ -39,8 +39,8 @@ from ddmq_common.names import MOVED_PROPERTY
 
 
 class QueueCopier:
-    """`copied`, `pure`: what is on record of the target's queue. `first`: the oldest offset of the source's
-    queue."""
+    """Copies one queue. `copied`, `pure`: the recorded progress on the target's queue. `first`: the oldest
+    offset of the source's queue."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class QueueCopier:
         """Skip the offsets that `finished` contains."""
         self._skip = finished
 
-    def skips(self, offset: int) -> bool:
-        """Whether it is finished there."""
+    def is_already_finished(self, offset: int) -> bool:
+        """Whether the offset is finished already, so that it is not copied."""
         return self._skip is not None and self._skip.is_finished(offset)
 
     # --- copying
@@ -77,28 +77,29 @@ class QueueCopier:
         context = self._context
         while self.position < end:
             run = read_run(context, context.source, self.source, self.position)
-            if run.gone:
+            if run.deleted:
                 context.tally.passed["topic deleted at the source"] += 1
                 return
             context.tally.passed["expired at the source"] += run.expired
             context.tally.passed["damaged at the source"] += run.damaged
-            wanted = [record for record in run.records if self._wants(record)]
-            self._store(wanted, run.next_offset)
+            records = [record for record in run.records if self._belongs_to_move(record)]
+            self._append_copies(records, run.next_offset)
             context.tally.left = max(context.tally.left - (run.next_offset - self.position), 0)
             self.position = run.next_offset
             if run.at_end:
                 return
 
-    def _wants(self, record: StoredRecord) -> bool:
-        if self.skips(record.offset):
+    def _belongs_to_move(self, record: StoredRecord) -> bool:
+        if self.is_already_finished(record.offset):
             return False
         if self._context.scope.takes_record(record):
             return True
         self._context.tally.passed["of other topics"] += 1
         return False
 
-    def _store(self, records: Sequence[StoredRecord], after: int) -> None:
-        """Copies of these, and the note that everything below `after` was copied."""
+    def _append_copies(self, records: Sequence[StoredRecord], after: int) -> None:
+        """Append copies of the records, and note in the same commit that everything below `after` was
+        copied."""
         if after == self.position:
             return
         copies = [copy_of(record, self.origin, self.target) for record in records]
@@ -108,17 +109,17 @@ class QueueCopier:
             raise MoveError("another `ddmq move` of the same source has taken over; this one ends") from None
         except CallerError as error:
             if len(records) <= 1:
-                raise MoveError(self._refusal(records, error)) from error
+                raise MoveError(self._describe_refusal(records, error)) from error
             half = len(records) // 2  # one of them is refused: which, is found by halves
-            self._store(records[:half], records[half].offset)
+            self._append_copies(records[:half], records[half].offset)
             self.position = records[half].offset
-            self._store(records[half:], after)
+            self._append_copies(records[half:], after)
             return
         self._look_pure(results)
         self._context.tally.copied += len(copies)
         self._context.tally.copied_bytes += sum(len(copy.delivery) for copy in copies)
 
-    def _refusal(self, records: Sequence[StoredRecord], error: Exception) -> str:
+    def _describe_refusal(self, records: Sequence[StoredRecord], error: Exception) -> str:
         which = f" offset {records[0].offset} ({len(records[0].delivery):,} bytes)" if records else ""
         return (
             f"the target does not take {self.source.topic} queue {self.source.queue_id}{which}: {error}; "
@@ -126,12 +127,12 @@ class QueueCopier:
         )
 
     def _commit(self, copies: Sequence[NewRecord], after: int) -> list[AppendResult]:
-        """Results, or none where it turned out afterwards that it had been stored."""
+        """Commit the batch. Returns the results, or none if an earlier try turned out to be stored."""
         context = self._context
-        batch = CommitBatch(records=copies, progress=self._notes(after))
+        batch = CommitBatch(records=copies, progress=self._progress_notes(after))
         for tried in range(TRIES):
             try:
-                return answer(context.target.commit(batch, context.deadline()))
+                return wait_for_answer(context.target.commit(batch, context.deadline()))
             except DamagedError:
                 raise
             except RemoteError:
@@ -149,23 +150,23 @@ class QueueCopier:
 
     def _on_record(self) -> int:
         context = self._context
-        asked = patiently(context, lambda: context.target.progress(context.copied_group, [self.target]))
-        if asked[0].epoch > context.epoch:
+        views = ask_patiently(context, lambda: context.target.progress(context.copied_group, [self.target]))
+        if views[0].epoch > context.epoch:
             raise FencedError("a newer run of the command copies this queue")
-        return asked[0].committed or 0
+        return views[0].committed or 0
 
-    def _notes(self, after: int) -> list[ProgressDelta]:
+    def _progress_notes(self, after: int) -> list[ProgressDelta]:
         context, (copied, pure) = self._context, self._generations
         notes = [ProgressDelta(context.copied_group, self.target, context.epoch, copied, ((0, after),))]
         if self.pure and not self._mixed:
-            done = ((0, self.pure),)
-            notes.append(ProgressDelta(context.pure_group, self.target, context.epoch, pure, done))
+            ranges = ((0, self.pure),)
+            notes.append(ProgressDelta(context.pure_group, self.target, context.epoch, pure, ranges))
         return notes
 
     # --- where the target has copies alone
 
     def _look_pure(self, results: Sequence[AppendResult]) -> None:
-        """Move `pure` behind what was stored, if nothing of others' lies in between."""
+        """Move `pure` behind the stored copies, if no records of others are in between."""
         if self._mixed or not results:
             return
         first, last = results[0].offset, results[-1].offset
@@ -177,7 +178,7 @@ class QueueCopier:
             self.look_pure()
 
     def look_pure(self) -> int:
-        """Move `pure` as far as there are copies alone; returns it."""
+        """Move `pure` to the end of the leading records that are all copies, and return it."""
         context, self._marker_next = self._context, False
         while not self._mixed:
             run = read_run(context, context.target, self.target, self.pure)
@@ -188,6 +189,6 @@ class QueueCopier:
                 self.pure = record.offset + 1
             else:
                 self.pure = max(self.pure, run.next_offset)
-                if run.at_end or run.gone:
+                if run.at_end or run.deleted:
                     break
         return self.pure

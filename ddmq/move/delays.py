@@ -20,7 +20,15 @@ import gevent
 import msgspec
 
 from backend.records import CommitBatch, NewRecord, ProgressDelta, QueueRef, StoredRecord
-from ddmq.move.context import WAIT_S, MoveContext, MoveError, all_records, answer, patiently, views_of
+from ddmq.move.context import (
+    WAIT_S,
+    MoveContext,
+    MoveError,
+    all_records,
+    ask_patiently,
+    views_of,
+    wait_for_answer,
+)
 from ddmq.move.core.copies import CopyOrigin
 from ddmq.move.notes import MoveNotes
 from ddmq.server.delays.restore import FOREVER_MS, PAGE, PAGE_BYTES, command_record
@@ -62,7 +70,7 @@ def note_of(notes: MoveNotes, context: MoveContext, shard: int) -> ShardNote:
 
 
 class DelayMove:
-    """`opener`: of the source's stores. `queues`: of %DELAY on both sides."""
+    """Moves the pending delays. `opener` opens the source's stores. `queues`: of %DELAY on both sides."""
 
     def __init__(
         self, context: MoveContext, notes: MoveNotes, config: DelayConfig, opener: StoreOpener
@@ -73,7 +81,7 @@ class DelayMove:
         self._opener = opener
 
     def run(self) -> int:
-        """Move all of it; returns how many messages wait at the target by that."""
+        """Move all pending delays. Returns the number of messages that wait at the target because of it."""
         context = self._context
         source, target = (side.topic(DELAY_TOPIC) for side in (context.source, context.target))
         if source is None or target is None:
@@ -99,20 +107,20 @@ class DelayMove:
         another
         process owns one."""
         context = self._context
-        end, said = context.clock.monotonic() + HELD_S, ""
+        end, last_line = context.clock.monotonic() + HELD_S, ""
         while not (len(service.shards) == queues and service.health().ready):
             if len(service.shards) < queues and context.clock.monotonic() > end:
-                held = answer(context.source.holders(DELAY_GROUP, DELAY_TOPIC, context.deadline()))
+                owners = wait_for_answer(context.source.holders(DELAY_GROUP, DELAY_TOPIC, context.deadline()))
                 others = sorted(
-                    {address for queue, address in held.items() if queue.queue_id not in service.shards}
+                    {address for queue, address in owners.items() if queue.queue_id not in service.shards}
                 )
                 raise MoveError(
                     f"delays still fire at the source: {', '.join(filter(None, others)) or 'another process'}"
                     " holds shards; stop every server of the source"
                 )
             lags = sum(max(lag, 0) for lag in service.lags().values())
-            if lags and (line := f"taking in {lags:,} delay commands of the source") != said:
-                context.say(said := line)
+            if lags and (line := f"taking in {lags:,} delay commands of the source") != last_line:
+                context.say(last_line := line)
             gevent.sleep(LOOK_S)
 
     # --- one shard
@@ -147,7 +155,7 @@ class DelayMove:
     def _add_commands(
         self, page: Iterable[Pending], shard: ShardContext, target: QueueRef, origin: CopyOrigin
     ) -> tuple[list[NewRecord], list[KnownId], int]:
-        """Commands for what waits, what turned out to be over, and the sum of digests."""
+        """Return the commands for waiting messages, the ids that are over, and the sum of digests."""
         now_ms, config, tally = self._context.clock.wall_ms(), self._config, self._context.tally
         records: list[NewRecord] = []
         over: list[KnownId] = []
@@ -195,7 +203,7 @@ class DelayMove:
         fence = ProgressDelta(context.copied_group, target, context.epoch, view.generation)
         batch = CommitBatch(records=records, progress=(fence,), settings=settings)
         try:
-            answer(context.target.commit(batch, context.deadline()))
+            wait_for_answer(context.target.commit(batch, context.deadline()))
         except FencedError:
             raise MoveError("another `ddmq move` of the same source has taken over; this one ends") from None
 
@@ -212,7 +220,7 @@ def delay_faults(context: MoveContext, notes: MoveNotes) -> list[str]:
             note_of(notes, context, queue.queue_id),
             CopyOrigin(context.source_id, DELAY_TOPIC, queue.queue_id),
         )
-        bounds = patiently(context, lambda queue=queue: context.target.bounds([queue]))[0]  # type: ignore[misc]
+        bounds = ask_patiently(context, lambda queue=queue: context.target.bounds([queue]))[0]  # type: ignore[misc]
         if bounds is None or not note.moved:
             continue
         count = check = 0

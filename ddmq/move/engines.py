@@ -15,7 +15,7 @@ from backend.file_log import open_log, open_shared
 from backend.file_log.lock import DirectoryInUseError, DirectoryLock
 from backend.port import Backend
 from backend.records import CommitBatch
-from ddmq.move.context import WAIT_S, MoveError, answer
+from ddmq.move.context import WAIT_S, MoveError, wait_for_answer
 from ddmq.move.core.scope import NOTES_PREFIX
 from ddmq.server.config import Configuration, load_folder, over_backend
 from ddmq_common.clock import Clock
@@ -26,7 +26,7 @@ SELF = f"{NOTES_PREFIX}SELF"  # setting of a source: the id by which copies name
 
 
 class MoveSide(NamedTuple):
-    """One side. `where`: a directory, or brokers. `config`: of its servers."""
+    """One side of a move. `where`: a directory, or brokers. `config`: that of its servers."""
 
     engine: str
     where: str
@@ -37,13 +37,13 @@ class MoveSide(NamedTuple):
 
 
 class OpenedSide(NamedTuple):
-    """An engine. `exclusive`: nobody else can be at it."""
+    """An opened engine. `exclusive`: no other process can use it."""
 
     backend: Backend
     exclusive: bool
 
 
-def place(text: str, folder: Path | None) -> MoveSide:
+def parse_side(text: str, folder: Path | None) -> MoveSide:
     """Read ENGINE:WHERE; `folder`: configuration of the servers there. Raises ConfigError."""
     engine, _, where = text.partition(":")
     if engine not in BUNDLED or not where:
@@ -81,16 +81,16 @@ def open_place(side: MoveSide, clock: Clock, *, must_exist: bool) -> OpenedSide:
 
 
 def source_id(source: Backend, clock: Clock, *, make: bool) -> str:
-    """The id by which copies name this source; "" where it has none yet and is not to get one."""
+    """Return the id by which copies name this source; "" if it has none and `make` is false."""
     for _ in range(3):
-        known = source.setting(SELF)
-        if known is not None:
-            return known.decode()
+        value = source.setting(SELF)
+        if value is not None:
+            return value.decode()
         if not make:
             return ""
         batch = CommitBatch(settings={SELF: secrets.token_hex(8).encode()}, absent=(SELF,))
         try:
-            answer(source.commit(batch, clock.monotonic() + WAIT_S))
+            wait_for_answer(source.commit(batch, clock.monotonic() + WAIT_S))
         except FencedError:
             continue
     raise MoveError("other runs of `ddmq move` of the same source keep beginning; end them")

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from backend.port import Backend
 from backend.progress.ack_map import AckMap
 from backend.records import Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef, TopicInfo
-from ddmq.move.context import MoveContext, MoveError, answer, patiently, read_run, views_of
+from ddmq.move.context import MoveContext, MoveError, ask_patiently, read_run, views_of, wait_for_answer
 from ddmq.move.copier import QueueCopier
 from ddmq.move.core.offset_map import MappedProgress, OffsetMap, lowest_unfinished
 from ddmq.move.core.scope import groups_of, readers_of
@@ -45,7 +45,7 @@ OPEN_LOOKED_AT = 10_000  # half messages of transactions at the source
 
 
 class GroupPlace(NamedTuple):
-    """A group's progress on one queue of the target: what it is to be there, and what is on record."""
+    """A group's progress on one queue of the target: the expected one and the present one."""
 
     group: str
     queue: QueueRef
@@ -54,7 +54,8 @@ class GroupPlace(NamedTuple):
 
 
 class Finish:
-    """`run` does all of it. `exclusive`: nobody else can be at the source, since its directory is locked."""
+    """The last step of a move. `exclusive`: no other process can use the source, because its directory is
+    locked."""
 
     def __init__(
         self,
@@ -74,8 +75,8 @@ class Finish:
     def run(self) -> None:
         """Raises MoveError when somebody is still at work, at the source or, too early, at the target."""
         self._refuse_beside_others()
-        self._notes.reached(FINISHING)
-        self._messages.prepare()
+        self._notes.note_state(FINISHING)
+        self._messages.prepare_targets()
         while self._messages.copy_round():
             pass
         for step, work in self._list_steps():
@@ -83,8 +84,8 @@ class Finish:
             if note is None or step not in note.done:
                 self._context.say(f"{step} …")
                 work()
-                self._notes.reached(FINISHING, step)
-        self._notes.reached(FINISHED)
+                self._notes.note_state(FINISHING, step)
+        self._notes.note_state(FINISHED)
 
     def _list_steps(self) -> list[tuple[str, Callable[[], object]]]:
         return [
@@ -97,7 +98,7 @@ class Finish:
 
     def _refuse_beside_others(self) -> None:
         context = self._context
-        groups = groups_of(context.scope.settings(context.source.settings("")))
+        groups = groups_of(context.scope.select_settings(context.source.settings("")))
         reading = sorted((group, topic) for topic, names in groups.items() for group in names)
         if not self._exclusive:
             firing = [(LEVELS_GROUP, SCHEDULE_TOPIC), (DELAY_GROUP, DELAY_TOPIC)]
@@ -118,25 +119,25 @@ class Finish:
                 " is finished"
             )
 
-    def _find_busy(self, backend: Backend, wanted: Sequence[tuple[str, str]]) -> str:
-        found = []
-        for group, topic in wanted:
+    def _find_busy(self, backend: Backend, pairs: Sequence[tuple[str, str]]) -> str:
+        busy = []
+        for group, topic in pairs:
             if backend.topic(topic) is None:
                 continue
-            held = answer(backend.holders(group, topic, self._context.deadline()))
-            if held:
-                where = ", ".join(sorted(set(held.values()) - {""})) or "a process"
-                found.append(f"{where} holds {topic} for {group}")
-        more = f" and {len(found) - SHOWN_MAX} more" if len(found) > SHOWN_MAX else ""
-        return "; ".join(found[:SHOWN_MAX]) + more
+            owners = wait_for_answer(backend.holders(group, topic, self._context.deadline()))
+            if owners:
+                where = ", ".join(sorted(set(owners.values()) - {""})) or "a process"
+                busy.append(f"{where} holds {topic} for {group}")
+        more = f" and {len(busy) - SHOWN_MAX} more" if len(busy) > SHOWN_MAX else ""
+        return "; ".join(busy[:SHOWN_MAX]) + more
 
     # --- settings
 
     def _copy_settings(self) -> None:
         context = self._context
-        wanted = context.scope.settings(context.source.settings(""))
-        there = context.target.settings("")
-        changes = [(key, value) for key, value in sorted(wanted.items()) if there.get(key) != value]
+        required = context.scope.select_settings(context.source.settings(""))
+        present = context.target.settings("")
+        changes = [(key, value) for key, value in sorted(required.items()) if present.get(key) != value]
         for at in range(0, len(changes), SETTINGS_AT_ONCE):
             self._notes.put(dict(changes[at : at + SETTINGS_AT_ONCE]))
 
@@ -147,51 +148,51 @@ class Finish:
 
     def _store_progress(self, source: QueueRef) -> None:
         context = self._context
-        deltas = [delta for place in self.places(source) for delta in _progress_deltas(place)]
+        deltas = [delta for place in self.group_places(source) for delta in _progress_deltas(place)]
         if deltas:
             try:
-                answer(context.target.commit(CommitBatch(progress=deltas), context.deadline()))
+                wait_for_answer(context.target.commit(CommitBatch(progress=deltas), context.deadline()))
             except FencedError as error:
                 raise MoveError(
                     f"consumers are at the target before their progress is: {error}; stop them until the"
                     " move is finished"
                 ) from error
 
-    def places(self, source: QueueRef) -> list[GroupPlace]:
+    def group_places(self, source: QueueRef) -> list[GroupPlace]:
         """Return the progress that the groups must have on one queue, from their progress at the source."""
         context, copier = self._context, self._messages.copiers[source]
-        groups = groups_of(context.scope.settings(context.source.settings("")))
+        groups = groups_of(context.scope.select_settings(context.source.settings("")))
         readers = readers_of(source.topic, groups)
         views = {group: views_of(context, context.source, group, [source])[0] for group in readers}
-        begun = {group: view for group, view in views.items() if view.committed is not None}
-        lowest = lowest_unfinished(begun.values())
+        active = {group: view for group, view in views.items() if view.committed is not None}
+        lowest = lowest_unfinished(active.values())
         if lowest is None:
             return []
         mapped = self._build_map(copier, lowest)
         return [
             GroupPlace(group, copier.target, mapped.progress(view),
                        views_of(context, context.target, group, [copier.target])[0])
-            for group, view in begun.items()
+            for group, view in active.items()
         ]  # fmt: skip
 
     def _build_map(self, copier: QueueCopier, lowest: int) -> OffsetMap:
         """Map the target's queue from the first offset that may be unfinished."""
         context = self._context
         pure = copier.look_pure()
-        found = OffsetMap(pure if lowest >= copier.position else self._copy_at(copier, lowest, pure))
-        at, at_end = found.base, False
+        offset_map = OffsetMap(pure if lowest >= copier.position else self._copy_at(copier, lowest, pure))
+        at, at_end = offset_map.base, False
         while not at_end:
             run = read_run(context, context.target, copier.target, at)
             for record in run.records:
-                found.add(record.offset, copier.origin.offset_of(record.system.get(MOVED_PROPERTY, "")))
+                offset_map.add(record.offset, copier.origin.offset_of(record.system.get(MOVED_PROPERTY, "")))
             at, at_end = run.next_offset, run.at_end
-        return found
+        return offset_map
 
     def _copy_at(self, copier: QueueCopier, wanted: int, pure: int) -> int:
-        """Below this offset of the target all copies are of offsets below `wanted`; there are copies alone
-        below `pure`. By halves: each look reads one record."""
+        """Return the offset of the target below which all copies are of offsets below `wanted`; below `pure`
+        all records are copies. It is found by halving; each step reads one record."""
         context = self._context
-        bounds = patiently(context, lambda: context.target.bounds([copier.target]))[0] or Bounds(0, 0)
+        bounds = ask_patiently(context, lambda: context.target.bounds([copier.target]))[0] or Bounds(0, 0)
         low, high = min(bounds.min, pure), pure
         while low < high:
             middle = (low + high) // 2
@@ -206,8 +207,8 @@ class Finish:
     # --- levels
 
     def _copy_levels(self) -> None:
-        """Copy the messages that wait in a delay level, never behind the target's own, which may be due
-        later."""
+        """Copy the messages that wait in a delay level, never behind the target's own messages, which may be
+        due later."""
         for copier, end in self.level_copiers():
             copier.copy(end)
 
@@ -222,64 +223,65 @@ class Finish:
         bounds = messages.bounds(source.refs())
         into = self._level_targets(source, target)
         copiers = messages.copiers_of(zip(source.refs(), into, strict=True))
-        found = []
+        result = []
         for copier, view, limits in zip(copiers, views, bounds, strict=True):
             if limits is not None:
                 acks = AckMap(view.committed or 0)
                 acks.finish(view.finished)
                 copier.skip(acks)
-                found.append((copier, limits.next))
-        return found
+                result.append((copier, limits.next))
+        return result
 
     def _level_targets(self, source: TopicInfo, target: TopicInfo) -> list[QueueRef]:
-        """The queues of the target that take them: the levels' own as long as nothing was ever there, else as
-        many more behind them, which a level scheduler empties like levels that were taken from the list."""
+        """Return the queues of the target for the levels: the levels' own queues if they never had a message,
+        else as many additional ones, which a level scheduler empties like levels that were taken from the
+        list."""
         context = self._context
         key = self._notes.levels_key
-        noted = context.target.setting(key)
-        if noted is None:
-            limits = patiently(context, lambda: context.target.bounds(target.refs()))
-            fires = answer(context.target.holders(LEVELS_GROUP, SCHEDULE_TOPIC, context.deadline()))
+        value = context.target.setting(key)
+        if value is None:
+            limits = ask_patiently(context, lambda: context.target.bounds(target.refs()))
+            fires = wait_for_answer(context.target.holders(LEVELS_GROUP, SCHEDULE_TOPIC, context.deadline()))
             used = fires or any(one is not None and one.next for one in limits)
-            noted = b"%d" % (target.queues if used else 0)
-            self._notes.put({key: noted})
-        first = int(noted)
-        wanted = first + source.queues
-        if target.queues < wanted:
-            grown = replace(target, queues=wanted)
-            target = answer(context.target.put_topic(grown, context.deadline()))
-        return target.refs()[first:wanted]
+            value = b"%d" % (target.queues if used else 0)
+            self._notes.put({key: value})
+        first = int(value)
+        queues = first + source.queues
+        if target.queues < queues:
+            grown = replace(target, queues=queues)
+            target = wait_for_answer(context.target.put_topic(grown, context.deadline()))
+        return target.refs()[first:queues]
 
     # --- whether it is there
 
-    def faults(self) -> list[str]:
+    def find_faults(self) -> list[str]:
         """List the differences between the expected progress and that of the target; empty if there are
         none."""
-        found = []
+        faults = []
         for source in self._messages.copiers:
-            for group, queue, wanted, there in self.places(source):
-                if not wanted.stands_in(there):
-                    found.append(
+            for group, queue, expected, actual in self.group_places(source):
+                if not expected.stands_in(actual):
+                    faults.append(
                         f"progress of {group} on {queue.topic} queue {queue.queue_id}: "
-                        f"committed {there.committed}, {len(there.finished)} ranges finished, "
-                        f"{len(there.attempts)} tried; wanted "
-                        f"{wanted.committed}, {len(wanted.finished)}, {len(wanted.attempts)}"
+                        f"committed {actual.committed}, {len(actual.finished)} ranges finished, "
+                        f"{len(actual.attempts)} tried; wanted "
+                        f"{expected.committed}, {len(expected.finished)}, {len(expected.attempts)}"
                     )
-        return found
+        return faults
 
 
 def _progress_deltas(place: GroupPlace) -> list[ProgressDelta]:
     """Return the changes that give a group its progress at the target. Different progress there starts a new
     generation."""
-    group, queue, wanted, found = place
-    if wanted.stands_in(found):
+    group, queue, expected, actual = place
+    if expected.stands_in(actual):
         return []
-    generation, deltas = found.generation, list[ProgressDelta]()
-    if found.committed is not None or found.attempts:
+    generation, deltas = actual.generation, list[ProgressDelta]()
+    if actual.committed is not None or actual.attempts:
         generation += 1
-        deltas.append(ProgressDelta(group, queue, found.epoch, generation, reset_to=wanted.committed))
-    below = ((0, wanted.committed),) if wanted.committed else ()
+        deltas.append(ProgressDelta(group, queue, actual.epoch, generation, reset_to=expected.committed))
+    below = ((0, expected.committed),) if expected.committed else ()
     deltas.append(
-        ProgressDelta(group, queue, found.epoch, generation, below + wanted.finished, wanted.attempts)
+        ProgressDelta(group, queue, actual.epoch, generation, below + expected.finished, expected.attempts)
     )
     return deltas

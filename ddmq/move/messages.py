@@ -24,7 +24,7 @@ from backend.records import (
     QueueRef,
     TopicInfo,
 )
-from ddmq.move.context import ASKED_AT_ONCE, MoveContext, MoveError, answer, patiently, views_of
+from ddmq.move.context import ASKED_AT_ONCE, MoveContext, MoveError, ask_patiently, views_of, wait_for_answer
 from ddmq.move.copier import QueueCopier
 from ddmq.move.core.scope import AT_THE_END
 from ddmq.move.notes import MoveNotes
@@ -36,14 +36,14 @@ SHOWN_MAX = 5
 
 
 class TopicPair(NamedTuple):
-    """A topic on both sides. `target` None: it is not there yet."""
+    """A topic on both sides. `target` is None if it does not exist there yet."""
 
     source: TopicInfo
     target: TopicInfo | None
 
 
 class TopicCopies:
-    """`copiers`: by the source's queues. `pairs`: the topics of the last look."""
+    """Copies of all topics. `copiers`: by the source's queues. `pairs`: the topics as matched last."""
 
     def __init__(self, context: MoveContext, notes: MoveNotes) -> None:
         self._context = context
@@ -53,17 +53,17 @@ class TopicCopies:
 
     # --- topics
 
-    def look(self) -> dict[str, TopicPair]:
-        """The topics that belong to the move, on both sides. Raises MoveError for those that cannot."""
+    def match_topics(self) -> dict[str, TopicPair]:
+        """Return the topics of the move with both sides. Raises MoveError for topics that cannot be moved."""
         context = self._context
-        known, faults = self._notes.topics(), []
+        notes, faults = self._notes.topics(), []
         pairs: dict[str, TopicPair] = {}
         for name, info in sorted(context.source.topics().items()):
             if context.scope.takes_topic(name):
                 pair = pairs[name] = TopicPair(info, context.target.topic(name))
-                note = known.get(name)
-                said = None if note is None else (note.source, note.target)
-                fault = self._find_fault(pair, said)
+                note = notes.get(name)
+                incarnations = None if note is None else (note.source, note.target)
+                fault = self._find_fault(pair, incarnations)
                 faults += [] if fault is None else [fault]
         if faults:
             more = f"; and {len(faults) - SHOWN_MAX} more" if len(faults) > SHOWN_MAX else ""
@@ -106,11 +106,11 @@ class TopicCopies:
 
     def _bounds_at_target(self, topic: TopicInfo) -> list[Bounds | None]:
         context = self._context
-        return patiently(context, lambda: context.target.bounds(topic.refs()))
+        return ask_patiently(context, lambda: context.target.bounds(topic.refs()))
 
-    def prepare(self) -> None:
+    def prepare_targets(self) -> None:
         """Make what is missing at the target, and a copier for each queue that has none."""
-        self.pairs = self.look()
+        self.pairs = self.match_topics()
         fresh: list[tuple[QueueRef, QueueRef]] = []
         for name, pair in self.pairs.items():
             target = self._make_topic(pair)
@@ -139,22 +139,23 @@ class TopicCopies:
 
     def _put(self, info: TopicInfo) -> TopicInfo:
         context = self._context
-        return answer(context.target.put_topic(info, context.deadline()))
+        return wait_for_answer(context.target.put_topic(info, context.deadline()))
 
     def settle_topics(self) -> None:
-        """Give the target's topics the settings of the source's: until now each took what was copied."""
+        """Give the target's topics the settings of the source's; during the copy they accepted everything."""
         for name, pair in self.pairs.items():
             target = self._context.target.topic(name)
             if target is not None and name not in AT_THE_END:
                 fit = self._fit_to_target(pair.source)
                 own = {key: getattr(target, key) for key in CLUSTER_SETTINGS if getattr(fit, key) is None}
-                wanted = replace(fit, incarnation=target.incarnation, queues=target.queues, **own)
-                if wanted != target:
-                    self._put(wanted)
+                required = replace(fit, incarnation=target.incarnation, queues=target.queues, **own)
+                if required != target:
+                    self._put(required)
 
     def copiers_of(self, pairs: Iterable[tuple[QueueRef, QueueRef]]) -> list[QueueCopier]:
-        """Copiers that know what was copied before, under the epoch of this run, which ends every other."""
-        context, found = self._context, list[QueueCopier]()
+        """Return copiers with the recorded progress, under the epoch of this run, which fences all other
+        runs."""
+        context, copiers = self._context, list[QueueCopier]()
         pairs = list(pairs)
         for at in range(0, len(pairs), ASKED_AT_ONCE):
             part = pairs[at : at + ASKED_AT_ONCE]
@@ -166,22 +167,22 @@ class TopicCopies:
                     ProgressDelta(group, queue, context.epoch, view.generation)
                     for queue, view in zip(targets, views, strict=True)
                 ]
-                answer(context.target.commit(CommitBatch(progress=claims), context.deadline()))
+                wait_for_answer(context.target.commit(CommitBatch(progress=claims), context.deadline()))
             copied, pure = (views_of(context, context.target, group, targets) for group in groups)
             bounds = self.bounds([source for source, _ in part])
             for (source, target), one, other, limits in zip(part, copied, pure, bounds, strict=True):
                 first = 0 if limits is None else limits.min
-                found.append(QueueCopier(context, source, target, one, other, first))
-        return found
+                copiers.append(QueueCopier(context, source, target, one, other, first))
+        return copiers
 
     def bounds(self, queues: list[QueueRef]) -> list[Bounds | None]:
         """Read the bounds of queues of the source."""
-        context, found = self._context, list[Bounds | None]()
+        context, bounds = self._context, list[Bounds | None]()
         for at in range(0, len(queues), ASKED_AT_ONCE):
             part = queues[at : at + ASKED_AT_ONCE]
-            asked: list[Bounds | None] = patiently(context, partial(context.source.bounds, part))
-            found += asked
-        return found
+            answers: list[Bounds | None] = ask_patiently(context, partial(context.source.bounds, part))
+            bounds += answers
+        return bounds
 
     # --- copying
 
@@ -199,29 +200,30 @@ class TopicCopies:
         at_once(lambda queue: self.copiers[queue].copy(ends[queue]), behind)
         return tally.copied - before
 
-    def follow(self, stopped: Callable[[], bool]) -> None:
-        """Copy what comes, until `stopped`; topics that are made, or grow, too."""
+    def follow_source(self, stopped: Callable[[], bool]) -> None:
+        """Copy new messages until `stopped`, also of topics that are created or get more queues."""
         while not stopped():
-            self.prepare()
+            self.prepare_targets()
             if not self.copy_round():
                 gevent.sleep(FOLLOW_S)
 
     def left(self) -> Mapping[str, int]:
         """Return the number of offsets that are not copied yet, by topic."""
         queues = list(self.copiers)
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for queue, limits in zip(queues, self.bounds(queues), strict=True):
             if limits is not None:
                 behind = limits.next - max(self.copiers[queue].position, limits.min)
-                found[queue.topic] = found.get(queue.topic, 0) + max(behind, 0)
-        return found
+                counts[queue.topic] = counts.get(queue.topic, 0) + max(behind, 0)
+        return counts
 
 
 def at_once(work: Callable[[QueueRef], object], queues: Iterable[QueueRef]) -> None:
-    """Do it for each, AT_ONCE at a time. Raises the first error, after what was begun has ended."""
+    """Call `work` for each queue, AT_ONCE at a time. Raises the first error, after all begun calls have
+    ended."""
     errors: list[BaseException] = []
 
-    def one(queue: QueueRef) -> None:
+    def run_one(queue: QueueRef) -> None:
         if errors:
             return
         try:
@@ -231,7 +233,7 @@ def at_once(work: Callable[[QueueRef], object], queues: Iterable[QueueRef]) -> N
 
     pool = Pool(AT_ONCE)
     for queue in queues:
-        pool.spawn(one, queue)
+        pool.spawn(run_one, queue)
     pool.join()
     if errors:
         raise errors[0]

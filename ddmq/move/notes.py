@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import msgspec
 
 from backend.records import CommitBatch, TopicInfo
-from ddmq.move.context import MoveContext, MoveError, answer
+from ddmq.move.context import MoveContext, MoveError, wait_for_answer
 from ddmq.move.core.scope import NOTES_PREFIX
 from ddmq_common.errors import FencedError
 
@@ -25,7 +25,7 @@ _TRIES = 20
 
 
 class MoveState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A move as its target knows it. `patterns`: of the topics that it takes."""
+    """The state of a move, as recorded in its target. `patterns`: of the topics that it includes."""
 
     source: str
     began_ms: int
@@ -35,14 +35,14 @@ class MoveState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TopicNote(msgspec.Struct, frozen=True):
-    """Which incarnations of a topic belong together."""
+    """The incarnations of a topic at the source and at the target."""
 
     source: int
     target: int
 
 
 class MoveNotes:
-    """The notes of one move."""
+    """The records of one move in the settings of its target."""
 
     def __init__(self, context: MoveContext) -> None:
         self._context = context
@@ -50,7 +50,7 @@ class MoveNotes:
 
     @property
     def note(self) -> MoveState | None:
-        """None before the first run."""
+        """The recorded state of the move; None before the first run."""
         value = self._context.target.setting(self._key)
         return None if value is None else msgspec.json.decode(value, type=MoveState)
 
@@ -63,15 +63,15 @@ class MoveNotes:
             number = int(before or b"0") + 1
             note = self.note or MoveState(source, context.clock.wall_ms(), patterns=patterns)
             if note.patterns != patterns:
-                said = " ".join(f"--topics {one!r}" for one in note.patterns) or "no --topics"
-                raise MoveError(f"this move began with {said}; give the same again")
+                flags = " ".join(f"--topics {one!r}" for one in note.patterns) or "no --topics"
+                raise MoveError(f"this move began with {flags}; give the same again")
             claim = f"{self._key}/claim/{number}"  # two runs that begin at once: the second is refused
             old = f"{self._key}/claim/{number - 1}"
             settings = {claim: b"1", f"{self._key}/run": b"%d" % number, self._key: msgspec.json.encode(note)}
             if context.target.setting(old) is not None:
                 settings[old] = None  # type: ignore[assignment]
             try:
-                answer(
+                wait_for_answer(
                     context.target.commit(CommitBatch(settings=settings, absent=(claim,)), context.deadline())
                 )
             except FencedError:
@@ -80,37 +80,39 @@ class MoveNotes:
             return note
         raise MoveError("other runs of `ddmq move` of the same source keep beginning; end them")
 
-    def reached(self, state: str, *steps: str) -> None:
-        """Note a state, and steps that are done."""
+    def note_state(self, state: str, *steps: str) -> None:
+        """Record a state, and steps that are done."""
         note = self.note
         assert note is not None
-        done = note.done + tuple(step for step in steps if step not in note.done)
-        self.put({self._key: msgspec.json.encode(msgspec.structs.replace(note, state=state, done=done))})
+        steps_done = note.done + tuple(step for step in steps if step not in note.done)
+        self.put(
+            {self._key: msgspec.json.encode(msgspec.structs.replace(note, state=state, done=steps_done))}
+        )
 
     def topics(self) -> Mapping[str, TopicNote]:
-        """The topics that were begun with, by name."""
+        """Return the topics of which the copy has begun, by name."""
         prefix = f"{self._key}/topic/"
-        found = self._context.target.settings(prefix)
+        settings = self._context.target.settings(prefix)
         return {
             key.removeprefix(prefix): msgspec.json.decode(value, type=TopicNote)
-            for key, value in found.items()
+            for key, value in settings.items()
         }
 
     def topic(self, source: TopicInfo, target: TopicInfo) -> None:
-        """Note that the one is copied into the other."""
+        """Record that the one topic is copied into the other."""
         value = msgspec.json.encode(TopicNote(source.incarnation, target.incarnation))
         self.put({f"{self._key}/topic/{source.name}": value})
 
     def delay_key(self, shard: int) -> str:
-        """The setting that says how far a shard's delays were moved."""
+        """Return the key of the setting that has the progress of a shard's delays."""
         return f"{self._key}/delay/{shard}"
 
     @property
     def levels_key(self) -> str:
-        """The setting that says from which queue on the levels of the source are copied."""
+        """The key of the setting that has the first queue for the levels of the source."""
         return f"{self._key}/levels"
 
     def put(self, settings: Mapping[str, bytes | None]) -> None:
         """Store settings of the target."""
         context = self._context
-        answer(context.target.commit(CommitBatch(settings=settings), context.deadline()))
+        wait_for_answer(context.target.commit(CommitBatch(settings=settings), context.deadline()))

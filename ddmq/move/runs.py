@@ -13,14 +13,14 @@ from ddmq.move.delays import DelayMove, delay_faults
 from ddmq.move.finish import Finish
 from ddmq.move.messages import TopicCopies
 from ddmq.move.notes import COPYING, FINISHED, MoveNotes
-from ddmq.move.verify import verify
+from ddmq.move.verify import compare_queues
 from delay_service.config import DelayConfig
 from delay_service.store.port import StoreOpener
 
 COPIED, VERIFIED, PLANNED = "copied", "verified", "planned"
 
 
-class MoveSaid(msgspec.Struct, frozen=True):
+class MoveReport(msgspec.Struct, frozen=True):
     """The result of a run, or of a dry run, for people and programs. `left`: offsets not copied yet, by
     topic."""
 
@@ -38,7 +38,8 @@ class MoveSaid(msgspec.Struct, frozen=True):
 
 
 class MoveRun:
-    """`name`: what people call the source. `exclusive`: nobody else can be at it."""
+    """One run of `ddmq move`. `name`: the source for people. `exclusive`: no other process can use the
+    source."""
 
     def __init__(
         self,
@@ -56,47 +57,47 @@ class MoveRun:
         delays = DelayMove(context, self._notes, config, opener)
         self._finish = Finish(context, self._notes, self.messages, delays, exclusive)
 
-    def plan(self) -> MoveSaid:
+    def plan(self) -> MoveReport:
         """Return the messages that would be copied; write nothing. Raises MoveError for a move that is
         impossible."""
-        pairs = self.messages.look()
+        pairs = self.messages.match_topics()
         note = self._notes.note
-        left = {}
+        remaining = {}
         for name, pair in pairs.items():
             if name not in AT_THE_END and pair.target is None:
                 bounds = self.messages.bounds(pair.source.refs())
-                left[name] = sum(limits.next - limits.min for limits in bounds if limits is not None)
-        return self._said(PLANNED, "not begun" if note is None else note.state, len(pairs), left)
+                remaining[name] = sum(limits.next - limits.min for limits in bounds if limits is not None)
+        return self._build_report(PLANNED, "not begun" if note is None else note.state, len(pairs), remaining)
 
-    def copy(self, stopped: Callable[[], bool] | None) -> MoveSaid:
+    def copy(self, stopped: Callable[[], bool] | None) -> MoveReport:
         """Copy the existing messages; with `stopped` also new ones, until it returns True."""
         self.begin()
-        self.messages.prepare()
+        self.messages.prepare_targets()
         try:
             if stopped is None:
                 self.messages.copy_round()
             else:
-                self.messages.follow(stopped)
+                self.messages.follow_source(stopped)
         except KeyboardInterrupt:  # each commit is whole: where it ended, the next run goes on
             self._context.say("interrupted")
-        return self._said(COPIED, COPYING, len(self.messages.pairs), dict(self.messages.left()))
+        return self._build_report(COPIED, COPYING, len(self.messages.pairs), dict(self.messages.left()))
 
-    def finish(self) -> MoveSaid:
-        """The last step, and whether all is there."""
+    def finish(self) -> MoveReport:
+        """Do the last step, and compare both sides."""
         if self.begin() == FINISHED:
             raise MoveError("this move is finished; --verify compares it again")
         self._finish.run()
-        said = self._verified()
-        progress = self._finish.faults()
-        return msgspec.structs.replace(said, did=FINISHED, faults=[*said.faults, *progress])
+        report = self._compare_sides()
+        progress = self._finish.find_faults()
+        return msgspec.structs.replace(report, did=FINISHED, faults=[*report.faults, *progress])
 
-    def verify(self) -> MoveSaid:
-        """Compare what was copied so far."""
+    def verify(self) -> MoveReport:
+        """Compare the copies so far with the source."""
         if self._notes.note is None:
             raise MoveError("nothing was copied yet: this move has not begun")
         self.begin(again=True)
-        self.messages.prepare()
-        return self._verified()
+        self.messages.prepare_targets()
+        return self._compare_sides()
 
     # ---
 
@@ -107,26 +108,26 @@ class MoveRun:
             raise MoveError("this move is finished; the source's copies are complete, --verify compares them")
         return self._notes.begin(self._name).state
 
-    def _verified(self) -> MoveSaid:
+    def _compare_sides(self) -> MoveReport:
         context, note = self._context, self._notes.note
         context.say("comparing …")
         state = COPYING if note is None else note.state
-        found = verify(context, self.messages.copiers.values(), context.scope.takes_record)
-        faults, queues, messages = list(found.faults), found.queues, found.messages
+        comparison = compare_queues(context, self.messages.copiers.values(), context.scope.takes_record)
+        faults, queues, messages = list(comparison.faults), comparison.queues, comparison.messages
         if state == FINISHED:
             waiting = [copier for copier, _ in self._finish.level_copiers()]
-            levels = verify(context, waiting, context.scope.takes_record)
+            levels = compare_queues(context, waiting, context.scope.takes_record)
             faults += levels.faults + delay_faults(context, self._notes)
             queues, messages = queues + levels.queues, messages + levels.messages
-        said = self._said(VERIFIED, state, len(self.messages.pairs), dict(self.messages.left()))
+        report = self._build_report(VERIFIED, state, len(self.messages.pairs), dict(self.messages.left()))
         return msgspec.structs.replace(
-            said, queues_verified=queues, messages_verified=messages, faults=faults
+            report, queues_verified=queues, messages_verified=messages, faults=faults
         )
 
-    def _said(self, did: str, state: str, topics: int, left: dict[str, int]) -> MoveSaid:
+    def _build_report(self, did: str, state: str, topics: int, left: dict[str, int]) -> MoveReport:
         tally, scope = self._context.tally, self._context.scope
-        groups = groups_of(scope.settings(self._context.source.settings("")))
+        groups = groups_of(scope.select_settings(self._context.source.settings("")))
         count = len({group for names in groups.values() for group in names})
         passed = {why: number for why, number in Counter(tally.passed).items() if number}
         there = {topic: number for topic, number in left.items() if number}
-        return MoveSaid(did, state, topics, count, tally.copied, tally.copied_bytes, passed, there)
+        return MoveReport(did, state, topics, count, tally.copied, tally.copied_bytes, passed, there)

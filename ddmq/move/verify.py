@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from backend.records import Bounds, StoredRecord
-from ddmq.move.context import MoveContext, all_records, patiently
+from ddmq.move.context import MoveContext, all_records, ask_patiently
 from ddmq.move.copier import QueueCopier
-from ddmq.move.core.copies import digest
+from ddmq.move.core.copies import hash_record
 from ddmq_common.names import MOVED_PROPERTY
 
 _END = 1 << 64
@@ -27,21 +27,21 @@ class QueueSum(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """`faults`: one line each; empty: both sides are the same."""
+    """The result of a comparison. `faults`: a line for each difference."""
 
     queues: int
     messages: int
     faults: list[str]
 
 
-def verify(
+def compare_queues(
     context: MoveContext, copiers: Iterable[QueueCopier], wanted: Callable[[StoredRecord], bool]
 ) -> Verified:
-    """Compare queue by queue what was copied so far; `wanted`: of the source's records."""
+    """Compare the copies so far, queue by queue. `wanted` selects the source's records."""
     queues = messages = 0
     faults = []
     for copier in copiers:
-        source, target = compare(context, copier, wanted)
+        source, target = compare_queue(context, copier, wanted)
         queues, messages = queues + 1, messages + target.messages
         if source != target:
             faults.append(
@@ -52,13 +52,13 @@ def verify(
     return Verified(queues, messages, faults)
 
 
-def compare(
+def compare_queue(
     context: MoveContext, copier: QueueCopier, wanted: Callable[[StoredRecord], bool]
 ) -> tuple[QueueSum, QueueSum]:
-    """The sums of one queue at the source and at the target."""
-    ours = patiently(context, lambda: context.target.bounds([copier.target]))[0] or Bounds(0, 0)
+    """Return the sums of one queue at the source and at the target."""
+    ours = ask_patiently(context, lambda: context.target.bounds([copier.target]))[0] or Bounds(0, 0)
     copies = _Sum()
-    theirs = patiently(context, lambda: context.source.bounds([copier.source]))[0] or Bounds(0, 0)
+    theirs = ask_patiently(context, lambda: context.source.bounds([copier.source]))[0] or Bounds(0, 0)
     oldest = theirs.min
     for record in all_records(context, context.target, copier.target, ours.min, ours.next):
         offset = copier.origin.offset_of(record.system.get(MOVED_PROPERTY, ""))
@@ -70,9 +70,9 @@ def compare(
             copies.add(offset, record)
     originals = _Sum()
     for record in all_records(context, context.source, copier.source, oldest, copier.position):
-        if wanted(record) and not copier.skips(record.offset):
+        if wanted(record) and not copier.is_already_finished(record.offset):
             originals.add(record.offset, record)
-    return originals.taken(), copies.taken()
+    return originals.result_sum(), copies.result_sum()
 
 
 class _Sum:
@@ -82,8 +82,8 @@ class _Sum:
 
     def add(self, offset: int, record: StoredRecord) -> None:
         self.count += 1
-        value = int.from_bytes(digest(record), "big")
+        value = int.from_bytes(hash_record(record), "big")
         self._check += value * (2 * offset + 1)  # odd: what is exchanged between offsets changes it
 
-    def taken(self) -> QueueSum:
+    def result_sum(self) -> QueueSum:
         return QueueSum(self.count, self._check % _END)

@@ -101,8 +101,8 @@ class ServeConfig:
     def process(self, parts: Iterable[str], machine: str) -> str:
         """Return this process's name in the sample files: the same at every start of the same command."""
         admin = self.address("admin").port
-        shown = "+".join(part for part in parts if part != "admin")
-        return self.process_name or f"{shown}@{machine}" + (f":{admin}" if admin else "")
+        part_names = "+".join(part for part in parts if part != "admin")
+        return self.process_name or f"{part_names}@{machine}" + (f":{admin}" if admin else "")
 
 
 @dataclass(frozen=True)
@@ -253,20 +253,21 @@ def file_of_part(config: Configuration, part: str) -> str:
 
 
 def _check_names(folder: Path) -> None:
-    """A file that is called nearly like one of ours would not be read. Raises ConfigError."""
-    known = {name.removesuffix(".yaml"): name for name, _ in FILES.values()} | {"slo": "slo.yaml"}
+    """Reject a file whose name is close to that of a known file, because it would not be read. Raises
+    ConfigError."""
+    file_names = {name.removesuffix(".yaml"): name for name, _ in FILES.values()} | {"slo": "slo.yaml"}
     for path in sorted(folder.iterdir()):
-        if path.suffix in (".yaml", ".yml") and path.name not in known.values():
-            near = difflib.get_close_matches(path.stem, known, n=1, cutoff=0.8)
-            if near and not (folder / known[near[0]]).exists():
-                raise ConfigError(f"{path} is not read; did you mean {known[near[0]]}?")
+        if path.suffix in (".yaml", ".yml") and path.name not in file_names.values():
+            near = difflib.get_close_matches(path.stem, file_names, n=1, cutoff=0.8)
+            if near and not (folder / file_names[near[0]]).exists():
+                raise ConfigError(f"{path} is not read; did you mean {file_names[near[0]]}?")
 
 
 def check_groups(config: Configuration) -> None:
     """Check that groups.yaml goes together with `defaults` of proxy_consumer.yaml. Raises ConfigError."""
     for entry in config.groups.groups.values():
-        for wanted in entry.topics.values():
-            wanted.over(config.consumer.defaults)
+        for subscription in entry.topics.values():
+            subscription.over(config.consumer.defaults)
 
 
 def with_flags(config: Configuration, **flags: Any) -> Configuration:
@@ -274,14 +275,16 @@ def with_flags(config: Configuration, **flags: Any) -> Configuration:
 
     Raises ConfigError for brokers without the engine that they belong to.
     """
-    given = {key: value for key, value in flags.items() if value is not None}
-    of_backend: dict[str, str] = {key: given.pop(key) for key in ("engine", "bootstrap") if key in given}
+    overrides = {key: value for key, value in flags.items() if value is not None}
+    of_backend: dict[str, str] = {
+        key: overrides.pop(key) for key in ("engine", "bootstrap") if key in overrides
+    }
     config = over_backend(config, of_backend)
     for part in ("producer", "consumer", "admin"):
-        if part in given:
-            given[part] = str(given[part])
-    serve = dataclasses.replace(config.serve, **given)
-    return dataclasses.replace(config, serve=serve, flags=frozenset(given))
+        if part in overrides:
+            overrides[part] = str(overrides[part])
+    serve = dataclasses.replace(config.serve, **overrides)
+    return dataclasses.replace(config, serve=serve, flags=frozenset(overrides))
 
 
 def over_backend(config: Configuration, flags: Mapping[str, str]) -> Configuration:
@@ -297,14 +300,14 @@ def over_backend(config: Configuration, flags: Mapping[str, str]) -> Configurati
     return dataclasses.replace(config, backend=backend, backend_flags=dict(flags))
 
 
-def shown(config: Configuration) -> dict[str, Any]:
-    """The values in force, secrets masked."""
+def resolved_values(config: Configuration) -> dict[str, Any]:
+    """Return the values in force, with secrets masked."""
     return {part: resolved(getattr(config, part)) for part in FILES if part not in DECLARED}
 
 
-def changed(config: Configuration) -> dict[str, Any]:
-    """The values in force that are not the defaults, as `file part.key`, secrets masked."""
-    before, now = shown(Configuration()), shown(config)
+def changed_values(config: Configuration) -> dict[str, Any]:
+    """Return the values that differ from the defaults, by `part.key`, with secrets masked."""
+    before, now = resolved_values(Configuration()), resolved_values(config)
     return {
         f"{part}.{key}": str(value) if isinstance(value, Path) else value
         for part, values in now.items()

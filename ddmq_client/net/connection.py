@@ -16,6 +16,7 @@ from ddmq_client.core import verdicts
 from ddmq_client.core.frames import FrameBuffer, FrameError
 from ddmq_client.core.nodes import ADDRESSES_MAX, ProxyAddress, from_info, is_literal
 from ddmq_client.idl.codes import FRAME_BYTES_MAX
+from ddmq_client.testing.proxies import connect_in_process
 
 CONNECT_MAX_S = 2.0
 IDLE_CHECK_S = 1.0  # a connection idle for longer is looked at before it is used
@@ -120,7 +121,9 @@ class FramedConnection:
         if remaining_s <= 0:
             raise verdicts.not_connected(self.name, "the time is up")
         try:
-            fresh = socket.create_connection(self._address, timeout=remaining_s)
+            fresh = connect_in_process(self._address) or socket.create_connection(
+                self._address, timeout=remaining_s
+            )
         except OSError as error:
             raise verdicts.not_connected(self.name, error) from error
         fresh.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -68,6 +68,15 @@ class LevelService(DueService[LevelRunner]):
         """Return how many levels this process owns."""
         return len(self._owned)
 
+    def positions(self) -> dict[int, int]:
+        """Return for each level's queue the offset below which every message has fired."""
+        return {queue.queue_id: runner.level.position for queue, runner in self._owned.items()}
+
+    def first_due(self) -> list[int]:
+        """Return when the first message of each level is due, epoch milliseconds; no empty levels."""
+        levels = [runner.level for runner in self._owned.values() if runner.level.knows_head]
+        return [level.first_due_ms for level in levels if level.first_due_ms is not None]
+
     def _queue_count(self) -> int:
         return len(self._config.table)
 

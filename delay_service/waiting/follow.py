@@ -12,14 +12,13 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-import gevent
-
 from backend.completion import Completion
 from backend.ownership.reader import interpret_batch
 from backend.port import Backend
 from backend.records import Bounds, QueueRef, ReadBatch
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DamagedError, TryLaterError
+from ddmq_common.event_loop import sleep
 from ddmq_common.names import WAITING_TOPIC
 from delay_service.context import CAPACITY_POLL_S
 from delay_service.store.port import DelayStore, StoreChanges
@@ -89,7 +88,7 @@ class Follower:
         """
         while self.position < to and not self._end():
             if not self._store.has_capacity(growing=True):
-                gevent.sleep(CAPACITY_POLL_S)
+                sleep(CAPACITY_POLL_S)
             elif not self._follow_batch():
                 deadline = self._clock.monotonic() + WAIT_S
                 _wait_for(self._backend.wait(self.queue, self.position, deadline))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import gevent
-
 from backend.completion import Completion
 from backend.port import Backend
 from backend.records import QueueRef
 from ddmq_common.clock import Clock
 from ddmq_common.errors import DdmqError
+from ddmq_common.event_loop import sleep, spawn
 from ddmq_common.native_threads import in_thread
 from delay_service.store.port import DelayStore
 from delay_service.waiting.follow import Follower
@@ -46,7 +45,7 @@ class Standby:
         return self.follower is not None and self.follower.at_end
 
     def start(self) -> None:
-        gevent.spawn(self._run)
+        spawn(self._run)
 
     def stop(self) -> Completion[None]:
         """Follow no more; `closed`. May be called twice."""
@@ -71,7 +70,7 @@ class Standby:
         log.info("no standby of delay shard %d, tried again: %s", self.queue.queue_id, self.why)
         give_up = self._clock.monotonic() + PAUSE_S
         while not self._stopped and self._clock.monotonic() < give_up:
-            gevent.sleep(0.05)
+            sleep(0.05)
 
     def _follow_rows(self) -> None:
         store = in_thread(self._opener, self.queue)

@@ -17,8 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 
 MENU = {
-    "Start": "first-steps README promises from-ddmq",
-    "Use": "client order-keys retries delay filters transactions replies push fetching spark opentelemetry",
+    "Start": "first-steps README promises from-ddmq from-celery",
+    "Use": """client order-keys retries delay filters transactions replies push fetching spark dramatiq
+        opentelemetry testing-handlers""",
     "Operate": """running deployment kubernetes kafka operating-groups configuration bounds retention metrics
         alerts report story metrics-job metrics-job-streaming admin-api performance licences""",
     "Inside": """architecture glossary states wire-additions testing formats formats-index formats-progress

@@ -12,12 +12,15 @@ from metrics_job.report.core.facts import Report, Times
 from metrics_job.report.core.health import SILENT, STOPPED, VANISHED, ProcessFacts, SloFacts
 from metrics_job.report.core.material import Waiting
 from metrics_job.report.core.offenders import Offender, Offenders
+from metrics_job.report.core.order import KeyRow, OrderPicture, Outage
 from metrics_job.report.html import Cell, number_cell
 
 ROWS_SHOWN = 15
 BEHIND_SHOWN = 8
 TOPICS_SHOWN = 10
 OFFENDERS_SHOWN = 8
+ORDER_COLUMNS = 240
+LEGEND = {"failed": "failed, tried again", "killed": "server killed, until the next is ready"}
 NO_WEEK = "No earlier week to compare with: nothing was counted in the same hours seven days before."
 
 
@@ -83,6 +86,8 @@ def _count_waiting(rows: Sequence[Waiting]) -> str:
 
 def build_cards(report: Report, drawn: dict[str, Any]) -> Iterator[str]:
     """Yield all cards, in the order of a reader's questions."""
+    if report.order is not None:
+        yield _order_card(report.order)
     yield _throughput_card(report, drawn)
     yield _lag_card(report, drawn)
     if any(row.lag or row.lag_max for row in report.waiting):
@@ -98,6 +103,53 @@ def build_cards(report: Report, drawn: dict[str, Any]) -> Iterator[str]:
     if report.rejects:
         yield _rejects_card(report)
     yield _measured_card(report)
+
+
+def _order_card(picture: OrderPicture) -> str:
+    """Show order as keys over time."""
+    blocked = words.list_names([row.name for row in picture.rows if row.blocked])
+    text = (
+        "A row for each key, time from left to right. Messages of one key are delivered one after the other."
+    )
+    text += f" While {blocked} was blocked, the other keys went on." if blocked else ""
+    outages = "".join(_outage_mark(picture, outage) for outage in picture.outages)
+    rows = _phase_labels(picture) + "".join(_key_row(picture, row, outages) for row in picture.rows)
+    length = words.format_span((picture.end_ms - picture.start_ms) / 1000)
+    axis = f"<span>{words.format_clock(picture.start_ms)} UTC</span><span>{escape(length)} later</span>"
+    axis = f'<div class="keyrow note"><span></span><div class="axis">{axis}</div></div>'
+    names = ("stored", "finished", "failed", "blocked", *(["killed"] if outages else []))
+    legend = "".join(f'<span><i class="{name}"></i>{LEGEND.get(name, name)}</span>' for name in names)
+    return html.section(
+        "order", "Order: keys over time", html.paragraph(text, "note"),
+        f'<div class="order">{rows}{axis}<div class="legend note">{legend}</div></div>', wide=True,
+    )  # fmt: skip
+
+
+def _phase_labels(picture: OrderPicture) -> str:
+    """Return a row with the name of each phase where it begins, cut where the next one begins."""
+    starts = [*(picture.share_of(phase.start_ms) for phase in picture.phases), 1.0]
+    labels = "".join(
+        f'<b style="{_place_style(start, end - start)}">{escape(phase.name)}</b>'
+        for phase, start, end in zip(picture.phases, starts, starts[1:], strict=False)
+    )
+    return f'<div class="keyrow note"><span></span><div class="phases">{labels}</div></div>' if labels else ""
+
+
+def _key_row(picture: OrderPicture, row: KeyRow, outages: str) -> str:
+    marks = "".join(
+        f'<i class="{stretch.mark.name.lower()}" style="{_place_style(stretch.start, stretch.width)}"></i>'
+        for stretch in picture.stretches_of(row, ORDER_COLUMNS)
+    )
+    return f'<div class="keyrow"><span>{escape(row.name)}</span><div>{outages}{marks}</div></div>'
+
+
+def _outage_mark(picture: OrderPicture, outage: Outage) -> str:
+    start, end = picture.share_of(outage.killed_ms), picture.share_of(outage.ready_ms)
+    return f'<i class="killed" style="{_place_style(start, end - start)}"></i>'
+
+
+def _place_style(start: float, width: float) -> str:
+    return f"left:{start * 100:.2f}%;width:{width * 100:.2f}%"
 
 
 def _throughput_card(report: Report, drawn: dict[str, Any]) -> str:

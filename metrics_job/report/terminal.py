@@ -12,8 +12,25 @@ from ddmq_common.plain_text import plain
 from metrics_job.report.core import words
 from metrics_job.report.core.behind import describe_outlook, sort_worst_first
 from metrics_job.report.core.facts import Report
+from metrics_job.report.core.order import KeyMark, OrderPicture
 
 ROWS_SHOWN = 5
+LABEL_MAX = 20  # characters of a key
+COLUMNS_MIN = 20
+KILL = "┃"
+MARKS = {
+    KeyMark.NOTHING: (" ", ""),
+    KeyMark.STORED: ("░", "blue"),
+    KeyMark.BLOCKED: ("·", "yellow"),
+    KeyMark.FINISHED: ("█", "green"),
+    KeyMark.FAILED: ("✗", "bold red"),
+}
+MARK_NAMES = {
+    KeyMark.STORED: "stored",
+    KeyMark.FINISHED: "finished",
+    KeyMark.FAILED: "failed",
+    KeyMark.BLOCKED: "blocked",
+}
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -53,6 +70,38 @@ def _report_parts(report: Report) -> Iterator[RenderableType]:
         ]
         yield _build_table("who is behind", ("group", "topic", "waiting", "oldest", "time to drain"), rows)
     yield from _promises_part(report)
+
+
+def order_lines(picture: OrderPicture, width: int) -> list[Text]:
+    """Draw order for a terminal of that width: a row for each key, time from left to right."""
+    label = max(len(row.name) for row in picture.rows)
+    label = min(label, LABEL_MAX)
+    columns = max(COLUMNS_MIN, width - label - 3)
+    kills = {picture.column_of(outage.killed_ms, columns) for outage in picture.outages}
+    phases = [(picture.column_of(phase.start_ms, columns), phase.name) for phase in picture.phases]
+    lines = [_labels_line(phases, label, "dim")] if phases else []
+    lines += [_labels_line([(at, "▼ kill -9") for at in sorted(kills)], label, "bold red")] if kills else []
+    for row in picture.rows:
+        line = Text(f"{plain(row.name)[:label]:>{label}} ", "bold" if row.blocked else "")
+        for column, mark in enumerate(picture.marks_of(row, columns)):
+            line.append(*((KILL, "bold red") if column in kills else MARKS[mark]))
+        lines.append(line)
+    length = words.format_span((picture.end_ms - picture.start_ms) / 1000)
+    lines.append(Text(f"{'':>{label}} 0 s{length:>{columns - 3}}", "dim"))
+    legend = Text(" " * label)
+    for mark, name in MARK_NAMES.items():
+        legend.append(" ").append(*MARKS[mark]).append(f" {name} ")
+    return [*lines, legend]
+
+
+def _labels_line(labels: Sequence[tuple[int, str]], indent: int, style: str) -> Text:
+    """Write each label above its column; one for which there is no room is left out."""
+    line = Text(" " * (indent + 1))
+    for column, name in labels:
+        room = column - (len(line) - indent - 1)
+        if room >= 0:
+            line.append(" " * room).append(plain(name), style).append(" ")
+    return line
 
 
 def _totals_line(report: Report) -> str:

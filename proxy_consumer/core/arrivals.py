@@ -1,10 +1,10 @@
-"""Messages of a queue as reads brought them: what goes on, what is finished undelivered, and why.
+"""Sorts the messages that reads return: which are delivered, and which are finished undelivered, and why.
 
-New ones come in order; finished ones, dead letters that were resent to another group, pressure traffic that
-the subscription refuses, what its filter keeps back, and gaps are not delivered. Those read again, retries
-and what was let out of chains, are seldom neighbours: what is wanted is read in short windows and gathered
-by offset until there is an answer's worth, then handed out together. The filter judges them anew: it may
-have changed, and a message that failed at it fails there again.
+New messages come in order. Finished messages, dead letters that were resent to another group, pressure
+traffic that the subscription refuses, messages that the filter rejects, and gaps are not delivered. Messages
+that are read again (retries, and jobs released from their chains) are seldom neighbours: they are read in
+short windows and collected by offset until there are enough for one reply, then delivered together. The
+filter is applied to them again: it may have changed, and a message on which it failed fails on it again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from proxy_consumer.core.steps import Loaded, Purpose, ReadRequest
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.tally import Tally
 
-WINDOW = 4  # offsets read per message wanted
-KEPT_MAX = 1_024  # messages read and not wanted any more, per queue
+WINDOW = 4  # offsets read per message needed
+KEPT_MAX = 1_024  # messages read again but no longer due, per queue
 
 
 class Arrivals:
-    """Takes reads in for one subscription of `group`; everything left out is counted by its reason."""
+    """Sorts the messages read for one subscription of `group`, and counts each undelivered one by its
+    reason."""
 
     def __init__(self, group: str, answer_bytes_max: int, tally: Tally) -> None:
         self._group = group
@@ -38,7 +39,7 @@ class Arrivals:
     def take_new(
         self, queue: SubscribedQueue, batch: ReadBatch, message_filter: Filter | None, refuse_pressure: bool
     ) -> Loaded:
-        """A read of new messages."""
+        """Pass the deliverable messages of a read to the queue's feed, and finish the rest undelivered."""
         if batch.status is not ReadStatus.DATA:
             return self._take_no_data(queue, batch, message_filter)
         feed = queue.feed
@@ -55,15 +56,16 @@ class Arrivals:
             queue.skip(picked.skipped)
         messages = self._take_faulty(queue, picked) if picked.faulty else picked.messages
         feed.put(messages, batch.next_offset)
-        if batch.at_end and queue.stream is None:  # else its scope wants to know since when
+        if batch.at_end and queue.stream is None:  # otherwise its scope records the state and when it began
             feed.state = FeedState.TAIL
         return Loaded.DATA
 
     def _take_faulty(self, queue: SubscribedQueue, picked: PickedMessages) -> Slice:
-        """Messages that failed at the filter go the way of those that are read again; the others."""
+        """Return the messages without those on which the filter failed; those are read again later, and fail
+        then."""
         messages, faulty = picked.messages, set(picked.faulty)
         if queue.stream is not None:
-            queue.stream.faulty |= faulty  # in their chain's turn
+            queue.stream.faulty |= faulty  # handled when their chain reaches them
             return messages
         for offset in picked.faulty:
             queue.table.release(offset)
@@ -93,10 +95,13 @@ class Arrivals:
         feed.state = FeedState.TAIL
         return Loaded.TAIL
 
-    # --- read again; what was read lies in SubscribedQueue.reread
+    # --- messages read again, kept in SubscribedQueue.reread
 
     def gather_due(self, queue: SubscribedQueue, room: int) -> Slice | ReadRequest | None:
-        """Up to `room` messages that are due, or the read that is needed; call `move_due` first."""
+        """Return up to `room` due messages, the read needed to get them, or None if none is due.
+
+        Call `move_due` first.
+        """
         reread = queue.reread
         due_offsets = queue.table.due_offsets(room)
         offsets: list[int] = []
@@ -127,7 +132,7 @@ class Arrivals:
     def take_reread(
         self, request: ReadRequest, batch: ReadBatch, message_filter: Filter | None, now: float
     ) -> None:
-        """Take in the messages that were read again."""
+        """Keep the messages of a repeated read that are still due, and finish those that no longer exist."""
         queue = request.queue
         queue.rereading = False
         data = batch.status is ReadStatus.DATA
@@ -148,11 +153,11 @@ class Arrivals:
         for index, offset in enumerate(batch.offsets):
             if not queue.table.is_due(offset):
                 continue
-            refusal = None if message_filter is None else message_filter.judge(batch.deliveries[index])
+            refusal = None if message_filter is None else message_filter.find_refusal(batch.deliveries[index])
             if refusal is None:
                 queue.reread[offset] = (batch, index)
             elif refusal.fault and not (queue.stream is None or queue.stream.is_first(offset)):
-                queue.step_back(offset)  # it fails when its turn comes; those behind it must not go before
+                queue.step_back(offset)  # it fails once it heads its chain; no message overtakes it
             elif refusal.fault:
                 queue.fail_undelivered(offset, now, refusal.fault)
             else:
@@ -161,11 +166,12 @@ class Arrivals:
 
 
 def _handled_offsets(queue: SubscribedQueue) -> Callable[[int], bool]:
-    """Tells finished offsets, and those that go their own way as jobs, from fresh ones."""
+    """Return a test whether an offset is finished or already handled as a job, and so is not to be delivered
+    as new."""
 
     def is_handled(offset: int) -> bool:
         if offset in queue.out:
-            return queue.stream is None  # in an ordered stream it takes its place, without being delivered
+            return queue.stream is None  # in an ordered stream it enters its chain without being delivered
         job = queue.table.jobs.get(offset)
         if job is not None and job.state is not JobState.RECORDED:
             return True
@@ -175,11 +181,11 @@ def _handled_offsets(queue: SubscribedQueue) -> Callable[[int], bool]:
 
 
 class PickedMessages(NamedTuple):
-    """The messages of one read, sorted by what becomes of them. `faulty`: offsets in `messages` that the
-    filter refused with a fault."""
+    """The messages of one read, sorted by how they are handled. `faulty`: offsets in `messages` on which the
+    filter failed."""
 
     messages: Slice
-    skipped: list[Range]  # to finish undelivered
+    skipped: list[Range]  # ranges to finish undelivered
     pressure: int
     filtered: int
     faulty: list[int]
@@ -194,9 +200,9 @@ def pick_messages(
     message_filter: Filter | None = None,
     group: str = "",
 ) -> PickedMessages:
-    """Sort the messages of `batch` by what becomes of them in `group`.
+    """Sort the messages of `batch` into those to deliver to `group` and those to finish undelivered.
 
-    `known` tells which offsets are finished or handled elsewhere already; None: none of them.
+    `known` returns whether an offset is finished or already handled as a job; None: no offset is.
     """
     offsets, flags = batch.offsets, batch.flags
     flagged = any(flags)
@@ -226,13 +232,14 @@ def pick_messages(
 def _apply_filter(
     batch: ReadBatch, indexes: list[int], message_filter: Filter | None
 ) -> tuple[list[int], list[int]]:
-    """The indexes that pass the filter, or fail at it, and the offsets of those that fail."""
+    """Return the indexes of the messages that pass the filter or on which it fails, and the offsets of the
+    latter."""
     if message_filter is None:
         return indexes, []
     passing: list[int] = []
     faulty: list[int] = []
     for index in indexes:
-        refusal = message_filter.judge(batch.deliveries[index])
+        refusal = message_filter.find_refusal(batch.deliveries[index])
         if refusal is None:
             passing.append(index)
         elif refusal.fault:

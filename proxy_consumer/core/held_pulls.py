@@ -1,11 +1,12 @@
-"""Pulls that wait for messages: first come, first served, per group; and when they give up.
+"""Pulls that wait for messages, answered first come, first served within a group, and their deadlines.
 
-A pull waits for one topic or for any of its group. `HeldPulls` is one group's; `LingerWheel` holds
-the deadlines of all pulls of a proxy in buckets of one tick, so that a thousand waiting clients cost
-one look per tick. A pull that is answered or whose client goes is taken out of both at once.
-
-The frame of what waits counts as in flight, and where that is much the server reads from nobody: so only
-what is short waits, and the rest is answered at once, empty where there is nothing.
+A pull waits for one topic or for any topic of its group. `HeldPulls` holds the pulls of one group;
+`LingerWheel` holds the deadlines of all pulls of a proxy in buckets of one tick, so that a thousand waiting
+clients cost one check per tick. A pull that is answered, or whose client disconnects, is removed from both at
+once.
+The request frame of a waiting pull counts towards the bytes in flight, and at their limit the server stops
+reading from its clients. So only pulls with a short frame wait; the others are answered at once, empty if
+there is no message.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from mypy_extensions import mypyc_attr
 from backend.records import QueueRef
 from proxy_consumer.core.steps import Delivery
 
-PULL_BYTES_MAX = 16 << 10  # of the frame of a pull that waits: ten thousand of them are no 256 MiB
-FETCH_BYTES_MAX = 64 << 10  # the same of a fetch, which may name thousands of queues
+PULL_BYTES_MAX = 16 << 10  # the largest frame of a waiting pull: ten thousand stay below 256 MiB
+FETCH_BYTES_MAX = 64 << 10  # the same for a fetch, which may name thousands of queues
 _SEQUENCE = count()
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Lingering(ABC):
-    """A call that waits until its time is over. Subclassed by the shell's requests."""
+    """A call that waits until its deadline. The proxy's requests are subclasses."""
 
     __slots__ = ("bucket", "sequence")
 
@@ -37,12 +38,12 @@ class Lingering(ABC):
 
     @abstractmethod
     def give_up(self) -> None:
-        """Answer the client empty."""
+        """Stop waiting: send the client an empty reply."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class HeldPull(Lingering):
-    """One waiting pull. `topic` None: any; `count`: messages wanted."""
+    """One waiting pull. `topic` None: any topic of the group; `count`: how many messages it requests."""
 
     __slots__ = ("count", "topic")
 
@@ -53,23 +54,27 @@ class HeldPull(Lingering):
 
     @abstractmethod
     def deliver(self, delivery: Delivery) -> None:
-        """Messages came while it waited."""
+        """Answer the waiting pull with these messages."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Pusher(HeldPull):
-    """The push runner of a topic, as its group sees it."""
+    """The push runner of a topic, which its group treats like a waiting pull."""
 
     def give_up(self) -> None:
-        """Do nothing: there is no client to answer."""
+        """Do nothing: a push runner has no client to answer."""
 
     @abstractmethod
     def hand_over(self, queues: Collection[QueueRef], until: float, then: Callable[[], None]) -> None:
-        """Queues move: `then` runs when it has nothing of them any more, at `until` at the latest."""
+        """Stop pushing these queues, which move to another proxy.
+
+        `then` is called when no message of the queues is being pushed any more, at `until` (monotonic
+        seconds) at the latest.
+        """
 
 
 class HeldPulls:
-    """The pulls of one group, oldest first."""
+    """The waiting pulls of one group, oldest first."""
 
     __slots__ = ("_by_topic", "count")
 
@@ -78,11 +83,11 @@ class HeldPulls:
         self.count = 0
 
     def __iter__(self) -> Iterator[HeldPull]:
-        """All of them, no particular order; a copy."""
+        """Iterate over a copy of all waiting pulls, in no particular order."""
         return iter([pull for line in self._by_topic.values() for pull in line])
 
     def hold_pull(self, pull: HeldPull) -> None:
-        """Wait behind those held already."""
+        """Add a pull behind those that already wait."""
         pull.sequence = next(_SEQUENCE)
         line = self._by_topic.get(pull.topic)
         if line is None:
@@ -91,7 +96,7 @@ class HeldPulls:
         self.count += 1
 
     def leave(self, pull: HeldPull) -> None:
-        """Stop waiting; harmless when it does not wait."""
+        """Remove a pull; does nothing if it is not waiting."""
         line = self._by_topic.get(pull.topic)
         if line is not None and pull in line:
             del line[pull]
@@ -100,14 +105,14 @@ class HeldPulls:
                 del self._by_topic[pull.topic]
 
     def oldest_pull(self, topic: str) -> HeldPull | None:
-        """The pull held longest for messages of `topic`."""
+        """Return the pull that has waited longest for messages of `topic`, or None."""
         own, anyone = self._first_in_line(topic), self._first_in_line(None)
         if own is None or anyone is None:
             return own or anyone
         return own if own.sequence < anyone.sequence else anyone
 
     def waiting_for(self, topic: str) -> int:
-        """Return how many pulls would take messages of `topic`."""
+        """Return how many waiting pulls accept messages of `topic`."""
         return len(self._by_topic.get(topic, ())) + len(self._by_topic.get(None, ()))
 
     def _first_in_line(self, topic: str | None) -> HeldPull | None:
@@ -116,7 +121,7 @@ class HeldPulls:
 
 
 class LingerWheel:
-    """Deadlines of calls, exact to one tick (never early). `woken()`: one waits where none did."""
+    """Deadlines of calls, exact to one tick (never early). `woken` is called when the first call is added."""
 
     __slots__ = ("_buckets", "_done", "_tick_s", "_woken", "count")
 
@@ -128,7 +133,7 @@ class LingerWheel:
         self.count = 0
 
     def add(self, call: Lingering, deadline: float) -> None:
-        """Give up at `deadline`."""
+        """Make the call expire at `deadline`, in monotonic seconds."""
         slot = max(int(deadline / self._tick_s) + 1, self._done + 1)
         bucket = self._buckets.get(slot)
         if bucket is None:
@@ -140,15 +145,19 @@ class LingerWheel:
             self._woken()
 
     def remove(self, call: Lingering) -> None:
-        """No deadline any more; harmless when it has none."""
+        """Cancel the call's deadline; does nothing if it has none."""
         bucket = call.bucket
         if bucket is not None:
             call.bucket = None
             bucket.discard(call)
             self.count -= 1
 
+    def __iter__(self) -> Iterator[Lingering]:
+        """All calls, no particular order; a copy."""
+        return iter([call for bucket in self._buckets.values() for call in bucket])
+
     def take_expired(self, now: float) -> list[Lingering]:
-        """Remove and return the calls whose deadline has come, in order of arrival."""
+        """Remove and return the calls whose deadline has passed, in order of arrival."""
         slot = int(now / self._tick_s)
         if slot - self._done > len(self._buckets):
             slots = sorted(passed_slot for passed_slot in self._buckets if passed_slot <= slot)

@@ -1,14 +1,14 @@
-"""Jobs: what has a state of its own, the states, and which of a queue's jobs are due.
+"""Jobs: the messages that need a state of their own, the states, and which jobs of a queue are due.
 
 Most messages never become a job: they are read, leased as part of a run of offsets (leases.py) and
-acknowledged. A job is made for one that fails or times out, waits in a chain and is read again, is parked or
-skipped, or was any of it before a restart. It begins PLAIN (it was only read so far), RECORDED (group
-progress knows it) or LEASED (a client gave it back), and ends GONE. What may happen to it in each state is a
-table, TRANSITIONS, shown in docs/states.md. What it does not hold cannot happen: `after` raises and nothing
-has changed.
+acknowledged. A job is created for a message that fails or times out, waits in a chain and is read again, is
+parked or skipped, or was any of these before a restart. It begins as PLAIN (only read so far), RECORDED
+(stored in group progress) or LEASED (returned by a client), and ends as GONE. The events allowed in each
+state are a table, TRANSITIONS, shown in docs/states.md. Any other event raises IllegalJobEventError and
+changes nothing.
 
-Fails and time-outs are counted apart, because each has its own limit. Progress keeps one number a
-message: `packed`, which rises with either count, and with each replay, after which both begin at 0 again.
+Failures and time-outs are counted separately, because each has its own limit. Progress stores one number per
+message, `packed`: it rises with either count, and with each replay, which resets both counts to 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from proxy_consumer.core.timer_queue import NEVER
 
 
 class JobState(Enum):
-    """The value is what the state means."""
+    """The state of a job; each value describes it in words."""
 
     PLAIN = "read, and nothing else known of it"
     RECORDED = "known from group progress, or back in its chain after a try"
@@ -43,7 +43,7 @@ class JobState(Enum):
 
 
 class JobEvent(Enum):
-    """The value is what happened."""
+    """An event that changes a job's state; each value describes it in words."""
 
     DELIVERED = "handed to a client"
     FAILED = "failed, or timed out, and has to wait"
@@ -62,7 +62,7 @@ class JobEvent(Enum):
 
 
 class JobNews(Enum):
-    """An event that an observer hears; the value is what happened to the message."""
+    """An event reported to a JobObserver; each value describes what happened to the message."""
 
     ACKED = "acknowledged"
     FAILED = "its client failed it; the detail is the client's error"
@@ -80,26 +80,26 @@ class JobNews(Enum):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class JobObserver:
-    """Hears what happens to the messages of one queue, each time after it has taken effect."""
+    """Receives what happens to the messages of one queue, each event after it has taken effect."""
 
     def on_change(self, news: JobNews, offset: int, detail: str = "") -> None:
-        """Something happened to one message."""
+        """Called when an event happened to the message at `offset`; `detail` is an error or a reason."""
 
     def on_acks(self, offsets: Sequence[int]) -> None:
-        """A client acknowledged these; some may have been late."""
+        """Called when a client acknowledged these offsets; some acknowledgements may have been late."""
 
     def on_extensions(self, lease_ids: Sequence[int]) -> None:
-        """A client extended these leases; some may have been over."""
+        """Called when a client extended these leases; some may already have expired."""
 
     def on_skip(self, start: int, end: int) -> None:
-        """`[start, end)` is finished undelivered."""
+        """Called when the messages in `[start, end)` were finished undelivered."""
 
     def on_loss(self) -> None:
-        """The queue is not this proxy's any more."""
+        """Called when this proxy lost the queue."""
 
 
 class IllegalJobEventError(Exception):
-    """A bug: this cannot happen to a job in its state. Nothing was changed."""
+    """The event is not possible in the job's state, which is a bug in the caller; nothing was changed."""
 
     def __init__(self, state: JobState, event: JobEvent) -> None:
         super().__init__(f"a job that is {state.name} was {event.name}")
@@ -144,7 +144,8 @@ REPLAYS_MAX = (1 << 15) - 1
 
 
 class UpstreamJob:
-    """One message travelling through one subscription whose way is not the plain one."""
+    """A message of one subscription that needs a state of its own: it failed, timed out, waits or is
+    parked."""
 
     __slots__ = (
         "due", "error", "fails", "final", "offset", "reason", "replays", "since", "size", "state", "timeouts",
@@ -154,49 +155,53 @@ class UpstreamJob:
         self.offset = offset
         self.fails = fails
         self.timeouts = timeouts
-        self.replays = 0  # how often an operator had its attempts counted anew
+        self.replays = 0  # how often an operator replayed it, which resets its attempts
         self.state = state
         self.due = 0.0  # monotonic seconds; while WAITING
-        self.since = 0.0  # monotonic seconds of the first failure seen here; 0: none yet
+        self.since = 0.0  # monotonic seconds of the first failure at this proxy; 0: none yet
         self.size = 0  # bytes, as accounted while leased
         self.reason = ""  # why it is spent or exhausted
-        self.error = ""  # what the client said last
+        self.error = ""  # the client's last error text
         self.final = False  # given up: no further retry
 
     @property
     def was_tried(self) -> bool:
-        """Whether it was delivered, and came back, at least once."""
+        """Whether the message was delivered and failed or timed out at least once."""
         return bool(self.fails or self.timeouts)
 
     @property
     def is_recorded(self) -> bool:
-        """Whether progress knows it."""
+        """Whether group progress stores attempts or replays of this message."""
         return bool(self.fails or self.timeouts or self.replays)
 
     @property
     def attempt_number(self) -> int:
-        """The number of the next (or present) delivery, from 1."""
+        """The number of the next (or current) delivery, from 1."""
         return self.fails + self.timeouts + 1
 
     @property
     def packed_attempts(self) -> int:
-        """All counters in the one number that progress keeps."""
+        """All counters packed into the one number that progress stores."""
         return pack_attempts(self.fails, self.timeouts, self.replays, final=self.final)
 
-    def why_used_up(self, policy: RetryPolicy) -> str:
-        """Return why the job must not be tried again, as a dead letter's reason; "": it may be."""
+    def used_up_reason(self, policy: RetryPolicy) -> str:
+        """Return why the job must not be retried, as the reason of its dead letter; "" if it may be
+        retried."""
         return REASON_GIVEN_UP if self.final else policy.used_up(self.fails, self.timeouts)
 
 
 def pack_attempts(fails: int, timeouts: int, replays: int = 0, *, final: bool = False) -> int:
-    """Pack the counters for ProgressDelta.attempts: 16 bits of fails, 31 of time-outs, one for `final`, and
-    15 of replays above them, so that it only rises."""
+    """Pack the counters into one number for ProgressDelta.attempts, which only rises.
+
+    From the lowest bit: 16 bits of failures, 31 of time-outs, one for `final`, 15 of replays.
+    """
     tries = min(timeouts, TIMEOUTS_MAX) << 16 | min(fails, FAILS_MAX)
     return min(replays, REPLAYS_MAX) << 48 | final << 47 | tries
 
 
 def unpack_attempts(packed: int) -> tuple[int, int, int, bool]:
-    """(fails, time-outs, replays, whether it was given up)."""
+    """Unpack a number from `pack_attempts`: (failures, time-outs, replays, whether the message was given
+    up)."""
     return packed & FAILS_MAX, packed >> 16 & TIMEOUTS_MAX, packed >> 48, bool(packed >> 47 & 1)
 
 
@@ -206,12 +211,13 @@ _BEFORE = (JobState.RECORDED, JobState.RELEASED)
 
 
 def may_return(job: UpstreamJob) -> bool:
-    """Whether an acknowledgement without a lease finishes it: it waits for redelivery, or was delivered."""
+    """Whether an acknowledgement without a lease finishes the job: it waits for redelivery, or was delivered
+    before."""
     return job.state in _RETURNABLE or (job.was_tried and job.state in _BEFORE)
 
 
 _REPLAYABLE = (JobState.PARKED, JobState.EXHAUSTED, JobState.WAITING)
-_DUE = (JobState.READY, JobState.RELEASED)  # what delivery takes: others, parked ones too, it passes over
+_DUE = (JobState.READY, JobState.RELEASED)  # states from which jobs are delivered
 _STALE_ENTRIES_MAX = 1_024
 _Counts = tuple[int, int, int]  # of retrying, released and recorded jobs
 
@@ -238,7 +244,8 @@ _STEPS = {
 
 
 class JobTable:
-    """Every job is in it until it is GONE. `retrying`, `recorded`, `released`: jobs in those states."""
+    """The jobs of one queue, each until it is GONE. `retrying`, `recorded`, `released`: how many are in those
+    states."""
 
     __slots__ = (
         "_budget", "_observer", "_waiting", "exhausted", "jobs", "ready", "recorded", "released", "retrying",
@@ -249,31 +256,31 @@ class JobTable:
         self._observer = observer
         self.jobs: dict[int, UpstreamJob] = {}
         self.ready: list[int] = []  # offsets that are due, ascending
-        self.spent: list[UpstreamJob] = []  # not yet taken by the shell
-        self.exhausted: list[UpstreamJob] = []  # the same
+        self.spent: list[UpstreamJob] = []  # until `take_spent`
+        self.exhausted: list[UpstreamJob] = []  # until `take_exhausted`
         self.retrying = self.recorded = self.released = 0
         self._budget = budget
         self._waiting: list[tuple[float, int]] = []
 
-    # --- looking
+    # --- queries
 
     def attempt_of(self, offset: int) -> int:
-        """The number of the present (or next) delivery of `offset`, from 1."""
+        """Return the number of the current (or next) delivery of `offset`, from 1."""
         job = self.jobs.get(offset)
         return 1 if job is None else job.attempt_number
 
     def is_due(self, offset: int) -> bool:
-        """Whether `offset` is to be read and delivered now."""
+        """Whether the message at `offset` is to be read and delivered now."""
         job = self.jobs.get(offset)
         return job is not None and job.state in _DUE
 
     def is_spent(self, offset: int) -> bool:
-        """Whether `offset` is on its way to its next topic."""
+        """Whether the message at `offset` is on its way to the retry topic or the dead letters."""
         job = self.jobs.get(offset)
         return job is not None and job.state is JobState.SPENT
 
     def due_offsets(self, count: int) -> list[int]:
-        """Up to `count` offsets that are due, ascending; call `move_due` first."""
+        """Return up to `count` offsets that are due, ascending; call `move_due` first."""
         offsets: list[int] = []
         for offset in self.ready:
             if self.is_due(offset) and not (offsets and offsets[-1] == offset):
@@ -283,27 +290,27 @@ class JobTable:
         return offsets
 
     def jobs_within(self, start: int, end: int) -> list[UpstreamJob]:
-        """The jobs of `[start, end)`."""
+        """Return the jobs with offsets in `[start, end)`."""
         jobs = self.jobs
         if end - start < len(jobs):
             return [jobs[offset] for offset in range(start, end) if offset in jobs]
         return [job for offset, job in jobs.items() if start <= offset < end]
 
     def next_due(self) -> float:
-        """Not later than the end of the next retry interval; NEVER when none is on."""
+        """Return the end of the next retry interval, or an earlier time; NEVER if no job waits."""
         return self._waiting[0][0] if self._waiting else NEVER
 
     # --- what happens to jobs
 
     def add_recorded(self, offset: int, packed: int) -> UpstreamJob:
-        """A message of which progress knows `packed` becomes a job."""
+        """Create the job of a message whose counters progress stores as `packed`."""
         fails, timeouts, replays, final = unpack_attempts(packed)
         job = self.add(offset, JobState.RECORDED, fails, timeouts)
         job.replays, job.final = replays, final
         return job
 
     def add(self, offset: int, state: JobState, fails: int = 0, timeouts: int = 0) -> UpstreamJob:
-        """A message becomes a job."""
+        """Create a job for the message at `offset`."""
         job = self.jobs[offset] = UpstreamJob(offset, state, fails, timeouts)
         retrying, released, recorded = _ADDED[state]
         self.retrying += retrying
@@ -313,7 +320,8 @@ class JobTable:
         return job
 
     def change(self, job: UpstreamJob, event: JobEvent) -> None:
-        """Something happened to a job; IllegalJobEventError, and nothing changed, where it cannot."""
+        """Apply an event to a job; raises IllegalJobEventError, and changes nothing, if its state does not
+        allow it."""
         step = _STEPS[job.state].get(event)
         if step is None:
             raise IllegalJobEventError(job.state, event)
@@ -328,7 +336,7 @@ class JobTable:
             del self.jobs[job.offset]
 
     def wait(self, job: UpstreamJob, due: float) -> None:
-        """Let a failed job wait until `due`, in monotonic seconds."""
+        """Make a failed job wait until `due`, in monotonic seconds."""
         self.change(job, JobEvent.FAILED)
         job.due = due
         heappush(self._waiting, (due, job.offset))
@@ -337,14 +345,14 @@ class JobTable:
             heapify(self._waiting)
 
     def make_ready(self, job: UpstreamJob, event: JobEvent) -> None:
-        """Mark a job as due for delivery: it timed out, is due, was let out or replayed."""
+        """Make a job due for delivery after a time-out, a retry interval, its release or a replay."""
         self.change(job, event)
         insort(self.ready, job.offset)
         if self._observer is not None and event in (JobEvent.LET_OUT, JobEvent.REPLAYED):
             self._observer.on_change(JobNews.RELEASED, job.offset)
 
     def move_due(self, now: float) -> bool:
-        """Make jobs ready whose retry interval is over; True when any is due."""
+        """Make the jobs ready whose retry interval has passed; return whether any job is due."""
         waiting, ready = self._waiting, self.ready
         while waiting and waiting[0][0] <= now:
             job = self._waiting_job(heappop(waiting))
@@ -358,13 +366,13 @@ class JobTable:
         return bool(ready)
 
     def release(self, offset: int) -> None:
-        """The job's chain came to it (or it is to be read again): deliver it."""
+        """Make the job at `offset` due, because it heads its chain now or must be read again."""
         job = self.jobs.get(offset) or self.add(offset, JobState.PLAIN)
         if job.state in (JobState.PLAIN, JobState.LEASED, JobState.RECORDED):
             self.make_ready(job, JobEvent.LET_OUT)
 
     def park(self, offset: int) -> None:
-        """An operator set the key aside: not delivered until `replay`. It must not be leased."""
+        """Park the job at `offset`, which must not be leased: it is not delivered until `replay`."""
         job = self.jobs.get(offset) or self.add(offset, JobState.PLAIN)
         if job.state not in (JobState.LEASED, JobState.SPENT, JobState.PARKED, JobState.EXHAUSTED):
             self.change(job, JobEvent.PARKED)
@@ -372,24 +380,26 @@ class JobTable:
             self._observer.on_change(JobNews.PARKED, offset)
 
     def exhaust_job(self, job: UpstreamJob, reason: str) -> None:
-        """Mark a job whose tries are used up: it stays where it is, not delivered until it is replayed."""
+        """Mark a job whose attempts are used up: it keeps its position, undelivered until it is replayed."""
         self.change(job, JobEvent.EXHAUSTED)
         job.reason = reason
         self.exhausted.append(job)
 
     def exhaust_recorded(self, offset: int, policy: RetryPolicy) -> bool:
-        """Whether the tries of a recorded job are used up; then it is exhausted."""
+        """Mark a RECORDED job as exhausted if its attempts are used up; return whether it was."""
         job = self.jobs.get(offset)
         if job is None or job.state is not JobState.RECORDED:
             return False
-        reason = job.why_used_up(policy)
+        reason = job.used_up_reason(policy)
         if reason:
             self.exhaust_job(job, reason)
         return bool(reason)
 
     def replay(self, offset: int) -> UpstreamJob | None:
-        """Deliver a parked, exhausted or waiting job now, with its attempts counted anew; None: it is not
-        one. Otherwise what progress knows of it has changed."""
+        """Make a parked, exhausted or waiting job due now, and reset its attempts.
+
+        Returns the job, whose counters in progress must then be stored again; None if there is no such job.
+        """
         job = self.jobs.get(offset)
         if job is None or job.state not in _REPLAYABLE:
             return None
@@ -401,27 +411,29 @@ class JobTable:
         return job
 
     def spend_job(self, job: UpstreamJob, reason: str) -> None:
-        """Its tries are used up, or it was given up: the shell moves it to its next topic."""
+        """Queue a job for the retry topic or the dead letters: its attempts are used up, or it was given
+        up."""
         self.change(job, JobEvent.SPENT)
         job.reason = reason
         self.spent.append(job)
 
-    def go_back(self, job: UpstreamJob) -> None:
-        """Send the job back into its chain."""
+    def return_to_chain(self, job: UpstreamJob) -> None:
+        """Return the job to its chain, where it waits again."""
         self.change(job, JobEvent.SENT_BACK if job.is_recorded else JobEvent.FORGOTTEN)
 
     def take_exhausted(self) -> list[UpstreamJob]:
-        """Jobs that were exhausted since the last call; some may have gone on by now."""
+        """Return the jobs that were exhausted since the last call; some may have changed state since."""
         jobs, self.exhausted = self.exhausted, []
         return jobs
 
     def take_spent(self) -> list[UpstreamJob]:
-        """Jobs to be stored elsewhere; each stays unfinished until that is durable."""
+        """Return the spent jobs since the last call; each stays unfinished until its copy in the next topic
+        is durable."""
         jobs, self.spent = self.spent, []
         return jobs
 
     def clear(self) -> None:
-        """The queue is not ours any more."""
+        """Forget all jobs, because this proxy lost the queue."""
         self._budget.retrying -= self.retrying
         self.retrying = self.recorded = self.released = 0
         self.jobs.clear()
@@ -431,7 +443,7 @@ class JobTable:
         self.exhausted.clear()
 
     def _waiting_job(self, entry: tuple[float, int]) -> UpstreamJob | None:
-        """The job that an entry of the heap stands for; None when it is stale."""
+        """Return the job of a heap entry; None if the entry is stale."""
         job = self.jobs.get(entry[1])
         waits = job is not None and job.state is JobState.WAITING and job.due == entry[0]
         return job if waits else None

@@ -1,15 +1,14 @@
 """Leases of one queue as runs of offsets.
 
-One delivery is one Lease: an id and a deadline, shared by the runs of consecutive offsets that the
-answer held (one run, unless the queue had gaps). Finishing part of a run cuts it, and so does extending
-part of it: that part has a deadline of its own, under the same id. Nothing else is kept per message. Runs
-are disjoint and sorted by offset, so that whoever comes with an offset and no lease id finds the lease by
-bisection.
+One delivery is one Lease: an id and a deadline, shared by the runs of consecutive offsets in the reply (one
+run, unless the queue had gaps). Finishing part of a run splits it, and so does extending part of it: that
+part has its own deadline under the same id. No other state is kept per message. Runs are disjoint and sorted
+by offset, so that a result with an offset and no lease id finds its lease by bisection.
 
-A message whose acknowledgement is being committed together with others (replying.py) is *taken up*: it counts
-as leased, but nobody takes it, and its lease does not run out.
+A message whose acknowledgement is being committed together with other records (replying.py) is *reserved*:
+it still counts as leased, but no other result can finish it, and its lease does not expire.
 
-The byte count of a run is shared out in proportion when it is cut: sums stay exact, single pieces are
+The byte count of a run is divided in proportion when the run is split: sums stay exact, single pieces are
 estimates.
 """
 
@@ -30,8 +29,10 @@ EXTENSION_MIN_S = 0.001  # a smaller difference of two deadlines is rounding
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Recipient:
-    """The client that deliveries go to, and how many messages of them it has in flight. `name`: what it calls
-    itself, as it came; empty: the `address` that it comes from says it all."""
+    """The client that receives deliveries, with its count of messages in flight.
+
+    `name`: the name that the client sent, unchanged; if empty, `address` alone identifies the client.
+    """
 
     __slots__ = ("address", "in_flight", "name")
 
@@ -42,10 +43,10 @@ class Recipient:
 
 
 class Lease:
-    """One delivery's right to finish its messages. `left`: how many are not finished yet.
+    """The right of one delivery to finish its messages. `left`: how many are unfinished.
 
-    `since`: monotonic seconds when they were handed out; it stays when the deadline moves. `length_s`: how
-    long the lease lasts, and each extension of it.
+    `since`: monotonic seconds of the delivery; an extension does not change it. `length_s`: the duration of
+    the lease and of each extension.
     """
 
     __slots__ = ("deadline", "id", "left", "length_s", "recipient", "since")
@@ -58,19 +59,19 @@ class Lease:
         self.left = 0
         self.recipient: Recipient | None = None
 
-    def given_to(self, recipient: Recipient) -> None:
+    def assign_to(self, recipient: Recipient) -> None:
         """Count the messages of this lease as in flight at `recipient`."""
         self.recipient = recipient
         recipient.in_flight += self.left
 
     def copy(self) -> Lease:
-        """Return the same right, of no messages yet."""
+        """Return a lease with the same id and deadline that holds no messages yet."""
         twin = Lease(self.id, self.deadline, self.since)
         twin.length_s = self.length_s
         return twin
 
     def renewed_copy(self, now: float) -> Lease:
-        """Return the same right with a deadline of its own, a whole length from now."""
+        """Return a lease with the same id that expires one full length after `now`."""
         part = Lease(self.id, now + self.length_s, self.since)
         part.length_s = self.length_s
         part.recipient = self.recipient
@@ -78,7 +79,7 @@ class Lease:
 
     @property
     def is_extended(self) -> bool:
-        """Whether the deadline has been moved since the messages were handed out."""
+        """Whether the deadline was extended after the delivery."""
         return self.deadline > self.since + self.length_s + EXTENSION_MIN_S
 
 
@@ -94,8 +95,11 @@ class LeaseRun:
         self.lease = lease
 
 
-class TakenUp:
-    """A message that is taken up. `turned`: its chain has turned back, it is to wait there again."""
+class ReservedMessage:
+    """A reserved message, whose acknowledgement is being committed.
+
+    `turned`: if that commit fails, the message must wait in its chain again.
+    """
 
     __slots__ = ("lease", "size", "turned")
 
@@ -106,24 +110,24 @@ class TakenUp:
 
 
 class LeaseTable:
-    """All leased runs of one queue, counted in the subscription's budget. `jobs`: messages of this queue.
+    """The leased runs of one queue, counted in the subscription's budget.
 
-    `taken_up`: by offset.
+    `jobs`: how many messages of the queue are leased. `reserved`: the reserved messages by offset.
     """
 
-    __slots__ = ("_budget", "_leases", "_runs", "_starts", "jobs", "next_deadline", "taken_up")
+    __slots__ = ("_budget", "_leases", "_runs", "_starts", "jobs", "next_deadline", "reserved")
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._starts: list[int] = []
         self._runs: list[LeaseRun] = []
-        self._leases: dict[int, list[Lease]] = {}  # by id: the parts of one that have deadlines of their own
+        self._leases: dict[int, list[Lease]] = {}  # by id; parts with different deadlines are separate leases
         self.jobs = 0
         self.next_deadline = NEVER  # a lower bound; exact after `take_expired`
-        self.taken_up: dict[int, TakenUp] = {}
+        self.reserved: dict[int, ReservedMessage] = {}
 
     def add(self, start: int, end: int, size: int, lease: Lease) -> None:
-        """Lease `[start, end)`, none of which is leased now."""
+        """Lease the offsets `[start, end)`, none of which may be leased already."""
         run = LeaseRun(start, end, size, lease)
         starts = self._starts
         if not starts or start > starts[-1]:
@@ -147,31 +151,34 @@ class LeaseTable:
         self._budget.leased += jobs
         self._budget.leased_bytes += size
 
-    def take_up(self, offset: int, lease_id: int) -> bool:
-        """Take up a message that is leased under this id; False when it is not."""
+    def reserve_message(self, offset: int, lease_id: int) -> bool:
+        """Reserve a message that is leased under this id; return False if it is not, or is already
+        reserved."""
         lease = self.lease_of(offset)
-        if lease is None or lease.id != lease_id or offset in self.taken_up:
+        if lease is None or lease.id != lease_id or offset in self.reserved:
             return False
         ((_, _, size),) = self.take_leased(offset, offset + 1, lease_id)
         self._add_to_budget(lease, 1, size)
-        self.taken_up[offset] = TakenUp(lease, size)
+        self.reserved[offset] = ReservedMessage(lease, size)
         return True
 
-    def turn_back(self, offset: int) -> bool:
-        """Its chain turns back; True when it is taken up, and goes back only if it is put down unfinished."""
-        pending = self.taken_up.get(offset)
+    def return_if_reserved(self, offset: int) -> bool:
+        """Note that a reserved message must wait in its chain again if its commit fails; False if it is not
+        reserved."""
+        pending = self.reserved.get(offset)
         if pending is not None:
             pending.turned = True
         return pending is not None
 
-    def put_down(self, offset: int) -> TakenUp:
-        """End the taking up of a message, and its lease."""
-        pending = self.taken_up.pop(offset)
-        self._give_back(pending.lease, 1, pending.size)
+    def end_reservation(self, offset: int) -> ReservedMessage:
+        """End the reservation of a message, and its lease."""
+        pending = self.reserved.pop(offset)
+        self._subtract_leased(pending.lease, 1, pending.size)
         return pending
 
     def take_leased(self, start: int, end: int, lease_id: int | None) -> list[Piece]:
-        """Remove what of `[start, end)` is leased (under `lease_id`, unless None); returns the pieces."""
+        """Remove and return the leased pieces of `[start, end)`; with `lease_id`, only those under that
+        lease."""
         index = bisect_right(self._starts, start) - 1
         if index < 0:
             index = 0
@@ -179,7 +186,7 @@ class LeaseTable:
             if lease_id is not None and run.lease.id != lease_id:
                 return []
             del self._starts[index], self._runs[index]
-            self._give_back(run.lease, end - start, run.size)
+            self._subtract_leased(run.lease, end - start, run.size)
             return [(start, end, run.size)]
         return self._take_pieces(index, start, end, lease_id)
 
@@ -196,7 +203,8 @@ class LeaseTable:
         return pieces
 
     def _cut_run(self, index: int, run: LeaseRun, first: int, after: int) -> tuple[Piece, int]:
-        """Take `[first, after)` out of the run at `index`; the piece, and the index after what is left."""
+        """Remove `[first, after)` from the run at `index`; return the piece, and the index after the
+        remaining runs."""
         whole, count = run.end - run.start, after - first
         size = run.size * count // whole
         rest = run.size - size
@@ -208,10 +216,10 @@ class LeaseTable:
             parts.append(LeaseRun(after, run.end, rest - size_before, run.lease))
         self._runs[index : index + 1] = parts
         self._starts[index : index + 1] = [part.start for part in parts]
-        self._give_back(run.lease, count, size)
+        self._subtract_leased(run.lease, count, size)
         return (first, after, size), index + len(parts)
 
-    def _give_back(self, lease: Lease, jobs: int, size: int) -> None:
+    def _subtract_leased(self, lease: Lease, jobs: int, size: int) -> None:
         self.jobs -= jobs
         self._budget.leased -= jobs
         self._budget.leased_bytes -= size
@@ -225,16 +233,16 @@ class LeaseTable:
                 del self._leases[lease.id]
 
     def clear(self) -> None:
-        """The queue is another's: nothing of it is in flight here any more."""
+        """End all leases without expiring them, because another proxy owns the queue."""
         for run in self._runs:
-            self._give_back(run.lease, run.end - run.start, run.size)
+            self._subtract_leased(run.lease, run.end - run.start, run.size)
         self._starts, self._runs = [], []
-        for offset in list(self.taken_up):
-            self.put_down(offset)
+        for offset in list(self.reserved):
+            self.end_reservation(offset)
         self.next_deadline = NEVER
 
     def extend(self, lease_id: int, now: float) -> bool:
-        """Start a live lease's time anew; False when there is no such lease (any more)."""
+        """Restart the timeout of a lease; return False if the lease does not exist (any more)."""
         parts = self._leases.get(lease_id)
         if parts is None:
             return False
@@ -243,7 +251,8 @@ class LeaseTable:
         return True
 
     def extend_parts(self, offsets: Sequence[int], lease_ids: Sequence[int], now: float) -> list[int]:
-        """Start the time of single messages anew; returns the offsets that their leases do not hold."""
+        """Restart the timeout of single messages; return the offsets that are not held by the lease named for
+        them."""
         late: list[int] = []
         for lease_id, group in by_lease(offsets, lease_ids):
             extended = set(self.extend_part(group, lease_id or 0, now))
@@ -251,7 +260,8 @@ class LeaseTable:
         return late
 
     def extend_part(self, offsets: Sequence[int], lease_id: int, now: float) -> list[int]:
-        """Start the time of these offsets anew, of no others under the lease; those that it holds."""
+        """Restart the timeout of these offsets only, not of the whole lease; return those that the lease
+        holds."""
         parts = self._leases.get(lease_id)
         if parts is None:
             return []
@@ -262,10 +272,10 @@ class LeaseTable:
         for start, end, size in pieces:
             self.add(start, end, size, part)
         extended = [offset for start, end, _ in pieces for offset in range(start, end)]
-        for offset in self.taken_up.keys() & set(offsets) if self.taken_up else ():
-            pending = self.taken_up[offset]
+        for offset in self.reserved.keys() & set(offsets) if self.reserved else ():
+            pending = self.reserved[offset]
             if pending.lease.id == lease_id:
-                self._give_back(pending.lease, 1, pending.size)
+                self._subtract_leased(pending.lease, 1, pending.size)
                 self._add_to_budget(part, 1, pending.size)
                 pending.lease = part
                 extended.append(offset)
@@ -276,9 +286,10 @@ class LeaseTable:
         self.next_deadline = min(self.next_deadline, lease.deadline)
 
     def cut_short(self, offset: int, now: float) -> bool:
-        """Let the lease of one message end at `now`; False when it is not leased, or is taken up."""
+        """Make the lease of one message expire at `now`; return False if the message is not leased, or is
+        reserved."""
         lease = self.lease_of(offset)
-        if lease is None or offset in self.taken_up:
+        if lease is None or offset in self.reserved:
             return False
         part = lease.renewed_copy(now)
         part.deadline = now
@@ -287,7 +298,7 @@ class LeaseTable:
         return True
 
     def take_expired(self, now: float) -> list[Piece]:
-        """Remove every run whose deadline has come; returns the pieces, ascending."""
+        """Remove every run whose deadline has passed; return the pieces, ascending."""
         if now < self.next_deadline:
             return []
         expired = [run for run in self._runs if run.lease.deadline <= now]
@@ -295,15 +306,17 @@ class LeaseTable:
             self._runs = [run for run in self._runs if run.lease.deadline > now]
             self._starts = [run.start for run in self._runs]
             for run in expired:
-                self._give_back(run.lease, run.end - run.start, run.size)
+                self._subtract_leased(run.lease, run.end - run.start, run.size)
         self.next_deadline = min((run.lease.deadline for run in self._runs), default=NEVER)
         return [(run.start, run.end, run.size) for run in expired]
 
     def leased_runs(self) -> list[tuple[int, int, int, Lease]]:
-        """Every run as (start, end, bytes, lease), ascending, and what is taken up; leases as copies that
-        nobody counts yet."""
+        """Return every leased run and reserved message as (start, end, bytes, lease), ascending.
+
+        The leases are copies that count no messages.
+        """
         runs = [(run.start, run.end, run.size, run.lease) for run in self._runs]
-        runs += [(at, at + 1, pending.size, pending.lease) for at, pending in self.taken_up.items()]
+        runs += [(at, at + 1, pending.size, pending.lease) for at, pending in self.reserved.items()]
         copies = {id(lease): lease.copy() for _, _, _, lease in runs}
         return sorted(
             ((start, end, size, copies[id(lease)]) for start, end, size, lease in runs),
@@ -311,9 +324,9 @@ class LeaseTable:
         )
 
     def lease_of(self, offset: int) -> Lease | None:
-        """The lease that holds `offset` now, whatever its id."""
-        if offset in self.taken_up:
-            return self.taken_up[offset].lease
+        """Return the lease that holds `offset` now, whatever its id; None if it is not leased."""
+        if offset in self.reserved:
+            return self.reserved[offset].lease
         index = bisect_right(self._starts, offset) - 1
         if index < 0 or offset >= self._runs[index].end:
             return None
@@ -323,7 +336,7 @@ class LeaseTable:
 def by_lease(
     offsets: Sequence[int], lease_ids: Sequence[int] | None
 ) -> Iterator[tuple[int | None, Sequence[int]]]:
-    """Offsets grouped by lease id, None for those without one."""
+    """Group offsets by lease id; the id is None for offsets without one."""
     if not offsets:
         return
     if not lease_ids:

@@ -1,9 +1,9 @@
 """Finished offsets of a queue: as ranges `[start, end)`, and the progress that is not durable yet.
 
-Every change that must survive a restart goes into UncommittedProgress first. `collect_delta` makes one
-ProgressDelta of it for the shell to commit; `on_committed` or `restore` says how that went. So a commit that
-failed is repeated with the next one, and a client that sends an acknowledgement again while the first
-commit is still under way has it written again before it is answered.
+Every change that must survive a restart is first recorded in UncommittedProgress. `collect_delta` turns it
+into one ProgressDelta for the caller to commit; `on_committed` or `restore` reports the result. So a failed
+commit is repeated with the next one, and an acknowledgement that a client repeats during the first commit is
+committed again before the client gets its reply.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ Range = tuple[int, int]
 
 
 def ranges_of(offsets: Sequence[int]) -> list[Range]:
-    """Ascending disjoint ranges that hold exactly `offsets`, which may repeat and come in any order."""
+    """Return ascending disjoint ranges that contain exactly `offsets`, which may repeat and come in any
+    order."""
     if not offsets:
         return []
     first, count = offsets[0], len(offsets)
@@ -46,7 +47,8 @@ def ascending_ranges(offsets: Sequence[int]) -> list[Range]:
 
 
 def gaps_between(start: int, end: int, kept: Sequence[Range]) -> list[Range]:
-    """Return the parts of `[start, end)` outside `kept`, which are ascending disjoint ranges inside it."""
+    """Return the ranges of `[start, end)` outside `kept`, which must be ascending disjoint ranges inside
+    it."""
     gaps: list[Range] = []
     for first, after in kept:
         if first > start:
@@ -58,14 +60,14 @@ def gaps_between(start: int, end: int, kept: Sequence[Range]) -> list[Range]:
 
 
 class UncommittedProgress:
-    """Progress of one queue that is not durable yet. Never yields."""
+    """The progress of one queue that is not durable yet. Its methods never yield."""
 
     __slots__ = ("_finished", "_in_commit", "_marks", "_open_end", "_open_start")
 
     def __init__(self) -> None:
         self._finished: list[Range] = []
         self._marks: list[tuple[int, int]] = []
-        self._in_commit = 0  # deltas collected and not committed; all their ranges lie in the next two:
+        self._in_commit = 0  # deltas collected and not committed; all their ranges are within the next two:
         self._open_start, self._open_end = OFFSET_END, 0
 
     def __bool__(self) -> bool:
@@ -73,25 +75,28 @@ class UncommittedProgress:
 
     @property
     def in_commit(self) -> bool:
-        """Whether a collected delta is still under way."""
+        """Whether a collected delta is still being committed."""
         return self._in_commit > 0
 
     def add_finished(self, start: int, end: int) -> None:
-        """`[start, end)` is finished."""
+        """Record that the offsets `[start, end)` are finished."""
         self._finished.append((start, end))
 
     def mark_attempts(self, offset: int, packed: int) -> None:
-        """`offset` has so many attempts, as UpstreamJob.packed."""
+        """Record the attempts of the message at `offset`, packed as in UpstreamJob.packed_attempts."""
         self._marks.append((offset, packed))
 
     def repeat_acks(self, start: int, end: int, ack_map: AckMap) -> None:
-        """Someone repeats an acknowledgement that an open commit may hold: it is not durable yet."""
+        """Commit again the finished offsets of `[start, end)` that a commit in flight may contain.
+
+        A client repeated their acknowledgement, and gets its reply only when they are durable.
+        """
         if start < self._open_end and end > self._open_start:
             open_range = range(max(start, self._open_start), min(end, self._open_end))
             self._finished.extend(ranges_of([offset for offset in open_range if ack_map.is_finished(offset)]))
 
     def uncertain_acks(self, ack_map: AckMap) -> list[Range]:
-        """Finished ranges that are not certainly durable; what lies between those under way comes too."""
+        """Return the finished ranges that may not be durable; ranges between those in flight are included."""
         ranges = list(self._finished)
         if self._in_commit and self._open_start < ack_map.committed:
             ranges.append((self._open_start, min(self._open_end, ack_map.committed)))
@@ -101,7 +106,8 @@ class UncommittedProgress:
         return ranges
 
     def collect_delta(self, group: str, queue: QueueRef, epoch: int, generation: int) -> ProgressDelta | None:
-        """Take everything as one delta, which is in flight then; None when there is nothing."""
+        """Return all uncommitted progress as one delta, which counts as in flight from now on; None if there
+        is none."""
         if not (self._finished or self._marks):
             return None
         delta = ProgressDelta(group, queue, epoch, generation, self._finished, self._marks)
@@ -113,13 +119,14 @@ class UncommittedProgress:
         return delta
 
     def on_committed(self) -> None:
-        """A collected delta is durable."""
+        """Record that a collected delta is durable."""
         self._in_commit -= 1
         if self._in_commit == 0:
             self._open_start, self._open_end = OFFSET_END, 0
 
     def restore(self, delta: ProgressDelta, unfinished: Container[int]) -> None:
-        """A collected delta is not (or not certainly) durable: it has to be committed again."""
+        """Take back a collected delta that is not (or not certainly) durable, so that it is committed
+        again."""
         self.on_committed()
         merged = sorted([*delta.finished, *self._finished])
         self._finished = []

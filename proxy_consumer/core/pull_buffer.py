@@ -1,18 +1,17 @@
-"""PullBuffer: where one subscription's messages wait for clients.
+"""PullBuffer: the messages of one subscription that wait for clients.
 
-It decides what is read next and what is delivered to whom asks, and hears what clients say of it. It never
-waits and never touches the backend: `next_step` gives a Delivery, or a ReadRequest for the shell to carry
-out and hand back through `on_loaded` (or an EndsRequest, through its scope), or None when nothing can be
-delivered now.
+It decides what is read next and which messages each client gets, and accepts the results of clients. It never
+waits and never calls the backend: `next_step` returns a Delivery, or a ReadRequest that the caller carries
+out and answers through `on_loaded` (or an EndsRequest, answered through its scope), or None if nothing can be
+delivered now. Results are applied to their queue (subscribed_queue.py); `on_news` then lets the buffer act on
+them.
 
-Clients' results go to their queue (subscribed_queue.py); `on_news` then lets the buffer act on them.
+Queues that may have messages are in `_ready`, served round robin, redeliveries before new messages. At a
+bound (messages leased, their bytes, messages retrying, ack span, rate) no new message is taken; a result, a
+time-out or the passing of time makes the queue ready again.
 
-Queues that may have something stand in `_ready`, served round robin, redeliveries before new messages.
-Bounds (messages leased, their bytes, messages retrying, ack span, rate): at one, nothing new is taken; a
-result, a time-out or time itself brings the queue back.
-
-Without an order key a queue's messages go out in runs, straight from what was read. With one, the queue
-is a stream of an OrderScope, which decides what may go out (order/scope.py).
+Without an order key the messages of a queue are delivered in runs, straight from the read. With one, the
+queue is a stream of an OrderScope, which decides what may be delivered (order/scope.py).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Step = Delivery | ReadRequest | EndsRequest
 
 
 class PullBuffer:
-    """All queues of one subscription. Never yields; time is an argument, in monotonic seconds."""
+    """The queues of one subscription. Its methods never yield; times are arguments, in monotonic seconds."""
 
     def __init__(
         self,
@@ -52,9 +51,10 @@ class PullBuffer:
         message_filter: Filter | None = None,
         group: str = "",
     ) -> None:
-        """`read_ahead(wanted)`: how many records and bytes to read when `wanted` are asked for.
+        """`read_ahead(n)` returns how many records and bytes to read for a pull of `n` messages.
 
-        `group`: whose subscription it is. `read_bytes` counts the bytes of messages read and not delivered.
+        `group`: the group of the subscription. `read_bytes` counts the bytes of messages read and not
+        delivered.
         """
         self._read_bytes: Counter = Count() if read_bytes is None else read_bytes
         self.group = group
@@ -62,21 +62,21 @@ class PullBuffer:
         self.tally = tally
         self.queues: dict[QueueRef, SubscribedQueue] = {}
         self._ready: deque[SubscribedQueue] = deque()
-        self._scopes: dict[SubscribedQueue, OrderScope] = {}  # of the queues that are in an ordered one
-        self._timed: dict[SubscribedQueue, None] = {}  # those with a lease or a retry, and some that had one
-        self._short: dict[OrderScope, None] = {}  # scopes that stopped to let others go on
+        self._scopes: dict[SubscribedQueue, OrderScope] = {}  # of the queues in an ordered scope
+        self._timed: dict[SubscribedQueue, None] = {}  # queues with a lease or a retry, and some that had one
+        self._short: dict[OrderScope, None] = {}  # scopes that stopped early to give others processor time
         self._answer_bytes_max = answer_bytes_max
         self._plan = ReadPlan(read_ahead, config.ack_span_max)
         self._lease_ids = lease_ids
         self._bucket: TokenBucket | None = None
-        self.room_at = NEVER  # when the rate lets something out again, for who was told to wait
+        self.room_at = NEVER  # when the rate limit allows the next message
         self._arrivals = Arrivals(group, answer_bytes_max, tally)
         self._judge_by(message_filter)
         self._set_rate(config.rate_max)
         self.config = config
 
     def apply_config(self, config: SubscriptionDefaults) -> None:
-        """New settings, effective from the next decision on; nothing is taken back."""
+        """Apply new settings from the next decision on; deliveries already made are not affected."""
         self.config = config
         self._plan.ack_span_max = config.ack_span_max
         self._set_rate(config.rate_max)
@@ -87,7 +87,7 @@ class PullBuffer:
             self.on_news(queue)
 
     def filter_by(self, message_filter: Filter | None) -> None:
-        """Another filter: what was read and not delivered is read again, and judged by it."""
+        """Replace the filter; messages read and not delivered are read again and filtered by it."""
         self._judge_by(message_filter)
         for queue in self.queues.values():
             queue.feed.drop_read_ahead()
@@ -96,7 +96,7 @@ class PullBuffer:
             self.on_news(queue)
 
     def _set_rate(self, rate_max: int) -> None:
-        """Limit how many messages go out a second; 0: no limit."""
+        """Limit the messages delivered per second; 0: no limit."""
         before, self.room_at = self._bucket, NEVER
         self._bucket = TokenBucket(rate_max, rate_max, 0.0) if rate_max else None
         if self._bucket is not None and before is not None:
@@ -118,10 +118,12 @@ class PullBuffer:
         retry_queue: bool = False,
         observer: JobObserver | None = None,
     ) -> SubscribedQueue:
-        """A queue is ours, with what progress recorded. Offsets below its first message are finished.
+        """Add a queue that this proxy acquired, with its recorded progress; offsets below its first message
+        are finished.
 
-        `order`: its scope and the reader of its order keys; None without. `retry_queue`: it is of
-        `%RETRY%group`, where each message has one delivery. `observer`: hears of its messages.
+        `order`: the scope of the queue and the reader of its order keys; None without an order.
+        `retry_queue`: it is a queue of `%RETRY%group`, where each message has one delivery. `observer`:
+        receives the events of its messages.
         """
         policy = policy_of(self.config, retry_queue=retry_queue)
         queue = self.queues[ref] = SubscribedQueue(
@@ -142,7 +144,8 @@ class PullBuffer:
         return queue
 
     def revoke_queue(self, ref: QueueRef) -> SubscribedQueue | None:
-        """The queue is not ours any more; its leases and retries are dropped."""
+        """Remove a queue that this proxy lost, with its leases and retries; return it, or None if it is not
+        here."""
         queue = self.queues.pop(ref, None)
         if queue is None:
             return None
@@ -151,27 +154,28 @@ class PullBuffer:
         self._timed.pop(queue, None)
         scope = self._scopes.pop(queue, None)
         if scope is not None and stream is not None:
-            scope.drop_queue(stream)  # its chains go on without it
+            scope.drop_queue(stream)  # its chains continue without it
         if queue.in_ready:
-            self._stand_back(queue)
+            self._remove_ready(queue)
         return queue
 
     def holds_queue(self, queue: SubscribedQueue) -> bool:
-        """Whether `queue` is still what this subscription has of its queue."""
+        """Whether this object is the subscription's current one for its queue."""
         return self.queues.get(queue.ref) is queue
 
     def scope_of(self, queue: SubscribedQueue) -> OrderScope | None:
-        """The ordered scope of a queue; None without one."""
+        """Return the ordered scope of a queue; None if it has none."""
         return self._scopes.get(queue)
 
     def ordered_scopes(self) -> list[OrderScope]:
-        """The ordered scopes of all queues, each once."""
+        """Return the ordered scopes of all queues, each once."""
         return list(dict.fromkeys(self._scopes.values()))
 
     # --- delivery
 
     def next_step(self, now: float, count: int) -> Step | None:
-        """The next thing to do for a client that wants up to `count` messages."""
+        """Return the delivery for a client that requests up to `count` messages, or the read needed for it,
+        or None."""
         if not self.can_deliver:
             return None
         config, ready, bucket = self.config, self._ready, self._bucket
@@ -187,13 +191,13 @@ class PullBuffer:
         while visits > 0:
             queue, before = ready[0], len(ready)
             step = self._step_queue(queue, now, room, only_again)
-            visits += len(ready) - before - 1  # what a step wakes is visited too
+            visits += len(ready) - before - 1  # queues that a step wakes are visited too
             if isinstance(step, Delivery) or (step is None and only_again):
                 ready.rotate(-1)
             elif step is not None and queue.stream is not None and not queue.stream.deliverable:
-                return step  # it may have more to ask
+                return step  # it may need further reads
             elif queue.in_ready:
-                self._stand_back(queue)
+                self._remove_ready(queue)
                 if step is not None and queue.stream is not None:
                     self._scopes[queue].waiting_streams.append(queue.stream)
             if step is not None:
@@ -202,7 +206,7 @@ class PullBuffer:
 
     @property
     def can_deliver(self) -> bool:
-        """False: `next_step` is certain to give None until something happens."""
+        """False if `next_step` is certain to return None until the state changes."""
         config, budget = self.config, self.budget
         return (
             bool(self._ready)
@@ -212,18 +216,19 @@ class PullBuffer:
 
     @property
     def has_ready(self) -> bool:
-        """Whether something lies ready for the next who asks."""
+        """Whether messages of an ordered queue are ready for the next pull."""
         return self.can_deliver and any(
             queue.stream is not None and queue.stream.deliverable for queue in self._ready
         )
 
     @property
     def stopped_early(self) -> bool:
-        """Whether `next_step` stopped to let others go on, and should be called again soon."""
+        """Whether `next_step` stopped early to give others processor time, and should be called again
+        soon."""
         return any(scope.short for scope in self._short)
 
-    def _stand_back(self, queue: SubscribedQueue) -> None:
-        """Take a queue out of those that are ready."""
+    def _remove_ready(self, queue: SubscribedQueue) -> None:
+        """Remove a queue from those that are ready."""
         self._ready.remove(queue)
         queue.in_ready = False
 
@@ -233,19 +238,20 @@ class PullBuffer:
             scope = self._scopes[queue]
             if not scope.open:
                 return None
-        again = self._step_again(queue, now, room)
+        again = self._step_due(queue, now, room)
         if again is not None or only_again:
             return again
         if stream is not None and scope is not None:
             step = self._step_in_order(queue, stream, scope, now, room)
-            return self._step_again(queue, now, room) if step is None else step
+            return self._step_due(queue, now, room) if step is None else step
         messages = queue.feed.take_messages(room, self._answer_bytes_max) if queue.has_span() else None
         if messages is None:
             return read_new(queue, room)
         return self._build_delivery(queue, messages, now, redelivered=queue.table.recorded > 0)
 
-    def _step_again(self, queue: SubscribedQueue, now: float, room: int) -> Delivery | ReadRequest | None:
-        """Redeliveries, and jobs that their chains let out."""
+    def _step_due(self, queue: SubscribedQueue, now: float, room: int) -> Delivery | ReadRequest | None:
+        """Deliver due retries and released jobs of a queue: return the delivery, the read needed for it, or
+        None."""
         table = queue.table
         if not (table.retrying or table.released) or queue.rereading or not table.move_due(now):
             return None
@@ -256,7 +262,7 @@ class PullBuffer:
         if late:
             remaining = [at for at, offset in enumerate(step.offsets) if offset not in late]
             if not remaining:
-                return self._step_again(queue, now, room)
+                return self._step_due(queue, now, room)
             step = step.pick_messages(remaining)
         return self._build_delivery(queue, step, now, redelivered=True)
 
@@ -266,14 +272,14 @@ class PullBuffer:
         if len(stream.deliverable) < room:
             request = scope.read_on(stream, room - len(stream.deliverable))
             if scope.short:
-                self._short[scope] = None  # `expire_due` lets it go on
+                self._short[scope] = None  # `expire_due` resumes it
             if request is not None:
                 return request
         if not stream.deliverable:
             return None
         ready_messages = queue.take_in_order(stream, room, self._answer_bytes_max)
-        if stream.ledger.made_room:
-            scope.go_on()
+        if stream.ledger.gained_capacity:
+            scope.apply_ledger()
         if not ready_messages:
             return self._step_in_order(queue, stream, scope, now, room)
         offsets = [message.offset for message in ready_messages]
@@ -287,16 +293,16 @@ class PullBuffer:
         queue.lease(messages, lease)
         self._timed[queue] = None
         if queue.stream is not None and (scope := self._scopes[queue]).full:
-            scope.made_room()
+            scope.on_capacity()
         self.tally.delivered.value += len(messages.offsets)
         if self._bucket is not None:
             self._bucket.take_tokens(len(messages.offsets))
         return Delivery(queue, messages, lease, redelivered)
 
-    # --- what was read
+    # --- results of reads
 
     def on_loaded(self, request: ReadRequest, batch: ReadBatch, now: float) -> Loaded:
-        """A read came back."""
+        """Accept the result of a read."""
         queue = request.queue
         if queue.feed.state is FeedState.GONE or batch.status is ReadStatus.GONE:
             return Loaded.GONE
@@ -314,7 +320,7 @@ class PullBuffer:
         return loaded
 
     def on_read_failed(self, request: ReadRequest) -> None:
-        """The read gave an error; the queue is tried again when the shell calls `data_arrived`."""
+        """Record that a read failed; the queue is read again after `on_data_arrived`."""
         queue = request.queue
         if request.purpose is Purpose.REDELIVERY:
             queue.rereading = False
@@ -323,28 +329,31 @@ class PullBuffer:
         elif queue in self._scopes:
             self._scopes[queue].on_rescan_failed()
 
-    # --- what clients say
+    # --- results of clients
 
     def on_news(self, queue: SubscribedQueue) -> None:
-        """Something was heard of a queue: what follows from it is done, and it is looked at again."""
+        """Act on a change of the queue's state, and make it ready again if it may have messages."""
         self._timed[queue] = None
         if queue.overtaken:
             queue.drop_overtaken()
         if queue.stream is not None and queue.feed.state is not FeedState.GONE:
             scope, ledger = self._scopes[queue], queue.stream.ledger
-            if ledger.let_out or ledger.made_room:
-                scope.go_on()
+            if ledger.let_out or ledger.gained_capacity:
+                scope.apply_ledger()
             scope.note_news(queue.stream)
         queue.wake_up()
 
     def _on_scope_news(self, queue: SubscribedQueue) -> None:
-        """Act on news of a queue, and let its ordered scope read on, which may have waited for it."""
+        """Act on a change of a queue, and let its ordered scope, which may have waited for it, read on."""
         self.on_news(queue)
         if queue in self._scopes:
             self._scopes[queue].wake_drivers()
 
     def take_back(self, queue: SubscribedQueue, offsets: Sequence[int], lease_ids: Sequence[int]) -> int:
-        """Messages that nobody looked at, the last first: others may have them at once."""
+        """Make messages that a client returned unprocessed due again at once, without counting an attempt.
+
+        Returns how many were returned; results without a current lease are ignored.
+        """
         pairs = sorted(zip(offsets, lease_ids, strict=False), reverse=True)
         back = sum(queue.take_back(offset, lease_id) for offset, lease_id in pairs)
         if self._bucket is not None:
@@ -352,10 +361,10 @@ class PullBuffer:
         self.on_news(queue)
         return back
 
-    # --- time and news
+    # --- time and new data
 
     def expire_due(self, now: float) -> None:
-        """Leases that ran out, retries that are due."""
+        """Redeliver the messages whose lease has expired or whose retry is due."""
         for queue in list(self._timed):
             if queue.next_event() <= now:
                 queue.expire_leases(now)
@@ -367,7 +376,7 @@ class PullBuffer:
             scope.wake_drivers()
 
     def next_event(self) -> float:
-        """Return when `expire_due` has something to do; may be early, never late. NEVER: nothing."""
+        """Return when `expire_due` next has work (may be early, never late); NEVER if it has none."""
         soonest = self.room_at
         for queue in list(self._timed):
             event = queue.next_event()
@@ -377,7 +386,7 @@ class PullBuffer:
         return soonest
 
     def on_data_arrived(self, queue: SubscribedQueue) -> None:
-        """Read on: there may be messages past the last known end, or a failed read may work now."""
+        """Read the queue on: there may be messages past its last known end, or a failed read may work now."""
         if queue.feed.state in (FeedState.TAIL, FeedState.STALLED):
             queue.feed.state = FeedState.READABLE
         if queue in self._scopes:

@@ -1,15 +1,15 @@
 """The messages read from one queue and not delivered yet, and the offset where reading continues.
 
-A feed is at one of five points:
+A feed is in one of five states:
 
-    READABLE  a read may find something
-    READING   a read is under way (one per queue)
-    TAIL      nothing is past what was read; the shell waits for new data
-    STALLED   the last read failed; the shell tries again a little later
+    READABLE  a read may find messages
+    READING   a read is in progress (at most one per queue)
+    TAIL      the end of the queue was reached; the proxy waits for new messages
+    STALLED   the last read failed; the proxy reads again a little later
     GONE      the topic was deleted
 
-What of a read goes into a feed is decided in arrivals.py. A filter is everything that decides about a message
-before it is delivered: tags, SQL, actions. It is pure and quick; it sees the stored delivery bytes
+arrivals.py decides which messages of a read enter a feed. A filter is everything that decides about a message
+before its delivery: tags, SQL, actions. It has no side effects and is fast; it sees the stored delivery bytes
 (ddmq_common.delivery) and nothing else.
 """
 
@@ -24,9 +24,10 @@ from proxy_consumer.core.tally import Counter
 
 
 class Refusal:
-    """A message that is not delivered. `fault` empty: filtered, it counts as finished.
+    """The reason why a message is not delivered.
 
-    Otherwise it is a failed job with that reason: it is retried like any other and ends as a dead letter.
+    With an empty `fault` the message was filtered out and counts as finished. Otherwise the filter failed on
+    it: it becomes a failed job with this error, and is retried like any other.
     """
 
     __slots__ = ("fault",)
@@ -39,16 +40,17 @@ FILTERED = Refusal()
 
 
 class Filter(Protocol):
-    """Decides message by message. `tags`: the only tag hashes worth reading, None = all."""
+    """Decides for each message whether it is delivered. `tags`: only messages with these tag hashes are read;
+    None: all."""
 
     tags: frozenset[int] | None
 
-    def judge(self, delivery: bytes) -> Refusal | None:
-        """None: deliver it. Never raises."""
+    def find_refusal(self, delivery: bytes) -> Refusal | None:
+        """Return why the message must not be delivered; None if it passes. Never raises."""
 
 
 class FeedState(Enum):
-    """See the table above."""
+    """The states of a feed, described at the top of this module."""
 
     READABLE = "readable"
     READING = "reading"
@@ -58,7 +60,7 @@ class FeedState(Enum):
 
 
 class Slice:
-    """Messages to deliver, in columns; `indexes` point into `batch`."""
+    """Messages to deliver, stored as columns; `indexes` are their indexes in `batch`."""
 
     __slots__ = ("batch", "deliveries", "indexes", "offsets", "size")
 
@@ -72,13 +74,13 @@ class Slice:
         self.size = sum(map(len, deliveries))
 
     def part_of(self, first: int, after: int) -> Slice:
-        """The messages `[first, after)` of this slice."""
+        """Return the messages at `[first, after)` of this slice."""
         return Slice(
             self.batch, self.offsets[first:after], self.deliveries[first:after], self.indexes[first:after]
         )
 
     def pick_messages(self, places: Sequence[int]) -> Slice:
-        """The messages at these places of the columns."""
+        """Return the messages at these indexes of the columns."""
         return Slice(
             self.batch,
             [self.offsets[at] for at in places],
@@ -87,7 +89,7 @@ class Slice:
         )
 
     def fit_bytes(self, bytes_max: int) -> Slice:
-        """Return as many messages as fit, at least one."""
+        """Return the first messages that fit into `bytes_max`, at least one."""
         if self.size <= bytes_max:
             return self
         size = len(self.deliveries[0])
@@ -117,7 +119,7 @@ class QueueFeed:
         return self._read is not None
 
     def put(self, read: Slice | None, next_offset: int) -> None:
-        """A read came back with `read` to deliver; reading goes on at `next_offset`."""
+        """Buffer the messages of a read; the next read starts at `next_offset`."""
         self.cursor = next_offset
         self.state = FeedState.READABLE
         self._at = 0
@@ -126,11 +128,11 @@ class QueueFeed:
             self._held.value += read.size
 
     def next_offset(self) -> int:
-        """The first offset not yet delivered."""
+        """Return the first offset not yet delivered."""
         return self.cursor if self._read is None else self._read.offsets[self._at]
 
     def take_messages(self, count: int, bytes_max: int) -> Slice | None:
-        """Up to `count` messages; None when nothing is buffered."""
+        """Remove and return up to `count` messages within `bytes_max`; None if nothing is buffered."""
         read = self._read
         if read is None:
             return None
@@ -145,19 +147,20 @@ class QueueFeed:
         return messages
 
     def current_slice(self) -> tuple[Slice, int]:
-        """Return the buffered slice and the index of its first message not taken. Requires `has_messages`."""
+        """Return the buffered slice and the index of its first undelivered message. Requires
+        `has_messages`."""
         assert self._read is not None
         return self._read, self._at
 
     def consume_messages(self, count: int) -> None:
-        """`count` messages of `current_slice` are taken."""
+        """Remove the first `count` messages from `current_slice`."""
         read, at = self.current_slice()
         self._at = at + count
         if self._at >= len(read.offsets):
             self._drop_slice(read)
 
     def drop_read_ahead(self) -> None:
-        """Forget what was read but not delivered; it is read again when it is wanted."""
+        """Drop the undelivered messages; they are read again when needed."""
         if self._read is not None:
             self.cursor = self.next_offset()
             self._drop_slice(self._read)
@@ -170,7 +173,7 @@ class QueueFeed:
 
 
 class Gathered(ReadBatch):
-    """Columns picked out of other batches; only what a delivery needs."""
+    """A batch of messages collected from other batches; it has only the columns that a delivery needs."""
 
     __slots__ = ("_parts",)
 
@@ -193,7 +196,8 @@ class Gathered(ReadBatch):
 
 
 def gather_slice(offsets: Sequence[int], parts: Sequence[tuple[ReadBatch, int]]) -> Slice:
-    """A slice of `parts`, ascending by offset; no copy when all are of one batch."""
+    """Build a slice of messages given as (batch, index), ascending by offset; no copy if all are of one
+    batch."""
     first = parts[0][0]
     if all(batch is first for batch, _ in parts):
         indexes = [index for _, index in parts]

@@ -1,11 +1,12 @@
-"""Acknowledgements that carry messages: what may be committed, and what follows when it was, or was not.
+"""Acknowledgements that carry messages (replies): which may be committed, and the effects of their commit.
 
-`take_up` gives the one who holds a message's lease the right to finish it together with other messages, which
-are its *replies*; `finish_taken_up` and `put_down` are the two ends. In between nobody else has it: its lease
-does not run out, its results are late, its chain waits (leases.py).
+`reserve_message` reserves a leased message for the client that holds its lease, which may then finish it
+together with other messages, its *replies*; `finish_reserved` and `end_reservation` end the reservation. In
+between the lease does not expire, results of other clients are late, and the chain of the message waits
+(leases.py).
 
-An answer that was lost is asked for again: `Replied` remembers the newest, and `reply_id` is the id that a
-reply has wherever it is found.
+A client that lost the response repeats its acknowledgement: `Replied` remembers the newest acknowledgements,
+and `reply_id` is the same id for a reply each time.
 """
 
 from __future__ import annotations
@@ -21,40 +22,44 @@ from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
 
 REMEMBERED_MAX = 10_000  # acknowledgements; of one proxy
-RESULTS_MAX = 50_000  # of theirs together
+RESULTS_MAX = 50_000  # replies in all remembered acknowledgements
 ID_BYTES = 16
 
 
-class AckTaking(Enum):
-    """The result of taking a message up for an acknowledgement. The value is what it means."""
+class ReservationResult(Enum):
+    """The result of reserving a message for an acknowledgement; each value describes it in words."""
 
-    TAKEN_UP = "its lease holds; it may be committed"
-    BUSY = "it is taken up already"
-    OVER = "its lease is over, and the message is not finished"
+    RESERVED = "its lease is current; it may be committed"
+    BUSY = "it is reserved already"
+    OVER = "its lease has expired, and the message is not finished"
     FINISHED = "the message is finished"
 
 
-def take_up(queue: SubscribedQueue, offset: int, lease_id: int) -> AckTaking:
-    """Take a message up for whoever has it under this lease."""
+def reserve_message(queue: SubscribedQueue, offset: int, lease_id: int) -> ReservationResult:
+    """Reserve a leased message for an acknowledgement under this lease id."""
     if queue.ack_map.is_finished(offset):
-        return AckTaking.FINISHED
-    pending = queue.leases.taken_up.get(offset)
+        return ReservationResult.FINISHED
+    pending = queue.leases.reserved.get(offset)
     if pending is not None and pending.lease.id == lease_id:
-        return AckTaking.BUSY
-    return AckTaking.TAKEN_UP if queue.leases.take_up(offset, lease_id) else AckTaking.OVER
+        return ReservationResult.BUSY
+    return (
+        ReservationResult.RESERVED
+        if queue.leases.reserve_message(offset, lease_id)
+        else ReservationResult.OVER
+    )
 
 
-def finish_taken_up(queue: SubscribedQueue, offset: int) -> Lease:
-    """Finish a message whose finish is durable, with its replies; return the lease it was finished under."""
-    pending = queue.leases.put_down(offset)
+def finish_reserved(queue: SubscribedQueue, offset: int) -> Lease:
+    """Finish a reserved message after its commit succeeded; return the lease that it was finished under."""
+    pending = queue.leases.end_reservation(offset)
     queue.drop_adopted(offset, offset + 1)
     queue.on_published(offset, acked=True)
     return pending.lease
 
 
-def put_down(queue: SubscribedQueue, offset: int) -> None:
-    """Undo `take_up`: nothing was stored, and what happened meanwhile takes effect now."""
-    pending = queue.leases.put_down(offset)
+def end_reservation(queue: SubscribedQueue, offset: int) -> None:
+    """End the reservation of a message whose commit failed; events of the meantime take effect now."""
+    pending = queue.leases.end_reservation(offset)
     job = queue.table.jobs.get(offset)
     if queue.ack_map.is_finished(offset):
         return
@@ -67,7 +72,7 @@ def put_down(queue: SubscribedQueue, offset: int) -> None:
 
 
 class Ack(NamedTuple):
-    """Which acknowledgement it is: of which message, by whom."""
+    """Identifies an acknowledgement by its message and lease."""
 
     group: str
     queue: QueueRef
@@ -76,14 +81,14 @@ class Ack(NamedTuple):
 
 
 class KnownReply(NamedTuple):
-    """An earlier acknowledgement of a message: its lease, and the wire's results that were answered."""
+    """An earlier acknowledgement of a message: its lease id, and the Thrift results that were returned."""
 
     lease_id: int
     results: Sequence[Any]
 
 
 class Replied:
-    """The newest acknowledgements that carried replies."""
+    """Remembers the newest acknowledgements that carried replies, at most so many and so many replies."""
 
     def __init__(self, count_max: int = REMEMBERED_MAX, results_max: int = RESULTS_MAX) -> None:
         self._count_max = count_max
@@ -92,7 +97,7 @@ class Replied:
         self._known: OrderedDict[tuple[str, QueueRef, int], KnownReply] = OrderedDict()
 
     def note_reply(self, ack: Ack, results: Sequence[Any]) -> None:
-        """Remember an acknowledgement that was stored."""
+        """Remember a stored acknowledgement and its results."""
         before = self._known.pop(ack[:3], None)
         self._known[ack[:3]] = KnownReply(ack.lease_id, results)
         self._results += len(results) - (0 if before is None else len(before.results))
@@ -100,11 +105,12 @@ class Replied:
             self._results -= len(self._known.popitem(last=False)[1].results)
 
     def earlier_reply(self, ack: Ack) -> KnownReply | None:
-        """Return how a message was acknowledged; None: not known here (any more)."""
+        """Return the remembered acknowledgement of a message; None if there is none (any more)."""
         return self._known.get(ack[:3])
 
 
 def reply_id(ack: Ack, place: int) -> bytes:
-    """The message id of the reply at `place`: the same each time, and no other acknowledgement's."""
+    """Return the message id of an acknowledgement's reply at index `place`: unique, and the same at each
+    call."""
     name = "\0".join(map(str, (ack.group, *ack.queue, ack.offset, ack.lease_id, place)))
     return blake2b(name.encode(), digest_size=ID_BYTES, person=b"reply").digest()

@@ -1,6 +1,7 @@
-"""The retry policy: when a failed message is delivered again, and when it has used up its tries.
+"""The retry policy: when a failed message is delivered again, and when its attempts are used up.
 
-A policy is the settings of one queue of a subscription as numbers: it knows counts and waits, no message.
+A policy holds the settings of one queue of a subscription as numbers: it knows counts and waits, but no
+message.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ REASON_GIVEN_UP = "given-up"
 
 
 class RetryPolicy:
-    """The waits of one queue of a subscription, in milliseconds; None = spent.
+    """The waits before redelivery in one queue of a subscription, in milliseconds; None = attempts used up.
 
-    Unordered: the quick intervals after failures, time-outs again at once, each with its own limit. A last
-    interval of −1 repeats the one before it for ever, whatever other limits say; a leading one is no retry.
-    `steps_max`: so many failures beyond the quick ones still wait in place when they name their own delay.
-    Ordered (`interval_ms` set): after those the job stays at the head of its chain and comes every
-    `interval_ms`, `deliveries_max` deliveries in all (−1 = for ever). `parks`: then it is not spent, it stays
-    at the head until an operator acts.
+    Unordered: failures wait for the quick intervals, time-outs are redelivered at once, and each has its own
+    limit. A last interval of −1 repeats the one before it for ever, whatever the other limits; a leading −1
+    means no retry. `steps_max`: how many failures beyond the quick retries may still wait in place if they
+    name their own delay.
+
+    Ordered (`interval_ms` set): after the quick retries the job stays at the head of its chain and is
+    delivered every `interval_ms`, `deliveries_max` deliveries in all (−1 = no limit). `parks`: after that the
+    job stays at the head until an operator acts, instead of becoming a dead letter.
     """
 
     __slots__ = (
@@ -52,7 +55,8 @@ class RetryPolicy:
         self._deliveries_max = deliveries_max
 
     def after_fail(self, fails: int, timeouts: int) -> int | None:
-        """Return how long to wait after the `fails`-th failure (from 1)."""
+        """Return the wait after the `fails`-th failure (from 1), in milliseconds; None if the attempts are
+        used up."""
         if self._for_ever:
             return self._intervals_ms[min(fails, len(self._intervals_ms)) - 1]
         if self._all_delivered(fails + timeouts):
@@ -62,7 +66,8 @@ class RetryPolicy:
         return self._interval_ms
 
     def after_timeout(self, fails: int, timeouts: int) -> int | None:
-        """Return how long to wait after the `timeouts`-th time-out (from 1); 0 = at once."""
+        """Return the wait after the `timeouts`-th time-out (from 1), in milliseconds; 0 = at once, None =
+        used up."""
         if self._all_delivered(fails + timeouts):
             return None
         if self._timeouts_max < 0 or timeouts <= self._timeouts_max:
@@ -70,17 +75,18 @@ class RetryPolicy:
         return self._interval_ms
 
     def used_up(self, fails: int, timeouts: int) -> str:
-        """Which limit so many of both have reached, as the reason of a dead letter; "": none."""
+        """Return the limit that these counts have reached, as the reason of a dead letter; "" if none."""
         if fails and self.after_fail(fails, timeouts) is None:
             return REASON_FAILED
         return REASON_TIMED_OUT if timeouts and self.after_timeout(fails, timeouts) is None else ""
 
     def waits_in_place(self, fails: int) -> bool:
-        """Whether the `fails`-th failure, past the quick retries, may wait for a delay of its own."""
+        """Whether the `fails`-th failure, past the quick retries, may still wait in its queue for its own
+        delay."""
         return self.steps_beyond(fails) <= self._steps_max
 
     def steps_beyond(self, fails: int) -> int:
-        """Return how many of so many failures took the place of retry steps, the last one included."""
+        """Return how many of the first `fails` failures came after the quick retries."""
         return max(0, fails - len(self._intervals_ms))
 
     def _all_delivered(self, deliveries: int) -> bool:
@@ -88,7 +94,8 @@ class RetryPolicy:
 
 
 def policy_of(config: SubscriptionDefaults, *, retry_queue: bool = False) -> RetryPolicy:
-    """The policy of a subscription's queue. A queue of `%RETRY%group` gives each message one delivery."""
+    """Build the retry policy of a subscription's queue; a queue of `%RETRY%group` gives each message one
+    delivery."""
     if retry_queue:
         return RetryPolicy((), config.max_timeout_redeliveries, steps_max=config.retry_steps)
     if config.order_key:

@@ -1,4 +1,4 @@
-"""Messages between PullBuffer and its shell: what to read, what to deliver, what a read brought."""
+"""Values passed between PullBuffer and its caller: what to read, what to deliver, the result of a read."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from proxy_consumer.core.subscribed_queue import SubscribedQueue
 
 
 class Purpose(Enum):
-    """The reason for a read."""
+    """The purpose of a read."""
 
-    NEW = "new"  # messages not seen yet
-    REDELIVERY = "redelivery"  # to be delivered again, or let out of their chains
-    RESCAN = "rescan"  # what waits in chains (order/rescan.py)
+    NEW = "new"  # messages not read before
+    REDELIVERY = "redelivery"  # retries, and jobs released from their chains
+    RESCAN = "rescan"  # messages that wait in chains (order/rescan.py)
 
 
 class ReadRequest(NamedTuple):
-    """The shell reads `count_max` records of at most `bytes_max` at `offset` and calls `on_loaded`.
+    """A read that the caller carries out, and answers by `PullBuffer.on_loaded`.
 
-    `tags`: hand on to the backend's read.
+    Up to `count_max` records of at most `bytes_max` from `offset`. `tags`: passed to the backend's read.
     """
 
     queue: SubscribedQueue
@@ -34,7 +34,8 @@ class ReadRequest(NamedTuple):
 
 
 def read_new(queue: SubscribedQueue, count: int) -> ReadRequest | None:
-    """Start the next read of new messages for a client that wants `count`; None when there is none."""
+    """Start the next read of new messages for a pull of `count`; return None if the queue cannot be read
+    now."""
     feed, plan = queue.feed, queue.plan
     if feed.state is not FeedState.READABLE or not queue.has_span():
         return None
@@ -46,7 +47,8 @@ def read_new(queue: SubscribedQueue, count: int) -> ReadRequest | None:
 
 
 class Delivery(NamedTuple):
-    """Messages of one queue for one client, under one lease. `redelivered`: some may have been out before."""
+    """Messages of one queue for one client, under one lease. `redelivered`: some may have been delivered
+    before."""
 
     queue: SubscribedQueue
     messages: Slice
@@ -54,7 +56,7 @@ class Delivery(NamedTuple):
     redelivered: bool
 
     def attempt_numbers(self) -> Iterable[int]:
-        """Per message, the number of this delivery, from 1."""
+        """Return the number of this delivery for each message, from 1."""
         table = self.queue.table
         if not self.redelivered:
             return (1,) * len(self.messages.offsets)
@@ -62,8 +64,10 @@ class Delivery(NamedTuple):
 
 
 class Loaded(Enum):
-    """The result of a read: waiters may be served, nothing is there, or the queue is gone. Whether the
-    shell is to wait for more says the state of the feed."""
+    """The result of a read: messages for waiting pulls, the end of the queue, or a deleted queue.
+
+    The state of the feed says whether the proxy must wait for new messages.
+    """
 
     DATA = "data"
     TAIL = "tail"

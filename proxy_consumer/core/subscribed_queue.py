@@ -1,18 +1,19 @@
-"""One queue of one subscription: what was read of it, its unfinished messages, and how results change them.
+"""One queue of one subscription: its buffered and unfinished messages, and how results change them.
 
-Who may finish what:
-* with a lease id: only what is leased under exactly that id;
-* without: an ack finishes what is leased, waits for redelivery, or was delivered before by group progress,
-  and what was handed out before the queue was lost and came back; a fail counts only while leased;
-* what clients had when the queue came from elsewhere (`out`) stays theirs, by the same lease;
-* everything else changes nothing and is counted, as late (a lease id that is not current) or unknown.
+Which results take effect:
 
-In an ordered scope `stream` hears what is finished, and tells which jobs stand behind a failed one in its
-chain: those go back into the chain without having been tried. With `on_dead_letter: park` a job that has used
-up its attempts is exhausted, not spent, and stays the head of its chain. That follows from its attempts:
-`used_up` are those that wait for their chain.
+* with a lease id: only on messages leased under exactly that id;
+* without: an ack finishes messages that are leased, wait for redelivery, or were delivered before according
+  to group progress, or before this proxy lost the queue and got it back; a fail needs a leased message;
+* messages that clients held when the queue moved here (`out`) stay theirs, under the same lease;
+* every other result changes nothing and is counted, as late (a lease id that is not current) or unknown.
 
-Where messages are traced, `observer` hears what happens to them; otherwise it is None and costs nothing.
+In an ordered scope `stream` is notified of finished messages, and returns which jobs are behind a failed one
+in its chain: those go back into the chain without having been tried. With `on_dead_letter: park` a job whose
+attempts are used up is exhausted, not spent, and stays the head of its chain. `used_up` holds such jobs while
+they wait for their chain to reach them.
+
+If messages are traced, `observer` receives their events; otherwise it is None and costs nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ LeasedRun = tuple[int, int, int, Lease]  # start, end, bytes, lease
 
 
 class QueueName:
-    """One queue of one group as clients name it, with the bytes that open every compact answer from it.
+    """One queue of one group as clients name it, with the bytes that open every compact reply from it.
 
     `topic` is the topic of the subscription, also for a queue of the group's retry topic.
     """
@@ -65,8 +66,8 @@ UNNAMED = QueueName("", "", "")
 class ReadPlan:
     """The rules by which a subscription reads new messages.
 
-    `ahead(wanted)`: how many records and bytes to read when `wanted` are asked for. `tags`: hand on to the
-    backend's read. `ack_span_max`: how far past the committed offset.
+    `ahead(n)`: how many records and bytes to read for a pull of `n` messages. `tags`: passed to the backend's
+    read. `ack_span_max`: how far past the committed offset.
     """
 
     __slots__ = ("ack_span_max", "ahead", "tags")
@@ -78,11 +79,11 @@ class ReadPlan:
 
 
 class SubscribedQueue:
-    """One queue of a subscription, under one epoch and generation. Never yields.
+    """One queue of a subscription, under one epoch and generation. Its methods never yield.
 
-    `feed`: messages read and not delivered. `table`: states of jobs. `leases`: what clients have. `stream`:
-    its place in an ordered scope, None without an order key. `reread`: messages read for redelivery and not
-    delivered, by offset.
+    `feed`: messages read and not delivered. `table`: the jobs. `leases`: the messages at clients. `stream`:
+    the queue's stream in an ordered scope, None without an order key. `reread`: messages read for redelivery
+    and not delivered, by offset.
     """
 
     __slots__ = (
@@ -104,18 +105,18 @@ class SubscribedQueue:
         ready: deque[SubscribedQueue],
         observer: JobObserver | None = None,
     ) -> None:
-        """`first`: the queue's first message; where no progress is known, what lies below it is finished.
+        """`first`: offset of the queue's first message; without recorded progress, lower ones are finished.
 
         `read_bytes`: counts the bytes of messages read and not delivered. `ready`: the queues of the
-        subscription that may have something, served in turn.
+        subscription that may have messages, served in turn.
         """
         self.ref = ref
         self.name = UNNAMED
         self.epoch = view.epoch
         self.generation = view.generation
         self.retry_queue = False  # of %RETRY%group
-        self.is_lost = False  # its claim was lost; what clients have of it may still be acknowledged
-        self.overtaken = False  # something was finished that may have been read ahead
+        self.is_lost = False  # its claim was lost; messages at clients may still be acknowledged
+        self.overtaken = False  # messages were finished that may have been read ahead
         self.delivered_until = 0  # offsets below it were delivered under an earlier epoch of this proxy
         self.policy = policy
         self.plan = plan
@@ -125,8 +126,8 @@ class SubscribedQueue:
         self.ack_map = AckMap(first if view.committed is None else view.committed)
         self.ack_map.finish(view.finished)
         self.leases = LeaseTable(budget)
-        self.out: set[int] = set()  # leased since before the queue came; in an ordered stream: not placed
-        self.used_up: set[int] = set()  # recorded, to be exhausted as their chains come to them
+        self.out: set[int] = set()  # leased since before it moved here; in an ordered stream: not placed
+        self.used_up: set[int] = set()  # recorded, to be exhausted when their chains reach them
         self.uncommitted = UncommittedProgress()
         self.reread: dict[int, tuple[ReadBatch, int]] = {}
         self.rereading = False  # a read for redelivery is under way
@@ -146,16 +147,16 @@ class SubscribedQueue:
             if self.ack_map.is_finished(offset):
                 continue
             job = self.table.add_recorded(offset, packed)
-            reason = job.why_used_up(self.policy)
+            reason = job.used_up_reason(self.policy)
             if reason and self.policy.parks:
                 self.used_up.add(offset)
             elif reason:
                 self.table.spend_job(job, reason)
 
-    # --- reading on
+    # --- reading
 
     def wake_up(self) -> None:
-        """Stand among the ready queues, if there may be something to do."""
+        """Add the queue to the ready queues if it may have work."""
         if self.in_ready or self.feed.state is FeedState.GONE:
             return
         feed, is_ordered = self.feed, self.stream is not None
@@ -164,23 +165,23 @@ class SubscribedQueue:
             self._ready.append(self)
 
     def has_span(self) -> bool:
-        """Whether messages past the last one may go out already."""
+        """Whether the ack span allows another message to be delivered."""
         return self.feed.next_offset() - self.ack_map.committed < self.plan.ack_span_max
 
     def expire_below(self, first: int, start: int) -> None:
-        """Retention took what is below `first`: what is unfinished of it, from `start` on, is finished."""
+        """Finish the unfinished messages from `start` to below `first`, which retention deleted."""
         unfinished = self.ack_map.unfinished_from(start, 1_000_000)
         expired = [(begin, min(end, first)) for begin, end in unfinished if begin < first]
         self.expire_ranges(expired)
 
     def drop_overtaken(self) -> None:
-        """Messages may be finished that were not delivered under this epoch: read with a sieve."""
+        """Drop the buffer, which may hold finished messages; the next reads skip finished ones."""
         self.overtaken = False
         self.feed.drop_read_ahead()
         self.feed.finished_until = max(self.feed.finished_until, self.delivered_until)
 
     def forget_bytes(self) -> None:
-        """Deliver what lies ready by reading it again (a filter changed, or others need the room)."""
+        """Drop the bytes of ready messages, which are read again before their delivery."""
         if self.stream is not None:
             for offset in self.stream.drop_all_ready():
                 self.table.release(offset)
@@ -188,8 +189,7 @@ class SubscribedQueue:
     # --- delivery
 
     def adopt_leases(self, runs: Iterable[LeasedRun], acked: Iterable[Range], now: float) -> None:
-        """Clients have these, or have acknowledged them, since before the queue came here. A lease that has
-        run out meanwhile is nobody's."""
+        """Take over the current leases and the acknowledgements from the queue's previous owner."""
         last = 0
         for start, end in acked:
             if self.finish_handed_out(start, end):
@@ -207,7 +207,7 @@ class SubscribedQueue:
         self.feed.finished_until = max(self.feed.finished_until, last)
 
     def lease(self, messages: Slice, lease: Lease) -> None:
-        """Record that these messages go out under this lease."""
+        """Record that these messages are delivered under this lease."""
         runs = ascending_ranges(messages.offsets)
         if len(runs) == 1:
             self._lease_run(runs[0][0], runs[0][1], messages.size, lease)
@@ -219,7 +219,7 @@ class SubscribedQueue:
             at += end - start
 
     def take_in_order(self, stream: QueueStream, count: int, bytes_max: int) -> list[ReadyMessage]:
-        """Up to `count` messages in order, as many as fit; none when all had to wait for their heads."""
+        """Remove and return up to `count` ready messages within `bytes_max`, which may be none."""
         messages = stream.take_messages(count, bytes_max)
         if stream.ledger.table.batch == 1:
             return messages
@@ -227,11 +227,10 @@ class SubscribedQueue:
         return [message for message in messages if message.offset not in late] if late else messages
 
     def close(self, stream: QueueStream, offsets: list[int]) -> set[int]:
-        """Fix which messages go into an answer; return those that do not, because they stand behind
-        others."""
+        """Fix which of these messages go into a reply; return those that must wait."""
         behind = stream.close(offsets)
         for offset in behind:
-            if not self.leases.turn_back(offset):
+            if not self.leases.return_if_reserved(offset):
                 self.send_back(offset)
         return set(behind).intersection(offsets) if behind else set()
 
@@ -243,22 +242,21 @@ class SubscribedQueue:
                 self.table.change(job, JobEvent.DELIVERED)
 
     def drop_adopted(self, start: int, end: int) -> None:
-        """Note that clients have none of these any more, of those that they had before the queue came
-        here."""
+        """Record that clients no longer hold these messages from the queue's previous owner."""
         returned = [offset for offset in range(start, end) if offset in self.out] if self.out else ()
         if returned:
             self.out.difference_update(returned)
             self.overtaken = True
 
     def next_event(self) -> float:
-        """Not later than the next lease deadline or retry; NEVER when there is none."""
+        """Return the next lease deadline or retry time, or an earlier time; NEVER if there is none."""
         deadline = self.leases.next_deadline
         return min(deadline, self.table.next_due()) if self.table.jobs else deadline
 
     # --- chains and operators
 
     def exhaust_used_up(self, offset: int) -> bool:
-        """Its chain came to a job: whether it has used up its attempts and is not to be delivered."""
+        """Exhaust a job that its chain has reached if its attempts are used up; return whether they were."""
         self.used_up.discard(offset)
         exhausted = self.policy.parks and self.table.exhaust_recorded(offset, self.policy)
         if exhausted and self.observer is not None:
@@ -266,49 +264,49 @@ class SubscribedQueue:
         return exhausted
 
     def replay(self, offset: int) -> bool:
-        """Deliver a parked, exhausted or waiting job now, its attempts counted anew, also after a restart."""
+        """Make a parked, exhausted or waiting job due and reset its attempts; False if there is none."""
         job = self.table.replay(offset)
         if job is not None and job.is_recorded:
             self.uncommitted.mark_attempts(offset, job.packed_attempts)
         return job is not None
 
     def park(self, offset: int) -> None:
-        """An operator set the job's key aside; what a client has is parked when it comes back."""
+        """Park the job at `offset`; a leased one is parked when its client returns it."""
         self._withdraw_ready(offset)
         self.park_unread(offset)
 
     def park_unread(self, offset: int) -> None:
-        """Park a job that does not lie ready with its bytes."""
+        """Park a job whose bytes are not in the ready messages."""
         if self.leases.lease_of(offset) is None:
             self.table.park(offset)
 
     def _withdraw_ready(self, offset: int) -> None:
-        """Take a job out of what lies ready; it would be read again."""
+        """Remove a job from the ready messages; it is read again before delivery."""
         if self.stream is not None and self.stream.drop_ready(offset):
             self.table.release(offset)
 
     def send_back(self, offset: int) -> None:
-        """A job that was let out, and is not leased, waits in its chain again."""
+        """Return a released job that is not leased to its chain."""
         job = self.table.jobs.get(offset)
         if job is not None:
-            self.table.go_back(job)
+            self.table.return_to_chain(job)
         if self.stream is not None:
             self.stream.put_back(offset)
         if self.observer is not None:
             self.observer.on_change(JobNews.SENT_BACK, offset)
 
     def dead_letter(self, offset: int, reason: str) -> None:
-        """Dead letter at once, whatever the job's state; a client that has it is late from now on. What is
-        taken up is one if its acknowledgement is not stored. Its chain goes on when it is moved."""
+        """Turn the message into a dead letter at once; a client that holds it is late from now on. A reserved
+        message becomes one only if its acknowledgement is not stored. Its chain then continues."""
         self._withdraw_ready(offset)
         self.leases.take_leased(offset, offset + 1, None)
         self.drop_adopted(offset, offset + 1)
-        is_taken_up = offset in self.leases.taken_up
-        state = JobState.LEASED if is_taken_up else JobState.PLAIN
+        is_reserved = offset in self.leases.reserved
+        state = JobState.LEASED if is_reserved else JobState.PLAIN
         job = self.table.jobs.get(offset) or self.table.add(offset, state)
         if job.state is not JobState.SPENT:
             job.final, job.reason = True, reason
-            if not is_taken_up:
+            if not is_reserved:
                 self.table.spend_job(job, reason)
         if self.observer is not None:
             self.observer.on_change(JobNews.SPENT, offset, f"{reason}: {job.error}" if job.error else reason)
@@ -316,12 +314,14 @@ class SubscribedQueue:
     # --- results
 
     def finish_messages(self, offsets: Sequence[int], lease_ids: Sequence[int] | None, now: float) -> int:
-        """Acknowledge, each under the lease id at the same place (absent or 0: without one); returns how many
-        were finished by it."""
+        """Acknowledge messages; return how many this finished.
+
+        `lease_ids` has the lease id of each offset by index; a missing one or 0: without a lease.
+        """
         finished = 0
         for lease_id, group in by_lease(offsets, lease_ids):
             lease, before = self.leases.lease_of(group[0]), finished
-            if lease is not None and lease_id in (None, lease.id) and group[0] not in self.leases.taken_up:
+            if lease is not None and lease_id in (None, lease.id) and group[0] not in self.leases.reserved:
                 self._tally.process.observe((now - lease.since) * 1e6)
             for start, end in ranges_of(group):
                 finished += self._finish_range(start, end, lease_id)
@@ -368,7 +368,7 @@ class SubscribedQueue:
         return len(waiting)
 
     def finish_handed_out(self, start: int, end: int) -> int:
-        """Finish what a client got under an earlier epoch of this proxy and no client has got since."""
+        """Finish the unfinished messages of a range that was delivered before this epoch; return how many."""
         unfinished = self.open_offsets(start, end)
         self.overtaken = self.overtaken or bool(unfinished)
         if self.stream is not None:
@@ -378,14 +378,14 @@ class SubscribedQueue:
         return len(unfinished)
 
     def open_offsets(self, start: int, end: int) -> list[int]:
-        """Return the offsets that are neither finished, nor on their way to another topic, nor taken up."""
-        finished, is_spent, taken_up = self.ack_map.is_finished, self.table.is_spent, self.leases.taken_up
-        return [at for at in range(start, end) if not (finished(at) or is_spent(at) or at in taken_up)]
+        """Return the offsets that are neither finished, nor on their way to another topic, nor reserved."""
+        finished, is_spent, reserved = self.ack_map.is_finished, self.table.is_spent, self.leases.reserved
+        return [at for at in range(start, end) if not (finished(at) or is_spent(at) or at in reserved)]
 
     def fail(
         self, offset: int, lease_id: int | None, delay_ms: int | None, now: float, error: str = ""
     ) -> bool:
-        """One failed message: wait (`delay_ms`, or the next retry interval) or give up; False if ignored."""
+        """Make a failed message wait (`delay_ms`, or the next interval) or use it up; False if ignored."""
         job = self._take_job(offset, lease_id)
         if job is None:
             if self.uncommitted.in_commit and (waiting_job := self.table.jobs.get(offset)) is not None:
@@ -395,7 +395,7 @@ class SubscribedQueue:
         return True
 
     def _take_job(self, offset: int, lease_id: int | None) -> UpstreamJob | None:
-        """The job of a message that a client gives back; None, and counted, where it does not have it."""
+        """End the lease of a returned message and return its job; count it and return None if not leased."""
         pieces = self.leases.take_leased(offset, offset + 1, lease_id)
         if pieces:
             return self._returned_job(offset, pieces[0][2])
@@ -408,8 +408,7 @@ class SubscribedQueue:
         return job
 
     def give_up(self, offset: int, lease_id: int | None, error: str, *, parks: bool = False) -> bool:
-        """One failed message that is not to be tried again: dead letter, or with `parks` what becomes of one
-        that has used up its attempts; False if ignored."""
+        """Make a failed message a dead letter, or with `parks` treat it as used up; False if ignored."""
         job = self._take_job(offset, lease_id)
         if job is None:
             return False
@@ -423,7 +422,7 @@ class SubscribedQueue:
         return True
 
     def fail_undelivered(self, offset: int, now: float, error: str) -> None:
-        """A job that is due fails before it is delivered."""
+        """Fail a due job before it is delivered."""
         self._apply_failure(self.table.jobs[offset], None, now, error)
 
     def _count_failure(self, job: UpstreamJob, error: str) -> None:
@@ -448,15 +447,18 @@ class SubscribedQueue:
             self.observer.on_change(JobNews.FAILED, job.offset, error)
 
     def _wait_in_place(self, job: UpstreamJob, wait_ms: int, now: float) -> None:
-        """A job waits for its retry, or with its key that an operator has set aside."""
+        """Make a job wait for its retry, or park it if an operator parked its key."""
         if self.stream is not None and self.stream.is_parked(job.offset):
             self.table.change(job, JobEvent.PARKED)
         else:
             self.table.wait(job, now + wait_ms / 1000)
 
     def _use_up(self, job: UpstreamJob, reason: str, *, in_chain: bool) -> None:
-        """Its tries are used up: it is moved elsewhere, or its key waits for an operator. `in_chain`: it
-        waits in its chain again. A message without a key keeps nothing in order, and is moved."""
+        """Move a job whose attempts are used up to another topic, or (with a key) make it wait for an
+        operator.
+
+        `in_chain`: the job waits in its chain again.
+        """
         if self.policy.parks and in_chain:
             self.used_up.add(job.offset)
         elif self.policy.parks and self.stream is not None and self.stream.key_of_job(job.offset) is not None:
@@ -465,18 +467,18 @@ class SubscribedQueue:
             self.table.spend_job(job, reason)
 
     def step_back(self, offset: int) -> bool:
-        """Jobs behind one that cannot go on return into the chain; True when it returned itself."""
+        """Return the jobs behind a blocked one to their chain; True if the job itself returned, too."""
         stream = self.stream
         if stream is None:
             self.out.discard(offset)
             return False
         if offset in self.out:
-            # it was not placed yet, or waits in its chain: its turn comes
+            # it was not placed yet, or waits in its chain, which will reach it
             self.drop_adopted(offset, offset + 1)
-            self.table.go_back(self.table.jobs[offset])
+            self.table.return_to_chain(self.table.jobs[offset])
             return True
         for follower in stream.on_failing(offset):
-            if not self.leases.turn_back(follower):
+            if not self.leases.return_if_reserved(follower):
                 self.leases.take_leased(follower, follower + 1, None)
                 self.send_back(follower)
         if stream.is_first(offset):
@@ -485,13 +487,13 @@ class SubscribedQueue:
         return True
 
     def extend(self, lease_ids: Sequence[int], now: float) -> None:
-        """Start the time of live leases anew."""
+        """Restart the timeouts of these leases; unknown ones are counted as late."""
         self._tally.late.value += sum(not self.leases.extend(lease_id, now) for lease_id in lease_ids)
         if self.observer is not None:
             self.observer.on_extensions(lease_ids)
 
     def extend_parts(self, offsets: Sequence[int], lease_ids: Sequence[int], now: float) -> list[int]:
-        """Start the time of single messages anew; returns the offsets that their leases do not hold."""
+        """Restart the timeout of single messages; return the offsets that their leases do not hold."""
         late = self.leases.extend_parts(offsets, lease_ids, now)
         self._tally.late.value += len(late)
         if self.observer is not None:
@@ -501,7 +503,7 @@ class SubscribedQueue:
         return late
 
     def take_back(self, offset: int, lease_id: int) -> bool:
-        """A client has not looked at a message: it is delivered again at once; False if ignored."""
+        """Make a message that a client returned unprocessed due again at once; False if ignored."""
         job = self._take_job(offset, lease_id)
         if job is None:
             return False
@@ -516,7 +518,7 @@ class SubscribedQueue:
         return True
 
     def expire_leases(self, now: float) -> None:
-        """Take back leases past their deadline."""
+        """Time out the messages whose lease has passed its deadline."""
         for start, end, size in self.leases.take_expired(now):
             self._tally.timed_out.value += end - start
             share, rest = divmod(size, end - start)
@@ -531,9 +533,9 @@ class SubscribedQueue:
             return
         if self.stream is not None:
             for follower in self.stream.on_failing(offset):
-                turned = self.leases.turn_back(follower)
+                turned = self.leases.return_if_reserved(follower)
                 if not turned and self.leases.take_leased(follower, follower + 1, None):
-                    self.send_back(follower)  # extended for itself
+                    self.send_back(follower)  # extended on its own
         job = self._returned_job(offset, size)
         job.timeouts += 1
         job.since = job.since or now
@@ -552,7 +554,7 @@ class SubscribedQueue:
             self.table.make_ready(job, JobEvent.TIMED_OUT)
 
     def skip(self, ranges: Iterable[Range]) -> None:
-        """Finish what is not to be delivered: gaps, filtered, expired."""
+        """Finish ranges of messages that are not delivered: gaps, filtered, expired."""
         for start, end in ranges:
             for offset in [offset for offset in self.out if start <= offset < end]:
                 self.out.discard(offset)
@@ -562,7 +564,7 @@ class SubscribedQueue:
                 self.observer.on_skip(start, end)
 
     def expire_ranges(self, ranges: Sequence[Range]) -> None:
-        """Finish what retention took."""
+        """Finish the messages that retention deleted."""
         self._tally.expired.value += sum(end - start for start, end in ranges)
         self.skip(ranges)
 
@@ -571,23 +573,22 @@ class SubscribedQueue:
 
     # --- progress on its way to the backend
 
-    def finish_of(self, group: str, offset: int) -> ProgressDelta:
-        """Return the progress to commit together with what a message leaves in other topics."""
+    def build_finish(self, group: str, offset: int) -> ProgressDelta:
+        """Return the progress that finishes the message, to be committed with its copies in other topics."""
         return ProgressDelta(group, self.ref, self.epoch, self.generation, ((offset, offset + 1),))
 
     def on_published(self, offset: int, *, acked: bool = False) -> None:
-        """Finish a message whose finish is durable, with what it leaves in other topics. `acked`: a client's
-        finish."""
+        """Finish a message whose progress and copies are durable. `acked`: by a client's acknowledgement."""
         self._finish_run(offset, offset + 1, durable=True)
         if self.observer is not None:
             self.observer.on_change(JobNews.ACKED if acked else JobNews.MOVED, offset)
 
     def collect_progress(self, group: str) -> ProgressDelta | None:
-        """Uncommitted progress as one delta, which is then under way; None when there is none."""
+        """Return the uncommitted progress as one delta, in flight from now on; None if there is none."""
         return self.uncommitted.collect_delta(group, self.ref, self.epoch, self.generation)
 
     def release_all(self) -> None:
-        """The queue is not ours any more: give everything back to the subscription's budget."""
+        """Drop all state of a queue that this proxy lost, and subtract it from the subscription's budget."""
         if self.observer is not None:
             self.observer.on_loss()
         self.feed.drop_read_ahead()

@@ -1,4 +1,4 @@
-"""Counters of the core. The shell puts metric cells in; tests put plain counts in."""
+"""Counters of the core. The proxy passes metric cells; tests pass plain counts."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import Protocol
 
 
 class Counter(Protocol):
-    """Anything with a number that can be added to."""
+    """Anything with a number that can be increased."""
 
     value: float
 
 
 class Observer(Protocol):
-    """Anything that takes single values in, such as a histogram."""
+    """Anything that records single values, such as a histogram."""
 
     def observe(self, value: float) -> None: ...
 
 
 class Unobserved:
-    """An Observer that keeps nothing."""
+    """An Observer that ignores all values."""
 
     __slots__ = ()
 
     def observe(self, value: float) -> None:
-        """Forget the value at once."""
+        """Ignore the value completely."""
 
 
 class Count:
-    """A Counter that is nothing else."""
+    """A plain number that implements Counter, without a metric behind it."""
 
     __slots__ = ("value",)
 
@@ -38,12 +38,13 @@ class Count:
 
 @dataclass(slots=True)
 class Tally:
-    """One subscription's counters. `late`: stale leases; `unknown`: offsets neither leased nor waiting.
+    """The counters of one subscription.
 
-    `pressure`, `others` (resent to another group), `missing`, `expired`, `filtered`: finished undelivered.
-    `unkeyed`: delivered without order. `returned`: of `delivered`, handed back by clients that had not
-    looked at them. `redelivered`: of `delivered`, those that failed or timed out before. `process`: from
-    handed out to acknowledged, µs, once per lease that a result names.
+    `late`: results with a stale lease; `unknown`: results for offsets neither leased nor waiting. `pressure`,
+    `others` (resent to another group), `missing`, `expired`, `filtered`: messages finished undelivered.
+    `unkeyed`: delivered without order. `returned`: delivered, and returned by clients unprocessed.
+    `redelivered`: delivered after a failure or time-out. `process`: microseconds from delivery to
+    acknowledgement, observed once per lease that a result names.
     """
 
     delivered: Counter = field(default_factory=Count)
@@ -64,7 +65,7 @@ class Tally:
 
 
 class Budget:
-    """The messages that one subscription holds at the moment, over all its queues."""
+    """The number of messages that one subscription holds at the moment, over all its queues."""
 
     __slots__ = ("leased", "leased_bytes", "retrying")
 

@@ -1,6 +1,6 @@
 """The timer queue: one heap for all subscriptions of a proxy, checked on every tick.
 
-Each task has at most one live entry; setting it earlier adds a new one and the old one is passed over.
+Each task has at most one live entry; setting it earlier adds a new entry, and the old one is ignored.
 """
 
 from __future__ import annotations
@@ -14,28 +14,31 @@ NEVER = float("inf")
 
 
 class TimedTask(Protocol):
-    """Something with a time. `wake_at` belongs to the queue."""
+    """A task that a TimerQueue runs. `wake_at` is managed by the queue."""
 
     wake_at: float
 
     def due(self, now: float) -> None:
-        """Its time has come; it may be set again from here."""
+        """Run the task, whose time has come; it may be set again from here."""
 
 
 class TimerQueue:
-    """Tasks by time, in monotonic seconds. `rest_until`: nobody looks before; `woken` is called when a task
-    is set to a time before that."""
+    """Tasks by time, in monotonic seconds.
+
+    `rest_until`: the heartbeat does not check the queue before this time; `woken` is called if a task is set
+    to an earlier time.
+    """
 
     __slots__ = ("_heap", "_sequence", "rest_until", "woken")
 
     def __init__(self) -> None:
         self.rest_until = -NEVER
-        self.woken: Callable[[], None] = _nobody
+        self.woken: Callable[[], None] = _ignore_wake_up
         self._heap: list[tuple[float, int, TimedTask]] = []
         self._sequence = count()
 
     def set(self, task: TimedTask, when: float) -> None:
-        """Run `task` at `when`, unless it is to run earlier already. NEVER changes nothing."""
+        """Run `task` at `when`, unless it is already set to run earlier. NEVER changes nothing."""
         if when < task.wake_at:
             task.wake_at = when
             heappush(self._heap, (when, next(self._sequence), task))
@@ -44,7 +47,7 @@ class TimerQueue:
 
     @property
     def next_at(self) -> float:
-        """No task is to run before."""
+        """The time of the next task, or an earlier time; NEVER if there is none."""
         return self._heap[0][0] if self._heap else NEVER
 
     def run_due(self, now: float) -> None:
@@ -57,5 +60,5 @@ class TimerQueue:
                 task.due(now)
 
 
-def _nobody() -> None:
-    """Do nothing: no heartbeat is at rest."""
+def _ignore_wake_up() -> None:
+    """Do nothing: the heartbeat is not resting."""

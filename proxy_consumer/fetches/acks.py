@@ -1,8 +1,7 @@
-"""The method ack: offsets that a fetching client has consumed up to, durable before it hears true.
+"""The method ack: stores the offsets that a fetching client has consumed, and then replies true.
 
-Queues that are not assigned to the consumer id are ignored and counted, as are offsets that go backwards.
-False asks the client to try again: nothing of the call is known to be stored, and storing it again is
-harmless.
+Queues that are not assigned to the consumer id are ignored and counted, as are offsets that go backwards. The
+reply false asks the client to try again: the call may not have been stored, and storing it again is harmless.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class _Part(NamedTuple):
 
 
 class Acks:
-    """Acks of one proxy. `groups`: those that are fetched from, by name."""
+    """Handles the acks of one proxy. `groups`: the groups that are fetched from, by name."""
 
     def __init__(self, runtime: Runtime, directory: Directory, groups: Mapping[bytes, FetchedGroup]) -> None:
         self._runtime = runtime
@@ -62,7 +61,8 @@ class Acks:
             )
 
     def _find_assigned(self, fetched: FetchedGroup, result: Any) -> list[tuple[Position, int]] | None:
-        """Return the positions of the caller's own queues that the ack names; None when one was just lost."""
+        """Return the positions of the caller's own queues that the ack names, with offsets; None if one was
+        just lost."""
         own = {
             (position.queue.topic.encode(), position.qid.encode()): position
             for position in fetched.positions_of(result.consumerId)

@@ -1,5 +1,7 @@
-"""The messages of a fetch by queue, and its answer: over the compact protocol joined from stored slices, else
-by the codec. The answers of ack are here, too.
+"""The messages that a fetch found per queue, and its reply.
+
+Over the compact protocol the reply is joined from stored slices, otherwise it is built by the codec. The
+replies to ack are here, too.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from ddmq_client.idl import consumer
 from ddmq_common.delivery import STOP, encode_tail, varint, zigzag
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.codec import constant_result
-from proxy_consumer.answers import IDL, SERVICE, context_of, list_header, message_of, tell_own
+from proxy_consumer.answers import IDL, SERVICE, context_of, list_header, message_of, set_client_fields
 from proxy_consumer.core.queue_feed import Filter
 from proxy_consumer.core.subscribed_queue import QueueName
 
@@ -22,7 +24,7 @@ FALSE = constant_result(consumer, SERVICE, "ack", success=False)
 
 
 class Target:
-    """One queue of one fetch, and what was found there."""
+    """One queue of one fetch, and the messages found there."""
 
     __slots__ = (
         "asked", "bounds", "count", "deliveries", "failed", "gone", "group", "message_filter", "next_offset",
@@ -40,7 +42,7 @@ class Target:
         message_filter: Filter | None = None,
         group: str = "",
     ) -> None:
-        """`group`: who reads."""
+        """`group`: the group that fetches."""
         self.queue = queue
         self.group = group
         self.qid = qid
@@ -49,7 +51,7 @@ class Target:
         self.count = count
         self.pressure = pressure
         self.message_filter = message_filter
-        self.bounds: Bounds | None = None  # told in the answer where set
+        self.bounds: Bounds | None = None  # returned in the reply if set
         self.next_offset = offset
         self.deliveries: list[bytes] = []
         self.offsets: list[int] = []
@@ -60,12 +62,13 @@ class Target:
 
     @property
     def has_moved(self) -> bool:
-        """The client has something new to hear of this queue."""
+        """Whether the client has new messages or a new offset to receive from this queue."""
         return bool(self.deliveries) or self.next_offset != self.offset
 
 
 def answer_fetch(call: Call, targets: Sequence[Target], next_offsets: dict[Any, int] | None) -> None:
-    """Hand out what was gathered. `next_offsets` of the queues: for our own clients, None for others."""
+    """Reply to a fetch with the collected messages. `next_offsets` of the queues: for ddmq_client; None for
+    DDMQ clients."""
     if not targets:
         call.reply_encoded(NOTHING[call.wire])
     elif call.wire is Wire.COMPACT:
@@ -82,7 +85,7 @@ def answer_fetch(call: Call, targets: Sequence[Target], next_offsets: dict[Any, 
 def answer_instance_pull(
     call: Call, group: bytes, target: Target, next_offsets: dict[Any, int] | None
 ) -> None:
-    """Answer a pull of `group` with what was gathered from one queue."""
+    """Reply to a pull of `group` with the messages collected from one queue."""
     name = QueueName(group.decode(), target.queue.topic, target.qid)
     if call.wire is Wire.COMPACT:
         call.reply_encoded(b"".join([name.head, *_join_messages(target, next_offsets), STOP + STOP]))
@@ -91,7 +94,7 @@ def answer_instance_pull(
 
 
 def refuse_fetch(call: Call, code: int, text: str) -> None:
-    """Answer that nothing can be fetched; only extended clients learn why."""
+    """Reply that nothing can be fetched; only ddmq_client gets the code and the text."""
     if call.args.request.clientId is None:
         call.reply_encoded(NOTHING[call.wire])
     else:
@@ -111,7 +114,7 @@ def _encode_queue(target: Target, next_offsets: dict[Any, int] | None) -> list[b
 
 
 def _join_messages(target: Target, next_offsets: dict[Any, int] | None) -> list[bytes]:
-    """The list of messages: each its stored slice and what is only known now."""
+    """Encode the list of messages: for each its stored slice and the fields known only at delivery."""
     parts = [list_header(len(target.deliveries))]
     for delivery, end in zip(target.deliveries, _encode_tails(target, next_offsets), strict=True):
         parts += (delivery, end)
@@ -154,6 +157,6 @@ def _build_messages(target: Target, next_offsets: dict[Any, int] | None) -> list
     for raw, offset, record in zip(target.deliveries, target.offsets, target.records, strict=True):
         message = message_of(raw, offset)
         if next_offsets is not None:
-            tell_own(message, record(), max(next_offsets.get(target.queue, 0), target.next_offset))
+            set_client_fields(message, record(), max(next_offsets.get(target.queue, 0), target.next_offset))
         messages.append(message)
     return messages

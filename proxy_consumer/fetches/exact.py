@@ -1,10 +1,11 @@
-"""Fetches with `exact`: ranges of broadcast queues by offset, for readers that keep every place themselves.
+"""Fetches with `exact`: ranges of broadcast queues by offset, for readers that keep every position
+themselves.
 
-A data pipeline asks for [start, end) of one queue, perhaps twice, from many machines at once. So nothing is
-assigned, no id is remembered, no place is stored and any proxy answers. Read is what `fetchOffset` names and
-nothing else; without `fetchOffset` no message is read and the answer tells the bounds of every queue. Each
-entry of an answer carries the bounds, looked up after the read: who finds its offset below `firstOffset` and
-got no message from there has lost it to retention.
+A data pipeline requests [start, end) of one queue, perhaps twice, from many machines at once. So nothing is
+assigned, no id is remembered, no position is stored and any proxy can reply. Only the queues in `fetchOffset`
+are read; without `fetchOffset` no message is read and the reply contains the bounds of every queue. Each
+entry of a reply carries the bounds, looked up after the read: a reader whose offset is below `firstOffset`
+and that got no message from there has lost it to retention.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from proxy_consumer.subscription.subscription import Group
 
 
 class ExactFetch(Fetch):
-    """A fetch whose answer tells the bounds of each queue."""
+    """A fetch whose reply contains the bounds of each queue."""
 
     __slots__ = ()
 
@@ -51,7 +52,7 @@ class ExactFetch(Fetch):
 
 
 class ExactFetches:
-    """The open exact fetches of one proxy. `ended(count)` is told how many messages each brought."""
+    """The open exact fetches of one proxy. `ended(count)` is called with the number of messages of each."""
 
     def __init__(self, runtime: Runtime, wheel: LingerWheel, ended: Callable[[int], None]) -> None:
         self._runtime = runtime
@@ -60,7 +61,7 @@ class ExactFetches:
         self._open: set[Fetch] = set()
 
     def begin(self, call: Call, group: Group) -> None:
-        """Answer at once with bounds, or read."""
+        """Reply at once with the bounds of the queues, or start to read."""
         request = call.args.request
         if any(
             group.subscriptions[topic].creating for topic in request.topics if topic in group.subscriptions
@@ -82,7 +83,7 @@ class ExactFetches:
         fetch.start()
 
     def drain(self) -> None:
-        """Answer the fetches that wait."""
+        """Reply to the waiting fetches now."""
         for fetch in list(self._open):
             fetch.give_up()
 
@@ -119,7 +120,7 @@ class ExactFetches:
 
 
 def _answer_later(call: Call, error: Exception) -> None:
-    answers.refuse_fetch(call, Code.BUSY, f"the bounds of the queues cannot be told now: {error}")
+    answers.refuse_fetch(call, Code.BUSY, f"the bounds of the queues cannot be read now: {error}")
 
 
 def _bounds_target(runtime: Runtime, queue: QueueRef, bounds: Bounds) -> Target:

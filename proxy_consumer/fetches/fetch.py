@@ -1,10 +1,10 @@
-"""One fetch from its request to its answer: plan, read, and when all is empty wait and begin again.
+"""One fetch from its request to its reply: plan, read, and if all queues are empty wait and begin again.
 
-Queue after queue is read, until all were looked at or the answer is full. A queue gives at most `count`
-messages; all of them together at most `bytes_max` (the first message always fits). Refused pressure messages,
-dead letters that were resent to another group, and what a filter does not let through, are passed over. An
-offset that the client itself asked for and that is out of range gives nothing and the nearest valid offset;
-any other start goes on from there at once.
+The queues are read one after the other, until all were read or the reply is full. A queue contributes at most
+`count` messages; all of them together at most `bytes_max` (the first message always fits). Refused pressure
+messages, dead letters that were resent to another group, and messages that the filter rejects are skipped. If
+the client itself stated an offset that is out of range, it gets no message and the nearest valid offset; any
+other start continues at the valid offset at once.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from proxy_consumer.core.held_pulls import FETCH_BYTES_MAX, Lingering, LingerWhe
 from proxy_consumer.fetches.answers import Target, answer_fetch
 from proxy_consumer.runtime import Runtime, log
 
-ROUNDS_MAX = 8  # reads of one queue that brought only messages to pass over
-MESSAGE_BYTES = 32  # what a message takes in an answer beside its delivery bytes
-WAIT_SLACK_S = 5.0  # waits stand a little longer than the fetch that armed them
+ROUNDS_MAX = 8  # reads of one queue that returned only skipped messages
+MESSAGE_BYTES = 32  # size of a message in a reply besides its delivery bytes
+WAIT_SLACK_S = 5.0  # waits last a little longer than the fetch that started them
 
 
 class _TargetRead(Completion[ReadBatch]):
@@ -38,11 +38,12 @@ class _TargetRead(Completion[ReadBatch]):
 
     def settled(self) -> None:
         if not self.inline:
-            self.gathering.went_on(self)
+            self.gathering.on_read_done(self)
 
 
 class FetchGathering:
-    """Fills `targets`, in their order; `done()` runs once, perhaps before `start` returns."""
+    """Reads messages into `targets`, in their order; `done()` is called once, perhaps before `start`
+    returns."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class FetchGathering:
         self._at = 0
 
     def start(self) -> None:
-        """Read on until the backend makes us wait."""
+        """Read the queues until a read does not complete at once."""
         while self._at < len(self._targets) and self._left > 0:
             target, read = self._targets[self._at], _TargetRead(self)
             tags = None if target.message_filter is None else target.message_filter.tags
@@ -74,8 +75,8 @@ class FetchGathering:
             self._take_read(read)
         self._done()
 
-    def went_on(self, read: _TargetRead) -> None:
-        """A read came back later."""
+    def on_read_done(self, read: _TargetRead) -> None:
+        """Accept a read that completed later, and continue with the next."""
         self._take_read(read)
         self.start()
 
@@ -93,7 +94,7 @@ class FetchGathering:
             self._at += 1
 
     def _take_batch(self, target: Target, batch: ReadBatch) -> bool:
-        """Take over what was read; True when the queue is to be read again."""
+        """Take the messages of a read into the target; return whether its queue must be read again."""
         if batch.status is ReadStatus.DATA:
             self._take_messages(target, batch)
             return not target.deliveries and self._left > 0
@@ -101,7 +102,7 @@ class FetchGathering:
             target.next_offset = nearest_valid(target.next_offset, batch.bounds)
             return not target.asked
         if batch.status is ReadStatus.NONE:
-            target.next_offset = max(target.next_offset, batch.next_offset)  # behind what the tags left out
+            target.next_offset = max(target.next_offset, batch.next_offset)  # past excluded messages
         target.gone = batch.status is ReadStatus.GONE
         return False
 
@@ -111,7 +112,7 @@ class FetchGathering:
                 continue
             if not is_for_group(batch, index, target.group):
                 continue
-            if target.message_filter is not None and target.message_filter.judge(delivery) is not None:
+            if target.message_filter is not None and target.message_filter.find_refusal(delivery) is not None:
                 continue
             size = len(delivery) + MESSAGE_BYTES
             if size > self._left and self._taken:
@@ -127,12 +128,12 @@ class FetchGathering:
 
 
 def nearest_valid(offset: int, bounds: Bounds) -> int:
-    """The valid offset that is nearest to `offset`."""
+    """Return the valid offset that is nearest to `offset`."""
     return min(max(offset, bounds.min), bounds.next)
 
 
 class FetchPlan(Protocol):
-    """The targets that a fetch may read now; `wanting` are queues whose newest offset it needs first."""
+    """Plans a fetch: returns the targets it may read now, and the queues whose end offset it needs first."""
 
     def __call__(self, fetch: Fetch, newest: dict[QueueRef, int]) -> tuple[list[Target], list[QueueRef]]: ...
 
@@ -150,9 +151,9 @@ class _Wake(Wait):
 
 
 class Fetch(Lingering):
-    """One fetch, on the linger wheel until it is answered; `give_up` ends its waiting.
+    """One waiting fetch, on the linger wheel until it is answered; `give_up` ends its waiting.
 
-    `one_queue`: reading stops at the first queue that has something.
+    `one_queue`: reading stops at the first queue with messages.
     """
 
     one_queue = False
@@ -170,7 +171,7 @@ class Fetch(Lingering):
         wheel: LingerWheel,
         done: Callable[[Fetch, Sequence[Target]], None],
     ) -> None:
-        """`done` runs once, when it is answered (with what) or its client has gone (with nothing)."""
+        """`done` is called once: with the targets of the reply, or with none if the client disconnected."""
         super().__init__()
         self._runtime = runtime
         self.call = call
@@ -184,18 +185,18 @@ class Fetch(Lingering):
         self._waits: list[_Wake] = []
         self._newest: dict[QueueRef, int] = {}
         self._parked = False
-        self._again = False  # what may be read has changed while it was reading
-        self._late = call.frame_bytes > FETCH_BYTES_MAX  # it does not wait
+        self._again = False  # the queues to read have changed during a read
+        self._late = call.frame_bytes > FETCH_BYTES_MAX  # it does not wait, or no longer
         self.closed = False
 
     def start(self) -> None:
-        """Begin, and wait until the deadline at most, while the client is there."""
+        """Begin to read, and wait for messages until the deadline or until the client disconnects."""
         self._wheel.add(self, self.deadline)
         self.call.on_abandoned = lambda _: self.on_abandoned()
         self.begin()
 
     def begin(self) -> None:
-        """Look for messages in the planned queues."""
+        """Read the planned queues for messages."""
         self._again = False
         targets, wanting = self._plan(self, self._newest)
         if wanting:
@@ -203,7 +204,7 @@ class Fetch(Lingering):
             return
         self._targets = targets
         first = int(self._runtime.now() * 1000) % len(targets) if targets else 0
-        order = targets[first:] + targets[:first]  # where the answer is full, not always the same queue
+        order = targets[first:] + targets[:first]  # a full reply does not always omit the same queue
         bytes_max = self._runtime.config.answer_bytes_max
         FetchGathering(self._runtime.backend, order, bytes_max, self._on_gathered, self.one_queue).start()
 
@@ -214,7 +215,7 @@ class Fetch(Lingering):
             self._finish_fetch([])
             return
         for queue, bounds in zip(queues, found.value, strict=True):
-            self._newest[queue] = -1 if bounds is None else bounds.next  # -1: it is gone
+            self._newest[queue] = -1 if bounds is None else bounds.next  # -1: the queue does not exist
         self.begin()
 
     def _on_gathered(self) -> None:
@@ -241,15 +242,15 @@ class Fetch(Lingering):
                 if not self._parked:
                     return
                 if target.failed:
-                    continue  # it has something, and would be read without end; the next fetch tries again
+                    continue  # waiting would end at once, over and over; the next fetch tries again
                 wake = _Wake(self)
                 self._waits.append(wake)
                 runtime.backend.wait(target.queue, target.next_offset, until, into=wake)
-        except DdmqError:  # no more waits there: the client asks again
+        except DdmqError:  # the backend accepts no more waits: the client fetches again
             self.give_up()
 
     def on_woken(self) -> None:
-        """Plan again: there may be something else to read."""
+        """Plan and read again, because a queue has new messages or the queues to read have changed."""
         if self._parked:
             self._end_waits()
             self.begin()
@@ -257,7 +258,7 @@ class Fetch(Lingering):
             self._again = True
 
     def give_up(self) -> None:
-        """The linger has ended, or the proxy is draining: answer with what is known."""
+        """Reply with the current state, because the deadline has passed or the proxy is draining."""
         if self.closed:
             return
         self._late = True
@@ -265,7 +266,7 @@ class Fetch(Lingering):
             self._finish_fetch(self._targets)
 
     def on_abandoned(self) -> None:
-        """The client has gone."""
+        """Close the fetch, because its client disconnected."""
         if not self.closed:
             self._close([])
 
@@ -306,7 +307,7 @@ class Fetch(Lingering):
 
 
 def count_fetched(runtime: Runtime, group: str, targets: Iterable[Target]) -> int:
-    """Count what a group was given, by topic; returns how many messages in all."""
+    """Count the messages returned to a group, by topic; return how many they are in all."""
     count = 0
     for target in targets:
         if target.deliveries:

@@ -1,9 +1,10 @@
-"""One group that is fetched from at this proxy: who fetches, which queues there are, what each may read.
+"""One group that is fetched from at this proxy: its consumer ids, its queues, and the queues each id may
+read.
 
-Topics whose model is clustering are joined, and their queues here shared out among the consumer ids,
-averagely: ids in their order, consecutive queues, the first ones get one more when it does not come out even.
-A consumer id is released a while after its last fetch, or when it has left; while a fetch of it is open it
-stays. Topics whose model is broadcasting are read by every id in full, without membership.
+This proxy joins the topics whose model is clustering, and divides the queues it gets among the consumer ids:
+sorted ids get consecutive queues, and the first ids one more if the numbers do not come out even. A consumer
+id is released a while after its last fetch, or when it has left; it is kept while one of its fetches is open.
+Topics whose model is broadcasting are read by every id in full, without membership.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ class _Member:
     def __init__(self) -> None:
         self.open = 0  # fetches not answered yet
         self.seen_at = 0.0
-        self.left = False  # it has said that it fetches no more
+        self.left = False  # its client has announced that it fetches no more
 
 
 class Roster:
-    """The consumer ids of one group, at most `ids_max`."""
+    """The consumer ids of one group that fetch at this proxy, at most `ids_max`."""
 
     def __init__(self, ids_max: int, release_s: float = RELEASE_S) -> None:
         self._ids_max = ids_max
@@ -51,11 +52,11 @@ class Roster:
 
     @property
     def consumer_ids(self) -> Sequence[bytes]:
-        """Return the ids in the order that counts for sharing."""
+        """The ids in the order in which they share the queues."""
         return self._order
 
     def begin(self, consumer: bytes, now: float) -> bool | None:
-        """A fetch comes in. True: the id is new, shares have changed. None: the roster is full."""
+        """Record a new fetch: return True if its consumer id is new, None if the roster is full."""
         member = self._members.get(consumer)
         fresh = member is None
         if member is None:
@@ -69,21 +70,20 @@ class Roster:
         return fresh
 
     def end(self, consumer: bytes, now: float) -> None:
-        """A fetch was answered, or its client has gone."""
+        """Record that a fetch was answered, or that its client disconnected."""
         member = self._members.get(consumer)
         if member is not None:
             member.open -= 1
             member.seen_at = now
 
     def leave(self, consumer: bytes) -> None:
-        """Note that a client fetches no more: `expire_ids` releases it as soon as its last fetch has
-        ended."""
+        """Mark an id whose client fetches no more: `expire_ids` releases it after its last open fetch."""
         member = self._members.get(consumer)
         if member is not None:
             member.left = True
 
     def expire_ids(self, now: float) -> list[bytes]:
-        """Release the ids whose last fetch is too long ago; gives them."""
+        """Release the ids whose last fetch is too long ago or that have left; return them."""
         over = [
             consumer
             for consumer, member in self._members.items()
@@ -96,7 +96,7 @@ class Roster:
         return over
 
     def share_of(self, consumer: bytes, queues: Sequence[T]) -> Sequence[T]:
-        """The part of `queues` (in an order that all calls share) that is this id's."""
+        """Return the share of this id in `queues`, which must be in the same order in all calls."""
         if consumer not in self._members:
             return ()
         at, ids = self._order.index(consumer), len(self._order)
@@ -106,7 +106,7 @@ class Roster:
 
 
 class FetchedGroup:
-    """Alive as long as someone fetches."""
+    """One group with its consumer ids, topics and open fetches; it exists while it has consumer ids."""
 
     def __init__(self, runtime: Runtime, group: Group, ids_max: int) -> None:
         self._runtime = runtime
@@ -118,7 +118,7 @@ class FetchedGroup:
     # --- use
 
     def on_use(self) -> None:
-        """Someone fetches: be a member of every topic that is shared out."""
+        """Join all clustering topics of the group before a fetch, and leave those no longer subscribed."""
         usable = {
             each.topic: each for each in self._usable_subscriptions() if each.config.model != BROADCASTING
         }
@@ -130,7 +130,7 @@ class FetchedGroup:
             self.topics[topic].on_use(subscription.config)
 
     def leave(self) -> None:
-        """Give up every queue; open fetches are answered."""
+        """Release every queue and answer the open fetches."""
         for topic in self.topics.values():
             topic.leave()
         self.topics.clear()
@@ -138,12 +138,12 @@ class FetchedGroup:
             fetch.give_up()
 
     def on_change(self) -> None:
-        """Wake the fetches: the clients, or what there is to fetch, changed."""
+        """Wake the fetches, because the consumer ids or the queues have changed."""
         for fetch in list(self.fetches):
             fetch.on_woken()
 
     def on_released(self, consumers: list[bytes]) -> None:
-        """Share out the queues of clients that are gone."""
+        """Divide the queues of released consumer ids among the others."""
         for topic in self.topics.values():
             for position in topic.positions.values():
                 position.forget_consumers(consumers)
@@ -155,7 +155,8 @@ class FetchedGroup:
     # --- what a fetch may read
 
     def plan_targets(self, fetch: Fetch, newest: dict[QueueRef, int]) -> tuple[list[Target], list[QueueRef]]:
-        """Targets in the order of topic and queue; see fetch.FetchPlan."""
+        """Return the targets by topic and queue, and the queues whose end is needed first
+        (fetch.FetchPlan)."""
         offsets: Offsets = fetch.call.args.request.fetchOffset or {}
         targets: list[Target] = []
         for position in self.positions_of(fetch.consumer):
@@ -167,7 +168,7 @@ class FetchedGroup:
         for queue in broadcast_queues(self._runtime, self.group, only):
             topic_offsets = offsets.get(queue.topic.encode())
             first_offset = -1
-            if topic_offsets:  # a queue that came to a topic the client knows is read from its first message
+            if topic_offsets:  # a queue added to a topic that the client reads starts at its first message
                 first_offset = topic_offsets.get(self._runtime.qid(queue).encode(), 0)
             if first_offset < 0 and queue not in newest:
                 wanting.append(queue)
@@ -178,12 +179,12 @@ class FetchedGroup:
         return targets, wanting
 
     def positions_of(self, consumer: bytes) -> list[Position]:
-        """The queues of this proxy that are assigned to `consumer`."""
+        """Return the positions of this proxy's queues that are assigned to `consumer`."""
         positions = [position for topic in self.topics.values() for position in topic.positions.values()]
         return list(self.roster.share_of(consumer, sorted(positions, key=lambda position: position.queue)))
 
     def on_answered(self, fetch: Fetch, targets: Iterable[Target]) -> None:
-        """Note what `fetch` was answered."""
+        """Record in each position that `fetch` was answered."""
         for target in targets:
             topic = self.topics.get(target.queue.topic)
             position = None if topic is None else topic.positions.get(target.qid)
@@ -196,7 +197,7 @@ class FetchedGroup:
 
 
 def broadcast_queues(runtime: Runtime, group: Group, only: Sequence[bytes] | None) -> list[QueueRef]:
-    """Every queue of the group's broadcast topics, or of those among `only`."""
+    """Return every queue of the group's broadcasting topics; with `only`, of those among these topics."""
     refs: list[QueueRef] = []
     for each in group.subscriptions.values():
         info = runtime.backend.topic(each.topic)

@@ -1,15 +1,16 @@
-"""One topic of a group that is fetched from: the queues held of it here, and the group's place in each.
+"""One topic of a group that is fetched from: the queues that this proxy holds, and the group's position in
+each.
 
 The topic is joined like a subscription that is pulled from. Acks are durable before they are answered, so
-queues that are to be given up can go at once.
+revoked queues can be released at once.
 
-A client's own offset goes first, then the stored one, then the newest: that is the end of the queue when
-it was taken over, remembered, so that nothing which comes afterwards is passed by. An ack names the next
-offset to consume; everything from the stored one up to it is finished. It never moves backwards and never
-past what the queue holds: a message that is still to come cannot be done.
+A fetch starts at the offset that the client states, otherwise at the stored one, otherwise at the end that
+the queue had when this proxy acquired it, so that no later message is missed. An ack names the next offset to
+consume; everything from the stored offset up to it is finished. An ack never moves backwards and never past
+the end of the queue.
 
-After a reset of offsets (a new generation) what clients held before says nothing any more: until an id has
-fetched anew its own offset is passed over and its acks are ignored.
+After a reset of offsets (a new generation) the offsets that clients have from before are obsolete: until an
+id has fetched again, its own offset and its acks are ignored.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from proxy_consumer.runtime import Runtime, log
 
 
 class Start(NamedTuple):
-    """The offset to read from. `asked`: the client stated it, and hears where it could go when it is out of
-    range."""
+    """The offset where a fetch begins. `asked`: the client stated it, and gets the valid range if it is
+    outside."""
 
     offset: int
     asked: bool
 
 
 class Position:
-    """A group's place in one queue that this proxy holds."""
+    """The group's position in one queue that this proxy holds."""
 
     __slots__ = ("_fetched", "committed", "epoch", "generation", "newest", "qid", "queue", "resets")
 
@@ -46,8 +47,8 @@ class Position:
         self.generation = generation
         self.committed = committed
         self.newest = newest
-        self.resets = 0  # seen since it was taken over
-        self._fetched: dict[bytes, int] = {}  # consumer id → resets it knows of
+        self.resets = 0  # how many resets there were since the queue was acquired
+        self._fetched: dict[bytes, int] = {}  # consumer id → number of resets when it last fetched
 
     def start(self, consumer: bytes, asked: int | None) -> Start:
         """Return the offset where a fetch of `consumer` begins."""
@@ -56,33 +57,33 @@ class Position:
         return Start(self.newest if self.committed is None else self.committed, False)
 
     def on_answered(self, consumer: bytes) -> None:
-        """A fetch of `consumer` was answered from here: what it says from now on counts."""
+        """Record that a fetch of `consumer` was answered: its offsets are valid from now on."""
         if self.resets:
             self._fetched[consumer] = self.resets
 
     def forget_consumers(self, consumers: Sequence[bytes]) -> None:
-        """Forget clients whose ids were released."""
+        """Forget these released consumer ids."""
         for consumer in consumers:
             self._fetched.pop(consumer, None)
 
     def ack(self, consumer: bytes, offset: int, next_offset: int) -> tuple[int, int] | None:
-        """The range that an ack of `offset` finishes; None when it changes nothing."""
+        """Return the range that an ack of `offset` finishes; None if it changes nothing."""
         if self._fetched.get(consumer, 0) != self.resets:
             return None
         first, end = self.committed or 0, min(offset, next_offset)
         return (first, end) if end > first else None
 
     def build_delta(self, group: str, finished: tuple[int, int]) -> ProgressDelta:
-        """The range as the backend takes it."""
+        """Return the progress that finishes a range, for the backend."""
         return ProgressDelta(group, self.queue, self.epoch, self.generation, finished=(finished,))
 
     def on_stored(self, finished: tuple[int, int], generation: int) -> None:
-        """Note that an acknowledged range is durable."""
+        """Record that an acknowledged range is durable."""
         if generation == self.generation:
             self.committed = max(self.committed or 0, finished[1])
 
     def on_reread(self, committed: int | None, generation: int, newest: int) -> bool:
-        """The stored progress was read again; True when it had been reset."""
+        """Apply stored progress that was read again; return whether it had been reset."""
         reset = generation != self.generation
         if reset:
             self.generation = generation
@@ -93,7 +94,7 @@ class Position:
 
 
 class HeldTopic(ClaimOwner):
-    """The owner of its queues. `changed()` runs when there is something else to fetch from."""
+    """The queues of one topic that this proxy holds. `changed()` is called when they change."""
 
     def __init__(self, runtime: Runtime, group: str, topic: str, changed: Callable[[], None]) -> None:
         self._runtime = runtime
@@ -105,33 +106,33 @@ class HeldTopic(ClaimOwner):
 
     @property
     def retry_at(self) -> float | None:
-        """Return when `on_use` must be called again, after a refusal of the backend; monotonic seconds."""
+        """Monotonic seconds when `on_use` must be called again after a rejected join; None: need not be."""
         return self._claims.retry_at
 
     def on_use(self, config: SubscriptionDefaults) -> None:
-        """Someone fetches: join, and load what could not be loaded."""
+        """Join the topic before a fetch, and retry what failed to load."""
         sharing, address = Sharing(config.assignment), self._runtime.address
         self._claims.join(Join(self.group, self.topic, sharing, address=address))
 
     def leave(self) -> None:
-        """Give up every queue."""
+        """Release every queue of the topic."""
         self.positions.clear()
         self._claims.leave()
 
     def lost_lately(self, qid: str) -> bool:
-        """Whether the queue was lost and is not back: acks for it can be neither stored nor ignored."""
+        """Whether the queue was lost recently: its acks can be neither stored nor ignored."""
         return any(self._runtime.qid(queue) == qid for queue in self._claims.lost_lately())
 
     def committed_offsets(self) -> dict[QueueRef, int]:
-        """Return for each queue held the offset below which all is finished, or was there before the
-        group."""
+        """Return the committed offset of each queue held; without one, the end of the queue at its
+        acquisition."""
         return {
             one.queue: one.newest if one.committed is None else one.committed
             for one in self.positions.values()
         }
 
     def reread_progress(self) -> None:
-        """Offsets may have been reset, or a commit was fenced: see what is stored now."""
+        """Read the stored progress again, after a reset of offsets or a fenced commit."""
         self._claims.reread(self._claims.held)
 
     # --- ClaimOwner
@@ -147,7 +148,7 @@ class HeldTopic(ClaimOwner):
         self.positions[self._runtime.qid(queue)].epoch = epoch
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float, release: Release) -> None:
-        """Release the queues: everything acknowledged is durable."""
+        """Release the queues at once: all acknowledged offsets are durable."""
         self._drop_queues(queues)
         release(queues)
 

@@ -1,12 +1,13 @@
-"""Pulls under a group name `G%INSTANCE`: old clients of a broadcasting group G.
+"""Pulls under a group name `G%INSTANCE`: DDMQ clients of a broadcasting group G.
 
-Every instance has cursors of its own in this proxy's memory. It starts at the newest offset of the queues
-that exist when it first pulls; queues that appear later are read from their first message. Cursors are
-dropped 60 s after its last pull; a proxy has a bounded number of instances, and one that comes to another
-proxy starts there at the newest message.
+Each instance has its own cursors in this proxy's memory. It starts at the ends of the queues that exist at
+its first pull; queues that appear later are read from their first message. The cursors are dropped 60 s after
+its last pull. A proxy has a bounded number of instances, and an instance that moves to another proxy starts
+there at the newest message.
 
-Results are taken and counted; nothing is delivered twice: what is failed, or not acknowledged in time, is
-counted and gone. Unacknowledged deliveries count against a bound, at which nothing more is handed out.
+Results are accepted and counted; no message is delivered twice: a message that fails, or is not acknowledged
+in time, is counted and dropped. Unacknowledged deliveries count against a bound, at which nothing more is
+delivered.
 """
 
 from __future__ import annotations
@@ -45,40 +46,40 @@ class _Batch:
 
 
 class Instance:
-    """Times are monotonic seconds."""
+    """The cursors and unacknowledged deliveries of one instance. Times are monotonic seconds."""
 
     def __init__(self, now: float) -> None:
         self.seen_at = now
-        self.placed = False  # the cursors of the queues of the first moment are known
+        self.placed = False  # the cursors of the queues at the first pull are set
         self.cursors: dict[QueueRef, int] = {}
         self.outstanding = 0
         self._batches: dict[Place, deque[_Batch]] = {}
 
     def set_ends(self, newest: dict[QueueRef, int]) -> None:
-        """Start at the ends that the queues had in the first moment."""
+        """Start at the ends that the queues had at the first pull."""
         for queue, offset in newest.items():
             self.cursors.setdefault(queue, offset)
         self.placed = True
 
     def next_offset(self, queue: QueueRef) -> int:
-        """The next offset to deliver."""
+        """Return the next offset to deliver."""
         return self.cursors.setdefault(queue, 0)
 
     def claim_range(self, queue: QueueRef, first: int, after: int) -> bool:
-        """Take `[first, after)` for one answer; False when another pull was quicker."""
+        """Move the cursor over `[first, after)` for one reply; False if another pull has moved it already."""
         if self.cursors.get(queue) != first:
             return False
         self.cursors[queue] = after
         return True
 
     def on_delivered(self, place: Place, offsets: Iterable[int], deadline: float) -> None:
-        """Handed out; to be acknowledged by `deadline`."""
+        """Record a delivery that should be acknowledged by `deadline`."""
         batch = _Batch(deadline, offsets)
         self._batches.setdefault(place, deque()).append(batch)
         self.outstanding += len(batch.left)
 
     def settle_results(self, place: Place, offsets: Iterable[int]) -> int:
-        """Results that came in; how many of them were waited for."""
+        """Apply acknowledged or failed offsets; return how many of them were outstanding."""
         batches = self._batches.get(place)
         if not batches:
             return 0
@@ -94,7 +95,7 @@ class Instance:
         return settled
 
     def expire_deliveries(self, now: float) -> int:
-        """Deliveries whose time is over; they are forgotten."""
+        """Drop the deliveries not acknowledged in time; return how many messages they were."""
         lost = 0
         for place, batches in list(self._batches.items()):
             for batch in batches:
@@ -114,7 +115,7 @@ class Instance:
 
 
 class InstancePull(Fetch):
-    """One pull of one instance: messages of one queue, or a wait."""
+    """One pull of one instance, which returns messages of one queue or waits for some."""
 
     __slots__ = ("instance", "topic_wanted")
     one_queue = True
@@ -154,7 +155,7 @@ class InstancePull(Fetch):
 
 
 class Served:
-    """One instance, its group and its open pulls."""
+    """One instance with its group and its open pulls."""
 
     __slots__ = ("group", "instance", "pulls")
 
@@ -164,13 +165,13 @@ class Served:
         self.pulls: set[Fetch] = set()
 
     def on_change(self) -> None:
-        """Wake the pulls that wait: there is room again, or something else to read."""
+        """Wake the waiting pulls: there is capacity again, or the queues have changed."""
         for pull in list(self.pulls):
             pull.on_woken()
 
 
 class Instances:
-    """All instances at one proxy."""
+    """All instances that pull at one proxy."""
 
     def __init__(self, runtime: Runtime, directory: Directory, wheel: LingerWheel) -> None:
         self._runtime = runtime
@@ -183,7 +184,7 @@ class Instances:
     # --- pulls
 
     def pull(self, call: Call) -> bool:
-        """Whether this pull was one of an instance; it is answered, or will be."""
+        """Handle the pull if it is one of an instance; return whether it was."""
         request = call.args.request
         group = self._directory.instance_of(request.groupId)
         if group is None:
@@ -251,7 +252,7 @@ class Instances:
     # --- results and time
 
     def take_result(self, result: Any) -> bool:
-        """Take one element of a ConsumeResult; False when it names no instance of ours."""
+        """Apply one element of a ConsumeResult; False if it names no instance of this proxy."""
         served = self._served.get(result.context.groupId)
         if served is None:
             return False
@@ -270,7 +271,7 @@ class Instances:
         return True
 
     def expire_due(self, now: float) -> None:
-        """Deliveries that were not acknowledged in time; instances that pull no more."""
+        """Drop deliveries not acknowledged in time, and instances that no longer pull."""
         if now < self._sweep_at or not self._served:
             return
         self._sweep_at = now + SWEEP_S
@@ -287,12 +288,12 @@ class Instances:
         self._gauge.value = len(self._served)
 
     def topics_changed(self) -> None:
-        """Queues may have come."""
+        """Wake the waiting pulls, because queues may have been added."""
         for served in self._served.values():
             served.on_change()
 
     def drain(self) -> None:
-        """Answer the pulls that wait."""
+        """Answer the waiting pulls and drop all instances."""
         for name, served in list(self._served.items()):
             self._drop_instance(name, served)
 

@@ -1,9 +1,9 @@
-"""The methods fetch and ack: requests checked, fetches begun and ended, acks made durable.
+"""The methods fetch and ack: checks requests, begins and ends fetches, and makes acks durable.
 
-A group is either pulled from or fetched from at one proxy at a time, because both would take the same
-queues: whoever uses it first keeps it until it is idle (30 s after the last fetch, `idle_ms` after the last
-pull). A fetch of a group that is pulled from gets nothing assigned; a pull of one that is fetched from gets
-a PullException. Groups of the model broadcasting are only fetched from.
+At one proxy, a group is either pulled from or fetched from at a time, because both would claim the same
+queues: the first use decides, until the group is idle (30 s after the last fetch, `idle_ms` after the last
+pull). A fetch of a group that is pulled from gets nothing assigned; a pull of a group that is fetched from
+gets a PullException. Groups of the model broadcasting can only be fetched from.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from proxy_consumer.subscription.subscription import BROADCASTING, Group
 IDS_MAX = 1_000  # consumer ids of one group at one proxy
 ID_BYTES_MAX = 255
 SWEEP_S = 0.25
-SAY_AGAIN_S = 60.0  # the same refusal is logged once in so long
+SAY_AGAIN_S = 60.0  # interval at which the same refusal is logged
 MODELS = (None, b"clustering", b"broadcasting")
 
 
@@ -43,14 +43,14 @@ class Fetches:
         self._directory = directory
         self.groups: dict[bytes, FetchedGroup] = {}
         self.acks = Acks(runtime, directory, self.groups)
-        self._wheel = runtime.linger_wheel()
-        self.instances = Instances(runtime, directory, self._wheel)
+        self.wheel = runtime.linger_wheel()
+        self.instances = Instances(runtime, directory, self.wheel)
         self._sweep_at = 0.0
         self._said: dict[str, float] = {}
         self._stop_watching: Callable[[], None] | None = None
         self._draining = False
         cell = runtime.metrics.cell
-        self._exact = ExactFetches(runtime, self._wheel, self._count_delivered)
+        self._exact = ExactFetches(runtime, self.wheel, self._count_delivered)
         self._with_messages = cell(FETCHES, "messages")
         self._empty = cell(FETCHES, "empty")
         self._refused = cell(FETCHES, "refused")
@@ -59,17 +59,17 @@ class Fetches:
     # --- life
 
     def start(self) -> None:
-        """Follow resets of offsets and changes of topics."""
+        """Watch for resets of offsets and changes of topics."""
         self._stop_watching = self._runtime.backend.watch_settings(self._setting_changed)
 
     def committed_offsets(self, group: str, topic: str) -> dict[QueueRef, int]:
-        """The queues of a topic that are fetched from at this proxy, and their committed offsets."""
+        """Return the committed offset of each queue of a topic that is fetched from at this proxy."""
         fetched = self.groups.get(group.encode())
         topic_positions = None if fetched is None else fetched.topics.get(topic)
         return {} if topic_positions is None else topic_positions.committed_offsets()
 
     def drain(self) -> None:
-        """Answer what waits, give up every queue, assign nothing any more."""
+        """Answer the waiting fetches, release every queue, and refuse new fetches."""
         self._draining = True
         if self._stop_watching is not None:
             self._stop_watching()
@@ -81,12 +81,12 @@ class Fetches:
 
     @property
     def waiting_count(self) -> int:
-        """Return how many fetches wait."""
-        return self._wheel.count
+        """The number of fetches that wait."""
+        return self.wheel.count
 
     def expire_due(self, now: float) -> None:
-        """Lingers that are over; ids whose last fetch is too long ago."""
-        for waiter in self._wheel.take_expired(now):
+        """Answer the fetches whose deadline has passed, and release the consumer ids that no longer fetch."""
+        for waiter in self.wheel.take_expired(now):
             waiter.give_up()
         self.instances.expire_due(now)
         if now < self._sweep_at or not self.groups:
@@ -132,13 +132,13 @@ class Fetches:
             for fetched in self.groups.values():
                 fetched.on_change()
 
-    # --- who may
+    # --- permission to pull
 
     def pull_fault(self, group: Group) -> str | None:
-        """Return why a group may not be pulled from now, or None."""
+        """Return why the group cannot be pulled from now; None if it can."""
         if group.is_broadcasting:
             return (
-                f"group {group.name} is broadcasting: every instance gets everything, from its own place; "
+                f"group {group.name} is broadcasting: every instance gets everything, from its own position; "
                 f"fetch, or pull as group {group.name}%INSTANCE (any name of your own for INSTANCE)"
             )
         fetched = self.groups.get(group.name.encode())
@@ -172,12 +172,12 @@ class Fetches:
             return
         are_creating = all(each.creating for each in group.subscriptions.values())
         if group.subscriptions and are_creating and not request.exact:
-            call.reply_encoded(answers.NOTHING[call.wire])  # made a moment ago, by this client or another
+            call.reply_encoded(answers.NOTHING[call.wire])  # created a moment ago, by this client or another
             return
         self._begin(call, group)
 
     def _find_group(self, call: Call, request: Any) -> Group | None:
-        """The group to fetch from; None when the call is answered."""
+        """Return the group to fetch from; None if the call was refused."""
         group = self._directory.groups.get(request.groupId)
         if request.topics and (group is None or self._answer_missing(group, request)):
             group = self._create(call, request)
@@ -195,7 +195,8 @@ class Fetches:
         return any(topic not in group.subscriptions for topic in request.topics)
 
     def _create(self, call: Call, request: Any) -> Group | None:
-        """Make the subscriptions that a client of ours names."""
+        """Create the subscriptions that a request names; return their group, or None if the call was
+        refused."""
         config = self._runtime.config
         if not config.auto_create_groups:
             self._refuse_fetch(
@@ -240,7 +241,7 @@ class Fetches:
 
     def _begin(self, call: Call, group: Group) -> None:
         config = self._runtime.config
-        if self._wheel.count >= config.waiters_max:
+        if self.wheel.count >= config.waiters_max:
             self._refuse_fetch(call, Code.BUSY, f"{config.waiters_max} fetches are open; that is the bound")
             return
         if call.args.request.exact:
@@ -266,7 +267,7 @@ class Fetches:
             self._on_fetch_done(fetched, fetch, targets)
 
         consumer: bytes = call.args.request.consumerId
-        fetch = Fetch(self._runtime, call, consumer, fetched.plan_targets, self._wheel, on_done)
+        fetch = Fetch(self._runtime, call, consumer, fetched.plan_targets, self.wheel, on_done)
         fetched.fetches.add(fetch)
         fetch.start()
 
@@ -291,7 +292,7 @@ class Fetches:
 
 
 def _find_fault(request: Any) -> str | None:
-    """Return why a fetch cannot be taken as it stands."""
+    """Return why a fetch request is invalid; None if it is valid."""
     size = len(request.consumerId)
     if not 0 < size <= ID_BYTES_MAX:
         return f"consumerId has {size} bytes; allowed: 1 to {ID_BYTES_MAX}"

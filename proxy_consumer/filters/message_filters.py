@@ -1,8 +1,8 @@
-"""The filter of a subscription: what is wrong with its expression, and what it says to each message.
+"""The filter of a subscription: checks its expression, and decides about each message.
 
-A tag expression is `A || B`, or `*` for all. A message has one tag, compared whole, `A||B` too. A `*`
-anywhere in the expression means all, and so does an empty one; spaces around a tag do not count; two bars
-stand between two tags, so no tag with two bars in it can be named here (SQL can).
+A tag expression is `A || B`, or `*` for all. A message has one tag, which is compared as a whole, even if it
+is `A||B`. A `*` anywhere in the expression means all, and so does an empty one; spaces around a tag are
+ignored; two bars separate tags, so that a tag with two bars in it cannot be named here (SQL can).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from proxy_consumer.filters.sql_matcher import Matcher, build_matcher, names_in
 from proxy_consumer.filters.sql_parser import ExpressionError, check_size, parse_sql
 
 ALLOWED = "allowed: TAG || TAG …, or * for all"
-COMPILED_MAX = 1024  # expressions kept; others are compiled again
-TAGS, KEYS = "TAGS", "KEYS"  # names in SQL for the message's tag and key
-HASHES_MAX = 1024  # tags pushed down; with more, all are read and then looked at
+COMPILED_MAX = 1024  # cached expressions; others are compiled again
+TAGS, KEYS = "TAGS", "KEYS"  # SQL names of the message's tag and key
+HASHES_MAX = 1024  # most tags passed to the backend; with more, all messages are read and then filtered
 
 
 def parse_tags(text: str) -> frozenset[str] | None:
-    """The tags wanted; None = all. Raises ExpressionError."""
+    """Return the tags of an expression; None if it selects all. Raises ExpressionError."""
     if "*" in text or not text.strip():
         return None
     check_size(text)
@@ -43,7 +43,7 @@ def parse_tags(text: str) -> frozenset[str] | None:
 
 
 class Compiled(NamedTuple):
-    """An SQL expression ready to use, and the properties it looks at."""
+    """A compiled SQL expression, and the properties that it uses."""
 
     match: Matcher
     names: frozenset[str]
@@ -51,15 +51,15 @@ class Compiled(NamedTuple):
 
 @lru_cache(maxsize=COMPILED_MAX)
 def compile_sql(sql: str) -> Compiled:
-    """Raises ExpressionError."""
+    """Compile an SQL expression. Raises ExpressionError."""
     condition = parse_sql(sql)
     return Compiled(build_matcher(condition), frozenset(names_in(condition)))
 
 
 def expression_fault(tags: str, sql: str) -> str | None:
-    """Return what is wrong with a pair of settings, with key, value and place; None: nothing.
+    """Return why a pair of settings is invalid, with key, value and position; None if it is valid.
 
-    `tags` "" and "*" are no filter; `sql` "" is none. Both together are refused.
+    `tags` "" and "*" are no filter; `sql` "" is none. Only one of the two may filter.
     """
     key, text = "tags", tags
     try:
@@ -78,7 +78,7 @@ def expression_fault(tags: str, sql: str) -> str | None:
 
 
 def check_stated(sql: str) -> None:
-    """Raises CallerError for a filter that may not be stated anew; one in the settings is understood."""
+    """Check an SQL filter by the stricter rules for new settings; raises CallerError."""
     try:
         if sql:
             parse_sql(sql, strict=True)
@@ -91,7 +91,7 @@ def _shorten_text(text: str) -> str:
 
 
 def filter_for(tags: str, sql: str) -> Filter | None:
-    """The filter of these settings; None when everything is delivered. Raises ExpressionError."""
+    """Build the filter of these settings; None if every message is delivered. Raises ExpressionError."""
     if sql:
         return SqlFilter(sql)
     names = parse_tags(tags)
@@ -99,7 +99,7 @@ def filter_for(tags: str, sql: str) -> Filter | None:
 
 
 class TagFilter:
-    """Wants messages with one of some tags."""
+    """Delivers messages that have one of these tags."""
 
     __slots__ = ("_texts", "tags")
 
@@ -108,8 +108,11 @@ class TagFilter:
         hashes = frozenset(map(tag_hash, self._texts))
         self.tags: frozenset[int] | None = hashes if len(hashes) <= HASHES_MAX else None
 
-    def judge(self, delivery: bytes) -> Refusal | None:
-        """The tag's hash fitted, or was not looked at; now its text."""
+    def find_refusal(self, delivery: bytes) -> Refusal | None:
+        """Return FILTERED unless the message has one of the tags, compared as text.
+
+        The backend compares only the hash of a tag, if it compares at all.
+        """
         try:
             return None if tag_of(delivery) in self._texts else FILTERED
         except DamagedError as error:
@@ -117,7 +120,7 @@ class TagFilter:
 
 
 class SqlFilter:
-    """Wants messages whose properties fit an expression."""
+    """Delivers messages whose properties match an SQL expression."""
 
     __slots__ = ("_key", "_match", "_names", "_tag", "tags")
 
@@ -129,8 +132,8 @@ class SqlFilter:
         self._tag = TAGS in compiled.names
         self._key = KEYS in compiled.names
 
-    def judge(self, delivery: bytes) -> Refusal | None:
-        """Only what the expression names is decoded."""
+    def find_refusal(self, delivery: bytes) -> Refusal | None:
+        """Return FILTERED unless the message matches; only properties in the expression are decoded."""
         try:
             return None if self._match(self._decode_row(delivery)) else FILTERED
         except DamagedError as error:

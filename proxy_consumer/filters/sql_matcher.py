@@ -1,9 +1,10 @@
-"""Trees of SQL filter expressions into functions. Three-valued: True, False, None = unknown.
+"""Compiles the trees of SQL filter expressions into functions. Three-valued: True, False, None = unknown.
 
-Rules, those of SQL: a comparison with an absent property, or of values whose types do not fit, is
-unknown; NOT unknown is unknown; AND is false as soon as a part is false, OR true as soon as one is true.
-A property is text: beside a number it counts as the number it spells, beside TRUE or FALSE as the truth
-it spells, if it does. Two properties: = and <> compare the texts, the others the numbers they spell.
+The rules are those of SQL: a comparison with an absent property, or of values of different types, is unknown;
+NOT unknown is unknown; AND is false as soon as one operand is false, OR true as soon as one is true. A
+property is text: compared with a number or a truth value, it counts as the number or truth value that the
+text spells, or else the comparison is unknown. Between two properties, = and <> compare the texts, the other
+signs the numbers that they spell.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from proxy_consumer.filters.sql_parser import (
     read_number,
 )
 
-Row = Mapping[str, str]  # properties that are there
+Row = Mapping[str, str]  # the properties of a message
 Truth = bool | None
 Matcher = Callable[[Row], Truth]
 _SIGNS: dict[str, Callable[[Any, Any], bool]] = {
@@ -37,7 +38,7 @@ _SIGNS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def build_matcher(condition: Condition) -> Matcher:
-    """A function of the properties."""
+    """Compile a condition into a function that takes a message's properties and returns its truth."""
     if isinstance(condition, Both):
         return _match_together([build_matcher(part) for part in condition.parts], decisive=False)
     if isinstance(condition, Either):
@@ -63,7 +64,7 @@ def build_matcher(condition: Condition) -> Matcher:
 
 
 def names_in(condition: Condition) -> Iterator[str]:
-    """The properties an expression looks at."""
+    """Iterate over the names of the properties in a condition."""
     if isinstance(condition, Both | Either):
         for part in condition.parts:
             yield from names_in(part)
@@ -81,7 +82,10 @@ def names_in(condition: Condition) -> Iterator[str]:
 
 
 def _match_together(parts: list[Matcher], decisive: bool) -> Matcher:
-    """AND (`decisive` is False) or OR (True): a part that is so decides; else what is unknown stays so."""
+    """Combine matchers by AND (`decisive` False) or OR (True).
+
+    An operand with the decisive value decides; otherwise an unknown operand makes the result unknown.
+    """
 
     def match(row: Row) -> Truth:
         truth: Truth = not decisive
@@ -142,7 +146,8 @@ def _compare_values(
 
 
 def _build_reader(operand: Operand, beside: Operand, sign: str) -> Callable[[Row], Any]:
-    """The value of one side, in the type that the other side asks for; None = unknown."""
+    """Return a function that reads one operand, converted to the type of the other (`beside`); it returns
+    None for unknown."""
     if isinstance(operand, Literal):
         constant = operand.value
         return lambda row: constant
@@ -161,7 +166,8 @@ def _build_reader(operand: Operand, beside: Operand, sign: str) -> Callable[[Row
 
 
 def _compile_in(condition: In) -> Matcher:
-    """True when one is equal; unknown when the property is absent, or is of no type in the list."""
+    """Compile IN: true if the property equals a value; unknown if it is absent or matches no type in the
+    list."""
     name = condition.operand.name
     texts = frozenset(value for value in condition.values if isinstance(value, str))
     truths = frozenset(value for value in condition.values if isinstance(value, bool))

@@ -1,16 +1,15 @@
-"""SQL filter expressions into trees. A descent by hand: bounded in size and depth, errors with places.
+"""Parses SQL filter expressions into trees, by recursive descent with bounds on size and depth.
 
     expression = conjunction { OR conjunction }
     conjunction = negation { AND negation }
     negation = NOT negation | condition
     condition = ( expression ) | operand [ comparison | range | list | null test ]
 
-Keywords stand in any case. A name is letters, digits, _ and $, not starting with a digit; any other name
-stands in double quotes ("a-b"; a double quote in it is written twice, as a single one in a 'text').
-
-Whether types fit is decided here as far as the expression tells, so that a filter that could never match
-is refused when the subscription is made. Comparing with NULL, which is never true either, is refused where
-a filter is stated anew (`strict`): one that stands in the settings is still understood.
+Keywords are case-insensitive. A name is letters, digits, _ and $, not starting with a digit; any other name
+is written in double quotes ("a-b"; a double quote in it is doubled, like a single one in a 'text'). Errors
+state the position. Types are checked as far as the expression tells, so that a filter that could never match
+is rejected when the subscription is created. A comparison with NULL, which is never true, is rejected in a
+new setting (`strict`), but accepted in a stored one.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _COMPARISONS = {"=": "=", "<>": "<>", "!=": "<>", "<": "<", "<=": "<=", ">": ">"
 
 
 class ExpressionError(ValueError):
-    """`at`: the character, counted from 1, where what is wrong starts."""
+    """An invalid expression. `at`: the position of the error, in characters from 1."""
 
     def __init__(self, text: str, at: int) -> None:
         super().__init__(f"at character {at}: {text}")
@@ -47,7 +46,7 @@ class ExpressionError(ValueError):
 
 
 def check_size(text: str) -> None:
-    """Raises ExpressionError when an expression is longer than any that is meant."""
+    """Raise ExpressionError if an expression is longer than EXPRESSION_BYTES_MAX."""
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > EXPRESSION_BYTES_MAX:
         raise ExpressionError(f"it has {size} bytes; allowed: at most {EXPRESSION_BYTES_MAX}", 1)
@@ -65,7 +64,8 @@ class Sort(Enum):
 
 
 class Token(NamedTuple):
-    """`value`: the name, the text, the number, the keyword in capitals, or the sign. `at` counts from 1."""
+    """One token. `value`: the name, text, number, keyword in capitals, or sign. `at`: its position, from
+    1."""
 
     sort: Sort
     value: str | int | float
@@ -74,7 +74,7 @@ class Token(NamedTuple):
 
 
 def split_tokens(text: str) -> list[Token]:
-    """All of them, an END last. Raises ExpressionError."""
+    """Split an expression into tokens, with an END last. Raises ExpressionError."""
     tokens_read: list[Token] = []
     at = 0
     while at < len(text):
@@ -123,7 +123,7 @@ _NUMBER = re.compile(r"[+-]?(?:\d+(\.\d*)?|(\.\d+))([eE][+-]?\d+)?", re.ASCII)
 
 
 def read_number(text: str) -> int | float | None:
-    """The number that a text is, whole ones exactly; None when it is none, or too long to be meant as one."""
+    """Return the number that a text spells, integers exactly; None if it spells none, or is too long."""
     match = _NUMBER.fullmatch(text) if len(text) <= NUMBER_CHARS_MAX else None
     if match is None:
         return None
@@ -142,7 +142,7 @@ class Property:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A constant; None is NULL."""
+    """A constant value; None is NULL."""
 
     value: str | int | float | bool | None
 
@@ -152,7 +152,7 @@ Operand = Property | Literal
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """`sign`: = <> < <= > >=."""
+    """A comparison of two operands; `sign` is one of = <> < <= > >=."""
 
     sign: str
     left: Operand
@@ -184,14 +184,14 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """AND of two or more."""
+    """The conjunction (AND) of two or more conditions."""
 
     parts: tuple[Condition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """OR of two or more."""
+    """The disjunction (OR) of two or more conditions."""
 
     parts: tuple[Condition, ...]
 
@@ -200,7 +200,7 @@ Condition = Compare | Between | In | IsNull | Not | Both | Either | Property | L
 
 
 def parse_sql(text: str, *, strict: bool = False) -> Condition:
-    """The whole expression; `strict`: without NULL as a value. Raises ExpressionError."""
+    """Parse a whole expression; `strict` rejects comparisons with NULL. Raises ExpressionError."""
     check_size(text)
     parser = _Parser(split_tokens(text), strict=strict)
     expression = parser.parse_expression(0)

@@ -1,4 +1,4 @@
-"""The head of a key's chain as operators see it: where it is, what it waits for, and which client has it."""
+"""The head of a key's chain as operators see it: its position, its state, and the client that holds it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from proxy_consumer.core.order.chains import Chain
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
 
 REASON_OPERATOR = "operator"
-READY = "ready"  # for whoever pulls the topic next
+READY = "ready"  # delivered to the next pull of the topic
 IN_FLIGHT = "in flight"
 PARKED = "parked"
 DYING = "to the dead letters"
@@ -29,17 +29,18 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class BlockedKey:
-    """One key whose head is not finished.
+    """One key whose chain has an unfinished head.
 
     `key`: its value as canonical JSON text. `topic`, `queue_id`, `offset`: the head. `since_ms`: epoch
-    milliseconds of the head's first delivery, 0 before it. `state`: "ready" (nobody has pulled it yet), "in
-    flight", "retrying", "parked" or "to the dead letters". `reason`: of a parked key why it is: "operator",
-    or which of its limits the head has reached, "failed" or "timed-out". `error`: the last one that a client
-    of this proxy gave. `waiting`: messages known to wait behind the head; `more`: there are more than those.
+    milliseconds of the head's first delivery, 0 before it. `state`: "ready" (not delivered yet), "in flight",
+    "retrying", "parked" or "to the dead letters". `reason`: why a parked key is parked: "operator", or the
+    limit that the head has reached, "failed" or "timed-out". `error`: the last error that a client of this
+    proxy reported. `waiting`: messages known to wait behind the head; `more`: there are more than those.
 
-    While it is in flight: `client` is what the client that has it calls itself, "" for an old one; `address`
-    is where it pulls from; both are "" when it got the message before this proxy had the queue. The lease was
-    given at `leased_ms` and ends at `until_ms` (epoch milliseconds); `extended`: the client has extended it.
+    While the head is in flight: `client` is the name that the client sent, "" for a DDMQ client; `address` is
+    where it pulls from; both are "" if it got the message before this proxy acquired the queue. The lease was
+    granted at `leased_ms` and ends at `until_ms` (epoch milliseconds); `extended`: the client has extended
+    it.
     """
 
     key: str
@@ -61,19 +62,20 @@ class BlockedKey:
 
 
 class Now:
-    """One moment on both clocks: `at` in monotonic seconds."""
+    """One moment on both clocks. `at`: monotonic seconds; `wall_ms`: the same moment in epoch
+    milliseconds."""
 
     def __init__(self, at: float, wall_ms: int) -> None:
         self.at = at
         self._wall_ms = wall_ms
 
     def wall_ms(self, at: float) -> int:
-        """Epoch milliseconds of another moment, given in monotonic seconds."""
+        """Convert a time in monotonic seconds to epoch milliseconds."""
         return self._wall_ms + int((at - self.at) * 1000)
 
 
 class KeyHead:
-    """The first unfinished job of a chain, where it is."""
+    """The first unfinished job of a chain, with its queue and lease."""
 
     __slots__ = ("chain", "job", "lease", "offset", "queue")
 
@@ -86,12 +88,12 @@ class KeyHead:
 
     @property
     def was_tried(self) -> bool:
-        """Whether it failed or timed out, or an operator has set its key aside or skipped it."""
+        """Whether the job failed or timed out, or an operator parked its key or skipped it."""
         job = self.job
         return job is not None and (job.was_tried or job.state in (JobState.PARKED, JobState.SPENT))
 
     def blocked_since(self, now: float) -> float:
-        """Monotonic seconds of its first delivery as far as it is known; `now` before it."""
+        """Return the monotonic seconds of the first known delivery; `now` if there was none."""
         since = self.job.since if self.job is not None and self.job.since else now
         return since if self.lease is None else min(since, self.lease.since)
 
@@ -102,7 +104,7 @@ class KeyHead:
         return _STATES[self.job.state] if self.job is not None and self.was_tried else READY
 
     def as_blocked_key(self, now: Now, config: SubscriptionDefaults) -> BlockedKey:
-        """Tell operators of it."""
+        """Describe the head for operators."""
         chain, job, lease, ref = self.chain, self.job, self.lease, self.queue.ref
         state, reason = self.shown_state, "" if job is None else _name_limit(job)
         client, address = _name_holder(lease, config)
@@ -127,7 +129,7 @@ class KeyHead:
 
 
 def _name_holder(lease: Lease | None, config: SubscriptionDefaults) -> tuple[str, str]:
-    """Return (name, address) of the client that has a lease, as far as they are known."""
+    """Return the name and address of the client that holds a lease, "" where unknown."""
     if lease is None:
         return "", ""
     if lease.recipient is None:
@@ -136,13 +138,13 @@ def _name_holder(lease: Lease | None, config: SubscriptionDefaults) -> tuple[str
 
 
 def _explain_silence(job: UpstreamJob) -> str:
-    """Say why a job is retried when its clients gave no reason."""
+    """Return why a job is retried whose clients reported no error."""
     many = "" if job.timeouts == 1 else "s"
     return f"no answer within ack_timeout_ms, {job.timeouts} time{many}" if job.timeouts else ""
 
 
 def _name_limit(job: UpstreamJob) -> str:
-    """Return why a job is parked: by an operator, or which of its limits it has reached; "": it is not."""
+    """Return why a job is parked: "operator" or the limit it has reached; "" if it is not parked."""
     if job.state is JobState.EXHAUSTED:
         return job.reason
     return REASON_OPERATOR if job.state is JobState.PARKED else ""

@@ -1,8 +1,8 @@
-"""Changing what a subscription sets: by the command line, and by conf/groups.yaml.
+"""Changes the settings of subscriptions: by the command line, and by conf/groups.yaml.
 
-A stored setting holds only what the subscription sets itself; everything else is as in `defaults` of
-proxy_consumer.yaml, also after those change. What a file owns is changed in the file. A change moves no
-offsets, `start` included: it says where queues start when a subscription is made.
+A stored setting holds only the values that the subscription sets itself; all others follow `defaults` of
+proxy_consumer.yaml, also when those change. Settings that a file owns are changed in the file. A change moves
+no offsets, not even `start`: it defines where queues start when a subscription is created.
 """
 
 from __future__ import annotations
@@ -21,19 +21,22 @@ from proxy_consumer.groups.directory import Directory, check_stated
 from proxy_consumer.groups.group import (
     SOURCE_LOG,
     SUBSCRIPTION_PREFIX,
-    Stored,
+    StoredSubscription,
     encode_subscription,
     stored_subscription,
     subscription_key,
 )
 from proxy_consumer.runtime import Runtime, log
 
-SETTINGS_BYTES_MAX = 64 << 10  # what one subscription sets itself, as it is stored: every proxy keeps it
+SETTINGS_BYTES_MAX = (
+    64 << 10
+)  # stored size of one subscription's own settings, which every proxy holds in memory
 SETTINGS = tuple(field.name for field in dataclasses.fields(SubscriptionDefaults))
 
 
 class SubscriptionChange(NamedTuple):
-    """The result of a change: the settings in force before (None: it was made) and after."""
+    """The result of a change: the settings before (None: it was created) and after, and those it sets
+    itself."""
 
     before: SubscriptionDefaults | None
     after: SubscriptionDefaults
@@ -41,12 +44,12 @@ class SubscriptionChange(NamedTuple):
 
 
 def subscription_place(group: str, topic: str) -> ConfigPlace:
-    """Return the place by which errors name a subscription."""
+    """Return the name of a subscription for error texts."""
     return ConfigPlace(f"group {group}, topic {topic}", "")
 
 
 class Changes:
-    """Writes the settings of subscriptions; what they do is the business of who watches the settings."""
+    """Writes the settings of subscriptions; watchers of the settings apply them."""
 
     def __init__(self, runtime: Runtime, directory: Directory) -> None:
         self._runtime = runtime
@@ -56,9 +59,9 @@ class Changes:
     def change_settings(
         self, group: str, topic: str, settings: Mapping[str, Any], unset: Sequence[str] = ()
     ) -> Completion[SubscriptionChange]:
-        """Set what is named and put `unset` back to the defaults; makes the subscription when it is missing.
+        """Set these values and reset `unset` to the defaults; creates the subscription if it is missing.
 
-        Raises CallerError (also for what a file owns) or TryLaterError.
+        Raises CallerError (also for settings that a file owns) or TryLaterError.
         """
         _check_unset(settings, unset)
         stored = self.stored_settings(group, topic)
@@ -86,7 +89,8 @@ class Changes:
         wanted: Overlay[SubscriptionDefaults],
         change: Callable[[], Completion[SubscriptionChange]],
     ) -> Completion[SubscriptionChange]:
-        """`change` follows where a client's pull has made it otherwise at the same moment."""
+        """Create the subscription; call `change` if a client's pull created it at the same time with other
+        settings."""
         config = wanted.over(self._runtime.config.defaults)
 
         def on_made() -> Completion[SubscriptionChange]:
@@ -97,21 +101,21 @@ class Changes:
 
         return followed(self._directory.subscribe(group, topic, config, given=wanted.given)[1], on_made)
 
-    def _settings_before(self, stored: Stored) -> SubscriptionDefaults:
-        """Return the settings in force; the defaults where the stored ones contradict them by now."""
+    def _settings_before(self, stored: StoredSubscription) -> SubscriptionDefaults:
+        """Return the settings in force; the defaults if the stored ones contradict the present defaults."""
         defaults = self._runtime.config.defaults
         try:
             return overlay(SubscriptionDefaults, stored.given, ConfigPlace("stored", "")).over(defaults)
         except ConfigError:
             return defaults
 
-    def stored_settings(self, group: str, topic: str) -> Stored | None:
-        """Return what a subscription sets itself; None when there is no such subscription."""
+    def stored_settings(self, group: str, topic: str) -> StoredSubscription | None:
+        """Return the values that a subscription sets itself; None if there is no such subscription."""
         key = subscription_key(group, topic)
         value = self._runtime.backend.setting(key)
         return None if value is None else stored_subscription(key, value)
 
-    def _store_alone(self, group: str, topic: str, wanted: Stored) -> Completion[Any]:
+    def _store_alone(self, group: str, topic: str, wanted: StoredSubscription) -> Completion[Any]:
         key = subscription_key(group, topic)
         if key in self._busy:
             raise TryLaterError(f"group {group!r} on topic {topic!r} is being changed just now; do it again")
@@ -120,7 +124,7 @@ class Changes:
         commit.then(lambda _: self._busy.discard(key))
         return commit
 
-    def _store_settings(self, group: str, topic: str, wanted: Stored) -> Completion[Any]:
+    def _store_settings(self, group: str, topic: str, wanted: StoredSubscription) -> Completion[Any]:
         runtime = self._runtime
         value = encode_subscription(wanted.given, wanted.created_ms, wanted.source)
         batch = CommitBatch(settings={subscription_key(group, topic): value})
@@ -129,9 +133,9 @@ class Changes:
     # --- conf/groups.yaml
 
     def declare_groups(self, file: GroupsFile, source: str) -> Completion[None]:
-        """Every subscription of the file made or brought up to date; those it no longer names are released.
+        """Create or update every subscription of the file, and release those that it no longer names.
 
-        A released one keeps its settings and may be changed by the command line.
+        A released subscription keeps its settings and may be changed by the command line.
         """
         commits = [
             self._declare_one(group, topic, declared, source)
@@ -158,22 +162,23 @@ class Changes:
         if was == wanted and stored.source == source:
             return succeeded(None)
         check_stated(config, was.over(self._runtime.config.defaults))
-        return self._store_settings(group, topic, Stored(wanted.given, stored.created_ms, source))
+        return self._store_settings(group, topic, StoredSubscription(wanted.given, stored.created_ms, source))
 
     def _declare_made(
         self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults], source: str
     ) -> Completion[Any]:
-        """A client's pull may have made it otherwise at the same moment."""
+        """Declare the subscription again: a client's pull may have created it at the same time with other
+        settings."""
         if self.stored_settings(group, topic) is None:
             return succeeded(None)
         return self._declare_one(group, topic, wanted, source)
 
-    def _release(self, group: str, topic: str, stored: Stored) -> Completion[Any]:
+    def _release(self, group: str, topic: str, stored: StoredSubscription) -> Completion[Any]:
         facts = {"group": group, "topic": topic, "file": stored.source}
         log.info("subscription no longer in the file; `ddmq group set` may change it", extra=facts)
         return self._store_settings(group, topic, stored._replace(source=SOURCE_LOG))
 
-    def _owned_by(self, source: str) -> Iterable[tuple[str, str, Stored]]:
+    def _owned_by(self, source: str) -> Iterable[tuple[str, str, StoredSubscription]]:
         for key, value in self._runtime.backend.settings(SUBSCRIPTION_PREFIX).items():
             group, _, topic = key.removeprefix(SUBSCRIPTION_PREFIX).partition("/")
             stored = stored_subscription(key, value)
@@ -182,9 +187,9 @@ class Changes:
 
 
 def ownership_text(group: str, topic: str, source: str) -> str:
-    """Say why the command line may not change a subscription."""
+    """Return the error text for a change by the command line of a subscription that a file owns."""
     return (
-        f"group {group!r} on topic {topic!r} stands in {source} under groups.{group}.topics.{topic}; "
+        f"group {group!r} on topic {topic!r} is defined in {source} under groups.{group}.topics.{topic}; "
         "change it there and reload (SIGHUP)"
     )
 

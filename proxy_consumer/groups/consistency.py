@@ -1,10 +1,10 @@
-"""The clients of a group, and whether they subscribe to the same: what extended clients state is compared.
+"""The clients of a group, and whether they subscribe alike: compares the settings that ddmq_client states.
 
-A filter that differs from the subscription's would lose messages of those who rely on the other one, and with
-another order key messages would not come in the order that the client relies on: such a pull is refused, with
-a text that names both. Clients of one group that read different topics lose
-nothing (queues belong to proxies, not to clients), but mostly somebody forgot something: they are reported.
-Both are counted, logged once, and listed for people. Filters are compared by meaning: tags as sets, SQL as
+A filter that differs from the subscription's would lose messages of the clients that rely on the other one,
+and with another order key messages would not come in the order on which the client relies: such a pull is
+rejected, with a text that names both. Clients of one group that read different topics lose nothing (queues
+belong to proxies, not to clients), but it is usually a mistake: they are reported. Both are counted, logged
+once, and listed for operators. Filters are compared by meaning: tags as sets, SQL as
 parsed. A client that states no filter agrees with any.
 """
 
@@ -24,22 +24,22 @@ from proxy_consumer.filters.sql_parser import parse_sql
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.subscription import Group
 
-CLIENTS_MAX = 10_000  # remembered at one proxy; further ones are checked and not listed
-TOPICS_MAX = 64  # remembered of one client
-FILTER_BYTES_MAX = 4_096  # of a filter or order key that a pull states
+CLIENTS_MAX = 10_000  # remembered at one proxy; further clients are checked but not listed
+TOPICS_MAX = 64  # topics remembered of one client
+FILTER_BYTES_MAX = 4_096  # the longest filter or order key that a pull may state
 FILTER, ORDER_KEY = "filter", "orderKey"  # the options of a pull, as a PullException names them
 CLIENT_ID_BYTES_MAX = 255
-COMPARED_MAX = 1_024  # stated filters whose comparison is kept; all of them short and usable
-AWAY_S = 120.0  # a client that did not pull for so long is forgotten
-RECONNECT_S = 5.0  # a client without a connection for so long has gone: shorter gaps are reconnects
+COMPARED_MAX = 1_024  # cached comparisons of stated filters; all are short and valid
+AWAY_S = 120.0  # a client that has not pulled for this long is forgotten
+RECONNECT_S = 5.0  # a client without a connection for this long has left: shorter gaps are reconnects
 CONNECTIONS_MAX = 64  # remembered of one client
-SETTLED_S = 10.0  # a client that just came may not have asked for all its topics yet
+SETTLED_S = 10.0  # a newer client may not have pulled all its topics yet
 SWEEP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One client that subscribes differently. `since_ms`: epoch milliseconds."""
+    """One client that subscribes differently from its group. `since_ms`: epoch milliseconds."""
 
     topic: str
     client_id: str
@@ -49,9 +49,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class GroupClient:
-    """One client that pulls for a group here. `client_id`: what it calls itself; old clients are known by the
-    host they come from, several as one. `since_ms`: of its first pull, epoch milliseconds. `connected` False:
-    its connections have ended, and what it has in flight waits for its leases to run out."""
+    """One client that pulls for a group here.
+
+    `client_id`: the name that the client sent; DDMQ clients are identified by their host, several as one.
+    `since_ms`: epoch milliseconds of its first pull. `connected` False: its connections have closed, and its
+    messages in flight wait for their leases to expire.
+    """
 
     client_id: str
     address: str
@@ -63,9 +66,12 @@ class GroupClient:
 
 
 class Client(Recipient):
-    """The state of one client. `ours`: it states an id of its own; then `connections` has the peers
-    of the connections over which it has pulled, and it has gone when the last of them has ended. Old clients,
-    which may connect for each request, are known by their pulls alone."""
+    """The state of one client.
+
+    `ours`: it sends an id of its own; then `connections` has the peer addresses of its connections, and it
+    has left when the last of them has closed. DDMQ clients, which may connect for each request, are tracked
+    by their pulls alone.
+    """
 
     __slots__ = (
         "connections", "differences", "first_at", "gone_at", "notice", "ours", "seen_at", "since_ms",
@@ -78,10 +84,10 @@ class Client(Recipient):
         self.since_ms = since_ms
         self.ours = ours
         self.connections: set[str] = set()
-        self.gone_at = NEVER  # monotonic seconds: from then on it has gone, unless it pulls again
-        self.topics: set[bytes] = set()  # b"" = all of the group
-        self.notice = ""  # what its next answer says to people
-        self.differences: dict[bytes, Difference] = {}  # by topic; b"" = in its topics
+        self.gone_at = NEVER  # monotonic seconds: it has left from then on, unless it pulls again
+        self.topics: set[bytes] = set()  # b"" = all topics of the group
+        self.notice = ""  # a text for people in its next reply
+        self.differences: dict[bytes, Difference] = {}  # by topic; b"" = it reads other topics than its group
 
 
 class StatedDifference(NamedTuple):
@@ -100,7 +106,7 @@ class StatedOptionError(ValueError):
 
 
 class Consistency:
-    """The statements of the clients of all groups of one proxy. A task of the timer queue."""
+    """The clients of all groups of one proxy, and their differences. A task of the timer queue."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -112,7 +118,8 @@ class Consistency:
     # --- pulls
 
     def note_client(self, request: Any, address: str) -> Client | None:
-        """The client of a pull that came from `address`, HOST:PORT; None where no more are remembered."""
+        """Record the client of a pull from `address` (HOST:PORT) and return it; None at the bound on
+        clients."""
         host = address.rpartition(":")[0]
         client = self._find_client(
             request.groupId, request.clientId or host.encode(), ours=bool(request.clientId)
@@ -133,7 +140,7 @@ class Consistency:
             self._by_connection.setdefault(peer, set()).add(key)
 
     def close_connection(self, peer: str) -> None:
-        """A connection has ended: a client that has no other is forgotten, unless it comes again soon."""
+        """Record a closed connection: a client without another is forgotten unless it reconnects soon."""
         for name, client_id in self._by_connection.pop(peer, ()):
             client = self._groups.get(name, {}).get(client_id)
             if client is not None:
@@ -142,7 +149,7 @@ class Consistency:
                     client.gone_at = self._runtime.now() + RECONNECT_S
 
     def remove_client(self, name: bytes, client_id: bytes) -> None:
-        """A client has said that it stops: it is listed no more, unless it still has messages in flight."""
+        """Stop listing a client that announced its stop, unless it still has messages in flight."""
         client = self._groups.get(name, {}).get(client_id)
         if client is not None:
             self._drop_connections(client, (name, client_id))
@@ -188,7 +195,8 @@ class Consistency:
     def _note_difference(
         self, group: str, client: Client | None, client_id: bytes, topic: str, what: str
     ) -> None:
-        """Count, log and remember a difference, once. `topic` "": in the topics that are read."""
+        """Count, log and remember a difference, once. `topic` "": the client reads other topics than its
+        group."""
         key, who = topic.encode(), _as_text(client_id)
         noted_difference = None if client is None else client.differences.get(key)
         if noted_difference is not None and noted_difference.what == what:
@@ -202,7 +210,7 @@ class Consistency:
     # --- topics, and time
 
     def due(self, now: float) -> None:
-        """The timer queue's call: forget who is away, compare topics."""
+        """Forget the clients that have left, and compare the topics of the others."""
         for name, clients in list(self._groups.items()):
             for client_id, client in list(clients.items()):
                 away = client.seen_at + AWAY_S <= now or client.gone_at <= now
@@ -231,7 +239,8 @@ class Consistency:
     # --- for people
 
     def list_clients(self, group: str) -> list[GroupClient]:
-        """List the clients that pull for a group at this proxy, those with most in flight first."""
+        """Return the clients that pull for a group at this proxy, those with most messages in flight
+        first."""
         now = self._runtime.now()
         group_clients = [
             GroupClient(
@@ -244,8 +253,10 @@ class Consistency:
         return sorted(group_clients, key=lambda each: (-each.in_flight, each.client_id))
 
     def list_differences(self, group: str) -> list[Difference]:
-        """List the clients of a group that subscribe differently, the longest first. `topic` "": in the
-        topics it reads."""
+        """Return the differences between the clients of a group, the oldest first.
+
+        `topic` is "" if a client reads other topics than the group.
+        """
         now = self._runtime.now()
         clients = [each for each in self._groups.get(group.encode(), {}).values() if each.gone_at > now]
         rows = [each for client in clients for each in client.differences.values()]
@@ -253,7 +264,7 @@ class Consistency:
 
 
 def stated_settings(request: Any, defaults: SubscriptionDefaults) -> SubscriptionDefaults:
-    """The settings of a subscription that this pull makes: with the start, order key and filter it states.
+    """Return the settings of a subscription that this pull creates, with its stated start, order key and filter.
 
     Raises StatedOptionError, whose text says what is wrong with the order key or the filter.
     """
@@ -274,7 +285,7 @@ def stated_settings(request: Any, defaults: SubscriptionDefaults) -> Subscriptio
 
 
 def length_fault(request: Any) -> str | None:
-    """Which text of a pull is longer than what is kept of one; asked before anything is."""
+    """Return which text of a pull is too long; None if none is. Call it before any of them is stored."""
     if len(request.filter or b"") > FILTER_BYTES_MAX:
         return f"filter has {len(request.filter)} bytes; allowed: at most {FILTER_BYTES_MAX}"
     if len(request.orderKey or b"") > FILTER_BYTES_MAX:
@@ -301,14 +312,16 @@ def _find_stated_difference(request: Any, config: SubscriptionDefaults) -> State
 def _find_difference(kind: bytes, text: bytes, tags: str, sql: str) -> str | None:
     try:
         return find_difference(*_split_filter(kind, text), tags, sql)
-    except ValueError as error:  # not kept: only filters that can be used are
+    except ValueError as error:  # not cached: only valid filters are
         return str(error)
 
 
 @lru_cache(maxsize=COMPARED_MAX)
 def find_difference(own_tags: str, own_sql: str, tags: str, sql: str) -> str | None:
-    """Describe how a stated filter differs from a subscription's, or return None. Raises ValueError for one
-    that is none."""
+    """Describe how a stated filter differs from a subscription's; None if it does not.
+
+    Raises ValueError for an invalid filter.
+    """
     fault = expression_fault(own_tags, own_sql)
     if fault is not None:
         raise ValueError(f"the filter cannot be used: {fault}")
@@ -320,7 +333,7 @@ def find_difference(own_tags: str, own_sql: str, tags: str, sql: str) -> str | N
 
 
 def _split_filter(kind: bytes, text: bytes) -> tuple[str, str]:
-    """(tags, sql) of a stated filter. Raises ValueError."""
+    """Return the (tags, sql) of a stated filter. Raises ValueError."""
     try:
         written = text.decode()
     except UnicodeDecodeError as error:

@@ -1,9 +1,9 @@
-"""All groups of one proxy: read from the settings at start, kept up with them, added to by pulls.
+"""All groups of one proxy: loaded from the settings at start, updated with them, and created by pulls.
 
-Making a group, a subscription, and where it starts is one commit, durable before anything is delivered. Of
-two that make the same subscription at once, here or at two proxies, one does (`absent`). `start` applies to
-the queues that exist now: their committed offset is set by a reset in the same commit as the settings. Queues
-that appear later have no progress and start at their first message.
+Creating a group and a subscription, and setting its start offsets, is one commit, durable before anything is
+delivered. If two calls create the same subscription at once, at one proxy or two, only one succeeds
+(`absent`). `start` applies to the queues that exist now: their committed offset is set by a reset in the same
+commit as the settings. Queues that are added later have no progress and start at their first message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from proxy_consumer.groups.group import (
     RESET_PREFIX,
     SOURCE_LOG,
     SUBSCRIPTION_PREFIX,
-    Stored,
+    StoredSubscription,
     changed_settings,
     decode_group,
     encode_group,
@@ -42,14 +42,14 @@ from proxy_consumer.subscription.subscription import Group, Subscription
 
 
 class QueueStart(NamedTuple):
-    """The start of a new subscription in one queue. `skipped`: how many readable messages lie before it."""
+    """The start of a new subscription in one queue. `skipped`: how many readable messages are before it."""
 
     offset: int
     skipped: int
 
 
 class Directory:
-    """Groups by the bytes of their name, as calls bring it."""
+    """The groups of one proxy, by name (bytes, as in calls)."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -61,9 +61,9 @@ class Directory:
         self._stop_watching: Callable[[], None] | None = None
 
     def start(self, follow: Callable[[str, str], None] | None = None) -> None:
-        """Load what stands in the settings and keep up with them.
+        """Load the groups and subscriptions from the settings, and watch the settings from now on.
 
-        `follow(group, topic)`: called when a subscription has changed and the change is taken in.
+        `follow(group, topic)` is called after each change of a subscription has been applied.
         """
         backend = self._runtime.backend
         for prefix in (GROUP_PREFIX, SUBSCRIPTION_PREFIX, PARKED_PREFIX):
@@ -73,7 +73,7 @@ class Directory:
         self._stop_watching = backend.watch_settings(self.on_setting_changed)
 
     def stop(self) -> None:
-        """Follow no longer; give up every queue."""
+        """Stop watching the settings, and release every queue."""
         if self._stop_watching is not None:
             self._stop_watching()
             self._stop_watching = None
@@ -85,12 +85,12 @@ class Directory:
         return [each for group in self.groups.values() for each in group.subscriptions.values()]
 
     def find_subscription(self, group: str, topic: str) -> Subscription | None:
-        """The subscription of a group to a topic."""
+        """Return the subscription of a group to a topic, or None."""
         existing = self.groups.get(group.encode())
         return None if existing is None else existing.subscriptions.get(topic.encode())
 
     def instance_of(self, name: bytes) -> Group | None:
-        """The broadcasting group that GROUP%INSTANCE is an instance of."""
+        """Return the broadcasting group of which the name `GROUP%INSTANCE` is an instance, or None."""
         at = name.find(b"%", 1)
         while at > 0:
             group = self.groups.get(name[:at])
@@ -100,14 +100,14 @@ class Directory:
         return None
 
     def group_named(self, name: str) -> Group:
-        """One group. Raises CallerError when there is none."""
+        """Return the group of this name. Raises CallerError if there is none."""
         group = self.groups.get(name.encode())
         if group is None:
             raise CallerError(f"group {name!r} does not exist")
         return group
 
     def ordering_of(self, group: Group) -> GroupOrdering:
-        """The order keys of a group."""
+        """Return the order keys of a group, created at first use."""
         ordering = self._orderings.get(group)
         if ordering is None:
             ordering = self._orderings[group] = GroupOrdering(self._runtime, group)
@@ -116,7 +116,7 @@ class Directory:
     # --- settings
 
     def on_setting_changed(self, key: str) -> None:
-        """A setting (or a topic) changed, here or elsewhere."""
+        """Apply a change of a setting or a topic, made at this proxy or another."""
         kind, _, rest = key.partition("/")
         name, _, topic = rest.partition("/")
         group = self.groups.get(name.encode())
@@ -129,7 +129,7 @@ class Directory:
         elif kind == "trace":
             for subscription in self.all_subscriptions():
                 if subscription.topic == rest and subscription.switch_trace():
-                    subscription.start_anew()
+                    subscription.reload_queues()
         elif kind in ("topic", "retry"):
             self._queues_changed(kind, rest, group_concerned(key))
         elif group is None:
@@ -143,7 +143,7 @@ class Directory:
             group.subscriptions[topic.encode()].refence_all()
 
     def _queues_changed(self, kind: str, name: str, retrying: str | None) -> None:
-        """A topic changed, or which retry queues the group `retrying` has."""
+        """Apply a change of a topic's queues, or of the retry queues of the group `retrying`."""
         concerned = self.groups.get((retrying or "").encode())
         for subscription in () if concerned is None else concerned.subscriptions.values():
             subscription.check_retry_queue()
@@ -187,39 +187,39 @@ class Directory:
             subscription = self.ready_group(name).add(topic, config)
         subscription.created_ms = stored.created_ms
         if is_new:
-            subscription.come_along()
+            subscription.join_with_members()
         elif subscription.config != config:
             subscription.apply_config(config)
 
     def defaults_changed(self) -> None:
-        """The proxy's `defaults` are others: they hold where a subscription sets nothing itself."""
+        """Apply changed `defaults` of the proxy to subscriptions that do not set the values themselves."""
         for key in self._runtime.backend.settings(SUBSCRIPTION_PREFIX):
             self.on_setting_changed(key)
 
     def ready_group(self, name: str) -> Group:
-        """The group of that name, new if need be."""
+        """Return the group of this name, and add it if it is missing."""
         existing = self.groups.get(name.encode())
         if existing is None:
             existing = self.groups[name.encode()] = Group(self._runtime, name, SOURCE_LOG)
         return existing
 
     def drop_group(self, group: Group) -> None:
-        """A group was deleted: answer who waits, forget it."""
+        """Remove a deleted group: answer its waiting pulls empty and release its queues."""
         for subscription in list(group.subscriptions.values()):
             group.remove(subscription.topic)
         self.groups.pop(group.name.encode(), None)
         self._orderings.pop(group, None)
         group.answer_empty()
 
-    # --- making
+    # --- creation
 
     def check_creation(self, name: str, topic: str) -> None:
-        """Raises CallerError or BoundReachedError when the subscription may not be made."""
+        """Raise CallerError or BoundReachedError if the subscription may not be created."""
         fault = group_fault(name) or topic_fault(topic)
         if fault is not None:
             raise CallerError(fault)
         if is_internal(topic) and not is_dead_letters(topic):
-            raise CallerError(f"topic {topic!r} is internal; nobody subscribes to it")
+            raise CallerError(f"topic {topic!r} is internal; it cannot be subscribed to")
         base = self.instance_of(name.encode()) if name.encode() not in self.groups else None
         if base is not None:
             raise CallerError(
@@ -235,10 +235,10 @@ class Directory:
         config: SubscriptionDefaults,
         on_skipped: Callable[[int], None] | None = None,
     ) -> tuple[Subscription, Completion[int]]:
-        """Call `subscribe` for a client that names group and topic. Raises BoundReachedError where clients
-        have made many just now.
+        """Call `subscribe` for a pull or fetch that names group and topic.
 
-        `on_skipped`: called once this call has made a subscription that starts after so many messages.
+        `on_skipped` is called if this call creates a subscription, with the number of messages before its
+        start. Raises BoundReachedError if clients have created too many subscriptions just now.
         """
         is_new = self.find_subscription(name, topic) is None
         if is_new:
@@ -263,11 +263,12 @@ class Directory:
         source: str = SOURCE_LOG,
         given: Mapping[str, Any] | None = None,
     ) -> tuple[Subscription, Completion[int]]:
-        """Make a subscription (and its group); it delivers once the completion has succeeded: with the number
-        of readable messages that lie before its start.
+        """Create a subscription (and its group) and return it with a completion; it delivers once that has
+        succeeded.
 
-        `given`: what it sets itself (None: what of `config` differs from the defaults).
-        Raises as `check` does. One that exists already, or is being made, is given back as it is.
+        The completion's value is the number of readable messages before its start. `given`: the settings it
+        sets itself (None: those of `config` that differ from the defaults). Raises as `check_creation` does.
+        A subscription that exists, or is being created, is returned unchanged.
         """
         existing = self.find_subscription(name, topic)
         creation: Completion[int] = Completion()
@@ -285,23 +286,23 @@ class Directory:
             skipped = 0 if error is not None else stored.value
             subscription.creating = False
             del self._making[subscription]
-            if isinstance(error, FencedError):  # another proxy made it at the same moment
-                text = f"group {name} on topic {topic} is being made by another proxy just now; do it again"
+            if isinstance(error, FencedError):  # another proxy created it at the same moment
+                text = f"group {name} on topic {topic} is being created by another proxy just now; try again"
                 error = None if self._setting_exists(name, topic) else TryLaterError(text)
             if error is None:
                 if group.waiting.waiting_for(topic):
                     subscription.on_use(self._runtime.now())
-                subscription.come_along()
+                subscription.join_with_members()
                 creation.succeed(skipped)
                 return
-            creation.fail(error)  # first: a pull that waits for it is refused, not answered empty
+            creation.fail(error)  # first: a pull that waits for it is rejected, not answered empty
             self._undo_creation(group, subscription)
 
         if given is None:
             given = changed_settings(config, self._runtime.config.defaults)
-        create_subscription(self._runtime, name, topic, config.start, Stored(given, 0, source)).then(
-            on_stored
-        )
+        create_subscription(
+            self._runtime, name, topic, config.start, StoredSubscription(given, 0, source)
+        ).then(on_stored)
         return subscription, creation
 
     def _setting_exists(self, name: str, topic: str) -> bool:
@@ -314,7 +315,8 @@ class Directory:
             self.drop_group(group)
 
     def delete(self, name: str, topic: str | None = None) -> Completion[list[AppendResult]]:
-        """Delete a group and its subscriptions, or the one to `topic`; one made later starts anew."""
+        """Delete a group and its subscriptions, or only the one to `topic`; its progress is not reused
+        later."""
         try:
             group = self.group_named(name)
         except CallerError as error:
@@ -336,12 +338,12 @@ class Directory:
 
 
 def create_subscription(
-    runtime: Runtime, group: str, topic: str, start: str, wanted: Stored
+    runtime: Runtime, group: str, topic: str, start: str, wanted: StoredSubscription
 ) -> Completion[int]:
-    """Ask where the queues start, then store the settings of the subscription, and of its group if need be.
+    """Determine where the queues start, then store the subscription, and its group if it is missing.
 
-    Succeeds with the number of readable messages before the start, which is 0 for a moment in time. Fails
-    with FencedError when another has made the subscription meanwhile.
+    Succeeds with the number of readable messages before the start, which is 0 if `start` is a time. Fails
+    with FencedError if another call created the subscription meanwhile.
     """
     info = runtime.backend.topic(topic)
     queues = info.refs() if info else []
@@ -364,7 +366,7 @@ def create_subscription(
 def _find_starts(
     backend: Backend, start: str, queues: Sequence[QueueRef]
 ) -> Completion[Sequence[QueueStart | None]]:
-    """Find where each queue starts, in order; None for one that is gone."""
+    """Return where each queue starts, in order; None for a queue that no longer exists."""
     if start not in ("first", "last"):
         offsets = gather([backend.offset_for_time(queue, int(start)) for queue in queues])
         return followed(offsets, lambda: succeeded([QueueStart(offset, 0) for offset in offsets.value]))
@@ -384,7 +386,7 @@ def _store_created(
     runtime: Runtime,
     group: str,
     topic: str,
-    wanted: Stored,
+    wanted: StoredSubscription,
     resets: Sequence[ProgressDelta],
     skipped: int,
 ) -> Completion[int]:
@@ -400,11 +402,12 @@ def _store_created(
     return followed(commit, lambda: succeeded(skipped))
 
 
-# --- the limits on groups and subscriptions, which an engine keeps for all proxies together
+# --- the limits on groups and subscriptions, which the engine enforces over all proxies
 
 
 def check_limits(config: ConsumerConfig, groups: Mapping[bytes, Group], name: str) -> None:
-    """Raise BoundReachedError where one more subscription of the group is too many, by what is known here."""
+    """Raise BoundReachedError if one more subscription of the group is too many, as far as this proxy
+    knows."""
     group = groups.get(name.encode())
     if group is None and len(groups) >= config.groups_max:
         raise BoundReachedError(f"there are {len(groups)} groups; groups_max is {config.groups_max}")
@@ -421,7 +424,7 @@ def check_limits(config: ConsumerConfig, groups: Mapping[bytes, Group], name: st
 
 
 def build_limits(config: ConsumerConfig, group: str) -> tuple[SettingsLimit, ...]:
-    """Return the limits of a commit that makes a subscription of `group`, and the group if need be."""
+    """Return the limits of a commit that creates a subscription of `group`, and perhaps the group."""
     groups, subscriptions = config.groups_max, config.subscriptions_max
     of_group = config.subscriptions_per_group_max
     return (
@@ -439,12 +442,13 @@ def build_limits(config: ConsumerConfig, group: str) -> tuple[SettingsLimit, ...
     )
 
 
-# --- filters and scripts that may not be stated any more, though those in the settings go on: a release may
-# learn that an expression is a mistake, or costs more than the proxy can bear
+# --- filters and scripts that must not be set any more, though stored ones stay in force: a release may
+# find that an expression is a mistake, or costs more than the proxy can bear
 
 
 def check_stated(config: SubscriptionDefaults, before: SubscriptionDefaults | None = None) -> None:
-    """Raise CallerError for a filter or script that may not be stated; one that `before` had may stay."""
+    """Raise CallerError for a filter or script that must not be set any more, unless `before` had the
+    same."""
     if before is None or config.sql != before.sql:
         check_sql(config.sql)
     if config.actions and (before is None or _script_settings(config) != _script_settings(before)):

@@ -1,17 +1,17 @@
-"""Gauges of waiting messages, per subscription: lag, its age, what is in flight, retrying, blocked.
+"""Gauges of waiting messages, per subscription: lag, its age, messages in flight, retrying, blocked keys.
 
-Filled in when somebody looks (Registry.add_collector), so a scrape pays for it and not a message. Only the
-proxy that holds a subscription's queues tells of it: over several proxies the numbers add up, ages are the
-highest. What no proxy holds, because nobody pulls, grows all the same: of that one proxy tells (unheld.py).
+They are filled when the metrics are read (Registry.add_collector), so that a scrape pays for them and not a
+message. Only the proxy that owns a subscription's queues reports it: over several proxies the numbers add up,
+and the age is the highest. The lag of subscriptions that no proxy owns, because no client pulls, grows all
+the same: one proxy reports it for all (unheld.py).
 
-The age of a lag is that of the message at the committed offset. It takes a read, so it is looked up only
-where that offset has moved, for at most READS_MAX queues per look, those first that were not for the longest
-time; the others keep the store time of an earlier message, so that their age shows too high rather than too
-low.
+The age of a lag is that of the message at the committed offset. It takes a read, so it is looked up only if
+that offset has moved, for at most READS_MAX queues per refresh, those with the oldest value first; the others
+keep the store time of an earlier message, so that their age is too high rather than too low.
 
-What the backend answers later is set then: a subscription that was let go keeps its numbers until it is known
-who holds it, so a lag does not seem to vanish with its consumers. Who takes a picture waits a moment after
-the look (Registry.ANSWERS_S).
+Values that the backend returns later are set then: a subscription whose queues were released keeps its
+numbers until their owner is known, so that a lag does not seem to vanish with its consumers. A snapshot of
+the metrics waits a moment after the refresh (Registry.ANSWERS_S).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
 from proxy_consumer.groups.stalled import Stalled
-from proxy_consumer.groups.unheld import Behind, Name, Unheld
+from proxy_consumer.groups.unheld import Name, QueueLag, Unheld
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import Subscription
 
-LOOK_S = 1.0  # looks that follow sooner show what the last one found
+LOOK_S = 1.0  # reads of the metrics within this time get the values of the last refresh
 Fetched = Callable[[str, str], dict[QueueRef, int]]
 METRICS = (
     catalogue.LAG,
@@ -64,16 +64,16 @@ class GaugeValues(NamedTuple):
 
 
 class Share(NamedTuple):
-    """The reported state of one subscription. `late`: its queues with a lag; `ack_span`: the longest one
-    here."""
+    """The lag of one subscription. `late`: its queues with a lag; `ack_span`: the longest ack span at this
+    proxy."""
 
     subscription: Subscription
-    late: list[Behind]
+    late: list[QueueLag]
     ack_span: int = 0
 
 
 class Gauges:
-    """The gauges of one proxy; `fill` is the collector."""
+    """The gauges of one proxy; `fill_gauges` is their collector."""
 
     def __init__(
         self,
@@ -82,7 +82,8 @@ class Gauges:
         retry_paths: RetryPaths,
         fetched: Fetched,
     ) -> None:
-        """`fetched(group, topic)`: the queues that are fetched from here, and their committed offsets."""
+        """`fetched(group, topic)` returns the queues that are fetched from here, with their committed
+        offsets."""
         self._fetched = fetched
         self._retry_paths = retry_paths
         self._retry_cells: dict[Name, tuple[MetricCell, MetricCell]] = {}
@@ -97,11 +98,11 @@ class Gauges:
         self._asking = False
 
     def stop(self) -> None:
-        """Tell of nothing any more but what is held."""
+        """Stop reporting subscriptions that no proxy owns; another proxy does it then."""
         self._unheld.leave()
 
     def fill_gauges(self) -> None:
-        """Set every gauge; what the backend answers later is set then."""
+        """Refresh every gauge; values that the backend returns later are set then."""
         now = self._runtime.now()
         if self._asking or now < self._looked_at + LOOK_S:
             return
@@ -144,11 +145,12 @@ class Gauges:
         self._oldest.look_up(row for share in shares.values() for row in _late_queues(share))
         self._show_shares(unknown)
 
-    def _on_unheld(self, subscription: Subscription, rows: list[Behind]) -> None:
-        """Report a subscription that no proxy holds, as is known by now; without rows, some proxy does."""
+    def _on_unheld(self, subscription: Subscription, rows: list[QueueLag]) -> None:
+        """Set the gauges of a subscription that no proxy owns; with no `rows`, some proxy owns it or it has
+        no lag."""
         name = _name_of(subscription)
         if self._committed_offsets(subscription):
-            return  # it is held here meanwhile: the next look tells of it
+            return  # this proxy owns it meanwhile: the next refresh reports it
         if rows:
             share = self._shares[name] = Share(subscription, rows)
             self._oldest.look_up_more(_late_queues(share))
@@ -164,7 +166,7 @@ class Gauges:
             cells[AGE].value = self._age_ms(share)
 
     def _committed_offsets(self, subscription: Subscription) -> dict[QueueRef, int]:
-        """The queues of its topic that are pulled or fetched from here, and their committed offsets."""
+        """Return the committed offsets of the topic's queues that are pulled or fetched from here."""
         offsets = {queue: state.ack_map.committed for queue, state in own_states(subscription).items()}
         return offsets or self._fetched(subscription.group.name, subscription.topic)
 
@@ -175,8 +177,7 @@ class Gauges:
             self._clear(name)
 
     def _show_retry_paths(self, found: Completion[RetryPath]) -> None:
-        """Show what waits in the delay levels, at the one proxy that also reports subscriptions no proxy
-        holds."""
+        """Set the gauges of the messages that wait in the delay levels; only one proxy reports them."""
         if found.error is not None or not self._unheld.is_reporter:
             return  # the gauges keep their last values
         now_ms = self._runtime.clock.wall_ms()
@@ -234,27 +235,27 @@ def _name_of(subscription: Subscription) -> Name:
 
 
 def own_states(subscription: Subscription) -> dict[QueueRef, SubscribedQueue]:
-    """The queues that it holds of its topic; that of the retry topic is not among them."""
+    """Return the queues of its topic that the subscription owns, without the one of the retry topic."""
     return {queue: state for queue, state in subscription.buffer.queues.items() if not state.retry_queue}
 
 
 def _late_queues(share: Share) -> Iterator[tuple[str, QueueRef, int]]:
-    """Group, queue and committed offset of every queue with a lag."""
+    """Iterate over the group, queue and committed offset of every queue with a lag."""
     for row in share.late:
         yield share.subscription.group.name, row.queue, row.committed
 
 
-def _find_behind(committed: Mapping[QueueRef, int], nexts: Mapping[QueueRef, int]) -> list[Behind]:
+def _find_behind(committed: Mapping[QueueRef, int], nexts: Mapping[QueueRef, int]) -> list[QueueLag]:
     """Return the queues that have a lag."""
     return [
-        Behind(queue, offset, nexts[queue])
+        QueueLag(queue, offset, nexts[queue])
         for queue, offset in committed.items()
         if nexts.get(queue, 0) > offset
     ]
 
 
 class BlockedKeys(NamedTuple):
-    """Order keys that stand still: how many, the longest for how many seconds, and how many are parked."""
+    """Counts of blocked order keys: all, the seconds that the longest is blocked, and the parked ones."""
 
     number: int
     longest_s: float
@@ -265,8 +266,10 @@ _PARKED = (JobState.PARKED, JobState.EXHAUSTED)
 
 
 def count_blocked_keys(subscription: Subscription, now: float) -> BlockedKeys:
-    """Count the order keys that stand still here because their head failed or was set aside. A head that is
-    in flight for the first time blocks nothing yet."""
+    """Count the order keys that are blocked here because their head failed or was parked.
+
+    A head in its first delivery does not block its key yet.
+    """
     count, longest, parked = 0, 0.0, 0
     for state, stream in subscription.ordered_streams():
         if not stream.busy:
@@ -281,7 +284,8 @@ def count_blocked_keys(subscription: Subscription, now: float) -> BlockedKeys:
 
 
 class Head:
-    """One queue of one group. `offset`: for which `stored_ms` was read, −1 = for none yet."""
+    """The message at the committed offset of one queue. `offset`: that for which `stored_ms` was read, −1 =
+    none yet."""
 
     __slots__ = ("asked_at", "offset", "reading", "stored_ms")
 
@@ -293,8 +297,10 @@ class Head:
 
 
 class Oldest:
-    """The heads of all queues with a lag; those that have none are forgotten. `found(group, queue)` follows
-    whenever one was read."""
+    """The store times of the messages at the committed offsets of all queues with a lag.
+
+    `found(group, queue)` is called whenever one was read.
+    """
 
     def __init__(
         self, runtime: Runtime, found: Callable[[str, QueueRef], None], reads_max: int = READS_MAX
@@ -306,7 +312,7 @@ class Oldest:
         self._heads: dict[Key, Head] = {}
 
     def look_up(self, late: Iterable[Late]) -> None:
-        """A new look: `late` is every queue with a lag."""
+        """Start a refresh: `late` is every queue with a lag; other queues are forgotten."""
         late = list(late)
         lagging = {(group, queue) for group, queue, _ in late}
         self._heads = {key: head for key, head in self._heads.items() if key in lagging}
@@ -314,7 +320,7 @@ class Oldest:
         self.look_up_more(late)
 
     def look_up_more(self, late: Iterable[Late]) -> None:
-        """Look up more queues with a lag, within the same look."""
+        """Look up further queues with a lag within the same refresh."""
         lagging = {(group, queue): offset for group, queue, offset in late}
         for key in lagging:
             self._heads.setdefault(key, Head())
@@ -342,13 +348,14 @@ class Oldest:
             self._found(*key)
 
     def stored_ms(self, group: str, queues: Iterable[QueueRef]) -> int | None:
-        """The store time of the oldest of their messages, epoch milliseconds; None while it is not known."""
+        """Return the store time of the queues' oldest message in epoch milliseconds; None if it is not known
+        yet."""
         heads = [self._heads.get((group, queue)) for queue in queues]
         return min((head.stored_ms for head in heads if head is not None and head.stored_ms), default=None)
 
 
 def _take_store_time(head: Head, offset: int, read: Completion[ReadBatch]) -> bool:
-    """Whether it says when the message was stored."""
+    """Set the store time of a head from a read; return whether the read contains it."""
     head.reading = False
     if read.error is not None or read.value.status is not ReadStatus.DATA or not read.value.offsets:
         return False

@@ -1,4 +1,4 @@
-"""The settings that hold consumer groups and their subscriptions.
+"""The settings that store consumer groups and their subscriptions.
 
 Settings, the same at every proxy of one backend, JSON:
 
@@ -35,12 +35,12 @@ def subscription_key(group: str, topic: str) -> str:
 
 
 def encode_group(created_ms: int, source: str) -> bytes:
-    """The value of `group/NAME`."""
+    """Encode the value of the setting `group/NAME`."""
     return msgspec.json.encode({"created_ms": created_ms, "source": source})
 
 
 def encode_subscription(given: Mapping[str, Any], created_ms: int, source: str) -> bytes:
-    """The value of `subscription/GROUP/TOPIC`; `given` goes over whatever the defaults are."""
+    """Encode the value of the setting `subscription/GROUP/TOPIC`; `given` overrides the defaults."""
     return msgspec.json.encode({"created_ms": created_ms, "source": source, "settings": dict(given)})
 
 
@@ -51,27 +51,29 @@ def changed_settings(config: SubscriptionDefaults, defaults: SubscriptionDefault
 
 
 def decode_group(value: bytes) -> dict[str, Any]:
-    """The members of `group/NAME`. Raises ConfigError."""
+    """Decode the value of the setting `group/NAME` into its JSON members. Raises ConfigError."""
     return _decode_object(value, "group")
 
 
-class Stored(NamedTuple):
-    """The members of `subscription/GROUP/TOPIC`."""
+class StoredSubscription(NamedTuple):
+    """The JSON members of the setting `subscription/GROUP/TOPIC`. `given`: the values that the subscription
+    sets itself."""
 
     given: Mapping[str, Any]
     created_ms: int
     source: str
 
     def settings_over(self, defaults: SubscriptionDefaults, key: str) -> SubscriptionDefaults:
-        """The settings in force. Raises ConfigError that names the key and the value."""
+        """Return the settings in force over these defaults. Raises ConfigError that names the key and the
+        value."""
         settings = dataclasses.asdict(defaults) | dict(self.given)
         return build(SubscriptionDefaults, settings, ConfigPlace(f"setting {key}", ""))
 
 
-def stored_subscription(key: str, value: bytes) -> Stored:
+def stored_subscription(key: str, value: bytes) -> StoredSubscription:
     """Decode the value of `subscription/GROUP/TOPIC`. Raises ConfigError."""
     members = _decode_object(value, key)
-    return Stored(
+    return StoredSubscription(
         members.get("settings", {}), int(members.get("created_ms", 0)), str(members.get("source", SOURCE_LOG))
     )
 

@@ -1,8 +1,8 @@
-"""Counts of the messages that wait in one delay level for their retry, by group and topic. Pure.
+"""Counts the messages that wait in one delay level for their retry, by group and topic. Pure.
 
-A level is a queue of SCHEDULE_TOPIC: what waits in it are the offsets that its scheduler has not finished.
-They are counted in blocks of BLOCK offsets, so that a look reads what is new, and again only those blocks of
-which something was finished since; a block takes the same memory whatever it counts.
+A level is a queue of SCHEDULE_TOPIC: the offsets that its scheduler has not finished are waiting. They are
+counted in blocks of BLOCK offsets, so that a refresh reads only new messages, and again only those blocks in
+which messages were finished since; a block takes the same memory whatever it counts.
 """
 
 from __future__ import annotations
@@ -15,29 +15,32 @@ Name = tuple[str, str]  # group, topic
 
 
 class RetryWaiting(NamedTuple):
-    """Messages of one subscription that are on the retry path. `since_ms`: when the first of them was
-    put on the retry path; `due_ms`: when the next is due; epoch milliseconds."""
+    """The messages of one subscription on the retry path.
+
+    `since_ms`: when the first of them entered the retry path; `due_ms`: when the next is due; epoch
+    milliseconds.
+    """
 
     messages: int
     since_ms: int
     due_ms: int
 
     def added_to(self, other: RetryWaiting) -> RetryWaiting:
-        """Return the sum of both, as of the earlier moment."""
+        """Return the sum of both counts, with the earlier of both times."""
         return RetryWaiting(
             self.messages + other.messages, min(self.since_ms, other.since_ms), min(self.due_ms, other.due_ms)
         )
 
 
 class OffsetSpan(NamedTuple):
-    """Offsets `[offset, end)` to be read and counted."""
+    """The offsets `[offset, end)`, to be read and counted."""
 
     offset: int
     end: int
 
 
 class _Block:
-    """`[start, counted)` without what was finished; `left` says how many of its offsets were not."""
+    """The counts of the unfinished offsets in `[start, counted)`; `left`: how many these are."""
 
     __slots__ = ("counted", "left", "rows", "start")
 
@@ -47,13 +50,13 @@ class _Block:
         self.begin(start)
 
     def begin(self, offset: int) -> None:
-        """Count again from `offset`; what lies before is finished."""
+        """Start to count again from `offset`; everything before it is finished."""
         self.counted = offset
         self.rows: dict[Name, RetryWaiting] = {}
 
 
 class LevelTally:
-    """One level. Call `take_progress` with what the backend says, then feed what `missing` asks for to
+    """The counts of one level. Call `take_progress`, then read the offsets of `missing_span` and pass them to
     `add`."""
 
     def __init__(self) -> None:
@@ -62,8 +65,10 @@ class LevelTally:
         self._next = 0
 
     def take_progress(self, committed: int, finished: Sequence[tuple[int, int]], next_offset: int) -> None:
-        """The scheduler has finished all below `committed` and the ranges `finished` above it; the level
-        ends before `next_offset`. Counts that this makes untrue are dropped."""
+        """Set the scheduler's progress and the end of the level, and drop counts that this makes wrong.
+
+        Everything below `committed` and in the ranges `finished` above it is finished.
+        """
         self._finished = [(0, committed), *finished]
         self._next = next_offset
         first = committed // BLOCK
@@ -77,7 +82,7 @@ class LevelTally:
                 block.left = self._count_unfinished(block)
 
     def missing_span(self) -> OffsetSpan | None:
-        """The next offsets to read; None when all is counted."""
+        """Return the next offsets to read; None if everything is counted."""
         for number, block in self._blocks.items():
             end = min((number + 1) * BLOCK, self._next)
             if block.counted < end:
@@ -85,7 +90,8 @@ class LevelTally:
         return None
 
     def add(self, span: OffsetSpan, rows: Iterable[tuple[int, Name, RetryWaiting]]) -> None:
-        """`span` was read: its messages on a retry path, each with its offset."""
+        """Count the offsets of `span`, which was read; `rows`: its messages on a retry path, each with its
+        offset."""
         block = self._blocks.get(span.offset // BLOCK)
         if block is None or block.counted != span.offset:
             return

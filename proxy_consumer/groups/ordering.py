@@ -1,7 +1,7 @@
-"""Order keys of one group: which are blocked, and what operators do to them.
+"""The order keys of one group: which are blocked, and what operators can do to them.
 
-Each key set aside is a setting of its own, the same at every proxy: what two operators park at once does not
-undo itself.
+Each parked key is a setting of its own, the same at every proxy: so two operators can park keys at once
+without undoing each other's change.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ REASON_SKIPPED = "skipped"
 
 
 class KeyOutcome(NamedTuple):
-    """One head of a key, as it was, and what an operator's action came to for it: one of the words below."""
+    """The result of an operator's action for one head of a key: the head before it, and one of the words
+    below."""
 
     head: BlockedKey
     outcome: str
 
 
-REPLAYED = "replayed"  # it waits for nothing any more: whoever pulls its topic next gets it
-TAKEN_AWAY = "taken away"  # the same, and the client that had it is late
+REPLAYED = "replayed"  # it is due: the next pull of its topic gets it
+TAKEN_AWAY = "taken away"  # the same, and results of its former client are late
 LEFT_IN_FLIGHT = IN_FLIGHT  # nothing was changed: the client keeps it
 NOTHING_TO_DO = READY  # nothing was changed: it is due already
 BEING_ACKNOWLEDGED = "being acknowledged"  # nothing was changed: its acknowledgement is being stored
@@ -49,12 +50,12 @@ ENDS = {
     MoveEnd.GONE: "expired",
     MoveEnd.FINISHED: "acknowledged",
     MoveEnd.LOST: "moved to another proxy",
-}  # of a head that was skipped
+}  # outcomes of a skipped head
 Outcomes = Completion[list[KeyOutcome]]
 
 
 def parked_key(group: str, key: str) -> str:
-    """The setting that says that a key is set aside; its value is the key."""
+    """Return the name of the setting that parks a key; its value is the key."""
     return f"{PARKED_PREFIX}{group}/{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
@@ -73,13 +74,13 @@ class GroupOrdering:
 
     @property
     def parked_keys(self) -> frozenset[str]:
-        """Keys that are set aside, at every proxy."""
+        """The parked keys of the group, the same at every proxy."""
         return self._shared.parked
 
-    # --- keys set aside
+    # --- parked keys
 
     def on_parked_changed(self, setting: str) -> None:
-        """A key was set aside, or goes on."""
+        """Apply a change of a parked-key setting: park the key's jobs, or make them due again."""
         value = self._runtime.backend.setting(setting)
         if value is None:
             self._aside.pop(setting, None)
@@ -99,10 +100,10 @@ class GroupOrdering:
         self._group.serve()
 
     def park(self, key: str) -> Outcomes:
-        """Deliver nothing of the key until it is replayed, at no proxy; survives restarts. What a client has
-        of it stays the client's.
+        """Stop the delivery of the key at every proxy until it is replayed, also after restarts.
 
-        Raises CallerError without an order key, BoundReachedError at 1,000 parked keys.
+        A client keeps the messages that it holds. Raises CallerError if the group has no order key,
+        BoundReachedError at 1,000 parked keys.
         """
         limit = self._parked_limit()
         if key not in self.parked_keys and len(self.parked_keys) >= limit.count_max:
@@ -116,15 +117,15 @@ class GroupOrdering:
         return followed(self._store_parked(key, key.encode(), limit), lambda: succeeded(outcomes))
 
     def _parked_limit(self) -> SettingsLimit:
-        """Return how many keys of the group may be parked, whichever proxies park them."""
+        """Return the limit on the group's parked keys over all proxies, for the commit."""
         rejection = f"{PARKED_MAX} keys of group {self._group.name} are parked; replay some first"
         return SettingsLimit(f"{PARKED_PREFIX}{self._group.name}/", PARKED_MAX, rejection)
 
     def replay(self, key: str, *, take_away: bool = False) -> Outcomes:
-        """Deliver the head at once, its attempts counted anew; a parked key goes on.
+        """Make the head due at once, with its attempts reset; a parked key is no longer parked.
 
-        A client that has the head keeps it, unless `take_away` says to end its lease (order/operators.py).
-        Raises CallerError when the key is not blocked or parked here.
+        A client that holds the head keeps it, unless `take_away` says to end its lease (order/operators.py).
+        Raises CallerError if the key is neither blocked nor parked here.
         """
         heads = self._find_heads(key)
         if key not in self.parked_keys and not heads:
@@ -141,7 +142,7 @@ class GroupOrdering:
 
     def _replay(self, head: KeyHead, *, take_away: bool) -> str:
         queue, job = head.queue, head.job
-        if head.offset in queue.leases.taken_up:
+        if head.offset in queue.leases.reserved:
             return BEING_ACKNOWLEDGED
         if head.lease is not None:
             return self._take_away(head) if take_away else LEFT_IN_FLIGHT
@@ -159,7 +160,7 @@ class GroupOrdering:
         return outcome
 
     def _store_attempts(self, queue: SubscribedQueue) -> list[Completion[Any]]:
-        """Store what was counted anew, so that a restart does not find the attempts used up again."""
+        """Commit the reset attempts, so that they are not used up again after a restart."""
         shares = collect_progress(self._group.subscription_of(queue), (queue,))
         if not shares:
             return []
@@ -172,9 +173,10 @@ class GroupOrdering:
         return [stored]
 
     def skip(self, key: str) -> Outcomes:
-        """Move the head to the dead letters; succeeds when it is there, or need not be any more.
+        """Move the head to the dead letters; completes when it is stored there, or need not be any more.
 
-        A client that has it is late from then on. Raises CallerError when the key is not blocked here.
+        Results of a client that holds it are late from then on. Raises CallerError if the key is not blocked
+        here.
         """
         heads = self._find_heads(key)
         if not heads:
@@ -206,7 +208,7 @@ class GroupOrdering:
             "`ddmq group keys` lists those that are"
         )
 
-    # --- looking
+    # --- queries
 
     @property
     def order_keys(self) -> frozenset[str]:
@@ -214,7 +216,7 @@ class GroupOrdering:
         return frozenset(each.config.order_key for each in self._group.subscriptions.values()) - {""}
 
     def whole_queues(self) -> dict[QueueRef, str]:
-        """The queues that are one chain each (order key QID), and their names on the wire."""
+        """Return the queues that are one chain each (order key QID), with their names on the wire."""
         names = [each.topic for each in self._group.subscriptions.values() if each.config.order_key == QID]
         topics = [info for info in map(self._runtime.backend.topic, names) if info is not None]
         return {queue: self._runtime.qid(queue) for info in topics for queue in info.refs()}
@@ -228,7 +230,7 @@ class GroupOrdering:
         return dict.fromkeys(scope for buffer in buffers for scope in buffer.ordered_scopes())
 
     def _find_heads(self, key: str) -> list[KeyHead]:
-        """The first unfinished message of a key, in each scope that has some of it."""
+        """Return the first unfinished message of a key in each scope that has one."""
         chains = [(scope, scope.table.get(key)) for scope in self._ordered_scopes()]
         return [
             KeyHead(scope.queues[stream], offset, chain)
@@ -242,7 +244,10 @@ class GroupOrdering:
         return [head.as_blocked_key(now, self._group.subscription_of(head.queue).config) for head in heads]
 
     def blocked_keys(self, limit: int) -> list[BlockedKey]:
-        """Keys whose head failed, is parked or has others behind it; longest first, ready ones last."""
+        """Return up to `limit` keys whose head failed, is parked or has waiting messages behind it.
+
+        Those blocked longest come first, ready ones last.
+        """
         now = self._runtime.now()
         heads = [
             KeyHead(queue, offset, chain)
@@ -251,5 +256,5 @@ class GroupOrdering:
             if chain.heads[:1] == [(queue.stream, offset)]
         ]
         rows = [(head.blocked_since(now), head) for head in heads if head.was_tried or head.chain.has_waiting]
-        rows.sort(key=itemgetter(0))  # those that nobody got yet are as old as `now`
+        rows.sort(key=itemgetter(0))  # heads not delivered yet count as blocked since `now`
         return self._describe_heads(head for _, head in rows[:limit])

@@ -1,9 +1,10 @@
-"""Messages on the retry path: read from the delay levels themselves, whoever runs them, and from the retry
-topics, where it is once it is due, until it is finished.
+"""Counts the messages on the retry path: in the delay levels, and, once due, in the retry topics until they
+are finished.
 
-The levels' own progress says what has fired, the records say whose they are, so every proxy can tell, also
-after a restart. A look reads at most READS_MAX records; what it leaves is counted by the next one, and until
-then the numbers are said to be a lower bound. What is due and not finished is the lag of the retry topics.
+The progress of the levels says which messages have fired, and the records name their group and topic, so that
+every proxy can count them, also after a restart. A refresh reads at most READS_MAX records; the rest is
+counted by the next one, and until then the numbers are a lower bound. Messages that are due and not finished
+are the lag of the retry topics.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from proxy_consumer.retries.headers import since_ms
 from proxy_consumer.retries.retry_queues import retry_queues
 from proxy_consumer.runtime import Runtime
 
-LOOK_S = 1.0  # looks that follow sooner are answered with what the last one found
+LOOK_S = 1.0  # requests within this time get the result of the last refresh
 READS_MAX = 16_384
 PAGE = 256
 PAGE_BYTES = 1 << 20
@@ -31,14 +32,15 @@ FIRST_BYTES = 1 << 20
 
 
 class RetryPath(NamedTuple):
-    """Waiting messages by group and topic. `whole`: all were counted; else there are at least so many."""
+    """Waiting messages by group and topic. `whole`: all were counted; otherwise the numbers are a lower
+    bound."""
 
     waiting: Mapping[Name, RetryWaiting]
     whole: bool
 
 
 class RetryPaths:
-    """The retry paths of all groups, as this proxy has counted them."""
+    """The messages on the retry paths of all groups, as counted by this proxy."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -49,7 +51,7 @@ class RetryPaths:
         self._reads_left = 0
 
     def count_waiting(self) -> Completion[RetryPath]:
-        """Count what is new. Fails when the backend cannot be read."""
+        """Count the messages on the retry paths. Fails if the backend cannot be read."""
         info = self._runtime.backend.topic(SCHEDULE_TOPIC)
         if self._asked is not None:
             return self._asked
@@ -101,7 +103,7 @@ class RetryPaths:
         elif batch.status is ReadStatus.DATA:
             end = min(batch.next_offset, span.end)
         else:
-            end = span.end  # what was there is gone: nothing of it waits
+            end = span.end  # these messages were deleted: none of them waits
         self._reads_left -= max(1, len(batch.offsets))
         tally.add(OffsetSpan(span.offset, end), _waiting_rows(batch, end))
         self._read_on()
@@ -140,7 +142,7 @@ def _waiting_rows(batch: ReadBatch, end: int) -> Iterator[tuple[int, Name, Retry
 
 
 def _name_of(record: StoredRecord) -> Name | None:
-    """Group and topic of a message on a retry path; None for one that a producer delayed."""
+    """Return the group and topic of a message on a retry path; None for one that a producer delayed."""
     real = record.system.get(REAL_TOPIC, "")
     if not real.startswith(RETRY_PREFIX):
         return None
@@ -148,7 +150,7 @@ def _name_of(record: StoredRecord) -> Name | None:
 
 
 class _Late(NamedTuple):
-    """A retry queue with messages that are not finished; the first of them is at `committed`."""
+    """A retry queue with unfinished messages, the first of them at `committed`."""
 
     name: Name
     queue: QueueRef
@@ -157,9 +159,10 @@ class _Late(NamedTuple):
 
 
 def retry_due(runtime: Runtime) -> Completion[Mapping[Name, RetryWaiting]]:
-    """Count what is due on the retry paths and not finished, by group and topic. Fails as the backend does.
+    """Count the due and unfinished messages in the retry topics, by group and topic. Fails as the backend
+    does.
 
-    Asks about every group that ever had a retry queue: progress by group, bounds in bulk, and the first
+    This requests progress for every group that ever had a retry queue, the bounds in bulk, and the first
     message of each queue with a lag.
     """
     backend = runtime.backend
@@ -194,7 +197,7 @@ def retry_due(runtime: Runtime) -> Completion[Mapping[Name, RetryWaiting]]:
 
 
 def _since_ms(first: ReadBatch, now_ms: int) -> int:
-    """Since when its first message is on the retry path; now, where that cannot be read."""
+    """Return when the first message of a read entered the retry path; `now_ms` if it cannot be read."""
     if first.status is not ReadStatus.DATA or not first.offsets:
         return now_ms
     try:

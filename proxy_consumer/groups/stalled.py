@@ -1,12 +1,12 @@
-"""Queues that stand still though somebody waits for their messages, whatever the cause.
+"""Finds queues that stand still though clients wait for their messages, whatever the cause.
 
-Judged from outside the mechanism that delivers: a queue has messages, clients (or a push) wait for them, and
-neither the committed offset nor what is finished behind it has moved for STALLED_S, while nothing explains it
-that is meant to be so: messages in flight, retrying or parked, a limit that is reached, a queue that another
-proxy holds (it tells of that one itself). Where a topic of a group-wide scope has messages that nobody pulls,
-it is named: the others of its group wait behind them.
+It judges from outside the mechanism that delivers: a queue has messages, clients (or a push) wait for them,
+and neither the committed offset nor the finished ranges above it have changed for STALLED_S, without an
+intended reason: messages in flight, retrying or parked, a limit that is reached, or a queue that another
+proxy owns (which reports it itself). If a topic of a group-wide scope has messages but no client that pulls
+it, that topic is named: the other topics of its group wait behind it.
 
-It looks by itself, whether or not anybody asks for the metrics, and logs what begins to stand still.
+The check runs periodically, whether or not the metrics are read, and logs queues that begin to stand still.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from proxy_consumer.subscription.subscription import Subscription
 
 LOOK_S = 5.0
 STALLED_S = 30.0
-WAITED_S = 15.0  # a client between two pulls waits all the same
-CHECKS_MAX = 100  # subscriptions a look, in turn
+WAITED_S = 15.0  # a client counts as waiting for this long after its last pull
+CHECKS_MAX = 100  # subscriptions per check, in turn
 Name = tuple[str, str]  # group, topic
 
 
 class Stall(NamedTuple):
-    """Queues of one subscription that stand still, the longest for `seconds`. `held_up_by`: topics of its
-    group that have messages which nobody pulls."""
+    """The stalled queues of one subscription, the longest for `seconds`.
+
+    `held_up_by`: topics of its group whose messages no client pulls.
+    """
 
     topic: str
     queue_ids: tuple[int, ...]
@@ -41,27 +43,27 @@ class Stall(NamedTuple):
     held_up_by: tuple[str, ...]
 
 
-class Seen(NamedTuple):
-    """The progress of a queue, and since when it stands there (monotonic seconds)."""
+class ObservedProgress(NamedTuple):
+    """The progress of a queue, and since when it has not changed (monotonic seconds)."""
 
     committed: int
     ack_span: int
     since: float
 
 
-class Watched:
+class WatchedSubscription:
     """The observed progress of one subscription."""
 
     def __init__(self) -> None:
         self.waited_at = float("-inf")
         self.looked_at = float("-inf")
         self.lag = False
-        self.queues: dict[int, Seen] = {}
-        self.told: set[int] = set()  # the queues that the log has been told of
+        self.queues: dict[int, ObservedProgress] = {}
+        self.told: set[int] = set()  # the queues whose stall was logged
 
 
 class Stalled:
-    """The watch over all subscriptions of one proxy. Also a task of the timer queue."""
+    """The check of all subscriptions of one proxy. Also a task of the timer queue."""
 
     def __init__(
         self,
@@ -72,15 +74,15 @@ class Stalled:
         self._runtime = runtime
         self._subscriptions = subscriptions
         self._fetched = fetched
-        self._known: dict[Name, Watched] = {}
+        self._known: dict[Name, WatchedSubscription] = {}
         self.wake_at = NEVER
 
     def start(self) -> None:
-        """Look from now on."""
+        """Schedule the next check for stalled queues."""
         self._runtime.timers.set(self, self._runtime.now() + LOOK_S)
 
     def due(self, now: float) -> None:
-        """See who is waited for, and ask where those stand; the answers are taken in as they come."""
+        """Check the subscriptions for which clients wait; results are applied as the backend returns them."""
         self.start()
         here = {(each.group.name, each.topic): each for each in self._subscriptions()}
         for name in self._known.keys() - here.keys():
@@ -88,11 +90,11 @@ class Stalled:
             del self._known[name]
         for name, each in here.items():
             if is_waited_for(each):
-                self._known.setdefault(name, Watched()).waited_at = now
+                self._known.setdefault(name, WatchedSubscription()).waited_at = now
         groups = {name[0] for name, watch in self._known.items() if watch.waited_at + WAITED_S >= now}
         names = []
         for name, each in here.items():
-            watch = self._known.setdefault(name, Watched())
+            watch = self._known.setdefault(name, WatchedSubscription())
             together = each.group_wide and name[0] in groups
             if together or watch.waited_at + WAITED_S >= now:
                 names.append((watch.looked_at, name))
@@ -104,7 +106,7 @@ class Stalled:
             self._check(here[name])
 
     def stalls_of(self, group: str, subscriptions: Iterable[Subscription]) -> list[Stall]:
-        """Return the queues of a group that stand still, as of the last check."""
+        """Return the stalled queues of a group, as of the last check."""
         now, stalls = self._runtime.now(), []
         for each in subscriptions:
             watch = self._known.get((group, each.topic))
@@ -115,12 +117,13 @@ class Stalled:
         return stalls
 
     def _check(self, subscription: Subscription) -> None:
-        """Ask where its queues stand, and who holds those that are not held here."""
+        """Request the progress of the subscription, and the owners of the queues that this proxy does not
+        own."""
         runtime, name = self._runtime, (subscription.group.name, subscription.topic)
 
         def on_counted(found: Completion[SubscriptionStats]) -> None:
             if found.error is not None:
-                return  # what was known stands until the next look
+                return  # the last result stays valid until the next check
             if all(row.held or not row.lag for row in found.value.queues):
                 self._judge_subscription(subscription, found.value, {})
                 return
@@ -149,13 +152,13 @@ class Stalled:
         if watch.waited_at + WAITED_S >= now:
             for row in found.queues:
                 if row.lag and not self._is_explained(subscription, row, holders.get(row.queue_id)):
-                    progress = Seen(row.committed, row.ack_span, now)
+                    progress = ObservedProgress(row.committed, row.ack_span, now)
                     last = before.get(row.queue_id, progress)
                     watch.queues[row.queue_id] = last if last[:2] == progress[:2] else progress
         self._log_changes(subscription, watch, now)
 
     def _is_explained(self, subscription: Subscription, row: QueueStats, holder: str | None) -> bool:
-        """Whether a queue stands still because it is meant to."""
+        """Whether a queue stands still for an intended reason."""
         runtime, group = self._runtime, subscription.group
         info = runtime.backend.topic(subscription.topic)
         if info is None:
@@ -176,7 +179,8 @@ class Stalled:
         return bool(group.shared.parked) or any(map(_is_busy, scope.queues.values()))
 
     def _unpulled_topics(self, subscription: Subscription) -> tuple[str, ...]:
-        """Topics that share its chains, have messages, and are pulled by nobody."""
+        """Return the topics that share the subscription's chains and have messages, but no client that
+        pulls."""
         if not subscription.group_wide:
             return ()
         group, now = subscription.group, self._runtime.now()
@@ -188,15 +192,15 @@ class Stalled:
         return tuple(sorted(topics))
 
     @staticmethod
-    def _stalled_queues(known: Watched, now: float) -> dict[int, float]:
-        """The queues that have stood still for long enough, and since when."""
+    def _stalled_queues(known: WatchedSubscription, now: float) -> dict[int, float]:
+        """Return the queues that have stood still for long enough, with the time since when."""
         return {
             number: progress.since
             for number, progress in known.queues.items()
             if progress.since + STALLED_S <= now
         }
 
-    def _log_changes(self, subscription: Subscription, known: Watched, now: float) -> None:
+    def _log_changes(self, subscription: Subscription, known: WatchedSubscription, now: float) -> None:
         name, since = (subscription.group.name, subscription.topic), self._stalled_queues(known, now)
         self._runtime.metrics.cell(catalogue.STALLED_QUEUES, *name).value = len(since)
         facts = {"group": name[0], "topic": name[1], "queues": sorted(since or known.told)}
@@ -207,12 +211,12 @@ class Stalled:
             }
             log.warning("queues stand still though clients wait for their messages", extra=facts | why)
         elif known.told and not since:
-            log.info("queues stand still no more", extra=facts)
+            log.info("queues no longer stand still", extra=facts)
         known.told = set(since)
 
 
 def is_waited_for(subscription: Subscription) -> bool:
-    """Whether a client, or its push, would take a message now."""
+    """Whether a client, or the subscription's push runner, would accept a message now."""
     group = subscription.group
     if subscription.creating or not subscription.readable or subscription.config.model == "broadcasting":
         return False
@@ -223,5 +227,5 @@ def is_waited_for(subscription: Subscription) -> bool:
 
 
 def _is_busy(state: SubscribedQueue) -> bool:
-    """Whether a client has messages of it, or some wait for their retry."""
+    """Whether messages of the queue are leased or wait for their retry."""
     return bool(state.leases.jobs or state.table.retrying)

@@ -22,7 +22,7 @@ PARKED = "parked"
 LEAVING = "on its way to its retry or dead letter"
 NOT_YET = "not yet"
 DONE = "done"
-LEFT = "done or gone on"  # to a retry or a dead letter, where nothing can be found by its id
+LEFT = "done or gone on"  # moved to a retry or a dead letter, which cannot be found by its id
 
 _JOB_STATES = {
     JobState.WAITING: RETRYING,
@@ -36,10 +36,11 @@ _JOB_STATES = {
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """One queue of one subscription. `committed` and `next` are as stored; the rest is this proxy's view.
+    """One queue of one subscription. `committed` and `next` are as stored; the other numbers are this
+    proxy's.
 
-    `held`: whether this proxy delivers from it now; the live numbers are 0 otherwise. Where the model is
-    broadcasting every instance has a place of its own: `lag` is 0.
+    `held`: whether this proxy delivers from it now; otherwise the live numbers are 0. If the model is
+    broadcasting, every instance has its own position: `lag` is 0.
     """
 
     queue_id: int
@@ -55,7 +56,8 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionStats:
-    """One subscription. `dead_lettered` counts from the proxy's start; `retry_lag`: due on the retry path."""
+    """One subscription. `dead_lettered`: since the proxy's start; `retry_lag`: messages due on the retry
+    path."""
 
     group: str
     topic: str
@@ -72,7 +74,7 @@ class SubscriptionStats:
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """One group as a list shows it."""
+    """One group in a list of groups."""
 
     name: str
     source: str
@@ -82,7 +84,7 @@ class GroupSummary:
 
 
 def subscription_stats(runtime: Runtime, subscription: Subscription) -> Completion[SubscriptionStats]:
-    """Asks the backend for progress and bounds, in bulk."""
+    """Return the progress of a subscription; the backend is asked for progress and bounds in bulk."""
     info = runtime.backend.topic(subscription.topic)
     if info is None:
         return succeeded(_sum_rows(subscription, ()))
@@ -105,7 +107,7 @@ def subscription_stats(runtime: Runtime, subscription: Subscription) -> Completi
 
 
 def group_stats(runtime: Runtime, group: Group, topic: str | None) -> Completion[list[SubscriptionStats]]:
-    """Every subscription of the group, or the one to `topic`."""
+    """Return the progress of every subscription of the group, or of the one to `topic`."""
     subscriptions = [each for each in group.subscriptions.values() if topic is None or each.topic == topic]
     return gather([subscription_stats(runtime, each) for each in subscriptions])
 
@@ -135,7 +137,7 @@ def _live_number(state: SubscribedQueue | None, number: Callable[[SubscribedQueu
 
 
 def _sum_rows(subscription: Subscription, rows: Sequence[tuple[bool, QueueStats]]) -> SubscriptionStats:
-    """`rows`: each with whether it is the topic's own, or of the retry path."""
+    """Sum up queues; the flag in each row is True for the topic's own queues, False for the retry queue."""
     queues = tuple(row for own, row in rows if own)
     return SubscriptionStats(
         group=subscription.group.name,
@@ -153,7 +155,8 @@ def _sum_rows(subscription: Subscription, rows: Sequence[tuple[bool, QueueStats]
 
 
 class LiveState(NamedTuple):
-    """`deliveries` so far, as far as known here; `error`: what the client said last."""
+    """The state of one message. `deliveries`: how many this proxy knows of; `error`: the client's last
+    error."""
 
     state: str
     deliveries: int
@@ -161,7 +164,7 @@ class LiveState(NamedTuple):
 
 
 def live_state(subscription: Subscription, queue: QueueRef, offset: int) -> LiveState | None:
-    """The state of an unfinished message; None where this proxy does not hold the queue."""
+    """Return the state of a message; None if this proxy does not own the queue."""
     subscribed = subscription.buffer.queues.get(queue)
     if subscribed is None:
         return None

@@ -1,9 +1,9 @@
-"""The lag of subscriptions that no proxy holds, as one proxy tells it for all.
+"""The lag of subscriptions that no proxy owns, reported by one proxy for all.
 
-Nobody pulls from them, so nothing of theirs is in memory: who holds what, progress and bounds are asked of
-the backend, every REFRESH_S and for at most CHECKS_MAX subscriptions per look, in turn; the answers are told
-as they come. Which proxy does it is settled as everything is that only one may do: it holds a queue, here one
-of an inner topic that is always there, in a group of its own.
+No client pulls from them, so that no proxy has their state in memory: the backend is asked for owners,
+progress and bounds, every REFRESH_S and for at most CHECKS_MAX subscriptions per refresh, in turn; results
+are reported as they arrive. The reporting proxy is chosen like any exclusive role: it owns a queue, in this
+case one of an inner topic that always exists, in a group of its own.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ CHECKS_MAX = 100
 Name = tuple[str, str]  # group, topic
 
 
-class Behind(NamedTuple):
-    """One queue with a lag: all below `committed` is finished, the next message lands at `next`."""
+class QueueLag(NamedTuple):
+    """One queue with a lag: all offsets below `committed` are finished, the next message gets offset
+    `next`."""
 
     queue: QueueRef
     committed: int
@@ -35,18 +36,20 @@ class Behind(NamedTuple):
 
 
 class KnownLag(NamedTuple):
-    """The lag found at a moment. `rows` empty: some proxy holds the subscription, or it has
-    no lag; None: nothing was found yet."""
+    """The lag of a subscription at a moment. `rows` empty: some proxy owns it, or it has no lag; None: not
+    known yet."""
 
     at: float  # monotonic seconds
-    rows: list[Behind] | None
+    rows: list[QueueLag] | None
 
 
 class Unheld(ClaimOwner):
-    """The lag of subscriptions that no proxy holds, reported by one proxy. `told(subscription, rows)` follows
-    whenever something was found."""
+    """The lag of subscriptions that no proxy owns, reported by one proxy.
 
-    def __init__(self, runtime: Runtime, told: Callable[[Subscription, list[Behind]], None]) -> None:
+    `told(subscription, rows)` is called with each result.
+    """
+
+    def __init__(self, runtime: Runtime, told: Callable[[Subscription, list[QueueLag]], None]) -> None:
         self._runtime = runtime
         self._told = told
         self._claims = QueueClaims(runtime.backend, self, runtime.now, load=False)
@@ -54,21 +57,25 @@ class Unheld(ClaimOwner):
         self._known: dict[Name, KnownLag] = {}
 
     def leave(self) -> None:
-        """Leave it to another proxy, for good."""
+        """Leave the report to another proxy, for good."""
         self._left = True
         self._claims.leave()
 
     @property
     def is_reporter(self) -> bool:
-        """Whether this is the proxy that tells of what nobody holds."""
+        """Whether this proxy is the one that reports subscriptions that no proxy owns."""
         return bool(self._claims.held)
 
     def trouble(self, doing: str, error: Exception) -> None:
-        log.warning("lags that no proxy holds are not told yet", extra={"error": str(error)})
+        log.warning(
+            "lags of subscriptions without an owner are not reported yet", extra={"error": str(error)}
+        )
 
-    def find_unheld(self, others: Iterable[Subscription]) -> Mapping[Name, list[Behind] | None]:
-        """The queues of those among `others` that no proxy holds, as far as it is known, None: not yet; {}
-        where another proxy tells of them."""
+    def find_unheld(self, others: Iterable[Subscription]) -> Mapping[Name, list[QueueLag] | None]:
+        """Return the lagging queues of those among `others` that no proxy owns; None: not known yet.
+
+        Returns {} if another proxy reports them.
+        """
         if not self._left and self._runtime.backend.topic(SCHEDULE_TOPIC) is not None:
             address = self._runtime.address
             self._claims.join(Join(LAG_GROUP, SCHEDULE_TOPIC, queues=frozenset({0}), address=address))
@@ -80,7 +87,7 @@ class Unheld(ClaimOwner):
             (each.group.name, each.topic): each
             for each in others
             if self._runtime.backend.topic(each.topic) is not None
-            and each.config.model != "broadcasting"  # the place of those is their clients'
+            and each.config.model != "broadcasting"  # their clients keep the offsets
         }
         self._known = {name: self._known.get(name, KnownLag(float("-inf"), None)) for name in names}
         stale = sorted((lag.at, name) for name, lag in self._known.items() if lag.at + REFRESH_S <= now)
@@ -109,19 +116,19 @@ class Unheld(ClaimOwner):
         except DdmqError:
             self._note_rows(name, subscription, [])
 
-    def _note_rows(self, name: Name, subscription: Subscription, rows: list[Behind]) -> None:
+    def _note_rows(self, name: Name, subscription: Subscription, rows: list[QueueLag]) -> None:
         lag = self._known.get(name)
         if lag is not None:
             self._known[name] = lag._replace(rows=rows)
             self._told(subscription, rows)
 
 
-def _behind_rows(subscription: Subscription, found: SubscriptionStats, runtime: Runtime) -> list[Behind]:
+def _behind_rows(subscription: Subscription, found: SubscriptionStats, runtime: Runtime) -> list[QueueLag]:
     info = runtime.backend.topic(subscription.topic)
     if info is None:
         return []
     return [
-        Behind(QueueRef(info.name, info.incarnation, row.queue_id), row.committed, row.next)
+        QueueLag(QueueRef(info.name, info.incarnation, row.queue_id), row.committed, row.next)
         for row in found.queues
         if row.lag
     ]

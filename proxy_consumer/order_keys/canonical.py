@@ -1,12 +1,12 @@
-"""The canonical text of a JSON value: equal values have equal texts, different ones different texts.
+"""The canonical text of a JSON value: equal values have equal texts, different values different texts.
 
-Rules: it is JSON without spaces and with sorted keys; strings as they are, without any Unicode
-normalisation; numbers by their exact value, however they were written (1, 1.0, 1e0; -0 is 0), never
-through a 64-bit float. Above TEXT_CHARS_MAX characters the text is replaced by its SHA-256, marked so
-that it is no JSON text; that two such keys meet is beyond chance.
+The text is JSON without spaces and with sorted keys; strings are unchanged, without any Unicode
+normalisation; numbers are written by their exact value, whatever their notation (1, 1.0, 1e0; -0 is 0), never
+through a 64-bit float. Above TEXT_CHARS_MAX characters the text is replaced by its SHA-256, with a prefix
+that makes it no JSON text; a collision of two such keys is practically impossible.
 
-A hostile body must not hold up the other clients, so its values are counted from the bytes before anything
-is decoded: commas and opening brackets, also those in strings, so never too few.
+A hostile body must not delay other clients, so its values are counted in the bytes before it is decoded:
+commas and opening brackets, also those in strings, so that the count is never too low.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from typing import Any
 
 import msgspec
 
-VALUES_MAX = 4096  # that a path goes through, to the power of `..`; and again, that a key's text is made of
+VALUES_MAX = 4096  # most values that a path visits (counted once per `..`), and most in a key's text
 TEXT_CHARS_MAX = 4096
-DIGITS_MAX = 4300  # of one number
+DIGITS_MAX = 4300  # in one number
 _PLAIN_DIGITS = 20  # numbers up to this long are written without an exponent
 _NUMBER = re.compile(r"(-?)([0-9]+)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
 _dump = msgspec.json.Encoder().encode
 
 
 class TooMuchWork(ValueError):
-    """More values than one message may have looked through."""
+    """The message has more values than an order key may visit."""
 
 
 def check_work(data: bytes, deep: int = 1) -> None:
-    """`deep`: how often everything is gone through. Raises TooMuchWork."""
+    """Raise TooMuchWork if a body has too many values. `deep`: the exponent, how many `..` the path has."""
     values = 1 + data.count(b",") + data.count(b"[") + data.count(b"{")
     if values**deep > VALUES_MAX:
         raise TooMuchWork(f"about {values} values, {deep} times `..`; allowed: {VALUES_MAX} in all")
 
 
 class Allowance:
-    """The remaining allowance while a value is built whose size does not show in its bytes."""
+    """A limit on the number of values in a key's text, counted down while the text is built."""
 
     __slots__ = ("_left",)
 
@@ -45,21 +45,21 @@ class Allowance:
         self._left = VALUES_MAX
 
     def spend_values(self, values: int) -> None:
-        """Raises TooMuchWork."""
+        """Subtract `values` from the allowance. Raises TooMuchWork if it is exhausted."""
         self._left -= values
         if self._left < 0:
             raise TooMuchWork(f"the key is made of more than {VALUES_MAX} values")
 
 
 class WrittenFloat(float):
-    """A number with a point or an exponent, and how it was written."""
+    """A number with a point or an exponent, together with its original text."""
 
     __slots__ = ("text",)
     text: str
 
 
 def parse_written_float(text: str) -> WrittenFloat:
-    """The float of a number's text, with the text."""
+    """Parse a number into a float that keeps its text."""
     number = WrittenFloat(text)
     number.text = text
     return number
@@ -69,15 +69,14 @@ decode = msgspec.json.Decoder(float_hook=parse_written_float).decode
 
 
 def bound_text(text: str) -> str:
-    """The text, or what stands for it where it is long."""
+    """Return the text, or its marked SHA-256 if it is too long."""
     if len(text) <= TEXT_CHARS_MAX:
         return text
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def text_of_raw(raw: bytes) -> str | None:
-    """Return the canonical text of one value's JSON; None for null. Raises ValueError when it is not
-    valid."""
+    """Return the canonical text of one value's JSON; None for null. Raises ValueError if it is invalid."""
     if raw[0] == 0x22:  # a string; without a backslash it is canonical already
         return _dump(decode(raw)).decode() if b"\\" in raw else raw.decode()
     if raw.isdigit():
@@ -93,7 +92,7 @@ def text_of_raw(raw: bytes) -> str | None:
 
 
 def text_of(value: Any) -> str:
-    """Return the canonical text of a decoded value. Raises ValueError (TooMuchWork too), RecursionError."""
+    """Return the canonical text of a decoded value. Raises ValueError (or TooMuchWork) and RecursionError."""
     return _canonical_text(value, Allowance())
 
 
@@ -118,7 +117,7 @@ def _canonical_text(value: Any, allowance: Allowance) -> str:
 
 
 def number_text(text: str) -> str:
-    """One text for all ways to write a number. Raises ValueError."""
+    """Return the one canonical text for all notations of a number. Raises ValueError."""
     match = _NUMBER.fullmatch(text)
     if match is None or len(text) > DIGITS_MAX:
         raise ValueError(f"{text[:20]!r} is no number, or has more than {DIGITS_MAX} digits")

@@ -1,7 +1,8 @@
-"""All of the dialect, by jsonpath-ng. Steps become its expressions one by one, so nothing is quoted twice.
+"""Evaluates the whole path dialect, by jsonpath-ng. Each step becomes an expression of it, so that nothing is
+quoted twice.
 
-Rules: a name applied to an array is applied to each of its elements; several hits make one list, which is
-the key; one hit is the key itself. A body with more values than VALUES_MAX is not looked into.
+A name applied to an array is applied to each of its elements; several matches make one list, which is the
+key; a single match is the key itself. A body with more than VALUES_MAX values is not searched.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from jsonpath_ng.ext.parser import parse
 from proxy_consumer.order_keys.canonical import check_work, decode, text_of
 from proxy_consumer.order_keys.path import PathError, PathKind, PathStep, count_descents
 
-_SET_OPERATORS = ("_Intersect", "_Union")  # what & and | mean between paths; importing them warns
+_SET_OPERATORS = ("_Intersect", "_Union")  # classes of & and | between paths; importing them warns
 
 
 class Members(JSONPath):
-    """Members of an object, or of each object in an array."""
+    """A path step that selects members of an object, or of each object in an array."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
 
     def find(self, datum: Any) -> list[DatumInContext]:
-        """Hits in the order of the names, then of the elements."""
+        """Return the matches, in the order of the names, then of the elements."""
         datum = DatumInContext.wrap(datum)
         value = datum.value
         if isinstance(value, dict):
@@ -43,8 +44,11 @@ class Members(JSONPath):
 
 
 def general_reader(steps: tuple[PathStep, ...]) -> Callable[[bytes], str | None]:
-    """Return the canonical text of the key in a body. Raises ValueError, RecursionError for unreadable
-    bodies."""
+    """Return a function that reads the canonical text of the key from a body; it returns None if there is no
+    key.
+
+    The function raises ValueError or RecursionError for unreadable bodies.
+    """
     find = build_expression(steps).find
     deep = max(1, count_descents(steps))
 
@@ -59,7 +63,7 @@ def general_reader(steps: tuple[PathStep, ...]) -> Callable[[bytes], str | None]
 
 
 def build_expression(steps: tuple[PathStep, ...]) -> JSONPath:
-    """Build the library's expression for the steps. Raises PathError for a filter that it does not know."""
+    """Build the jsonpath-ng expression for the steps. Raises PathError for an unknown filter."""
     path: JSONPath = Root()
     for step in steps:
         join = Descendants if step.deep else Child
@@ -94,18 +98,18 @@ def _build_filter(step: PathStep) -> JSONPath:
 
 
 def _check_filter(found: JSONPath, step: PathStep) -> None:
-    """Raises PathError for what the library takes and cannot evaluate, or only at a boundless cost."""
+    """Raise PathError for a filter that the library cannot evaluate, or only at unbounded cost."""
     parts = list(_all_parts(found))
     if any(type(part).__name__ in _SET_OPERATORS for part in parts):
         raise PathError(f"the filter [{step.text}] is not understood; and, or of conditions: && ||", step.at)
     tested = [part.target for part in parts if isinstance(part, Expression)]
     if any(isinstance(part, Root) for target in tested for part in _all_parts(target)):
-        # it would be gone through once for every element
+        # it would be evaluated once for every element
         raise PathError(f"the filter [{step.text}] has $ on the left; allowed there: @", step.at)
 
 
 def _all_parts(one: Any) -> Iterator[Any]:
-    """An expression and all in it."""
+    """Iterate over an expression and all expressions in it."""
     yield one
     for inner in vars(one).values():
         for part in inner if isinstance(inner, list | tuple) else (inner,):

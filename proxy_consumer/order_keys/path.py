@@ -1,4 +1,4 @@
-"""The JSONPath dialect of order keys, parsed into steps with places for errors.
+"""The JSONPath dialect of order keys, parsed into steps; errors state their position.
 
 `$` optional; `.a` or `/a`, `['a-b']`, `['a','b']`, `[-1]`, `[0,1]`, `[0:2]`, `[*]` and `.*`, `..a`,
 `[?(@.c>1)]`, `[c=1]`, `.size()` at the end. Pure text work: what steps mean is in reader.py and general.py.
@@ -16,7 +16,7 @@ DESCENTS_MAX = 2  # `..` in one path: each multiplies the work on one body
 
 
 class PathError(ValueError):
-    """`at`: the character, counted from 1, where what is wrong starts."""
+    """An invalid path. `at`: the position of the error, in characters from 1."""
 
     def __init__(self, text: str, at: int) -> None:
         super().__init__(f"at character {at}: {text}")
@@ -36,7 +36,7 @@ class PathKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PathStep:
-    """One step. `deep`: of everything below as well. `at`: its place, from 1."""
+    """One step of a path. `deep`: it also applies to everything below. `at`: its position, from 1."""
 
     kind: PathKind
     at: int
@@ -47,7 +47,7 @@ class PathStep:
 
     @property
     def is_plain(self) -> bool:
-        """One member or one element: no more than one hit."""
+        """Whether the step selects one member or one element, so that it has at most one match."""
         return not self.deep and len(self.names) + len(self.numbers) == 1 and self.kind is not PathKind.SLICE
 
 
@@ -64,7 +64,7 @@ _BRACKETS = "a name in quotes, numbers, start:end, *, ?(filter) or name=value"
 
 
 def parse_path(text: str) -> tuple[PathStep, ...]:
-    """The steps; none for `$` alone. Raises PathError."""
+    """Parse a path into its steps; `$` alone has none. Raises PathError."""
     if len(text) > PATH_CHARS_MAX:
         raise PathError(f"it has {len(text)} characters; allowed: at most {PATH_CHARS_MAX}", 1)
     steps = tuple(_PathParser(text).parse_steps())
@@ -79,7 +79,7 @@ def parse_path(text: str) -> tuple[PathStep, ...]:
 
 
 def count_descents(steps: tuple[PathStep, ...]) -> int:
-    """Count how often the steps go through everything below, filters included."""
+    """Count how often the steps descend into everything below (`..`), filters included."""
     return sum(step.deep + step.text.count("..") for step in steps)
 
 
@@ -159,7 +159,7 @@ class _PathParser:
         raise PathError(f"[{inner}] is not understood; expected {_BRACKETS}", at + 1)
 
     def _find_closing(self, at: int) -> int:
-        """Return where the bracket at `at` closes; brackets in quotes do not count."""
+        """Return the index where the bracket at `at` closes; brackets in quotes are ignored."""
         depth, quote = 0, ""
         place = at
         while place < len(self._text):

@@ -1,13 +1,12 @@
-"""Order key readers: functions that take the key's text out of delivery bytes.
+"""Order key readers: functions that read the text of the key from delivery bytes.
 
-Rules: KEY is the message key as a JSON string, so that it equals a JSON member with the same text; any
-other order key but QID is a JSONPath into the body. A missing value, null, and a body that is not JSON,
-or that would cost more than one message may, have no key: None. Two texts are equal exactly when the
-values are (canonical.py).
+KEY is the message key as a JSON string, so that it equals a JSON member with the same text; any other order
+key but QID is a JSONPath into the body. A missing value, null, a body that is not JSON, and a body that would
+cost too much work have no key: None. Two texts are equal exactly if the values are (canonical.py).
 
-A plain path, members and elements only, is read straight from the body's bytes: a typed decoder skips what
-the path does not lead through and hands over the value as written. Where the body is not shaped as the path
-says (an array where an object is expected, a member that stands twice) general.py knows what that means.
+A plain path, with members and elements only, is read straight from the body's bytes: a typed decoder skips
+everything off the path and returns the value as written. If the body does not have the shape of the path (an
+array instead of an object, a duplicate member), general.py evaluates the path.
 """
 
 from __future__ import annotations
@@ -25,15 +24,16 @@ from proxy_consumer.order_keys.canonical import bound_text, text_of, text_of_raw
 from proxy_consumer.order_keys.path import PathError, PathKind, PathStep, parse_path
 
 QID, KEY = "QID", "KEY"
-READERS_MAX = 1024  # kept; others are made again
-_KEY_FIELD, _LONG = b"\x18", 128  # how delivery bytes with a key begin; longer keys have more bytes of length
+READERS_MAX = 1024  # cached readers; others are built again
+_KEY_FIELD, _LONG = b"\x18", 128  # first bytes of a delivery with a key shorter than _LONG
 KeyReader = Callable[[bytes], str | None]
-Read = Callable[[bytes], bytes]  # from a value's JSON to that of the value asked for; b"" = missing
+Read = Callable[[bytes], bytes]  # from a value's JSON to the JSON of the value selected in it; b"" = missing
 _NOTHING = msgspec.Raw(b"")
 
 
 def path_fault(order_key: str) -> str | None:
-    """Return what is wrong with an order key, with its place; None: nothing. Blank, QID and KEY are right."""
+    """Return why an order key is invalid, with the position; None if it is valid, as blank, QID and KEY
+    are."""
     if order_key in ("", QID, KEY):
         return None
     try:
@@ -45,10 +45,11 @@ def path_fault(order_key: str) -> str | None:
 
 
 def key_reader(order_key: str) -> KeyReader:
-    """Reads the key's canonical text from delivery bytes; None = unordered. It never raises.
+    """Return a function that reads the key's canonical text from delivery bytes, or None (unordered); it
+    never raises.
 
-    Raises PathError for a path that `path_fault` finds fault with, ValueError for blank and QID, which
-    are not read from a message.
+    Raises PathError for a path that `path_fault` rejects, ValueError for blank and QID, which are not read
+    from a message.
     """
     if order_key in ("", QID):
         raise ValueError(f"order_key {order_key!r} is not read from messages")
@@ -67,11 +68,11 @@ def key_reader(order_key: str) -> KeyReader:
 
 
 def message_key(delivery: bytes) -> str | None:
-    """The message key as a JSON string; None for an absent one."""
+    """Return the message key as a JSON string; None if it is absent."""
     if delivery[:1] == _KEY_FIELD and len(delivery) > 2 and delivery[1] < _LONG:  # nearly every message
         raw = delivery[2 : 2 + delivery[1]]
         if raw.isalnum() and len(raw) == delivery[1]:
-            return f'"{raw.decode()}"'  # ASCII, and nothing is to be escaped
+            return f'"{raw.decode()}"'  # ASCII without characters to escape
     try:
         key = key_of(delivery)
     except DamagedError:
@@ -79,7 +80,7 @@ def message_key(delivery: bytes) -> str | None:
     if not key:
         return None
     text = key.decode("utf-8", "backslashreplace")
-    return bound_text(f'"{text}"' if text.isalnum() else text_of(text))  # then nothing is to be escaped
+    return bound_text(f'"{text}"' if text.isalnum() else text_of(text))  # alphanumeric text needs no escaping
 
 
 @lru_cache(maxsize=READERS_MAX)
@@ -87,7 +88,7 @@ def _body_reader(path: str) -> KeyReader:
     steps = parse_path(path)
     if not steps or not all(step.is_plain for step in steps):
         return _read_general(steps)
-    plain, general = plain_reader(steps), cache(lambda: _read_general(steps))  # made when it is first needed
+    plain, general = plain_reader(steps), cache(lambda: _read_general(steps))  # built at first use
 
     def read(body: bytes) -> str | None:
         try:
@@ -105,12 +106,14 @@ def _read_general(steps: tuple[PathStep, ...]) -> KeyReader:
 
 
 class Unshaped(Exception):
-    """The body has another shape than the path."""
+    """The body does not have the shape of the path."""
 
 
 def plain_reader(steps: tuple[PathStep, ...]) -> Callable[[bytes], str | None]:
-    """Return the canonical text of a body's key. Raises Unshaped; ValueError, RecursionError if
-    unreadable."""
+    """Return a function that reads the canonical text of the key from a body, or None, along a plain path.
+
+    The function raises Unshaped, or ValueError or RecursionError for unreadable bodies.
+    """
     stages = [
         stage
         for kind, run in groupby(steps, key=lambda step: step.kind)
@@ -139,7 +142,8 @@ def plain_reader(steps: tuple[PathStep, ...]) -> Callable[[bytes], str | None]:
 
 
 def _read_members(names: list[str]) -> Read:
-    """Down a run of names."""
+    """Return a function that reads the member at this path of names; it returns b"" if the member is
+    missing."""
     shape: Any = msgspec.Raw
     default: Any = _NOTHING
     for name in reversed(names):
@@ -163,7 +167,8 @@ def _read_members(names: list[str]) -> Read:
 
 
 def _read_element(step: PathStep) -> Read:
-    """One element of an array."""
+    """Return a function that reads the array element which `step` selects; it returns b"" if the array is too
+    short."""
     decode = msgspec.json.Decoder(list[msgspec.Raw] | None).decode
     (index,) = step.numbers
     assert index is not None

@@ -1,11 +1,11 @@
 """The chain of a subscription: its actions in order, checked once, run for every message.
 
-Rules: every name is known, none stands twice; the last one is the sink and the only one; what works on JSON
-comes after Json; what builds a request comes before AsyncHttp. Async and NonBlockAsync are taken and mean
-nothing more: order keys hold from the read on.
+Every name must be known and unique; the last one is the sink, and there is only one; actions on JSON come
+after Json; actions that build a request need AsyncHttp as the sink. Async and NonBlockAsync are accepted
+without effect: order keys apply from the read on.
 
-Actions before PullServer are a filter: they decide whether a message is pulled, never what of it. A pull
-always delivers the stored body, so what Transit or Script make of it is not seen by anybody.
+Actions before PullServer are a filter: they decide whether a message is delivered to a pull, but not its
+content. A pull always delivers the stored body, so that the changes of Transit or Script are not visible.
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ class ActionChain:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing happens before the sink."""
+        """Whether the chain has no steps before the sink."""
         return not self._steps
 
     def run(self, job: ActionJob) -> ActionOutcome:
-        """CONTINUE: a client pulls it. ASYNCHRONIZED: the push sink has it now. Else it ends here."""
+        """Run the steps: CONTINUE: a client pulls the message; ASYNCHRONIZED: the push sink sends it;
+        otherwise it ends here."""
         try:
             for step in self._steps:
                 outcome = step(job)
@@ -73,9 +74,10 @@ class ActionChain:
 
 
 def build_chain(actions: Sequence[str], push: PushConfig, heavy: Heavy | None = None) -> ActionChain:
-    """Raises ValueError that names the action or the setting, and what is allowed.
+    """Build the chain of these actions. Raises ValueError that names the action or setting, and the allowed
+    values.
 
-    `heavy` evaluates scripts that may take long (script.py); None: there is nobody who could be stopped.
+    `heavy` runs scripts that may take long (script.py); None: such scripts are rejected.
     """
     _check_names(actions)
     _check_order(actions)
@@ -94,7 +96,7 @@ def _check_names(actions: Sequence[str]) -> None:
         if name not in KNOWN:
             raise ValueError(f"actions: {unknown_action_text(name)}")
         if name in actions[:index]:
-            raise ValueError(f"actions: {name} stands twice; keep one")
+            raise ValueError(f"actions: {name} is listed twice; keep one")
     if {"Script", "Groovy"} <= set(actions) or {"FormParams", "FormParams2"} <= set(actions):
         raise ValueError(f"actions: {', '.join(actions)} has two names for one step; keep one of them")
 
@@ -136,10 +138,10 @@ def _check_sink(sink: str, push: PushConfig, *, after_json: bool) -> None:
 
 
 def fault_before_pull(actions: Sequence[str], push: PushConfig) -> str | None:
-    """Return why these actions may not be set in front of a pull, or None.
+    """Return why these actions must not be set in front of a pull; None if they may.
 
-    Settings that an earlier release took go on as they were: what is too much for one message is then a
-    script error of that message. Raises ValueError for a script that is none.
+    Settings that an earlier release accepted stay in force: a message for which the script is too costly is a
+    script error then. Raises ValueError for an invalid script.
     """
     scripts = {"Script", "Groovy"} & set(actions)
     if not scripts or actions[-1] in PUSH_SINKS:
@@ -149,20 +151,20 @@ def fault_before_pull(actions: Sequence[str], push: PushConfig) -> str | None:
 
 
 class ActionFilter:
-    """The steps of a pull chain, message by message."""
+    """Filters the messages of a pull subscription by the steps of its chain."""
 
     tags: frozenset[int] | None = None
 
     def __init__(self, chain: ActionChain) -> None:
         self._chain = chain
 
-    def judge(self, delivery: bytes) -> Refusal | None:
-        """None: deliver it. Never raises."""
+    def find_refusal(self, delivery: bytes) -> Refusal | None:
+        """Return why the chain does not let the message pass; None if it is delivered. Never raises."""
         try:
             outcome = self._chain.run(job_of(decode(delivery)))
         except DamagedError as error:
             return Refusal(str(error))
-        except Exception as error:  # an action must not take the queue with it
+        except Exception as error:  # a failing action must not stop the queue
             return Refusal(f"{type(error).__name__}: {error}")
         if outcome.ending is Ending.CONTINUE:
             return None
@@ -170,9 +172,9 @@ class ActionFilter:
 
 
 def filter_for_actions(actions: tuple[str, ...], push: PushConfig) -> Filter | None:
-    """The filter that a subscription's actions are; None when they keep nothing back from a pull.
+    """Build the filter of a subscription's actions; None if they filter nothing.
 
-    A pushed subscription has none: its runner goes through the chain itself.
+    A push subscription has none: its runner runs the chain itself.
     """
     if not actions or actions[-1] in PUSH_SINKS:
         return None

@@ -1,8 +1,8 @@
-"""All push runners of a proxy, kept in step with the subscriptions.
+"""Starts and stops the push runners of a proxy as its subscriptions change.
 
-A runner starts when a subscription has a push sink, no client needed, and is replaced when its actions or
-their settings change. One whose sink may not be used at this proxy (a target outside push_targets, no
-push_files_dir) is held back: its messages stay where they are, and log and metrics say why.
+A runner starts when a subscription has a push sink, without any client, and is replaced when its actions or
+their settings change. A subscription whose sink is not allowed at this proxy (a target outside push_targets,
+no push_files_dir) gets no runner: its messages stay in their queues, and log and metrics give the reason.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ from proxy_consumer.groups.directory import Directory
 from proxy_consumer.push.actions.config import PushConfig, ScriptConfig
 from proxy_consumer.push.actions.job import ActionJob, ActionOutcome
 from proxy_consumer.push.actions.targets import AllowList
-from proxy_consumer.push.runner import PushRunner
-from proxy_consumer.push.sinks.file import FilesFolder, FileSink
-from proxy_consumer.push.sinks.http import HttpSink
-from proxy_consumer.push.sinks.redis import RedisSink
 from proxy_consumer.push.verdict import Sink
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.subscription import Subscription
 
 if TYPE_CHECKING:
+    from proxy_consumer.push.runner import PushRunner
     from proxy_consumer.push.script_workers import ScriptWorkers
+    from proxy_consumer.push.sinks.file import FilesFolder
 
 KAFKA_SOURCE, LOG_SOURCE = "KAFKA", "RMQ"
 Made = tuple[tuple[str, ...], PushConfig]
 
 
 class Pushers:
-    """`start` once the directory has started, which calls `on_change` from then on."""
+    """The push runners of one proxy. Call `start` once the directory has started; the directory then calls
+    `on_change`."""
 
     def __init__(self, runtime: Runtime, directory: Directory, random: Random) -> None:
         self._runtime = runtime
@@ -51,12 +50,12 @@ class Pushers:
         self._source = KAFKA_SOURCE if kafka else LOG_SOURCE
 
     def start(self) -> None:
-        """Run what is to be pushed."""
+        """Start the runners of all push subscriptions."""
         self._started = True
         self.check_all()
 
     def stop(self) -> None:
-        """Take nothing new; what is under way ends by itself."""
+        """Stop all runners: they take no new messages, and pushes in progress end by themselves."""
         self._stopped = True
         for subscription in list(self._runners):
             self._end(subscription)
@@ -64,17 +63,18 @@ class Pushers:
             self._scripts.close()
 
     def find_fault(self, subscription: Subscription) -> str:
-        """Return why a push subscription does not run here; "" when it does."""
+        """Return why a push subscription has no runner here; "" if it has one."""
         return self._faults.get(subscription, "")
 
     def check_all(self) -> None:
-        """Settings, defaults or the proxy's own configuration may have changed."""
+        """Start, replace or stop runners after a change of settings, defaults or the proxy's
+        configuration."""
         pushed = {each for each in self._directory.all_subscriptions() if each.pushed}
         for subscription in pushed | set(self._runners) | set(self._faults):
             self._check_subscription(subscription, there=subscription in pushed)
 
     def on_change(self, name: str, topic: str) -> None:
-        """The subscription of group `name` to `topic` was made, changed or removed."""
+        """Start, replace or stop the runner of a subscription that was created, changed or removed."""
         if not self._started or self._stopped:
             return
         now = self._directory.find_subscription(name, topic)
@@ -85,7 +85,7 @@ class Pushers:
             self._check_subscription(now, there=now.pushed)
 
     def _check_subscription(self, subscription: Subscription, *, there: bool) -> None:
-        """Make what runs agree with the subscription."""
+        """Start, replace or stop the runner of one subscription; `there`: it exists and has a push sink."""
         source, fault = self._find_source(subscription) if there else (None, "")
         running = self._runners.get(subscription)
         if running is not None and (not there or running[0] != source or running[1].sink.fault is not None):
@@ -101,7 +101,8 @@ class Pushers:
         self._held.value = len(self._faults)
 
     def _find_source(self, subscription: Subscription) -> tuple[Made | None, str]:
-        """Return what its runner is made of, secrets as their files have them now; or why it cannot run."""
+        """Return the settings that the runner is built from, with the secrets read from their files; or why
+        it cannot run."""
         config = subscription.config
         try:
             return (config.actions, reveal_secrets(config.push, self._runtime.config.secrets_dir)), ""
@@ -115,6 +116,7 @@ class Pushers:
 
     def _begin(self, subscription: Subscription, made: Made) -> None:
         from proxy_consumer.push.chain import build_chain  # loads CEL, where actions are used
+        from proxy_consumer.push.runner import PushRunner
 
         try:
             chain = build_chain(*made, heavy=self._run_heavy)
@@ -142,6 +144,10 @@ class Pushers:
         runner.stop()
 
     def _build_sink(self, name: str, subscription: Subscription, push: PushConfig) -> Sink:
+        from proxy_consumer.push.sinks.file import FilesFolder, FileSink
+        from proxy_consumer.push.sinks.http import HttpSink
+        from proxy_consumer.push.sinks.redis import RedisSink
+
         config, allowed = self._runtime.config, self._allowed_targets
         if name == "AsyncHttp":
             return HttpSink(self._runtime, lambda: subscription.config.rate_max, push, allowed, self._random)
@@ -153,7 +159,7 @@ class Pushers:
         return FileSink(subscription.config.push.file, self._folder, self._runtime.clock)
 
     def _allowed_targets(self) -> AllowList:
-        """The targets as the proxy's configuration has them now."""
+        """Return the allow-list of the proxy's present configuration."""
         targets = self._runtime.config.push_targets
         if targets != self._targets:
             self._targets, self._list = targets, AllowList(targets)

@@ -1,10 +1,10 @@
 """The runner of one push subscription: its only client, inside the proxy.
 
-It is held by the group like a pull that waits, with as many messages wanted as its concurrency leaves.
-Each message runs through the chain and the sink in a greenlet of its own. While it is here its lease is
-extended, also while a sink waits for its next try; the result goes to the jobs of its queue like any
-client's: finish, fail (retry intervals, retry path, chains of order keys), or give up (dead letter at
-once). Results of one turn of the hub are stored in one commit.
+Its group treats it like a waiting pull for as many messages as its concurrency leaves free. Each message runs
+through the chain and the sink in its own greenlet. Meanwhile the runner extends its lease, also while a sink
+waits for its next attempt; the result changes the job in its queue like any client's result: finish, fail
+(retry intervals, retry path, chains of order keys), or give up (dead letter at once). All results of one
+iteration of the hub are stored in one commit.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ if TYPE_CHECKING:
     from proxy_consumer.push.chain import ActionChain
 
 EXTENSIONS_PER_LEASE = 4  # how often a lease is extended within one ack time-out
-REMEMBERED_MAX = 10_000  # failed messages whose tries are remembered; beyond, the oldest start again
+REMEMBERED_MAX = 10_000  # failed messages whose attempts are remembered; beyond this, the oldest start again
 
 
 class HandingOver(NamedTuple):
-    """Queues that are handed over when nothing of them is here any more, or at `until`."""
+    """Queues to hand over once none of their messages is at this runner, or at `until` (monotonic
+    seconds)."""
 
     queues: frozenset[QueueRef]
     until: float
@@ -49,7 +50,8 @@ class HandingOver(NamedTuple):
 
 
 class HeldLease(NamedTuple):
-    """A lease, how many of its messages are still here, and how long each extension of it lasts."""
+    """A lease: `left`: how many of its messages are still at the runner; `length_s`: the duration of each
+    extension."""
 
     queue: SubscribedQueue
     left: int
@@ -57,7 +59,8 @@ class HeldLease(NamedTuple):
 
 
 class PushRunner(Pusher):
-    """Also a task of the timer queue, for leases and for what waits for its next try."""
+    """The runner of one subscription. Also a task of the timer queue, for leases and for messages that wait
+    for an attempt."""
 
     def __init__(
         self,
@@ -80,8 +83,8 @@ class PushRunner(Pusher):
         self._runtime = runtime
         self._room = group.waiting
         self._in_line = False
-        self._leases: dict[int, HeldLease] = {}  # by their ids
-        self.here = 0  # messages taken and not concluded
+        self._leases: dict[int, HeldLease] = {}  # by lease id
+        self.here = 0  # messages taken and not yet concluded
         self._parked: list[tuple[float, int, Pushed]] = []
         self._sequence = itertools.count()
         self._remembered: OrderedDict[tuple[str, int], tuple[int, int, int]] = OrderedDict()
@@ -100,7 +103,7 @@ class PushRunner(Pusher):
     # --- taking messages
 
     def start(self) -> None:
-        """Stand in line; the subscription is in use from now on."""
+        """Begin to take messages, which puts the subscription in use."""
         self.group.pushers.setdefault(self.subscription.topic, []).append(self)
         self._update_line()
         if not self.subscription.creating:
@@ -108,16 +111,17 @@ class PushRunner(Pusher):
         self.group.serve()
 
     def stop(self) -> None:
-        """Take nothing new. What is with the sink ends and is stored; what waits for a try is handed back."""
+        """Take no new messages and return those that wait for an attempt; pushes in progress end and are
+        stored."""
         self.stopped = True
         self._update_line()
         parked, self._parked = [row[2] for row in self._parked], []
-        for pushed in sorted(parked, key=lambda each: each.offset, reverse=True):  # of a chain the last first
-            self._let_go(pushed)
+        for pushed in sorted(parked, key=lambda each: each.offset, reverse=True):  # a chain's last first
+            self._return_message(pushed)
         self._close_when_empty()
 
     def deliver(self, delivery: Delivery) -> None:
-        """Messages for the sink."""
+        """Push each of these messages in its own greenlet."""
         messages, queue = delivery.messages, delivery.queue
         lease, count = delivery.lease, len(messages.offsets)
         self._leases[lease.id] = HeldLease(queue, count, lease.length_s)
@@ -133,7 +137,7 @@ class PushRunner(Pusher):
         self._update_line()
 
     def _update_line(self) -> None:
-        """Held with as many as there is room for, or not held."""
+        """Wait among the group's pulls for as many messages as there is capacity for, or stop waiting."""
         self._pushing.value = self.here
         room = max(0, self.subscription.config.concurrency - self.here)
         self.count = 0 if self.stopped or self._moving else room
@@ -144,14 +148,16 @@ class PushRunner(Pusher):
         self._in_line = bool(self.count)
 
     def hand_over(self, queues: Collection[QueueRef], until: float, then: Callable[[], None]) -> None:
-        """Hand queues over: pushes under way end, what waits for a try is given back, nothing new is
-        taken."""
+        """Hand over queues: pushes in progress end, messages that wait for an attempt are returned.
+
+        No new message is taken until then.
+        """
         self._moving.append(HandingOver(frozenset(queues), until, then))
         self._update_line()
         parked, self._parked = self._parked, []
         for row in sorted(parked, key=lambda row: row[2].offset, reverse=True):
             if row[2].queue.ref in queues:
-                self._let_go(row[2])
+                self._return_message(row[2])
             else:
                 heappush(self._parked, row)
         self._runtime.timers.set(self, until)
@@ -188,20 +194,20 @@ class PushRunner(Pusher):
     def _through_chain(self, pushed: Pushed) -> ActionOutcome:
         try:
             outcome = self.chain.run(pushed.job)
-        except Exception as error:  # an action must not take the runner with it
+        except Exception as error:  # a failing action must not stop the runner
             log.exception("action failed", extra={"group": self.group.name})
             outcome = ActionOutcome(Ending.FAIL, f"{type(error).__name__}: {error}")
         self._script_errors.value += pushed.job.script_failed
         return outcome
 
     def _try_sink(self, pushed: Pushed) -> None:
-        if self.stopped:  # its sink may not be the subscription's any more, or not be allowed
-            self._let_go(pushed)
+        if self.stopped:  # the sink may have been replaced, or is no longer allowed
+            self._return_message(pushed)
             return
         started_at = time.perf_counter()
         try:
             verdict = self.sink.push(pushed)
-        except Exception as error:  # a fault of ours, not of the receiver
+        except Exception as error:  # an error of this program, not of the receiver
             log.exception("sink failed", extra={"group": self.group.name})
             verdict = Verdict(VerdictKind.FAIL, f"{type(error).__name__}: {error}")
         self._latency.observe((time.perf_counter() - started_at) * 1e6)
@@ -216,7 +222,7 @@ class PushRunner(Pusher):
         queue = pushed.queue
         moves = any(queue.ref in move.queues for move in self._moving)
         if self.stopped or moves or not self.subscription.buffer.holds_queue(queue):
-            self._let_go(pushed)
+            self._return_message(pushed)
             return
         heappush(self._parked, (verdict.again_at, next(self._sequence), pushed))
         self._runtime.timers.set(self, verdict.again_at)
@@ -250,8 +256,9 @@ class PushRunner(Pusher):
         self._leave(lease_id)
         self._settle_later(queue)
 
-    def _let_go(self, pushed: Pushed) -> None:
-        """Hand it back, uncounted, unless its queue has gone: it comes again at once, here or elsewhere."""
+    def _return_message(self, pushed: Pushed) -> None:
+        """Return a message without counting an attempt, unless its queue was lost: it is redelivered at
+        once."""
         queue = pushed.queue
         self._remember_tries(pushed)
         if self.subscription.buffer.holds_queue(queue):
@@ -274,7 +281,7 @@ class PushRunner(Pusher):
     def _close_when_empty(self) -> None:
         if self.stopped and not self.here and not self._closed:
             self._closed = True
-            self.group.pushes_no_more(self, self.subscription.topic)
+            self.group.remove_pusher(self, self.subscription.topic)
             self.sink.close()
 
     def _settle_later(self, queue: SubscribedQueue) -> None:
@@ -284,7 +291,8 @@ class PushRunner(Pusher):
         self._touched[id(queue)] = queue
 
     def _store_touched(self) -> None:
-        """Store what this turn of the hub has brought, and take what there is room for."""
+        """Store all results of this iteration of the hub, and take as many messages as there is capacity
+        for."""
         subscription = self.subscription
         states = [queue for queue in self._touched.values() if subscription.buffer.holds_queue(queue)]
         self._touched.clear()
@@ -295,7 +303,7 @@ class PushRunner(Pusher):
         if self._room.count:
             self.group.serve()
 
-    # --- tries over several deliveries
+    # --- attempts over several deliveries
 
     def _recall_tries(self, pushed: Pushed, qid: str) -> None:
         tries = self._remembered.get((qid, pushed.offset))
@@ -314,7 +322,7 @@ class PushRunner(Pusher):
     # --- time
 
     def due(self, now: float) -> None:
-        """The timer queue's call: leases to be extended, tries whose time has come."""
+        """Extend leases, make the sink attempts that are due, and hand over queues."""
         if now >= self._extend_at:
             self._extend(now)
         if self._moving:
@@ -324,7 +332,7 @@ class PushRunner(Pusher):
             if self.subscription.buffer.holds_queue(pushed.queue):
                 gevent.spawn(self._try_sink, pushed)
             else:
-                self._let_go(pushed)
+                self._return_message(pushed)
         if self._parked:
             self._runtime.timers.set(self, self._parked[0][0])
         self._runtime.timers.set(self, self._extend_at)
@@ -342,6 +350,7 @@ class PushRunner(Pusher):
         self._extend_later(min((lease.length_s for lease in self._leases.values()), default=NEVER))
 
     def _extend_later(self, length_s: float) -> None:
-        """Extend leases in time for one of this length: the ack time-out may have changed since."""
+        """Schedule the next extension early enough for a lease of this length; the ack timeout may have
+        changed since."""
         self._extend_at = min(self._extend_at, self._runtime.now() + length_s / EXTENSIONS_PER_LEASE)
         self._runtime.timers.set(self, self._extend_at)

@@ -1,8 +1,8 @@
 """The process that evaluates scripts which may take long: `python -m proxy_consumer.push.script_worker FD`.
 
-It reads one task after the other from a socket and answers each. What it may use of the machine is set
-before it reads anything: memory for the whole process, processor time for each task, whose timer ends the
-process wherever it is, also inside the library. It ends with its parent, whose end closes the socket.
+It reads one task after the other from a socket and replies to each. Its resource limits are set before it
+reads anything: memory for the whole process, processor time for each task, whose timer ends the process at
+any point, also inside the library. It ends with its parent process, whose end closes the socket.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from proxy_consumer.push.actions.script import Script, ScriptError
 from proxy_consumer.push.actions.steps import parse
 
 MEMORY_BYTES_MAX = 1 << 30
-CPU_S_MAX = 1.0  # of one task
+CPU_S_MAX = 1.0  # processor time of one task
 LENGTH = struct.Struct(">I")
-SCRIPTS_MAX = 64  # compiled and kept
+SCRIPTS_MAX = 64  # compiled scripts in the cache
 
 
 class ScriptTask(msgspec.Struct):
-    """One message and the script it goes through. `json`: None before Json."""
+    """One message with its script. `json`: the parsed body as JSON text; None before the action Json."""
 
     filter: str
     transform: str
@@ -41,7 +41,8 @@ class ScriptTask(msgspec.Struct):
 
 
 class ScriptAnswer(msgspec.Struct):
-    """The result of a script. `error`: a script error; `json`: what transform made."""
+    """The result of a script. `kept`: the message passed the filter; `error`: a script error; `json`: the
+    result of transform."""
 
     kept: bool = False
     error: str = ""
@@ -49,7 +50,8 @@ class ScriptAnswer(msgspec.Struct):
 
 
 def run_task(task: ScriptTask, known: dict[tuple[str, str, bool], Script]) -> ScriptAnswer:
-    """Run the script on the message. Raises MemoryError, which ends the process."""
+    """Run the script on the message; `known` caches compiled scripts. Raises MemoryError, which ends the
+    process."""
     job = ActionJob(task.key, task.tag, task.body, task.properties)
     try:
         if task.json is not None:
@@ -68,14 +70,14 @@ def run_task(task: ScriptTask, known: dict[tuple[str, str, bool], Script]) -> Sc
 
 
 def parse_json(text: bytes) -> Any:
-    """A JSON text that crossed between the processes, as the action Json has it."""
+    """Parse a JSON text from the other process as the action Json does."""
     holder = ActionJob(b"", b"", text, {})
     parse(holder)
     return None if holder.json is ABSENT else holder.json
 
 
 def serve_connection(connection: socket.socket) -> None:
-    """Answer tasks until the other side closes."""
+    """Reply to tasks until the other side closes the connection."""
     tasks, encode = msgspec.msgpack.Decoder(ScriptTask), msgspec.msgpack.encode
     scripts: dict[tuple[str, str, bool], Script] = {}
     stream = connection.makefile("rwb")

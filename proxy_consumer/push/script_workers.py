@@ -1,9 +1,9 @@
-"""Scripts that may take long, in processes that can be stopped; the greenlet waits, the hub goes on.
+"""Evaluates scripts that may take long in processes that can be stopped; only the calling greenlet waits.
 
-At most WORKERS_MAX processes, started when one is first needed; more tasks wait for one of them. One that is
-over its memory or processor time ends by itself; one that does not answer in time is killed. Either is a
-script error of that message, is counted, and the next task gets a new process. So does the same task when its
-process was killed by somebody else, which says nothing about the message.
+There are at most WORKERS_MAX processes, started at first need; further tasks wait for one of them. A process
+that exceeds its memory or processor time ends by itself; one that does not reply in time is killed. Either is
+a script error of that message, and is counted; the next task gets a new process. If a process was killed from
+outside, which says nothing about the message, the same task is repeated in a new process.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from proxy_consumer.push.script_worker import (
 )
 
 WORKERS_MAX = 2
-TRIES_MAX = 2  # of a task whose process is killed by others
-END_S_MAX = 0.2  # for a process whose socket is closed to end by itself
+TRIES_MAX = 2  # attempts of a task whose process is killed from outside
+END_S_MAX = 0.2  # time for a process to end by itself after its socket is closed
 LOOK_S = 0.002
-ANSWER_S_MAX = 30.0  # on a machine so busy that its processor time does not run out
+ANSWER_S_MAX = 30.0  # for a machine so busy that the limit on processor time is not reached
 _ANSWERS = msgspec.msgpack.Decoder(ScriptAnswer)
 
 
@@ -45,7 +45,7 @@ class _Worker:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self.sock: Any = ours
-        self.killed = False  # by us
+        self.killed = False  # by this proxy
         command = [sys.executable, "-m", "proxy_consumer.push.script_worker", str(theirs.fileno())]
         nothing = subprocess.DEVNULL
         self._process = subprocess.Popen(
@@ -54,7 +54,8 @@ class _Worker:
         theirs.close()
 
     def run_task(self, task: bytes) -> ScriptAnswer:
-        """Raises OSError or EOFError when it ended."""
+        """Send a task to the process and return its reply. Raises OSError or EOFError if the process has
+        ended."""
         self.sock.sendall(LENGTH.pack(len(task)) + task)
         return _ANSWERS.decode(self._read(LENGTH.unpack(self._read(LENGTH.size))[0]))
 
@@ -68,7 +69,11 @@ class _Worker:
         return bytes(data)
 
     def end(self, patience_s: float = END_S_MAX) -> int:
-        """Kill it, if it has not ended by itself; its exit code, negative for a signal. Others run on."""
+        """Wait until the process ends, kill it after `patience_s`, and return its exit code (negative: a
+        signal).
+
+        Other greenlets run meanwhile.
+        """
         self.sock.close()
         give_up = time.monotonic() + patience_s
         while (code := self._process.poll()) is None:
@@ -80,7 +85,7 @@ class _Worker:
 
 
 class ScriptWorkers:
-    """All processes of one proxy."""
+    """The script processes of one proxy."""
 
     def __init__(self, metrics: Registry) -> None:
         self._permits = BoundedSemaphore(WORKERS_MAX)
@@ -89,13 +94,13 @@ class ScriptWorkers:
         self._closed = False
 
     def close(self) -> None:
-        """End those that are idle; the others when their task is done."""
+        """End the idle processes; the others end after their task."""
         self._closed = True
         while self._idle:
             self._idle.pop().end()
 
     def run(self, config: ScriptConfig, job: ActionJob, after_json: bool) -> ActionOutcome:
-        """Filter and transform a message. Raises ScriptError. Waits in its greenlet."""
+        """Filter and transform a message in a process; the calling greenlet waits. Raises ScriptError."""
         json = None if job.json is ABSENT else compact_json(job.json).encode()
         task = ScriptTask(
             config.filter,
@@ -122,10 +127,10 @@ class ScriptWorkers:
             answer = self._try_worker(task)
             if answer is not None:
                 return answer
-        raise ScriptError("its process was killed again and again, by none of ours")
+        raise ScriptError("its process was killed repeatedly from outside")
 
     def _try_worker(self, task: bytes) -> ScriptAnswer | None:
-        """None when somebody else killed the process. Raises ScriptError."""
+        """Run a task in a process; return None if the process was killed from outside. Raises ScriptError."""
         worker = self._idle.pop() if self._idle else _Worker()
         sound = False
         try:

@@ -1,4 +1,4 @@
-"""The verdict on one try of a sink, and the interface of a sink."""
+"""The verdict on one attempt of a sink, and the interface of a sink."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from proxy_consumer.push.actions.job import ActionJob
 
 
 class VerdictKind(Enum):
-    """`AGAIN` keeps the message with the runner, `FAIL` gives it back to the retry rules."""
+    """The kinds of verdict. After AGAIN the runner repeats the attempt, after FAIL the retry rules apply."""
 
     DONE = "done"
     AGAIN = "again"
@@ -18,7 +18,8 @@ class VerdictKind(Enum):
 
 
 class Verdict(NamedTuple):
-    """`again_at`: monotonic seconds, with AGAIN."""
+    """The outcome of one attempt of a sink. `again_at`: the time of the next attempt in monotonic seconds,
+    with AGAIN."""
 
     kind: VerdictKind
     error: str = ""
@@ -29,11 +30,11 @@ DONE = Verdict(VerdictKind.DONE)
 
 
 class Pushed:
-    """One message at a runner. `queue`: the queue it is from, which is the runner's affair.
+    """One message at a runner.
 
-    `requests`: tries of the sink so far, over all deliveries that this proxy knows of; `errors`: those
-    among them that count for a sink's own retries; `first`: where its turn among several targets began;
-    `slot`: when its turn among those who wait for a permit has come.
+    `queue`: its queue, used only by the runner. `requests`: attempts of the sink so far, over all deliveries
+    that this proxy knows of; `errors`: those that count for the sink's own retries; `first`: the index at
+    which its choice among several targets began; `slot`: when it may be sent, while it waits for a permit.
     """
 
     __slots__ = ("errors", "first", "job", "lease_id", "offset", "queue", "requests", "slot")
@@ -50,16 +51,16 @@ class Pushed:
 
 
 class Sink(Protocol):
-    """The end of a push chain. Called in a greenlet of its own per message; may wait, never blocks the
-    hub."""
+    """The end of a push chain. It is called in a separate greenlet per message, may wait, and never blocks
+    the hub."""
 
     @property
     def fault(self) -> str | None:
-        """Return why the sink may not be used at this proxy as configured; its messages stay where they
-        are."""
+        """The reason why the sink cannot be used at this proxy, so that its messages stay in their queues;
+        else None."""
 
     def push(self, pushed: Pushed) -> Verdict:
-        """One try. Never raises for what a receiver or a message does."""
+        """Make one attempt to send the message. Never raises because of a receiver or a message."""
 
     def close(self) -> None:
-        """Close what is open: no message comes any more, and none is under way."""
+        """Release all resources; called when no message is or will be pushed."""

@@ -1,14 +1,15 @@
-"""The two ways of a message out of a subscription that could not finish it: retry path and dead letters.
+"""The two ways in which a message leaves a subscription that could not finish it: retry path and dead
+letters.
 
-The core only says that a job is spent. Here it is read once more and moved: an unordered one with steps
-left goes to SCHEDULE_TOPIC and from there to the group's retry topic, everything else to `%DLQ%group`.
-Each move and the finish of what was moved are one commit where the engine is atomic; elsewhere the copy is
-durable first. Until that is done the message stays unfinished and is delivered to nobody.
+The core only marks a job as spent. The retry publisher reads it once more and moves it: an unordered message
+with retry steps left goes to SCHEDULE_TOPIC and from there to the group's retry topic, every other one to
+`%DLQ%group`. Each copy and the finish of its original are one commit if the engine is atomic; otherwise the
+copy is made durable first. Until then the message stays unfinished and is not delivered.
 
-    publisher.py      where a spent message goes next, and the commit that moves it, a few at a time
-    headers.py        what travels with a retried message (pure)
-    retry_queues.py   which queue of the retry topic belongs to which topic of the group
+    publisher.py      chooses the next topic of a spent message, and commits the moves, a few at a time
+    headers.py        the headers of a retried message (pure)
+    retry_queues.py   maps each topic of the group to its queue of the retry topic
 
-What a dead letter says of itself, and how it becomes a message again, is backend/internal_topics.py: the
-delay service makes some, too.
+The headers of dead letters, and how they are resent, are in backend/internal_topics.py, because the delay
+service creates dead letters, too.
 """

@@ -1,18 +1,19 @@
-"""Retry headers: what travels with a message along the retry path, and the records that carry it. Pure.
+"""Retry headers: the record properties that accompany a message on the retry path, and its records. Pure.
 
-They stand in the record's system properties, which no client ever sees:
+They are system properties of the record, which no client sees:
 
     RECONSUME_TIME     steps taken; RocketMQ's name
     RETRY_TOPIC        the topic it was sent to; RocketMQ's name
     retry-queue        and its queue number and offset there
     retry-offset
     retry-deliveries   deliveries in all, over every step
-    retry-since-ms     when the quick retries were spent, epoch milliseconds
-    retry-error        the last error text that a client gave, if any
-    retry-life         when its subscription was made, epoch milliseconds: one made anew later passes it over
+    retry-since-ms     when the quick retries were used up, epoch milliseconds
+    retry-error        the last error text from a client, if any
+    retry-life         when its subscription was created, epoch milliseconds: one created later skips the
+message
 
-Message id, key, tag, value, born time, flags and the application's properties stay as they are, and so do
-system properties of others.
+Message id, key, tag, value, born time, flags and the application's properties are not changed, and neither
+are other system properties.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class RetryHeaders(NamedTuple):
 
 
 def headers_of(record: StoredRecord) -> RetryHeaders:
-    """The headers of a record in a retry topic; of any other, those that it begins with."""
+    """Return the headers of a record in a retry topic; for any other record, the initial headers."""
     system = record.system
     if not record.topic.startswith(RETRY_PREFIX) or TOPIC not in system:
         return RetryHeaders(0, record.topic, record.queue_id, record.offset, 0, 0, "")
@@ -83,7 +84,8 @@ def headers_of(record: StoredRecord) -> RetryHeaders:
 
 
 def headers_after(record: StoredRecord, job: UpstreamJob, wall_ms: int) -> RetryHeaders:
-    """The headers with the deliveries of this step in them; the step itself is not counted yet."""
+    """Return the headers after the deliveries of `job` in the present step; the step itself is not counted
+    yet."""
     before = headers_of(record)
     return before._replace(
         deliveries=before.deliveries + job.fails + job.timeouts,
@@ -93,23 +95,24 @@ def headers_after(record: StoredRecord, job: UpstreamJob, wall_ms: int) -> Retry
 
 
 def attempts_before(system: Mapping[str, str]) -> int:
-    """Deliveries made before the present step; 0 for a message that was never on the retry path.
+    """Return the deliveries before the present step; 0 for a message that was never on the retry path.
 
-    On Kafka anybody may have written the record: what a client is told has 32 bits.
+    The number is limited to 32 bits, because on Kafka any producer may have written the record.
     """
     return min(_read_number(system, DELIVERIES), ATTEMPTS_MAX) if system else 0
 
 
 def is_of_another_life(system: Mapping[str, str], created_ms: int) -> bool:
-    """Whether a retried message failed in a subscription that was deleted since; those that do not say are
-    of this one."""
+    """Whether a retried message failed in an earlier subscription that was deleted; without the header it did
+    not."""
     return LIFE in system and system[LIFE] != str(created_ms)
 
 
 def retry_record(
     queue: QueueRef, record: StoredRecord, headers: RetryHeaders, created_ms: int = 0
 ) -> NewRecord:
-    """The record for a retry queue, to be scheduled; `created_ms`: of its subscription."""
+    """Build the record for a retry queue, which is to be scheduled; `created_ms`: when its subscription was
+    created."""
     life = {LIFE: str(created_ms)} if created_ms else {}
     key, tags = key_and_tags(record.delivery)
     return NewRecord(
@@ -134,7 +137,8 @@ def dead_letter(
     *,
     bare: bool = False,
 ) -> NewRecord:
-    """The dead letter of a spent message. `bare`: its bytes are left alone (backend/internal_topics.py)."""
+    """Build the dead letter of a spent message. `bare`: without properties in its bytes
+    (backend/internal_topics.py)."""
     facts = {
         dead.REASON: reason,
         dead.ERROR: headers.error,
@@ -150,25 +154,27 @@ def dead_letter(
 
 
 def foreign_system(record: StoredRecord) -> dict[str, str]:
-    """The system properties that are not retry headers; what is made of a copy is no copy itself."""
+    """Return the system properties that are neither retry headers nor marks of a copy."""
     ours = OWN_NAMES | {MOVED_PROPERTY, IDENTITY, ONE_GROUP}
     return {name: value for name, value in record.system.items() if name not in ours}
 
 
 def error_text(text: str | bytes) -> str:
-    """An error as it is kept: one line without control characters, at most ERROR_CHARS_MAX of them."""
+    """Return an error text as it is stored: one line without control characters, at most ERROR_CHARS_MAX
+    characters."""
     head = text[: 4 * ERROR_CHARS_MAX]
     raw = head if isinstance(head, bytes) else head.encode("utf-8", "replace")
     return raw.decode("utf-8", "replace").translate(_LINE_OF).strip()[:ERROR_CHARS_MAX]
 
 
 def _read_number(system: Mapping[str, str], name: str) -> int:
-    """0 for what is not there or is no number: a message is not held up by what it says of itself."""
+    """Return a header as a number; 0 if it is missing or invalid, so that a bad header does not block a
+    message."""
     text = system.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
 
 
 def since_ms(record: StoredRecord) -> int:
-    """Return when a record was put on the retry path, epoch milliseconds; else when it was stored."""
+    """Return when a record entered the retry path, in epoch milliseconds; otherwise when it was stored."""
     since = record.system.get(SINCE, "")
     return int(since) if since.isascii() and since.isdigit() else record.stored_ms

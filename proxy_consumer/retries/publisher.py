@@ -1,15 +1,16 @@
-"""The retry publisher: a subscription's spent jobs, taken over from its queues and moved a few at a time.
+"""The retry publisher: takes a subscription's spent jobs from its queues and moves them, a few at a time.
 
-Each is read once more and goes one step further on the retry path, or to the dead letters. Step n waits delay
-level n + 2: the first 10 s, the sixteenth 2 h. How often and how soon a message is tried before it is spent,
-and comes here, is core/jobs.py.
+Each message is read once more and moves one step further on the retry path, or to the dead letters. Step n
+waits for delay level n + 2: the first 10 s, the sixteenth 2 h. How often and how soon a message is delivered
+before it is spent is decided in core/jobs.py.
 
-A move may be tried again as often as the backend refuses, a second later, by the subscription's own wake-ups.
-What is known of an earlier try is kept, so that a try whose outcome was unknown, or that was stored and not
-finished, does not store a second copy. An unknown one may still be under way: it is looked at behind another
-commit of ours, because by then it counts or never will (backend/port.py). The claim to the queue is not given
-up for it, as replies.py does: nobody waits for a move, and what is known of its job is known here alone. A
-queue that is lost takes its jobs with it, whoever has it next finds them spent and moves them.
+A move is repeated as often as the backend rejects it, a second later, by the subscription's wake-ups. The
+state of earlier attempts is retained, so that an attempt whose outcome was unknown, or that was stored and
+not finished, does not store a second copy. An attempt with an unknown outcome may still be in flight: its
+outcome is read after another commit of this proxy, because by then it has taken effect or never will
+(backend/port.py). The claim to the queue is not released for it, as replies.py does: no caller waits for a
+move, and only this proxy knows the state of the job. If a queue is lost, its next owner finds the jobs spent
+and moves them.
 """
 
 from __future__ import annotations
@@ -56,9 +57,10 @@ LEVEL_BEFORE_FIRST_STEP = 2  # step 1 waits level 3, 10 s; step 16 waits level 1
 
 
 def next_hop(job: UpstreamJob, headers: RetryHeaders, config: SubscriptionDefaults) -> int:
-    """The step to take, from 1, or DEAD_LETTER; `headers` count the deliveries of this step already."""
+    """Return the retry step to take, from 1, or DEAD_LETTER; `headers` include the deliveries of the present
+    step."""
     policy = policy_of(config, retry_queue=headers.steps > 0)
-    waited = max(0, policy.steps_beyond(job.fails) - 1)  # what waited in place was a step, too
+    waited = max(0, policy.steps_beyond(job.fails) - 1)  # each wait in place counts as a step
     steps = headers.steps + waited
     if job.final or config.order_key or steps >= config.retry_steps:
         return DEAD_LETTER
@@ -66,24 +68,26 @@ def next_hop(job: UpstreamJob, headers: RetryHeaders, config: SubscriptionDefaul
 
 
 def level_of(step: int) -> int:
-    """The delay level that `step` waits."""
+    """Return the delay level for which a message waits in `step`."""
     return LEVEL_BEFORE_FIRST_STEP + step
 
 
 DLQ_QUEUES = 1
-UNKNOWN_BYTES = 1 << 20  # what a message counts that was not delivered since the queue is ours
+UNKNOWN_BYTES = 1 << 20  # assumed size of a message that this proxy has not delivered
 
 
 class MoveSettings(NamedTuple):
-    """The settings of one try. `created_ms`: when the subscription was made, 0: not known yet."""
+    """The settings for one attempt. `created_ms`: when the subscription was created, 0: not known yet."""
 
     config: SubscriptionDefaults
     created_ms: int
 
 
 class MessageMove:
-    """`step`: of the retry path, or DEAD_LETTER. `size`: in bytes, about. `gone`: the message itself is not
-    there any more, and nothing was stored."""
+    """The move of one spent message. `step`: of the retry path, or DEAD_LETTER. `size`: approximate bytes.
+
+    `gone`: the message no longer exists, and nothing was stored.
+    """
 
     def __init__(
         self,
@@ -94,7 +98,7 @@ class MessageMove:
         job: UpstreamJob,
         ended: Callable[[MessageMove, Exception | None], None],
     ) -> None:
-        """`ended`: called after each try; None: it is stored and finished, or gone."""
+        """`ended`: called after each attempt; with None if the message is stored and finished, or gone."""
         self.queue = queue
         self.job = job
         self.size = job.size or UNKNOWN_BYTES
@@ -109,7 +113,7 @@ class MessageMove:
         self._bare = False
 
     def start(self, settings: MoveSettings) -> None:
-        """Start a try, the first or another."""
+        """Start an attempt to move the message, the first or a further one."""
         self._settings = settings
         self._try_move()
 
@@ -117,21 +121,24 @@ class MessageMove:
         backend, deadline = self._runtime.backend, self._runtime.commit_deadline()
         if self._in_doubt:
             behind = replace(self._build_delta(), finished=())
-            backend.commit(CommitBatch(progress=(behind,)), deadline).then(self._come_to_it)
+            backend.commit(CommitBatch(progress=(behind,)), deadline).then(self._read_outcome)
         elif self._appended:
             self._commit_finish()
         else:
             backend.read(self.queue.ref, self.job.offset, 1, 0).then(self._on_read)
 
-    def _come_to_it(self, behind: Completion[list[AppendResult]]) -> None:
-        """Look whether an earlier try was stored, now that nothing of it is in flight."""
+    def _read_outcome(self, behind: Completion[list[AppendResult]]) -> None:
+        """Read whether an earlier attempt was stored, now that it cannot be in flight any more."""
         if behind.error is not None:
             self._ended(behind.error)
         else:
             self._runtime.backend.progress(self._group, (self.queue.ref,)).then(self._on_progress)
 
     def _on_progress(self, views: Completion[list[ProgressView]]) -> None:
-        """An earlier try may have been stored: then its finish was, too."""
+        """End the move if an earlier attempt has finished the message, and repeat it otherwise.
+
+        The copy and the finish are one commit, so that the progress shows whether the copy was stored.
+        """
         if views.error is not None or _is_finished(views.value[0], self.job.offset):
             self._ended(views.error)
         else:
@@ -209,7 +216,7 @@ class MessageMove:
         self._runtime.backend.commit(batch, self._runtime.commit_deadline()).then(self._on_committed)
 
     def _build_delta(self) -> ProgressDelta:
-        return self.queue.finish_of(self._group, self.job.offset)
+        return self.queue.build_finish(self._group, self.job.offset)
 
     def _on_committed(self, committed: Completion[Any]) -> None:
         if committed.error is None:
@@ -219,7 +226,8 @@ class MessageMove:
             self._on_refused(committed.error)
 
     def _on_refused(self, error: Exception) -> None:
-        """A dead letter that cannot be stored with its properties is stored without them."""
+        """End the attempt, or repeat it if a dead letter was rejected with its properties: it is stored
+        without them then."""
         too_much = isinstance(error, CallerError) and not isinstance(error, FencedError | UnknownTopicError)
         if too_much and self.step == DEAD_LETTER and not self._bare:
             self._bare = True
@@ -234,13 +242,13 @@ def _is_finished(view: ProgressView, offset: int) -> bool:
     return any(start <= offset < end for start, end in view.finished)
 
 
-AT_ONCE_MAX = 256  # of one subscription under way at a time: they share group commits
+AT_ONCE_MAX = 256  # concurrent moves of one subscription: they share group commits
 BYTES_AT_ONCE_MAX = 16 << 20
 RETRY_S = 1.0
 
 
 class MoveEnd(Enum):
-    """The end of the move of a spent job; the value is what it means."""
+    """The end of the move of a spent job; each value describes it in words."""
 
     STORED = "the message stands in its next topic"
     GONE = "the message was not there any more"
@@ -249,7 +257,8 @@ class MoveEnd(Enum):
 
 
 class RetryPublisher:
-    """`dead_letters`: how many were made since this proxy started."""
+    """Moves the spent messages of one subscription. `dead_letters`: how many it has stored since the proxy's
+    start."""
 
     def __init__(self, runtime: Runtime, owner: SubscriptionBase) -> None:
         self.dead_letters = 0
@@ -259,18 +268,19 @@ class RetryPublisher:
         self._owner = owner
         self._retry_queues = RetryQueues(runtime, owner.group_name)
         self._waiting: deque[MessageMove] = deque()
-        self._cells: dict[tuple[Metric, str], MetricCell] = {}  # and the reason of a dead letter, or the step
+        self._cells: dict[tuple[Metric, str], MetricCell] = {}  # by metric, and reason or step
         self._busy = 0
         self._busy_bytes = 0
         self._again_at = 0.0
-        self._watched: dict[UpstreamJob, Completion[MoveEnd]] = {}  # by who waits for their end
+        self._watched: dict[UpstreamJob, Completion[MoveEnd]] = {}  # jobs for whose end a caller waits
 
     def watch_move(self, job: UpstreamJob) -> Completion[MoveEnd]:
-        """Succeeds when this job has been moved, or need not or cannot be any more."""
+        """Return a completion that succeeds when this job has been moved, or need not or cannot be moved any
+        more."""
         return self._watched.setdefault(job, Completion())
 
     def on_finished(self, job: UpstreamJob) -> None:
-        """Note that a job need not be moved any more."""
+        """Record that a job need not be moved any more."""
         self._no_longer_watched(job, MoveEnd.FINISHED)
 
     def _no_longer_watched(self, job: UpstreamJob, end: MoveEnd) -> None:
@@ -279,14 +289,15 @@ class RetryPublisher:
             watched.succeed(end)
 
     def take_spent(self, queue: SubscribedQueue) -> None:
-        """Take over what this queue decided to move."""
+        """Take the spent jobs of this queue, and start to move them."""
         for job in queue.table.take_spent():
             move = MessageMove(self._runtime, self._group, self._retry_queues, queue, job, self._on_try_done)
             self._waiting.append(move)
-        self.go_on(self._runtime.now())
+        self.start_moves(self._runtime.now())
 
-    def go_on(self, now: float) -> None:
-        """Start what may start now."""
+    def start_moves(self, now: float) -> None:
+        """Start waiting moves, up to the bounds on concurrent ones, unless a pause after an error is still
+        on."""
         while self._waiting and now >= self._again_at and self._has_room():
             move = self._waiting.popleft()
             if self._owner.buffer.holds_queue(move.queue):
@@ -302,11 +313,12 @@ class RetryPublisher:
         return self._busy < AT_ONCE_MAX and self._busy_bytes + self._waiting[0].size <= BYTES_AT_ONCE_MAX
 
     def next_event(self) -> float:
-        """Return when `go_on` may start something that waits; NEVER when nothing does."""
+        """Return when `start_moves` can start a waiting move; NEVER if none waits."""
         return self._again_at if self._waiting and not self._busy else NEVER
 
     def _on_try_done(self, move: MessageMove, error: Exception | None) -> None:
-        """One try is over. What is not (certainly) stored comes again, unless the queue is lost by then."""
+        """End one attempt; a move that is not (certainly) stored is repeated later, unless its queue is lost
+        by then."""
         self._busy -= 1
         self._busy_bytes -= move.size
         if error is not None:
@@ -319,7 +331,7 @@ class RetryPublisher:
             self._count_move(move)
         self._owner.on_moved(move.queue, move.job, gone=move.gone)
         self._no_longer_watched(move.job, MoveEnd.GONE if move.gone else MoveEnd.STORED)
-        self.go_on(self._runtime.now())
+        self.start_moves(self._runtime.now())
 
     def _count_move(self, move: MessageMove) -> None:
         dead = move.step == DEAD_LETTER

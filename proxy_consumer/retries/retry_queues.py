@@ -1,14 +1,14 @@
-"""Which queue of a group's retry topic belongs to which of its topics.
+"""Maps the topics of a group to the queues of its retry topic.
 
 `%RETRY%group` has one queue per original topic of the group, so that a retry queue belongs to exactly one
-subscription. The number is given on first need and kept in the setting `retry/GROUP`, a JSON object of
-topic → queue number. It is never taken back: messages may be on their way to it. Two proxies that give
-numbers at the same moment do so under an optimistic lock; whoever comes second reads again.
+subscription. A topic's number is assigned at first need and stored in the setting `retry/GROUP`, a JSON
+object of topic → queue number. It is never reassigned: messages may be on their way to that queue. Two
+proxies that assign numbers at the same moment use an optimistic lock; the second one reads again.
 
-The optimistic lock lets one change at a time through, over any number of processes, with nothing but group
-progress: it is a reset of an internal group's progress to the next generation, put into the commit that makes
-the change. Whoever read the same generation and commits second is refused with FencedError, whole; it reads
-again and sees what the first one did. Nothing is held while nobody changes anything.
+The optimistic lock admits one change at a time, over any number of processes, by means of group progress
+alone: it is a reset of an internal group's progress to the next generation, in the same commit as the change.
+A proxy that read the same generation and commits second is rejected as a whole with FencedError; it reads
+again and sees the first change. Without changes nothing is locked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from proxy_consumer.runtime import Runtime
 
 
 def next_generation(queue: QueueRef, view: ProgressView) -> ProgressDelta:
-    """Return the lock to put into the commit; `view`: TURN_GROUP's progress on `queue`, read before all
+    """Return the lock for the commit; `view`: the progress of TURN_GROUP in `queue`, read before everything
     else."""
     return ProgressDelta(TURN_GROUP, queue, view.epoch, view.generation + 1, reset_to=0)
 
@@ -36,12 +36,12 @@ _TRIES_MAX = 8
 
 
 def retry_key(group: str) -> str:
-    """The setting that holds the numbers."""
+    """Return the name of the setting that stores the numbers of a group."""
     return SETTING_PREFIX + group
 
 
 def group_concerned(key: str) -> str | None:
-    """The group whose retry queues a changed setting may have changed, None for other settings."""
+    """Return the group whose retry queues a changed setting may affect; None for other settings."""
     for prefix in (SETTING_PREFIX, _TOPIC_SETTING):
         if key.startswith(prefix):
             return key.removeprefix(prefix)
@@ -49,12 +49,12 @@ def group_concerned(key: str) -> str | None:
 
 
 def retry_queue_of(runtime: Runtime, group: str, topic: str) -> QueueRef | None:
-    """The retry queue of `topic` in `group`, from memory; None until one was needed."""
+    """Return the cached retry queue of `topic` in `group`; None if none was needed yet."""
     return retry_queues(runtime, group).get(topic)
 
 
 def retry_queues(runtime: Runtime, group: str) -> dict[str, QueueRef]:
-    """The retry queues of `group` by topic, from memory."""
+    """Return the cached retry queues of `group` by topic."""
     backend = runtime.backend
     info = backend.topic(retry_topic(group))
     if info is None or backend.setting(retry_key(group)) is None:
@@ -83,7 +83,7 @@ def _read_numbers(backend: Backend, group: str) -> dict[str, int]:
 
 
 class RetryQueueGrant(Completion[QueueRef]):
-    """Gives one topic of a group its retry queue. `start` once; fails with the backend's error."""
+    """Assigns a retry queue to one topic of a group. Call `start` once; fails with the backend's error."""
 
     __slots__ = ("_group", "_runtime", "_topic", "_tries")
 
@@ -95,7 +95,7 @@ class RetryQueueGrant(Completion[QueueRef]):
         self._tries = 0
 
     def start(self) -> None:
-        """Make the retry topic, take a number, grow the topic to it."""
+        """Create the retry topic, assign a number, and add queues to the topic up to that number."""
         existing = retry_queue_of(self._runtime, self._group, self._topic)
         if existing is not None:
             self.succeed(existing)
@@ -126,7 +126,11 @@ class RetryQueueGrant(Completion[QueueRef]):
         view.then(lambda asked: self._take_number(first, asked))
 
     def _take_number(self, first: QueueRef, asked: Completion[list[ProgressView]]) -> None:
-        """The numbers are read after the generation: whoever changed them since makes our commit fail."""
+        """Assign the next free queue number to the topic, and commit it with the lock from `asked`.
+
+        The numbers are read after the generation, so that this commit fails if another proxy changed them
+        since. `first`: queue 0 of the retry topic.
+        """
         runtime = self._runtime
         try:
             lock = next_generation(first, asked.result()[0])
@@ -143,7 +147,7 @@ class RetryQueueGrant(Completion[QueueRef]):
         error = grown.error
         info = self._runtime.backend.topic(retry_topic(self._group))
         if error is not None and info is not None and info.queues > 1:
-            error = FencedError(str(error))  # someone else grew it further meanwhile
+            error = FencedError(str(error))  # another proxy added more queues meanwhile
         self._try_again(error)
 
     def _try_again(self, error: Exception | None) -> None:
@@ -158,7 +162,8 @@ class RetryQueueGrant(Completion[QueueRef]):
 
 
 class RetryQueues:
-    """Gives the topics of one group their retry queues; once each, however many wait for it."""
+    """Assigns retry queues to the topics of one group; concurrent requests for a topic share one
+    assignment."""
 
     def __init__(self, runtime: Runtime, group: str) -> None:
         self._runtime = runtime
@@ -166,7 +171,7 @@ class RetryQueues:
         self._grants: dict[str, RetryQueueGrant] = {}
 
     def ready_queue(self, topic: str) -> Completion[QueueRef]:
-        """The retry queue of `topic`, given if need be."""
+        """Return the retry queue of `topic`, and assign it if there is none."""
         existing = retry_queue_of(self._runtime, self._group, topic)
         if existing is not None:
             return succeeded(existing)

@@ -1,6 +1,5 @@
-"""Commits of a subscription's progress: the last step of an acknowledgement before the backend, and what
-follows when it is durable or has failed.
-"""
+"""Commits of a subscription's progress: the last step of an acknowledgement before the backend, and its
+results."""
 
 from __future__ import annotations
 
@@ -24,10 +23,10 @@ TRIES_MAX = 3
 
 
 class SubscriptionBase(ABC):
-    """The base of a subscription: what its memberships, reads, moves and commits use, and report to.
+    """The base of a subscription: the interface for its memberships, reads, moves and commits.
 
-    `created_ms`: when it was made, in epoch milliseconds; 0: not known yet. `removed`: it was deleted, here
-    or elsewhere, and never joins again. `trace`: None: its messages are not traced.
+    `created_ms`: when it was created, in epoch milliseconds; 0: not known yet. `removed`: it was deleted,
+    here or elsewhere, and never joins again. `trace`: None: its messages are not traced.
     """
 
     def __init__(
@@ -47,72 +46,74 @@ class SubscriptionBase(ABC):
 
     @abstractmethod
     def due(self, now: float) -> None:
-        """Do what is due; the timer queue calls it."""
+        """Do the work that is due; called by the timer queue."""
 
     def wake(self, moment: float) -> None:
-        """Have `due` called at `moment` (monotonic seconds), or before."""
+        """Have `due` called at `moment` (monotonic seconds), or earlier."""
         self.runtime.timers.set(self, moment)
 
     def store_later(self) -> None:
-        """Something could not be stored: try again soon."""
+        """Try again soon to store progress, after a failure."""
         self.wake(self.runtime.now() + RETRY_S)
 
-    # --- queues come and go
+    # --- queues are acquired and lost
 
     @property
     @abstractmethod
     def joined(self) -> bool:
-        """Whether it is a member of its group for its topic."""
+        """Whether this proxy is a member of the group for this topic."""
 
     @abstractmethod
     def install(self, ref: QueueRef, view: ProgressView, bounds: Bounds, epoch: int) -> None:
-        """A queue may be read from now on."""
+        """Start to read a queue that this proxy acquired, from its recorded progress."""
 
     @abstractmethod
     def update_order(self) -> None:
-        """Open the ordered scopes that are complete: queues were given, or started."""
+        """Open the ordered scopes whose queues are all loaded."""
 
     @abstractmethod
     def on_installed(self) -> None:
-        """All queues of a grant that could be loaded are installed."""
+        """Called when all queues of an assignment that could be loaded are installed."""
 
     @abstractmethod
     def end_pushes(self, refs: Sequence[QueueRef], until: float, then: Callable[[], None]) -> None:
-        """Call `then` when nothing of the queues is being pushed, at `until` at the latest."""
+        """Call `then` when no message of the queues is being pushed any more, at `until` at the latest."""
 
     @abstractmethod
     def suspend(self, ref: QueueRef) -> None:
-        """A queue leaves, and may come back: what shares its chains waits until that is known."""
+        """Drop a queue that was lost but may come back; queues that share its chains wait until that is
+        known."""
 
     @abstractmethod
     def drop(self, ref: QueueRef) -> None:
-        """Forget a queue that is this proxy's no more."""
+        """Forget a queue that this proxy lost."""
 
     @abstractmethod
     def refence(self, queue: SubscribedQueue, then: Callable[[], None]) -> None:
-        """A commit was fenced: see whether the queue was reset or lost; `then` runs in any case."""
+        """After a fenced commit, read whether the queue was reset or lost; `then` is called in any case."""
 
     # --- messages
 
     @abstractmethod
     def serve(self) -> None:
-        """Hand out what there may be now to those who wait."""
+        """Deliver available messages to the waiting pulls."""
 
     @abstractmethod
     def after_results(self, queues: Iterable[SubscribedQueue]) -> None:
-        """Messages of these queues were finished, have failed, or are to be moved."""
+        """Move spent messages of these queues and set the next wake-up, after results were applied."""
 
     @abstractmethod
     def on_moved(self, queue: SubscribedQueue, job: UpstreamJob, *, gone: bool) -> None:
-        """A spent message stands elsewhere; `gone`: it was not there any more, and nothing is stored yet."""
+        """Called when a spent message was moved; `gone`: it no longer existed, and nothing is stored yet."""
 
     @abstractmethod
     def on_not_moved(self, queue: SubscribedQueue, error: Exception, retry_at: float) -> None:
-        """A spent message could not be moved; it is tried again at `retry_at` (monotonic seconds)."""
+        """Called when a spent message could not be moved; it is tried again at `retry_at` (monotonic
+        seconds)."""
 
 
 class QueueProgress(NamedTuple):
-    """One queue's share of a commit."""
+    """The progress of one queue in a commit."""
 
     owner: SubscriptionBase
     queue: SubscribedQueue
@@ -120,7 +121,7 @@ class QueueProgress(NamedTuple):
 
 
 def collect_progress(owner: SubscriptionBase, queues: Iterable[SubscribedQueue]) -> list[QueueProgress]:
-    """Take all progress of these queues that is not committed; it has to be committed then."""
+    """Take all uncommitted progress of these queues, which the caller must commit."""
     shares = []
     for queue in queues:
         delta = queue.collect_progress(owner.group_name)
@@ -132,7 +133,7 @@ def collect_progress(owner: SubscriptionBase, queues: Iterable[SubscribedQueue])
 def store_settings(
     runtime: Runtime, settings: Mapping[str, bytes | None], done: Callable[[], None] | None = None
 ) -> None:
-    """Commit settings; `done` runs when they are durable or have failed, which is counted and logged."""
+    """Commit settings; `done` is called when they are durable or have failed, which is counted and logged."""
 
     def on_committed(committed: Completion[list[AppendResult]]) -> None:
         runtime.open_commits -= 1
@@ -150,10 +151,10 @@ def store_settings(
 
 
 class ProgressCommit(Completion[list[AppendResult]]):
-    """One commit of progress. `done(error)` runs once it is durable (None) or has failed.
+    """One commit of progress. `done(error)` is called once it is durable (None) or has failed.
 
-    When the backend fences it, the queues concerned learn their present epoch and generation; what this proxy
-    still holds then is committed again.
+    If the backend fences it, the present epochs and generations of the queues are read; the progress of the
+    queues that this proxy still owns is then committed again.
     """
 
     __slots__ = ("_done", "_runtime", "_shares", "_tries")
@@ -172,14 +173,14 @@ class ProgressCommit(Completion[list[AppendResult]]):
         self._tries = tries
 
     def start(self) -> None:
-        """Hand it to the backend."""
+        """Pass the commit to the backend."""
         runtime = self._runtime
         runtime.open_commits += 1
         batch = CommitBatch(progress=[share.delta for share in self._shares])
         runtime.backend.commit(batch, runtime.commit_deadline(), into=self)
 
     def settled(self) -> None:
-        """Release what is durable, or have it committed again."""
+        """Mark the progress as durable, or have it committed again."""
         self._runtime.open_commits -= 1
         error = self.error
         if error is None:

@@ -1,13 +1,15 @@
-"""A subscription as a member of its group for one topic: what it does when queues come, go and are lost.
+"""A subscription as a member of its group for one topic: its actions when queues are acquired, revoked and
+lost.
 
-A subscription has one membership for its own topic, and one for its queue of the group's retry topic when
-there is one. Which queues are its own, and when they are loaded, is backend/ownership/claims.py.
+A subscription has one membership for its own topic, and one for its queue of the group's retry topic if there
+is one. Which queues it owns, and when they are loaded, is decided in backend/ownership/claims.py.
 
-What clients have of a queue when it moves is told to its next holder, so that it waits for them. Within a
-process it is remembered; to another one goes a setting `leases/GROUP/TOPIC/QUEUE`, written before the queue
-is let go and deleted by its next holder (docs/formats-progress.md). Who is killed leaves none. When the
-writer is lost, every proxy writes it before it joins the next one, and queues new to a proxy wait for it a
-little.
+When a queue moves, the leases of its clients are handed to its next owner, so that it waits for them. Within
+a process they are kept in memory; for another process they are written as a setting
+`leases/GROUP/TOPIC/QUEUE` before the queue is released, which its next owner deletes
+(docs/formats-progress.md). A killed process leaves no such setting. When the writer is lost, every proxy
+writes the setting before it joins the next one, and a proxy waits a little for it before it loads queues that
+are new to it.
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ from proxy_consumer.subscription.commits import (
 )
 
 LEASES_PREFIX = "leases/"
-RUNS_MAX = 4_096  # of one queue that are told; what is beyond may be delivered again
+RUNS_MAX = 4_096  # runs of one queue that are handed over; messages beyond may be delivered again
 
 
 class Inherited(NamedTuple):
-    """The state of a queue at its former holder: its epoch and generation, which runs were leased, and
-    which were acknowledged without being durable yet."""
+    """The state of a queue at its previous owner: epoch and generation, leased runs, and acknowledgements not
+    durable yet."""
 
     epoch: int
     generation: int
@@ -47,7 +49,7 @@ class Inherited(NamedTuple):
 
 
 class _Note(msgspec.Struct):
-    """The setting's value. `runs`: start, end, bytes, lease id, deadline and length in milliseconds."""
+    """The value of the setting. `runs`: start, end, bytes, lease id, deadline and length in milliseconds."""
 
     incarnation: int
     epoch: int
@@ -57,19 +59,21 @@ class _Note(msgspec.Struct):
 
 
 def leases_key(group: str, queue: QueueRef) -> str:
-    """The setting of one queue."""
+    """Return the name of the setting for one queue."""
     return f"{LEASES_PREFIX}{group}/{queue.topic}/{queue.queue_id}"
 
 
-def carried_of(queue: SubscribedQueue, *, pushed: bool) -> Inherited:
-    """Return what is leased of a queue now, and acknowledged; what was being pushed is nobody's."""
+def handover_state(queue: SubscribedQueue, *, pushed: bool) -> Inherited:
+    """Return the leases of a queue and its acknowledgements that may not be durable; pushed messages have no
+    lease there."""
     runs = [] if pushed else queue.leases.leased_runs()
     return Inherited(queue.epoch, queue.generation, runs, queue.uncommitted.uncertain_acks(queue.ack_map))
 
 
-def note_of(queue: SubscribedQueue, now: float, wall_ms: int, *, pushed: bool) -> bytes:
-    """Encode the same as a setting; deadlines are wall-clock times there."""
-    state = carried_of(queue, pushed=pushed)
+def encode_note(queue: SubscribedQueue, now: float, wall_ms: int, *, pushed: bool) -> bytes:
+    """Encode the state from `handover_state` as the value of the setting; its deadlines are wall-clock
+    times."""
+    state = handover_state(queue, pushed=pushed)
     runs = [
         (start, end, size, lease.id, wall_ms + int((lease.deadline - now) * 1000), int(lease.length_s * 1000))
         for start, end, size, lease in state.runs[:RUNS_MAX]
@@ -79,7 +83,7 @@ def note_of(queue: SubscribedQueue, now: float, wall_ms: int, *, pushed: bool) -
 
 
 def read_note(value: bytes, queue: QueueRef, now: float, wall_ms: int) -> Inherited | None:
-    """Decode what the setting says of the queue; None when that is another incarnation, or not to be read."""
+    """Decode the value of the setting; None if it is of another incarnation of the queue, or unreadable."""
     try:
         note = msgspec.json.decode(value, type=_Note)
     except msgspec.DecodeError:
@@ -99,7 +103,8 @@ def read_note(value: bytes, queue: QueueRef, now: float, wall_ms: int) -> Inheri
 
 
 def epoch_of(value: bytes | None) -> int:
-    """Under which epoch a setting's writer had the queue; above every epoch when there is no telling."""
+    """Return the epoch under which the writer of a setting owned the queue; a number above every epoch if
+    unknown."""
     try:
         return OFFSET_END if value is None else msgspec.json.decode(value, type=_Note).epoch
     except msgspec.DecodeError:
@@ -107,7 +112,8 @@ def epoch_of(value: bytes | None) -> int:
 
 
 def handover_notes(owner: SubscriptionBase, queues: Iterable[SubscribedQueue]) -> dict[str, bytes | None]:
-    """Settings for the next holders of these queues: what clients have of them; {}: nothing."""
+    """Return the settings with the client leases of these queues, for their next owners; {} if there are
+    none."""
     if owner.removed:
         return {}
     runtime, config = owner.runtime, owner.config
@@ -115,25 +121,26 @@ def handover_notes(owner: SubscriptionBase, queues: Iterable[SubscribedQueue]) -
     always = bool(config.scope and config.handover_wait_ms and not pushed)
     now, wall_ms = runtime.now(), runtime.clock.wall_ms()
     return {
-        leases_key(owner.group_name, queue.ref): note_of(queue, now, wall_ms, pushed=pushed)
+        leases_key(owner.group_name, queue.ref): encode_note(queue, now, wall_ms, pushed=pushed)
         for queue in queues
         if runtime.topic_lives(queue.ref) and (always or _holds_more(queue, leases=not pushed))
     }
 
 
 def _holds_more(queue: SubscribedQueue, *, leases: bool) -> bool:
-    """Whether it knows what the backend does not: acknowledgements that are not durable, `leases`."""
+    """Whether the queue has state that the backend does not know: acknowledgements that are not durable, or
+    (`leases`) leases."""
     progress = queue.uncommitted
     return bool(progress) or progress.in_commit or bool(leases and queue.leases.jobs)
 
 
-HAND_OVER_S = 0.5  # of the time to hand queues over, what storing progress may take
-NOTES_S = 1.0  # how long after the writer's loss what is new here waits for word of what clients have
+HAND_OVER_S = 0.5  # share of the time for a handover that is reserved for storing progress
+NOTES_S = 1.0  # how long after the writer's loss new queues wait for the setting with their leases
 REFUSED_S_MAX = 16.0  # the longest pause of `join_again`
 
 
 class SubscriptionMembership(ClaimOwner):
-    """The claims of one topic: the subscription's own, or the group's retry topic."""
+    """The claims of one topic: the subscription's own topic, or the group's retry topic."""
 
     def __init__(self, runtime: Runtime, owner: SubscriptionBase, topic: str) -> None:
         self.topic = topic
@@ -141,62 +148,65 @@ class SubscriptionMembership(ClaimOwner):
         self._runtime = runtime
         self._owner = owner
         self._join = Join(owner.group_name, topic)
-        self._inherited: dict[QueueRef, Inherited] = {}  # of lost queues
-        self._delivered: dict[QueueRef, tuple[int, int]] = {}  # of those: generation, delivered until
-        self._notes_until = 0.0  # the writer was lost: proxies tell what clients have of what they had
+        self._inherited: dict[QueueRef, Inherited] = {}  # the state of lost queues
+        self._delivered: dict[QueueRef, tuple[int, int]] = {}  # of lost queues: generation, delivered until
+        self._notes_until = (
+            0.0  # after the loss of the writer: wait this long for the settings of other proxies
+        )
         self._pause_s = RETRY_S
         self._again_at = 0.0  # monotonic seconds; after a refusal
 
     def join(self, sharing: Sharing, queues: frozenset[int] | None = None) -> None:
-        """Become a member, unless it is one; after a refusal, a little later."""
+        """Join the group for the topic, unless joined; after a rejection, a little later."""
         if not self.claims.joined:
             self._join = Join(self._owner.group_name, self.topic, sharing, queues, self._runtime.address)
-            self._go_on()
+            self._join_claims()
 
     def load(self) -> None:
-        """Ask for what is not loaded yet."""
+        """Load the progress of the queues that are not loaded yet."""
         if self.claims.joined:
-            self._go_on()
+            self._join_claims()
 
     def join_again(self) -> None:
-        """After a refusal, when its pause is over; each pause is twice as long as the one before.
+        """Join again after a rejection, once the pause is over; each pause is twice as long as the one
+        before.
 
-        For a retry queue, which no pull asks for: it is joined once, when it is heard of.
+        This is for a retry queue, which no pull makes join again.
         """
         if self.claims.joined or self.claims.retry_at is None:
             return
         if self._runtime.now() >= self._again_at:
-            self._go_on()
+            self._join_claims()
         if not self.claims.joined:
             self._owner.wake(self._again_at)
 
-    def _go_on(self) -> None:
+    def _join_claims(self) -> None:
         self.claims.join(self._join)
         if self.claims.retry_at is not None:
             self._owner.wake(self.claims.retry_at)
 
     def leave(self) -> None:
-        """Give everything up; the subscription has dropped its queues."""
+        """Release all claims; the subscription has dropped its queues."""
         self.claims.leave()
 
-    # --- what goes with a queue from one holder to the next
+    # --- state handed from one owner of a queue to the next
 
     def remember_lost(self, queue: SubscribedQueue) -> None:
-        """The queue is lost: what clients hold of it may still be acknowledged when it comes back."""
+        """Remember the leases of a lost queue, so that they can still be acknowledged if it comes back."""
         runtime, owner = self._runtime, self._owner
         queue.is_lost = True
         until = max(queue.delivered_until, queue.feed.next_offset())
         self._delivered[queue.ref] = (queue.generation, until)
-        self._inherited[queue.ref] = carried_of(queue, pushed=owner.config.pushed)
+        self._inherited[queue.ref] = handover_state(queue, pushed=owner.config.pushed)
         runtime.lost[owner.group_name.encode(), *queue.name.key] = runtime.now() + LOST_S
 
     def _knows_holder(self, ref: QueueRef) -> bool:
-        """Whether there is word of the queue's former holder."""
+        """Whether the state of the queue's previous owner is known."""
         key = leases_key(self._owner.group_name, ref)
         return ref in self._inherited or self._runtime.backend.setting(key) is not None
 
     def take_inherited(self, ref: QueueRef) -> Inherited | None:
-        """Return the state that the previous holder of a queue handed over, or None. A second call returns
+        """Return the state that the previous owner of a queue handed over, or None. A second call returns
         None."""
         runtime, key = self._runtime, leases_key(self._owner.group_name, ref)
         carried, value = self._inherited.pop(ref, None), runtime.backend.setting(key)
@@ -206,16 +216,17 @@ class SubscriptionMembership(ClaimOwner):
         stored = read_note(value, ref, runtime.now(), runtime.clock.wall_ms())
         if carried is None or stored is None:
             return carried or stored
-        return max(carried, stored, key=lambda state: state.epoch)  # that of the latest holder
+        return max(carried, stored, key=lambda state: state.epoch)  # that of the latest owner
 
     def delivered_until(self, ref: QueueRef, generation: int) -> int:
-        """Up to which offset this proxy had delivered a queue when it was lost; 0: none, or it was reset."""
+        """Return the offset up to which this proxy had delivered a lost queue; 0 if none, or if it was
+        reset."""
         delivered_generation, until = self._delivered.pop(ref, (generation, 0))
         return until if delivered_generation == generation else 0
 
     def is_expected(self, setting: str, queues: Iterable[SubscribedQueue]) -> bool:
-        """Whether a setting may be word of a queue that is not among `queues`; late word of one of those is
-        deleted."""
+        """Whether a setting may be the state of a queue that is not among `queues`; an outdated one of those
+        is deleted."""
         for queue in queues:
             if leases_key(self._owner.group_name, queue.ref) == setting:
                 if epoch_of(self._runtime.backend.setting(setting)) < queue.epoch:
@@ -223,7 +234,7 @@ class SubscriptionMembership(ClaimOwner):
                 return False
         return True
 
-    # --- ClaimOwner: queues come
+    # --- ClaimOwner: queues are acquired
 
     def assigned(self, assignment: Assignment) -> None:
         self._log_queues("queues gained", assignment.queues, epoch=assignment.epoch)
@@ -233,7 +244,8 @@ class SubscriptionMembership(ClaimOwner):
         self._owner.update_order()
 
     def may_load(self, queue: QueueRef) -> bool:
-        """Not while a proxy that lives may be about to say what clients have of the queue."""
+        """Whether the queue's progress may be read now: not while its previous owner may still write the
+        client leases."""
         if self.claims.loading[queue] == 1 or self._runtime.now() >= self._notes_until:
             return True
         if self._knows_holder(queue):
@@ -271,12 +283,12 @@ class SubscriptionMembership(ClaimOwner):
         if self.claims.retry_at is not None:
             self._owner.wake(self.claims.retry_at)
 
-    # --- ClaimOwner: queues go
+    # --- ClaimOwner: queues are revoked or lost
 
     def revoked(self, queues: Sequence[QueueRef], deadline: float, release: Release) -> None:
-        """Make what is finished durable, and what clients have known, then let the queues go.
+        """Make progress and client leases durable, then release the queues.
 
-        What is pushed ends first, for a while: nobody could say later how it went.
+        Pushes in progress end first, for a limited time, because their outcome would otherwise be unknown.
         """
         self._log_queues("queues handed over", queues)
         owner, installed = self._owner, self._installed_queues(queues)
@@ -302,11 +314,12 @@ class SubscriptionMembership(ClaimOwner):
         store_settings(self._runtime, notes, on_notes_stored)
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
-        """Drop queues that are not ours: the writer died, or our session, or someone else has them already.
+        """Drop queues that this proxy lost: the writer died, or its session, or another proxy owns them
+        already.
 
-        In the first two cases they mostly come back. Clients know nothing of this, so what they hold can
-        still be acknowledged then; results that come in between are refused, and sent again. Those that
-        go to another proxy instead go with what clients have: that is stored before we join again.
+        In the first two cases they usually come back. The clients do not notice, so their messages can still
+        be acknowledged then; results in between are rejected, and sent again. For queues that go to another
+        proxy, the client leases are stored before this proxy joins again.
         """
         if not queues or any(self._runtime.topic_lives(queue) for queue in queues):
             self._notes_until = self._runtime.now() + NOTES_S
@@ -324,7 +337,7 @@ class SubscriptionMembership(ClaimOwner):
         return [queues[ref] for ref in refs if ref in queues]
 
     def _log_queues(self, event: str, queues: Sequence[QueueRef], **more: int) -> None:
-        """One line for operators, whenever queues come or go."""
+        """Log one line for operators when queues are acquired, handed over or lost."""
         numbers = sorted(queue.queue_id for queue in queues)
         facts = {"group": self._owner.group_name, "topic": self.topic, "queues": numbers, **more}
         log.info(event, extra=facts)

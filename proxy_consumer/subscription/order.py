@@ -1,7 +1,8 @@
-"""The order of a subscription: the scopes of its queues, when they may deliver, and whose chains it shares.
+"""The order of a subscription: the scopes of its queues, when they may deliver, and the chains that it
+shares.
 
-Subscriptions whose chains reach over the whole group share one scope, so nothing of it is delivered before
-the queues of all are loaded (subscription.py). When one of them starts anew, all do.
+Subscriptions whose chains cover the whole group share one scope, so nothing of it is delivered before the
+queues of all of them are loaded (subscription.py). When one of them reloads its queues, all do.
 """
 
 from __future__ import annotations
@@ -20,43 +21,45 @@ from proxy_consumer.runtime import Runtime
 
 
 class SharedOrder:
-    """State that the subscriptions of one group share. `scope`: that of chains which reach over the group."""
+    """State that the subscriptions of one group share. `scope`: the scope of the chains that cover the
+    group."""
 
     __slots__ = ("parked", "scope", "used_at")
 
     def __init__(self) -> None:
         self.scope: OrderScope | None = None
         self.used_at = 0.0  # monotonic seconds of the last pull from any of the topics of `scope`
-        self.parked: frozenset[str] = frozenset()  # keys that are set aside
+        self.parked: frozenset[str] = frozenset()  # the parked keys
 
 
 def sharing_of(config: SubscriptionDefaults) -> Sharing:
-    """Return how the queues of a subscription are shared among proxies."""
+    """Return how the queues of a subscription are divided among proxies."""
     if config.scope == "group":
         return Sharing.WHOLE_GROUP
     return Sharing.WHOLE_TOPIC if config.scope == "topic" else Sharing(config.assignment)
 
 
 def same_order(one: SubscriptionDefaults, other: SubscriptionDefaults) -> bool:
-    """Whether a change of settings leaves chains, what is parked in them, and sharing as they are."""
+    """Whether two settings have the same chains, parking and division of queues, so that no reload is
+    needed."""
     chains = one.order_key == other.order_key and one.scope == other.scope
     chains = chains and one.on_dead_letter == other.on_dead_letter
     return chains and sharing_of(one) == sharing_of(other)
 
 
 class SubscriptionOrder:
-    """The scopes of one subscription; PullBuffer asks `scope_of` for each queue it gets."""
+    """The scopes of one subscription."""
 
     def __init__(self, runtime: Runtime, shared: SharedOrder, config: SubscriptionDefaults) -> None:
         self._runtime = runtime
         self._shared = shared
         self._own: OrderScope | None = None
         self.config = config
-        self.open_at = 0.0  # monotonic seconds; a dead proxy's leases are waited out until then
-        self.torn_until = 0.0  # monotonic seconds; a queue that left is expected back until then
+        self.open_at = 0.0  # monotonic seconds; until then the leases of a dead proxy may be current
+        self.torn_until = 0.0  # monotonic seconds; until then a lost queue may come back
 
     def scope_of(self, queue: QueueRef) -> tuple[OrderScope, KeyReader] | None:
-        """The scope of a queue and the reader of its keys; None without an order key."""
+        """Return the scope of a queue and the reader of its keys; None without an order key."""
         config = self.config
         if not config.scope:
             return None
@@ -82,24 +85,26 @@ class SubscriptionOrder:
         return scope
 
     def drop_scope(self) -> None:
-        """The subscription gave up its queues."""
+        """Forget the scope, because the subscription has released its queues."""
         self._own = None
 
-    def starts_anew(self, scope: OrderScope) -> bool:
-        """Whether nobody needs to be waited for any more, of those that an invalid scope has lost."""
+    def must_reload(self, scope: OrderScope) -> bool:
+        """Whether an invalid scope must be reloaded now: its lost queue is back, or need not be waited for
+        any more."""
         return scope.invalid and (scope.returned or self._runtime.now() >= self.torn_until)
 
     def open_scopes(self, scopes: Iterable[OrderScope], *, ready: bool) -> bool:
-        """Open those of its own that are complete; True, and nothing more is done: one starts anew."""
+        """Open or close these scopes by `ready`; return True, and change nothing more, if one must be
+        reloaded."""
         for scope in scopes:
-            if self.starts_anew(scope):
+            if self.must_reload(scope):
                 return True
             set_open(scope, ready)
         return False
 
 
 def set_open(scope: OrderScope, is_open: bool) -> None:
-    """An invalid scope stays closed."""
+    """Open or close a scope; an invalid one stays closed."""
     is_open = is_open and not scope.invalid
     if scope.open != is_open:
         scope.set_open(is_open)

@@ -1,13 +1,13 @@
-"""Notes of heads that have used up their deliveries (`on_dead_letter: park`): the error, since when.
+"""Notes about heads whose deliveries are used up (`on_dead_letter: park`): their error, and since when.
 
-That such a head is parked follows from its attempts, which stand in group progress. The error that a client
-gave does not; so that an operator still sees it after a restart, or at the proxy that took the queue over, it
-is kept in the setting `exhausted/GROUP/TOPIC/QUEUE`, a JSON object:
+That such a head is parked follows from its attempts, which are in group progress. The client's error is not;
+it is stored in the setting `exhausted/GROUP/TOPIC/QUEUE`, so that an operator still sees it after a restart,
+or at the next owner of the queue. The value is a JSON object:
 
-    incarnation, generation   of the topic, and of the group's progress: of others nothing counts
+    incarnation, generation   of the topic, and of the group's progress; notes with others are ignored
     heads                     offset → [epoch milliseconds, error], the newest HEADS_MAX
 
-Nothing depends on it: where it cannot be written, or more heads are parked, the error is not shown any more.
+Nothing depends on it: if it cannot be written, or more heads are parked, the error is no longer shown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _since = attrgetter("since")
 
 
 class QueueNotes(msgspec.Struct):
-    """The notes of one queue."""
+    """The notes about the parked heads of one queue."""
 
     incarnation: int
     generation: int
@@ -37,14 +37,16 @@ class QueueNotes(msgspec.Struct):
 
 
 def exhausted_key(group: str, queue: QueueRef) -> str:
-    """The setting that holds the notes of a queue."""
+    """Return the name of the setting with the notes of a queue."""
     return f"{EXHAUSTED_PREFIX}{group}/{queue.topic}/{queue.queue_id}"
 
 
 def load_notes(runtime: Runtime, group: str, state: SubscribedQueue) -> None:
-    """Give the heads of a queue that came here what was noted of them, or the present time.
+    """Set error and time of the parked heads of an acquired queue from its notes; without a note, the present
+    time.
 
-    Heads that were parked until `on_dead_letter` was set back are spent: their dead letters carry the error.
+    Heads that were parked until `on_dead_letter` was changed back are spent: their dead letters carry the
+    error.
     """
     if not (state.used_up or state.table.spent):
         return
@@ -60,14 +62,14 @@ def _read(runtime: Runtime, group: str, state: SubscribedQueue) -> QueueNotes:
     value = runtime.backend.setting(exhausted_key(group, queue))
     try:
         notes = msgspec.json.decode(value or b"", type=QueueNotes)
-    except msgspec.DecodeError:  # they are only for people
+    except msgspec.DecodeError:  # damaged notes are ignored: they are only for people
         notes = QueueNotes(0, -1)
     same = (notes.incarnation, notes.generation) == (queue.incarnation, generation)
     return notes if same else QueueNotes(queue.incarnation, generation)
 
 
 def store_notes(runtime: Runtime, group: str, state: SubscribedQueue) -> None:
-    """Store what is known of the heads that are parked, where it is not noted yet."""
+    """Store the notes of the newly parked heads, unless they are stored already."""
     heads_before = _read(runtime, group, state).heads
     lately = state.table.take_exhausted()
     if all(job.offset in heads_before and heads_before[job.offset][1] == job.error for job in lately):

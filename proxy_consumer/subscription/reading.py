@@ -1,8 +1,8 @@
 """Reads of a subscription's queues, its filter, the waits for more messages, and the ends of the queues.
 
-A read that the backend answers at once is used at once, another one wakes the group's waiters when it comes.
-At a queue's end one wait stands armed for as long as the subscription is in use, so that no append goes
-unnoticed. What cannot be read is tried again a little later.
+The result of a read that completes at once is used at once; a later one wakes the group's waiting pulls. At
+the end of a queue one wait is active as long as the subscription is in use, so that no append is missed. A
+failed read is repeated a little later.
 """
 
 from __future__ import annotations
@@ -20,30 +20,29 @@ from proxy_consumer.core.queue_feed import FeedState, Filter, Refusal
 from proxy_consumer.core.steps import Loaded, Purpose, ReadRequest
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.filters.message_filters import filter_for
-from proxy_consumer.push.chain import filter_for_actions
 from proxy_consumer.retries.headers import is_of_another_life
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.commits import SubscriptionBase
 
-WAIT_S = 60.0  # how long one wait at a queue's end stands before it is armed again
+WAIT_S = 60.0  # duration of one wait at a queue's end before it is renewed
 SOON_S = 0.001  # at the next tick
-ENDS_AGE_S = 0.1  # after which the backend is asked again where a queue ends
-FLUSH_S = 0.5  # when what is finished without a client is stored
+ENDS_AGE_S = 0.1  # age after which the end of a queue is requested again
+FLUSH_S = 0.5  # delay before progress without a client's result is stored
 
 
 class Reading:
-    """All reads and waits of one subscription."""
+    """The reads and waits of one subscription."""
 
     def __init__(self, runtime: Runtime, owner: SubscriptionBase) -> None:
         self._runtime = runtime
         self._owner = owner
         self._buffer = owner.buffer
         self._waits: dict[QueueRef, DataWait] = {}
-        self._stalled: list[SubscribedQueue] = []  # to be tried again after an error
-        self._ends: dict[QueueRef, tuple[float, int]] = {}  # as of when, next offset
+        self._stalled: list[SubscribedQueue] = []  # to be read again after an error
+        self._ends: dict[QueueRef, tuple[float, int]] = {}  # time of the request, next offset
 
     def ask_ends(self, request: EndsRequest) -> None:
-        """Ask the backend where queues end, for a PullBuffer that reads them merged."""
+        """Request the ends of queues for a scope that merges them."""
         lookup = self._runtime.backend.bounds([queue.ref for queue in request.queues])
         inline = True
 
@@ -60,7 +59,7 @@ class Reading:
         inline = False
 
     def read(self, request: ReadRequest) -> None:
-        """Carry out what a PullBuffer asks for."""
+        """Carry out a read for the PullBuffer."""
         read = SubscriptionRead(self, request)
         self._runtime.backend.read(
             request.queue.ref,
@@ -77,12 +76,12 @@ class Reading:
             read.inline = False
 
     def on_read_later(self, read: SubscriptionRead) -> None:
-        """A read came back when nobody waited for it in a call any more."""
+        """Accept a read that completed after the call that started it, and serve the waiting pulls."""
         if self.on_read(read) is Loaded.DATA or self._buffer.can_deliver:
             self._owner.serve()
 
     def on_read(self, read: SubscriptionRead) -> Loaded:
-        """A read came back, at once or later."""
+        """Accept a completed read, and return its result."""
         queue, owner = read.request.queue, self._owner
         if read.error is not None:
             self._buffer.on_read_failed(read.request)
@@ -92,7 +91,7 @@ class Reading:
             self._pass_over_other_lives(queue, read.value)
         bounds = read.value.bounds if read.value.status is ReadStatus.OUT_OF_RANGE else None
         if read.request.purpose is Purpose.NEW and bounds is not None:
-            self.tell_gone(queue.ref, queue.feed.cursor, bounds.min)
+            self.warn_expired(queue.ref, queue.feed.cursor, bounds.min)
         if self._owner.trace is not None:
             self._owner.trace.on_read(queue, read.value)
         now = self._runtime.now()
@@ -101,21 +100,21 @@ class Reading:
             self._arm_wait(queue)
         elif loaded is Loaded.GONE and self._buffer.holds_queue(queue):
             owner.drop(queue.ref)
-            owner.wake(now + SOON_S)  # what waited behind its messages goes on
-        if queue.uncommitted:  # finished undelivered: no client will have it stored
+            owner.wake(now + SOON_S)  # jobs that waited behind its messages continue
+        if queue.uncommitted:  # finished undelivered: no client's result will store it
             owner.wake(now + FLUSH_S)
         if queue.table.spent:
             owner.after_results((queue,))
         return loaded
 
-    def tell_gone(self, queue: QueueRef, place: int | None, first: int) -> None:
-        """Whether retention took what nobody has consumed; it goes on at the oldest that is there."""
+    def warn_expired(self, queue: QueueRef, place: int | None, first: int) -> None:
+        """Log a warning if retention deleted unconsumed messages from `place` to `first`."""
         if place is not None and place < first:
             where = {"group": self._owner.group_name, "topic": queue.topic, "queue": queue.queue_id}
             log.warning("messages went by retention unconsumed", extra=where | {"from": place, "to": first})
 
     def _pass_over_other_lives(self, queue: SubscribedQueue, batch: ReadBatch) -> None:
-        """Finish undelivered what failed before the subscription was deleted, and made anew."""
+        """Finish retried messages undelivered that failed in a deleted subscription of the same name."""
         created_ms = self._owner.created_ms
         if batch.status is not ReadStatus.DATA or not created_ms:
             return
@@ -148,7 +147,7 @@ class Reading:
             owner.wake(self._runtime.now() + RETRY_S)
 
     def retry_stalled(self) -> None:
-        """Try again what could not be read."""
+        """Read the queues again whose last read failed."""
         stalled, self._stalled = self._stalled, []
         for queue in stalled:
             self._buffer.on_data_arrived(queue)
@@ -163,7 +162,7 @@ class Reading:
         runtime.backend.wait(queue.ref, queue.feed.cursor, runtime.now() + WAIT_S, into=wait)
 
     def on_wait_done(self, wait: DataWait) -> None:
-        """Read on where there is data, or arm another wait."""
+        """Read on if there are new messages, or renew the wait."""
         queue, owner = wait.queue, self._owner
         self._waits.pop(queue.ref, None)
         if not self._buffer.holds_queue(queue):
@@ -176,10 +175,10 @@ class Reading:
         else:
             self._arm_wait(queue)
 
-    # --- where queues end, as known lately: what clients of ours are told beside their messages
+    # --- recent ends of queues, which ddmq_client gets with its messages
 
     def next_offset(self, queue: QueueRef, now: float) -> int:
-        """Return the known end of a queue; an old one is looked up again, for the next call."""
+        """Return the known end of a queue; if it is old, it is requested again, for the next call."""
         cached = self._ends.get(queue)
         if cached is None or now - cached[0] > ENDS_AGE_S:
             self._ends[queue] = (now, 0 if cached is None else cached[1])
@@ -193,11 +192,11 @@ class Reading:
             self._ends[queue] = (cached[0], found.value[0].next)
 
     def note_end(self, queue: QueueRef, offset: int) -> None:
-        """Note the end of a queue that is known from elsewhere."""
+        """Record the end of a queue that is known from another request."""
         self._ends[queue] = (self._runtime.now(), offset)
 
     def drop_queue(self, queue: QueueRef) -> None:
-        """A queue is not ours any more."""
+        """Forget a queue that this proxy lost."""
         self._ends.pop(queue, None)
         wait = self._waits.pop(queue, None)
         if wait is not None:
@@ -210,16 +209,22 @@ FILTER_SETTINGS = ("tags", "sql", "actions", "push")
 
 
 def filter_of(config: SubscriptionDefaults) -> Filter | None:
-    """Return all that may keep a message from being delivered as one filter; None: nothing does."""
+    """Combine the expression and the actions of a subscription into one filter; None if neither filters."""
     expression = filter_for(config.tags, config.sql)
-    actions = filter_for_actions(config.actions, config.push)
+    actions = _filter_of_actions(config) if config.actions else None
     if expression is None or actions is None:
         return expression or actions
     return _Both(expression, actions)
 
 
+def _filter_of_actions(config: SubscriptionDefaults) -> Filter | None:
+    from proxy_consumer.push.chain import filter_for_actions  # CEL is loaded where actions are used
+
+    return filter_for_actions(config.actions, config.push)
+
+
 def same_filter(one: SubscriptionDefaults, other: SubscriptionDefaults) -> bool:
-    """Whether two settings let the same messages through."""
+    """Whether two settings deliver the same messages."""
     return all(getattr(one, name) == getattr(other, name) for name in FILTER_SETTINGS)
 
 
@@ -231,15 +236,15 @@ class _Both:
         self._second = second
         self.tags = first.tags
 
-    def judge(self, delivery: bytes) -> Refusal | None:
-        return self._first.judge(delivery) or self._second.judge(delivery)
+    def find_refusal(self, delivery: bytes) -> Refusal | None:
+        return self._first.find_refusal(delivery) or self._second.find_refusal(delivery)
 
 
 # --- what the backend answers
 
 
 class SubscriptionRead(Completion[ReadBatch]):
-    """One read; `inline` while the call that started it has not returned."""
+    """One read; `inline` is True until the call that started it has returned."""
 
     __slots__ = ("inline", "reading", "request")
 
@@ -255,7 +260,7 @@ class SubscriptionRead(Completion[ReadBatch]):
 
 
 class DataWait(Wait):
-    """The wait at one queue's end."""
+    """The wait for new messages at the end of one queue."""
 
     __slots__ = ("queue", "reading")
 

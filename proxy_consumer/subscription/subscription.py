@@ -1,10 +1,9 @@
 """One consumer group at this proxy, and its subscriptions to topics.
 
 A subscription joins its group (membership.py) with the first pull and leaves it after `idle_ms` without one.
-Queues that it is given are read on demand (reading.py) into its PullBuffer.
-
-Subscriptions whose chains reach over the group share one ordered scope. All of them are joined as soon as one
-is pulled from. When one starts anew, all do: what the others hold back depends on its messages too.
+Its queues are read on demand (reading.py) into its PullBuffer. Subscriptions whose chains cover the group
+share one ordered scope. All of them are joined as soon as one is pulled from. When one reloads its queues,
+all do, because their waiting messages depend on its messages too.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ from proxy_consumer.subscription.reading import FLUSH_S, SOON_S, Reading, filter
 from proxy_consumer.tracing import waits
 from proxy_consumer.tracing.messages import SubscriptionTrace, trace_limit
 
-READS_MAX = 32  # reads answered at once in one `take_batch`; then others have their turn
-PUSHES_S = 1.5  # how long pushes under way hold up settings that start queues anew, at most
+READS_MAX = 32  # reads completed at once within one `take_batch`; then other work gets a turn
+PUSHES_S = 1.5  # longest time for which pushes in progress delay a reload of queues
 BROADCASTING = "broadcasting"
 
 
 class Subscription(SubscriptionBase):
-    """One group's subscription to one topic: the shell around one PullBuffer."""
+    """One group's subscription to one topic: connects its PullBuffer with the backend and the group."""
 
     def __init__(self, runtime: Runtime, group: Group, topic: str, config: SubscriptionDefaults) -> None:
         buffer = PullBuffer(
@@ -60,10 +59,10 @@ class Subscription(SubscriptionBase):
         self.group = group
         self._set_config(config)
         self.creating = False
-        self.halted = 0  # how often it is about to start anew, and takes nothing until then
+        self.halted = 0  # number of pending reloads; while there are any, nothing is delivered
         self.last_used = runtime.now()
         self.order = SubscriptionOrder(runtime, group.shared, config)
-        self.handed = runtime.delivery_cells(group.name, topic, buffer.tally)
+        self.handed = runtime.build_delivery_metrics(group.name, topic, buffer.tally)
         self.retries = RetryPublisher(runtime, self)
         self.membership = SubscriptionMembership(runtime, self, topic)
         self.retry_membership = SubscriptionMembership(runtime, self, retry_topic(group.name))
@@ -72,19 +71,19 @@ class Subscription(SubscriptionBase):
         self.switch_trace()
 
     def check_topic(self) -> None:
-        """The topic may have been made readable, or not."""
+        """Read again whether the topic is readable."""
         info = self.runtime.backend.topic(self.topic)
         self.readable = info is None or info.readable
 
     def _set_config(self, config: SubscriptionDefaults) -> None:
         self.config = config
-        self.pushed = config.pushed  # both are asked for with every pull
+        self.pushed = config.pushed  # both are read at every pull
         self.group_wide = config.scope == "group"
 
     def apply_config(self, config: SubscriptionDefaults) -> None:
-        """Apply new settings. Limits hold at once; another filter judges anew what is not delivered.
+        """Apply new settings. Limits apply at once; a new filter is applied to all undelivered messages.
 
-        Another order key starts the queues anew, and those of all topics that share its chains.
+        A new order key reloads the queues, and those of all topics that share its chains.
         """
         before = self.config
         self._set_config(config)
@@ -93,14 +92,13 @@ class Subscription(SubscriptionBase):
         if not same_filter(before, config):
             self.buffer.filter_by(filter_of(config))
         if self.switch_trace() or not same_order(before, config):
-            self.start_anew()
-            self.come_along()
+            self.reload_queues()
+            self.join_with_members()
         self.group.serve()
 
-    def start_anew(self) -> None:
-        """Have its queues anew, with those that share its chains; clients keep what they have. Under the new
-        epoch no commit of before can come any more."""
-        self.group.start_anew(self.group.sharing_members() if self.group_wide else [self])
+    def reload_queues(self) -> None:
+        """Reload its queues, and those sharing its chains, under a new epoch; clients keep leases."""
+        self.group.reload_queues(self.group.sharing_members() if self.group_wide else [self])
 
     # --- use and membership
 
@@ -109,7 +107,7 @@ class Subscription(SubscriptionBase):
         return self.membership.claims.joined
 
     def on_use(self, now: float) -> None:
-        """Take part in the group, because a client pulls."""
+        """Join the group if needed, because a client pulls."""
         self.last_used = now
         if not self.joined and not self.creating:
             self.join()
@@ -120,8 +118,8 @@ class Subscription(SubscriptionBase):
                 if not other.joined and not other.creating:
                     other.join_alone()
 
-    def come_along(self) -> None:
-        """Take part at once where topics that share its chains deliver already."""
+    def join_with_members(self) -> None:
+        """Join at once if topics that share its chains deliver already."""
         members = self.group.sharing_members()
         if self in members and not self.creating and any(each.joined for each in members):
             if not self.joined:
@@ -129,23 +127,23 @@ class Subscription(SubscriptionBase):
             self.update_order()
 
     def join(self) -> None:
-        """Become a member, until nobody pulls any more."""
+        """Join the group until no client pulls any more."""
         if self.removed:
             return
         self.join_alone()
         self.wake(self.runtime.now() + self.runtime.config.idle_ms / 1000)
 
     def join_alone(self) -> None:
-        """Become a member; the others of its chains do so themselves."""
+        """Join the group, without the subscriptions that share its chains."""
         if self.removed:
             return
         self.membership.join(sharing_of(self.config))
         self.check_retry_queue()
 
     def check_retry_queue(self) -> None:
-        """The group's retry topic may have a queue for this topic now.
+        """Join the group's retry topic if it has a queue for this topic.
 
-        Also where the subscription has an order key by now: what is on its way was sent without.
+        This holds with an order key, too: messages may still be on the retry path from before it was set.
         """
         if not self.joined or self.retry_membership.claims.joined:
             return
@@ -154,19 +152,19 @@ class Subscription(SubscriptionBase):
             self.retry_membership.join(Sharing.AVERAGELY, frozenset({ref.queue_id}))
 
     def give_up(self) -> None:
-        """Leave, to join again at once."""
+        """Leave the group in order to join again at once; the leases are remembered."""
         for queue in self.buffer.queues.values():
             self.membership_of(queue.ref).remember_lost(queue)
         self.leave()
 
     def remove(self) -> None:
-        """The subscription is deleted: give up every queue, for good."""
+        """Release every queue for good, because the subscription was deleted."""
         self.removed = True
         self.leave()
         self.wake(self.runtime.now() + SOON_S)
 
     def leave(self) -> None:
-        """Give up every queue; what is leased comes again, here or elsewhere."""
+        """Release every queue; leased messages are delivered again, here or by another proxy."""
         self.flush()
         store_settings(self.runtime, handover_notes(self, self.buffer.queues.values()))
         for ref in list(self.buffer.queues):
@@ -176,21 +174,21 @@ class Subscription(SubscriptionBase):
         self.order.drop_scope()
 
     def update_order(self) -> None:
-        """Open the scopes that are complete; at `order.open_at` the timer queue calls again."""
+        """Open the scopes that are complete; the timer queue calls again at `order.open_at`."""
         if self.group_wide:
             self.group.open_shared()
         elif not self.halted and self.order.open_scopes(self.buffer.ordered_scopes(), ready=self.is_ready):
-            self.group.start_anew([self])
+            self.group.reload_queues([self])
 
     @property
     def is_ready(self) -> bool:
-        """Whether every queue that takes part is here and may deliver."""
+        """Whether all its queues are loaded and may deliver."""
         loaded = self.membership.claims.complete
         topic_exists = self.runtime.backend.topic(self.topic) is not None
         return not topic_exists or (loaded and self.runtime.now() >= self.order.open_at)
 
     def ordered_streams(self) -> Iterator[tuple[SubscribedQueue, QueueStream]]:
-        """The queues that are in an ordered scope."""
+        """Iterate over the queues in an ordered scope, with their streams."""
         for queue in self.buffer.queues.values():
             if queue.stream is not None:
                 yield queue, queue.stream
@@ -198,14 +196,14 @@ class Subscription(SubscriptionBase):
     # --- queues
 
     def membership_of(self, ref: QueueRef) -> SubscriptionMembership:
-        """The membership that a queue belongs to: of the topic, or of the group's retry topic."""
+        """Return the membership of a queue: that of the topic, or of the group's retry topic."""
         return self.membership if ref.topic == self.topic else self.retry_membership
 
     def end_pushes(self, refs: Sequence[QueueRef], until: float, then: Callable[[], None]) -> None:
         self.group.hand_over({self.topic: refs}, until, then)
 
     def install(self, ref: QueueRef, view: ProgressView, bounds: Bounds, epoch: int) -> None:
-        """A queue is ours and its progress known."""
+        """Add a queue that this proxy acquired and whose progress is loaded."""
         runtime, membership = self.runtime, self.membership_of(ref)
         retry = membership is self.retry_membership
         inherited = membership.take_inherited(ref)
@@ -220,7 +218,7 @@ class Subscription(SubscriptionBase):
         queue.epoch = epoch
         load_notes(runtime, self.group_name, queue)
         self.reading.note_end(ref, bounds.next)
-        self.reading.tell_gone(ref, view.committed, bounds.min)
+        self.reading.warn_expired(ref, view.committed, bounds.min)
         qid = retry_qid(runtime.backend.cluster, ref.queue_id) if retry else runtime.qid(ref)
         queue.name = QueueName(self.group_name, self.topic, qid)
         queue.delivered_until = membership.delivered_until(ref, view.generation)
@@ -233,26 +231,26 @@ class Subscription(SubscriptionBase):
         self.group.queues[queue.name.key] = queue
 
     def on_lease_note(self, setting: str) -> None:
-        """A setting names what clients have of a queue: we may be waiting for it, or it is late."""
+        """Handle a changed setting with client leases: load a queue that waited for it, or ignore it."""
         if self.membership.is_expected(setting, self.buffer.queues.values()) and self.joined:
             self.wake(self.runtime.now() + SOON_S)
 
     def on_installed(self) -> None:
-        """All queues of a grant are there."""
+        """Open the scopes and serve the waiting pulls, after all queues of an assignment were installed."""
         self.update_order()
         self.wake(max(self.order.open_at, self.runtime.now()))
         self.after_results(self.buffer.queues.values())
         self.group.serve()
 
     def drop(self, ref: QueueRef) -> None:
-        """A queue is not ours any more."""
+        """Forget a queue that this proxy lost."""
         queue = self.buffer.revoke_queue(ref)
         if queue is not None and self.group.queues.get(queue.name.key) is queue:
             del self.group.queues[queue.name.key]
         self.reading.drop_queue(ref)
 
     def suspend(self, ref: QueueRef) -> None:
-        """A queue leaves and may come back: what shares its chains waits until that is known."""
+        """Drop a queue that may come back; queues that share its chains wait until that is known."""
         queue, now = self.buffer.queues.get(ref), self.runtime.now()
         scope = None if queue is None else self.buffer.scope_of(queue)
         if scope is not None:
@@ -266,14 +264,14 @@ class Subscription(SubscriptionBase):
         self.membership_of(queue.ref).claims.reread((queue.ref,), then)
 
     def refence_all(self) -> None:
-        """Offsets may have been reset."""
+        """Read the progress of all queues again, because offsets may have been reset."""
         for queue in list(self.buffer.queues.values()):
             self.refence(queue, lambda: None)
 
     # --- delivery
 
     def take_batch(self, now: float, count: int) -> Delivery | None:
-        """Messages for one client, if there are any now."""
+        """Return messages for a pull of `count`, or None if there are none now."""
         buffer = self.buffer
         if self.halted or not (self.readable and buffer.can_deliver):
             return None
@@ -298,7 +296,7 @@ class Subscription(SubscriptionBase):
         return None
 
     def next_offset(self, queue: SubscribedQueue, now: float) -> int:
-        """The queue's next offset as known lately, for our own clients."""
+        """Return the recently known end of the queue, for ddmq_client."""
         return max(self.reading.next_offset(queue.ref, now), queue.feed.cursor)
 
     def serve(self) -> None:
@@ -307,7 +305,7 @@ class Subscription(SubscriptionBase):
     # --- results
 
     def after_results(self, queues: Iterable[SubscribedQueue]) -> None:
-        """After results or a sweep: dead letters on their way, and the next wake-up."""
+        """Move spent messages of these queues, store notes of parked ones, and set the next wake-up."""
         for queue in queues:
             if queue.table.spent:
                 self.retries.take_spent(queue)
@@ -316,7 +314,7 @@ class Subscription(SubscriptionBase):
             self.wake(queue.next_event())
 
     def flush(self) -> None:
-        """Store progress that nobody waits for."""
+        """Store progress for which no call waits."""
         shares = collect_progress(self, self.buffer.queues.values())
         if shares:
             ProgressCommit(self.runtime, shares).start()
@@ -339,7 +337,7 @@ class Subscription(SubscriptionBase):
     # --- tracing
 
     def switch_trace(self) -> bool:
-        """Trace what is to be traced now. True: the queues that are here have to be loaded anew for it."""
+        """Start or stop tracing by the settings; return True if the queues must be reloaded for it."""
         runtime, before = self.runtime, self.trace
         if runtime.traces is None:
             return False
@@ -357,15 +355,15 @@ class Subscription(SubscriptionBase):
             runtime.heartbeat.wake_up()
         return True
 
-    def look(self) -> None:
-        """Note what holds up deliveries now; called at each tick while the subscription is traced."""
+    def run_tick(self) -> None:
+        """Record what holds up deliveries now; called at each tick while the subscription is traced."""
         if self.removed:
             self.runtime.traced.pop(self, None)
         elif self.trace is not None:
             self.trace.note_wait(self._name_wait())
 
     def _name_wait(self) -> str:
-        """Return what holds up deliveries now (tracing/waits.py)."""
+        """Return the reason that holds up deliveries now (tracing/waits.py)."""
         buffer, config = self.buffer, self.config
         budget, waiting = buffer.budget, self.group.waiting.waiting_for(self.topic)
         if self.halted:
@@ -389,9 +387,11 @@ class Subscription(SubscriptionBase):
     # --- time
 
     def due(self, now: float) -> None:
-        """The timer queue's call: leases, retries, progress, what stalled, and idleness."""
+        """Handle leases, retries, progress, failed reads and idleness; called by the timer queue."""
         if self.removed:
-            self.retries.go_on(now)  # nothing is moved any more: whoever waits for it is told
+            self.retries.start_moves(
+                now
+            )  # nothing is moved any more; callers that wait for a move are notified
             return
         self.buffer.expire_due(now)
         self.flush()
@@ -400,7 +400,7 @@ class Subscription(SubscriptionBase):
         self.retry_membership.load()
         self.retry_membership.join_again()
         self.update_order()
-        self.retries.go_on(now)
+        self.retries.start_moves(now)
         self.wake(self.retries.next_event())
         self.after_results(self.buffer.queues.values())
         for moment in (self.order.open_at, self.order.torn_until):
@@ -418,7 +418,7 @@ class Subscription(SubscriptionBase):
             return False
         until = max(each.last_used for each in together) + self.runtime.config.idle_ms / 1000
         if any(each.buffer.budget.leased for each in together):
-            until = max(until, now + 1.0)  # never with messages out
+            until = max(until, now + 1.0)  # never while messages are leased
         if waited_for or now < until:
             self.wake(max(until, now + 1.0))
             return False
@@ -428,7 +428,7 @@ class Subscription(SubscriptionBase):
 
 
 class Group:
-    """One consumer group at this proxy. `queues`: those that it holds, as results name them."""
+    """One consumer group at this proxy. `queues`: the queues that it owns, by (topic, qid)."""
 
     def __init__(self, runtime: Runtime, name: str, source: str) -> None:
         self.runtime = runtime
@@ -436,7 +436,7 @@ class Group:
         self.waiting = HeldPulls()
         self.subscriptions: dict[bytes, Subscription] = {}
         self.queues: dict[tuple[bytes, bytes], SubscribedQueue] = {}
-        self.pushers: dict[str, list[Pusher]] = {}  # by topic: the last one, and before it those that end
+        self.pushers: dict[str, list[Pusher]] = {}  # by topic: the current one last, before it ending ones
         self.unknown_queue = runtime.ignored_cell(name, "unknown queue")
         self.source = source
         self.created_ms = 0
@@ -446,14 +446,14 @@ class Group:
     # --- subscriptions
 
     def add(self, topic: str, config: SubscriptionDefaults) -> Subscription:
-        """A new subscription, not joined yet."""
+        """Create a subscription, not joined yet."""
         subscription = Subscription(self.runtime, self, topic, config)
         self.subscriptions[topic.encode()] = subscription
         self._rotation.append(subscription)
         return subscription
 
     def remove(self, topic: str) -> None:
-        """Forget a subscription and give up its queues."""
+        """Remove a subscription and release its queues."""
         subscription = self.subscriptions.pop(topic.encode(), None)
         if subscription is not None:
             self._rotation.remove(subscription)
@@ -461,23 +461,23 @@ class Group:
             self.serve()  # what waited behind its messages goes on
 
     def subscription_of(self, queue: SubscribedQueue) -> Subscription:
-        """The subscription that holds a queue."""
+        """Return the subscription that owns a queue."""
         return self.subscriptions[queue.name.key[0]]
 
     @property
     def is_broadcasting(self) -> bool:
-        """Whether any of its topics is broadcast."""
+        """Whether any of its subscriptions is broadcasting."""
         return any(each.config.model == BROADCASTING for each in self.subscriptions.values())
 
-    # --- what is pushed
+    # --- push runners
 
     def pusher_of(self, topic: str) -> Pusher | None:
-        """Return the runner that takes what is pushed of a topic."""
+        """Return the push runner of a topic, or None."""
         pushers = self.pushers.get(topic)
         return pushers[-1] if pushers else None
 
-    def pushes_no_more(self, pusher: Pusher, topic: str) -> None:
-        """Forget a stopped pusher once its in-flight messages are done."""
+    def remove_pusher(self, pusher: Pusher, topic: str) -> None:
+        """Remove a stopped push runner once its messages in flight are done."""
         self.pushers[topic].remove(pusher)
         if not self.pushers[topic]:
             del self.pushers[topic]
@@ -485,7 +485,7 @@ class Group:
     def hand_over(
         self, refs: Mapping[str, Collection[QueueRef]], until: float, then: Callable[[], None]
     ) -> None:
-        """`then` runs when nothing of these queues (by the topic of their subscription) is being pushed any
+        """Call `then` when no message of these queues (by their subscription's topic) is being pushed any
         more, at `until` (monotonic seconds) at the latest."""
         busy = [(pusher, refs[topic]) for topic in refs for pusher in self.pushers.get(topic, ())]
         unfinished = 1 + len(busy)
@@ -500,29 +500,29 @@ class Group:
             pusher.hand_over(of, until, on_ended)
         on_ended()
 
-    # --- chains that reach over the group
+    # --- chains that cover the group
 
     def sharing_members(self) -> list[Subscription]:
         """Return the subscriptions that share one scope (order.py)."""
         return [each for each in self.subscriptions.values() if each.group_wide]
 
     def open_shared(self) -> None:
-        """Open the shared scope when all of it is here, close it when something is missing."""
+        """Open the shared scope if all its queues are loaded, and close it otherwise."""
         scope, members = self.shared.scope, self.sharing_members()
         if any(each.halted for each in members):
             return
         if scope is None or not scope.queues:
             self.shared.scope = None
-        elif all(each.order.starts_anew(scope) for each in members):
-            self.start_anew(members)
+        elif all(each.order.must_reload(scope) for each in members):
+            self.reload_queues(members)
         else:
             set_open(scope, all(each.is_ready for each in members))
 
-    def start_anew(self, subscriptions: Sequence[Subscription]) -> None:
-        """Load all their queues again; they keep what clients have of them.
+    def reload_queues(self, subscriptions: Sequence[Subscription]) -> None:
+        """Reload all queues of these subscriptions; their clients keep their leases.
 
-        What is pushed ends first, for PUSHES_S: nobody could say later how it went. Until then nothing is
-        taken.
+        Pushes in progress end first, for at most PUSHES_S, because their outcome would otherwise be unknown.
+        Until then nothing is delivered.
         """
         joined = [each for each in subscriptions if each.joined]
         for each in joined:
@@ -544,7 +544,7 @@ class Group:
     # --- delivery
 
     def take_batch(self, now: float, count: int) -> Delivery | None:
-        """Messages from the next subscription that has some."""
+        """Return messages of the next subscription that has some, or None."""
         rotation = self._rotation
         for _ in range(len(rotation)):
             candidate = rotation[0]
@@ -555,10 +555,10 @@ class Group:
         return None
 
     def serve(self) -> None:
-        """Hand out what there is to those who wait, the oldest first.
+        """Deliver available messages to the waiting pulls, the oldest first.
 
-        It ends: a round that served nobody is followed by one more at most, for what reading for one topic
-        has brought for another.
+        The loop ends: after a round without a delivery there is at most one more, because a read for one
+        topic may have made messages of another ready.
         """
         waiting = self.waiting
         if not waiting.count:
@@ -571,21 +571,21 @@ class Group:
             for subscription in list(self._rotation):
                 if subscription.buffer.can_deliver and self._serve_one(subscription, now):
                     served = True
-                    self._rotation.remove(subscription)  # the others come first next time
+                    self._rotation.remove(subscription)  # the other subscriptions come first next time
                     self._rotation.append(subscription)
             brought = not last_chance and any(map(self._can_serve, self._rotation))
 
     def answer_empty(self) -> None:
-        """All who wait are given up."""
+        """Answer all waiting pulls empty."""
         for waiter in self.waiting:
             waiter.give_up()
 
     def _can_serve(self, subscription: Subscription) -> bool:
-        """Whether something lies ready that a waiter here wants."""
+        """Whether the subscription has ready messages that a waiting pull accepts."""
         return subscription.buffer.has_ready and self._find_waiter(subscription) is not None
 
     def _find_waiter(self, subscription: Subscription) -> HeldPull | None:
-        """Return the pull that gets the next messages of a subscription."""
+        """Return the pull or push runner that gets the next messages of a subscription, or None."""
         if subscription.pushed:
             pusher = self.pusher_of(subscription.topic)
             return pusher if pusher is not None and pusher.count else None

@@ -1,4 +1,4 @@
-"""Reports of a traced subscription about its messages, and notes about why it does not deliver.
+"""Traces of a subscription's messages, and records of the reasons why it does not deliver.
 
-`waits.py` keeps what held up deliveries (pure); `messages.py` follows the traced messages of each queue.
+`waits.py` records what held up deliveries (pure); `messages.py` follows the traced messages of each queue.
 """

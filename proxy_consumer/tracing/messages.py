@@ -1,4 +1,4 @@
-"""The traced messages of a subscription: from the moment when they are read until they are finished."""
+"""The traced messages of a subscription: followed from their read until they are finished."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ KEY_CHARS = 100
 
 
 class HeldUp(NamedTuple):
-    """The waits of a message that was not handed out. `here`: this proxy has its queue; else nobody
-    pulls here, and that is all."""
+    """The waits of an undelivered message. `here`: this proxy owns its queue; otherwise `waits` only says
+    that no client pulls."""
 
     waits: list[Wait]
     here: bool
@@ -40,8 +40,11 @@ _NEXT = {
 
 
 class QueueTrace(JobObserver):
-    """Follows the traced messages of one queue. `offsets`: which are followed, with their message ids;
-    `back_ms`: when a delivery of one ended that was not its last."""
+    """Follows the traced messages of one queue.
+
+    `offsets`: the followed messages with their ids; `back_ms`: when their last unsuccessful delivery ended,
+    in epoch milliseconds.
+    """
 
     def __init__(self, owner: SubscriptionTrace, ref: QueueRef) -> None:
         self.offsets: dict[int, bytes] = {}
@@ -57,13 +60,13 @@ class QueueTrace(JobObserver):
         return facts | {"retry": 1} if self._retry else facts
 
     def write_event(self, offset: int, kind: TraceKind, **facts: Fact) -> None:
-        """Write an event of a followed message."""
+        """Write a trace event of a followed message."""
         owner, message_id = self._owner, self.offsets.get(offset)
         if message_id is not None:
             owner.writer.add(message_id, kind, owner.group, self.place_of(offset) | facts)
 
     def follow_read(self, batch: ReadBatch) -> None:
-        """Messages were read: those that are traced are followed from now on."""
+        """Start to follow the traced messages of a read."""
         queue, limit = self.queue, self._owner.limit
         if queue is None:
             return
@@ -79,11 +82,11 @@ class QueueTrace(JobObserver):
             self.write_event(offset, TraceKind.READ)
 
     def key_of(self, offset: int) -> str:
-        """Its order key, where it has one and is not behind others."""
+        """Return the order key of a released message; "" if it has none, or waits in its chain."""
         stream = None if self.queue is None else self.queue.stream
         return ("" if stream is None else stream.key_of_job(offset) or "")[:KEY_CHARS]
 
-    # --- what its queue reports
+    # --- JobObserver
 
     def on_change(self, news: JobNews, offset: int, detail: str = "") -> None:
         if offset not in self.offsets:
@@ -108,7 +111,7 @@ class QueueTrace(JobObserver):
             self.write_event(offset, TraceKind.SPENT, reason=detail)
         elif news is JobNews.ACKED:
             self._end(offset, TraceKind.ACKED)
-        else:  # it stands in its next topic; its copy there tells that
+        else:  # moved to its next topic; the copy there is traced
             self._forget_message(offset)
 
     def on_acks(self, offsets: Sequence[int]) -> None:
@@ -135,7 +138,7 @@ class QueueTrace(JobObserver):
         self.back_ms.clear()
 
     def _describe_next(self, offset: int) -> tuple[str, float]:
-        """Return what follows for a job, and when it is due (monotonic seconds)."""
+        """Return the next event of a job, and when it is due (monotonic seconds)."""
         job = None if self.queue is None else self.queue.table.jobs.get(offset)
         return (NEXT_CHAIN, 0.0) if job is None else (_NEXT.get(job.state, NEXT_CHAIN), job.due)
 
@@ -155,15 +158,18 @@ class QueueTrace(JobObserver):
 
 
 def trace_limit(runtime: Runtime, topic: str, config: SubscriptionDefaults) -> int:
-    """Return which message ids of a subscription are traced: by its own setting or its topic's, whichever is
-    the denser. Nothing where it broadcasts: there is no group that a message is finished for."""
+    """Return which message ids of a subscription are traced: by its own setting or its topic's, whichever
+    traces more.
+
+    None are if it is broadcasting: its messages are not finished for the group.
+    """
     if config.model == "broadcasting":
         return OFF
     return max(limit_of(config.trace_one_in), limit_of(one_in_of(runtime.backend, topic)))
 
 
 class SubscriptionTrace:
-    """The trace of one subscription. `limit`: which ids (ddmq_common/trace/sampling.py)."""
+    """The trace of one subscription. `limit`: which ids are traced (ddmq_common/trace/sampling.py)."""
 
     def __init__(
         self, runtime: Runtime, topic: str, buffer: PullBuffer, writer: TraceWriter, limit: int
@@ -177,16 +183,17 @@ class SubscriptionTrace:
         self._waits = waits.WaitLog()
 
     def store_ms(self, due: float) -> int:
-        """A moment (monotonic seconds) on the store's clock; now for one that is none."""
+        """Convert a time in monotonic seconds to the store's clock in milliseconds; now, if `due` is not a
+        time."""
         left_s = due - self._runtime.now() if 0 < due < NEVER else 0.0
         return self.writer.now_ms() + round(left_s * 1000)
 
     def follow_queue(self, ref: QueueRef) -> QueueTrace:
-        """Return the observer of a queue that has come here."""
+        """Return the observer for an acquired queue."""
         return QueueTrace(self, ref)
 
     def on_read(self, queue: SubscribedQueue, batch: ReadBatch) -> None:
-        """A read came back."""
+        """Follow the traced messages of a read."""
         trace = trace_of(queue)
         if trace is not None and batch.status is ReadStatus.DATA:
             trace.follow_read(batch)
@@ -194,13 +201,13 @@ class SubscriptionTrace:
     # --- what holds up deliveries
 
     def note_wait(self, reason: str) -> None:
-        """Note what holds them up now (waits.py)."""
+        """Record the reason that holds up deliveries now (waits.py)."""
         self._waits.note_reason(reason, self.writer.now_ms())
 
     def waits_between(self, queue: SubscribedQueue | None, since_ms: int, until_ms: int) -> list[Wait]:
-        """Return what held up a message between two moments, as far as it was noted here.
+        """Return what held up a message between two times, as far as it was recorded here.
 
-        Before its queue came here, only that nobody pulled or could, or that it was on its way.
+        For the time before its queue was acquired, only reasons that did not depend on the queue.
         """
         noted_waits = self._waits.waits_between(since_ms, until_ms)
         trace = None if queue is None else trace_of(queue)
@@ -217,7 +224,7 @@ class SubscriptionTrace:
         ]
 
     def held_up(self, ref: QueueRef, since_ms: int) -> HeldUp:
-        """Return what held up a message of that queue from `since_ms` up to now."""
+        """Return what has held up a message of that queue since `since_ms`."""
         queue = self._buffer.queues.get(ref)
         noted_waits = self.waits_between(queue, since_ms, self.writer.now_ms())
         if queue is None:
@@ -227,7 +234,7 @@ class SubscriptionTrace:
     # --- deliveries
 
     def on_handed_out(self, delivery: Delivery) -> None:
-        """Messages go to a client; who it is will be known a moment later."""
+        """Write the delivery of traced messages; their client is looked up when the event is written."""
         messages = delivery.messages
         trace = trace_of(delivery.queue)
         if trace is None or trace.offsets.keys().isdisjoint(messages.offsets):
@@ -269,6 +276,6 @@ class SubscriptionTrace:
 
 
 def trace_of(queue: SubscribedQueue) -> QueueTrace | None:
-    """Return what follows the messages of a queue; None: it came before the subscription was traced."""
+    """Return the trace of a queue; None if it was acquired before the subscription was traced."""
     observer = queue.observer
     return observer if isinstance(observer, QueueTrace) else None

@@ -1,10 +1,9 @@
-"""Reasons that hold up the deliveries of one subscription, noted some hundred times a second. Pure.
+"""The reasons that hold up the deliveries of one subscription, recorded some hundred times a second. Pure.
 
-Only changes are kept. A reason is what was the case when it was looked at, and is taken to last until another
-one is seen: it may be a few milliseconds off. Reasons are those of docs/story.md.
-
-Each hand-out looks through all of them, so they are few: of older ones the longest stay, and what was between
-those is not known any more.
+Only changes are stored. A reason is the state at one moment, and is assumed to last until another one is
+recorded: it may be a few milliseconds off. The reasons are those of docs/story.md. Every delivery searches
+all of them, so they are few: of the older ones only the longest are kept, and the time between those counts
+as unknown.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ from heapq import nlargest
 from ddmq_common.trace.events import WAITS_MAX, Wait
 
 CHANGES_MAX = 256
-LONGEST = 2 * WAITS_MAX  # of the older half
+LONGEST = 2 * WAITS_MAX  # reasons kept of the older half
 FORGOTTEN = ""
-NO_PULL = "no_pull"  # nobody asks for messages
-TURN = "turn"  # somebody asks: it is being read, or others go first
+NO_PULL = "no_pull"  # no client requests messages
+TURN = "turn"  # a client waits: the message is being read, or others come first
 CONCURRENCY = "concurrency"
 BYTES = "bytes"
 RATE = "rate"
 RETRYING = "retrying"
-BETWEEN = "between"  # queues are on their way to this proxy
-ANEW = "anew"  # they are loaded anew, for settings changed
+BETWEEN = "between"  # queues are moving to this proxy
+ANEW = "anew"  # queues are reloaded after a change of settings
 CLOSED = "closed"  # the topic is not readable
-EVERYWHERE = (NO_PULL, CLOSED)  # what a proxy knows also of queues that it does not have
+EVERYWHERE = (NO_PULL, CLOSED)  # reasons that also apply to queues that the proxy does not own
 
 
 class WaitLog:
-    """Begins when the subscription is traced; before that nothing is known."""
+    """The recorded reasons of one subscription, from the time when it is traced."""
 
     def __init__(self) -> None:
         self._changes: list[tuple[int, str]] = []
@@ -38,7 +37,7 @@ class WaitLog:
         return len(self._changes)
 
     def note_reason(self, reason: str, at_ms: int) -> None:
-        """Note the reason at `at_ms` of the store's clock."""
+        """Record the reason at `at_ms` of the store's clock."""
         if not self._changes or self._changes[-1][1] != reason:
             self._changes.append((at_ms, reason))
             if len(self._changes) > CHANGES_MAX:
@@ -60,7 +59,8 @@ class WaitLog:
         self._changes = retained + newer
 
     def waits_between(self, start_ms: int, end_ms: int) -> list[Wait]:
-        """Return the waits noted in `[start_ms, end_ms)`, ascending; the longest where they are many."""
+        """Return the waits recorded in `[start_ms, end_ms)`, ascending; only the longest if there are
+        many."""
         spans, until = list[Wait](), end_ms
         for at_ms, reason in reversed(self._changes):
             if until <= start_ms:

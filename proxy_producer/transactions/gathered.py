@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import gevent
-
 from backend.completion import Completion
 from backend.port import Backend
 from backend.records import AppendResult, CommitBatch, NewRecord, ProgressDelta
 from ddmq_common.errors import CallerError, DdmqError
+from ddmq_common.event_loop import current_loop
 
 PARTS_MAX = 256
 BYTES_MAX = 1 << 20  # of records, before the next part begins another commit
@@ -45,7 +44,7 @@ class GatheredCommits:
         if self._parts and self._bytes + size > BYTES_MAX:
             self._flush()
         if not self._parts:
-            gevent.get_hub().loop.run_callback(self._flush)
+            current_loop().run_callback(self._flush)
         self._parts.append(part)
         self._bytes += size
         if len(self._parts) >= PARTS_MAX:

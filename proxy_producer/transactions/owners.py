@@ -10,9 +10,7 @@ from __future__ import annotations
 import select
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from gevent import socket
+from typing import TYPE_CHECKING, Any
 
 from backend.completion import Completion, succeeded
 from backend.port import Backend
@@ -25,6 +23,9 @@ from ddmq_common.names import HALF_TOPIC, TRANSACTION_GROUP
 from ddmq_rpc.client_side import encode_call
 from ddmq_rpc.links import CallLink, LinkBounds, Links, exchange_frame
 from proxy_producer.wire import SERVICE
+
+if TYPE_CHECKING:
+    from gevent import socket
 
 HOLDERS_AGE_S = 1.0
 LOOKUP_S = 2.0

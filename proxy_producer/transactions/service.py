@@ -187,6 +187,11 @@ class Transactions(QueueOwner[OwnedShard]):
         """The shard of a transaction, if this proxy owns it and knows all of it."""
         return self.owned(shard_of(transaction, self.shards)) if self.shards else None
 
+    def first_due(self) -> list[int]:
+        """Return when the first transaction of each shard is asked about next, on the clock of `now_ms`."""
+        due = (owned.held.core.first_due_ms for owned in self.ready())
+        return [due_ms for due_ms in due if due_ms is not None]
+
     def retry_waiting(self) -> None:
         """Calls that wait for an owner look again."""
         for waiter in list(self.waiting):

@@ -1,4 +1,4 @@
-"""Every contract test runs once per engine."""
+"""Every contract test runs once per engine; one of what lasts, once per engine that keeps what it stored."""
 
 from __future__ import annotations
 
@@ -6,8 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from contract_engines import BROKERS, ENGINES, PERSISTENT
-from contract_kit import Kit
+
+from backend.testing import Engine
+from backend.testing.fixtures import kit, lasting  # noqa: F401 - for every test here
+from tests.contract.contract_engines import BROKERS, ENGINES, PERSISTENT
+
+ENGINE = "backend_engine"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if ENGINE in metafunc.fixturenames:
+        names = PERSISTENT if "lasting" in metafunc.fixturenames else list(ENGINES)
+        metafunc.parametrize(ENGINE, _params(names), indirect=True)
 
 
 def _params(names: list[str]) -> list[object]:
@@ -17,18 +27,8 @@ def _params(names: list[str]) -> list[object]:
     ]
 
 
-@pytest.fixture(params=_params(list(ENGINES)))
-def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kit]:
-    yield from _kit(request, tmp_path)
-
-
-@pytest.fixture(params=_params(PERSISTENT))
-def lasting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kit]:
-    """Only engines that keep what they stored."""
-    yield from _kit(request, tmp_path)
-
-
-def _kit(request: pytest.FixtureRequest, directory: Path) -> Iterator[Kit]:
-    engine = ENGINES[request.param](directory)
-    yield Kit(engine)
+@pytest.fixture
+def backend_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    engine = ENGINES[request.param](tmp_path)
+    yield engine
     engine.close()

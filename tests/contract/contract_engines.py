@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contract_kafka import KafkaEngine
-from contract_kit import Engine
-from contract_member import MemberEngine
-
 from backend.file_log import FileLogOptions, open_log, open_shared
+from backend.testing.kit import Engine
 from ddmq_common.metrics.registry import Registry
+from tests.contract.contract_kafka import KafkaEngine
+from tests.contract.contract_member import MemberEngine
 from tests.played_memory import PlayedMemory
 from tests.support.constants import build_options
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from typing import ClassVar
 
-from contract_kit import Engine, KitClock
-
 from backend.kafka.engine.backend import KafkaBackend
 from backend.kafka.options import KafkaOptions
+from backend.testing.kit import Engine, KitClock
 from tests.support.kafka import broker, delete_topics, fresh_name
 from tests.support.waits import until
 

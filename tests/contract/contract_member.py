@@ -8,10 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from contract_kit import Engine
-
 from backend.file_log.lock import DirectoryLock
 from backend.file_log.sessions.election import ElectedLog, Election
+from backend.testing.kit import Engine
 from ddmq_common.metrics.registry import Registry
 from tests.played_memory import PlayedMemory
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ddmq_common.rocks.database import RocksOptions
+from delay_service.store.memory_store import MemoryDelayStore
 from delay_service.store.opening import open_store
 from delay_service.store.port import DelayStore, IdKind, IdState, Pending, StoreChanges
-from tests.delay_store_in_memory import MemoryDelayStore
 
 SMALL = RocksOptions(write_buffer_bytes=64 << 10, block_bytes=1 << 10, file_bytes=64 << 10)
 MANY = 1 << 40  # more bytes than any test has

@@ -1,7 +1,7 @@
 """A process that writes through the port until it is killed, and says what was answered.
 
-`python killed_writer.py DIRECTORY SEED`: opens the file log and keeps several commits and appends under
-way. Each answered one is told on standard output before anything follows from it, in lines:
+`python -m tests.contract.killed_writer DIRECTORY SEED`: opens the file log and keeps several commits and
+appends under way. Each answered one is told on standard output before anything follows from it, in lines:
 `r QUEUE OFFSET DELIVERY` for a stored record, `s NUMBER` for a commit. A commit's number is the setting,
 it finishes FINISHED_EACH offsets, and its records say how many they are. The parent kills the process
 and compares what it finds with what was told.
@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 
 import gevent
-from contract_engines import LOG_OPTIONS
 
 from backend.completion import Completion
 from backend.file_log import FileLog, open_log
@@ -32,6 +31,7 @@ from backend.records import (
 from ddmq_common.clock import SystemClock
 from ddmq_common.delivery import encode
 from ddmq_common.metrics.registry import Registry
+from tests.contract.contract_engines import LOG_OPTIONS
 from tests.support.waits import done
 
 UNDER_WAY = 16

@@ -13,16 +13,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from contract_engines import FileLogEngine
-from contract_kit import Kit
-from killed_writer import FINISHED_EACH, SETTING
 
 from backend.records import Bounds, QueueRef, ReadStatus
+from backend.testing.kit import Kit
 from ddmq_common.delivery import decode
+from tests.contract.contract_engines import FileLogEngine
+from tests.contract.killed_writer import FINISHED_EACH, SETTING
 from tests.support.waits import done
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 class Told:
@@ -45,12 +44,8 @@ class Told:
 
 def write_and_kill(directory: Path, seed: int) -> list[str]:
     """Let a process write, kill it after a random number of lines, and give the whole lines it told."""
-    path = os.pathsep.join([str(ROOT), str(HERE)])
-    child = subprocess.Popen(
-        [sys.executable, str(HERE / "killed_writer.py"), str(directory), str(seed)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    command = [sys.executable, "-m", "tests.contract.killed_writer", str(directory), str(seed)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
     assert child.stdout is not None
     told = bytearray()
     wanted = random.Random(seed).choice([1, 100, 2000])

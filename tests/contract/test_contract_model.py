@@ -13,9 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from contract_engines import MODELLED
-from contract_kit import Kit
-from contract_model import Model, ModelProgress, ModelTopic
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -28,7 +25,10 @@ from hypothesis.stateful import (
 )
 
 from backend.records import AppendStatus, Bounds, CommitBatch, NewRecord, ProgressDelta, QueueRef, ReadStatus
+from backend.testing.kit import Kit
 from ddmq_common.errors import FencedError, UnknownTopicError
+from tests.contract.contract_engines import MODELLED
+from tests.contract.contract_model import Model, ModelProgress, ModelTopic
 from tests.examples import examples
 from tests.support.waits import done
 

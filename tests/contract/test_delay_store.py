@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from delay_store_kit import MANY, STORES, adding, message, uuid_of
 
 from ddmq_common.errors import StorageError
 from delay_service.store.port import DelayStore, DueKey, IdKind, IdState, Scan, StoreChanges
+from tests.contract.delay_store_kit import MANY, STORES, adding, message, uuid_of
 
 
 @pytest.fixture(params=list(STORES))

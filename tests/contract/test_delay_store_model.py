@@ -9,15 +9,15 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from delay_store_kit import MANY, SMALL, message, uuid_of
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from delay_service.store import due_ahead, writing
+from delay_service.store.memory_store import MemoryDelayStore
 from delay_service.store.opening import open_store
 from delay_service.store.port import DelayStore, DueKey, IdKind, IdState, Pending, Scan, StoreChanges
-from tests.delay_store_in_memory import MemoryDelayStore
+from tests.contract.delay_store_kit import MANY, SMALL, message, uuid_of
 from tests.examples import examples
 
 TOPICS = ("a", "ab", "b")

@@ -16,10 +16,7 @@ Prints one line of numbers, and one for each fault. Exit code 1 when there are a
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import sys
-import tempfile
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,6 +25,7 @@ from typing import NamedTuple
 
 from ddmq_client import CancelOutcome, Consumer, DelayResult, DelayStatus, Message
 from ddmq_client.aio import AsyncProducer
+from tests.crash.kit.command import Say, long_run
 from tests.scenarios.real_server import RealServer, running
 from tests.support.waits import until
 
@@ -139,20 +137,19 @@ class Race:
         return faults
 
 
-def main() -> int:
-    """The command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cancels", type=int, default=100_000)
-    parser.add_argument("--spread-ms", type=float, default=15.0)
-    parser.add_argument("--processes", action="store_true", help="each part as its own process")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, running(Path(folder), processes=given.processes) as server:
-        result = Race(server, given.seed, given.cancels, given.spread_ms).run()
-    print(f"seed {given.seed}: {result.line()}")
+def run(folder: Path, seed: int, cancels: int, spread_ms: float, processes: bool, say: Say) -> list[str]:
+    """Report a race, and return its faults."""
+    with running(folder, processes=processes) as server:
+        result = Race(server, seed, cancels, spread_ms).run()
+    say(f"seed {seed}: {result.line()}")
     for fault in result.faults[:50]:
-        print(fault, file=sys.stderr)
-    return 1 if result.faults else 0
+        say(fault)
+    return result.faults
+
+
+def main() -> int:
+    size = {"cancels": 100_000, "spread_ms": 15.0}
+    return long_run(__doc__, "cancel-race", run, seed=1, **size, processes=False)
 
 
 if __name__ == "__main__":

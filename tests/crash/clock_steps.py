@@ -19,9 +19,7 @@ Nothing lost, nothing twice: each message comes as often as it should, each canc
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -33,6 +31,7 @@ from random import Random
 
 from ddmq_client import CancelOutcome, Consumer, DelayStatus, Message, NotStoredError, Producer
 from ddmq_client.delays import DelayResult
+from tests.crash.kit.command import Say, long_run
 from tests.crash.stepped_process import SteppedClock
 from tests.scenarios.real_server import RealServer
 from tests.support.waits import until
@@ -243,24 +242,21 @@ def run(folder: Path, seed: int, seconds: float, processes: bool = False) -> tup
     return load.faults(), load, steps
 
 
-def main() -> int:
-    """The command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--processes", action="store_true", help="each part as its own process")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="clock-steps-") as folder:
-        faults, load, steps = run(Path(folder), given.seed, given.seconds, given.processes)
+def run_reported(folder: Path, seed: int, seconds: float, processes: bool, say: Say) -> list[str]:
+    """Report a run, and return its faults."""
+    faults, load, steps = run(folder, seed, seconds, processes)
     came = sum(len(sent.came) for sent in load.sent.values())
     cancels = sum(sent.outcome is not None for sent in load.sent.values())
-    print(
-        f"seed {given.seed}: {steps.count} steps, {len(load.sent):,} messages, {cancels:,} cancels, "
-        f"{came:,} deliveries, {len(faults)} faults"
-    )
+    sent = f"{len(load.sent):,} messages, {cancels:,} cancels, {came:,} deliveries"
+    say(f"seed {seed}: {steps.count} steps, {sent}")
     for fault in faults[:50]:
-        print(fault, file=sys.stderr)
-    return 1 if faults else 0
+        say(fault)
+    say(f"{len(faults)} faults")
+    return faults
+
+
+def main() -> int:
+    return long_run(__doc__, "clock-steps", run_reported, seed=1, seconds=300.0, processes=False)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,12 @@ and what was broken; the exit code is 1 then.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
-from random import Random
 
-from tests.crash.kill_delay import WAIT_S, Life, Story
+from tests.crash.kill_delay import WAIT_S, Life, Story, report_lives, run_lives
+from tests.crash.kit.command import Say, long_run, same_again
 from tests.crash.storage_calls import KINDS, Fault, Storage
 
 LIVES = 4  # to one load
@@ -56,42 +54,21 @@ def faulty_life(story: Story, number: int) -> str:
     return what + (" and went on" if alone else "")
 
 
-def run(folder: Path, seed: int, rounds: int) -> tuple[list[str], Counter[str]]:
-    """Faults of ours, and how often what met what."""
-    random = Random(seed)
-    met: Counter[str] = Counter()
-    faults: list[str] = []
-    story = Story(folder, random)
-    while met.total() < rounds and not faults:
-        story.load()
-        for _ in range(min(LIVES, rounds - met.total())):
-            met[faulty_life(story, met.total())] += 1
-        story.last_life()
-        faults = [*story.faults(), *_told(folder)]
-        print(f"{met.total()} faults, {story.number} messages, {len(faults)} not survived", flush=True)
-    return faults, met
-
-
-def _told(folder: Path) -> list[str]:
-    """Whatever was logged as if nobody had expected it."""
+def run(folder: Path, seed: int, rounds: int, say: Say = print) -> tuple[list[str], Counter[str]]:
+    """Return what is broken, which a logged traceback is too, and how often each fault met each call."""
+    broken, met = run_lives(folder, seed, rounds, LIVES, faulty_life, say)
     lines = (folder / "process.log").read_text().splitlines()
-    return [line for line in lines if line.startswith("Traceback")]
+    return [*broken, *(line for line in lines if line.startswith("Traceback"))], met
+
+
+def run_reported(folder: Path, seed: int, rounds: int, say: Say) -> list[str]:
+    """Report a run, and return what was broken."""
+    command = same_again("fault_delay", seed=seed, rounds=rounds)
+    return report_lives(folder, command, *run(folder, seed, rounds, say), say)
 
 
 def main() -> int:
-    """The command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=200)
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="fault-delay-") as folder:
-        faults, met = run(Path(folder), chosen.seed, chosen.rounds)
-        print(f"seed {chosen.seed}: " + ", ".join(f"{what} {count}" for what, count in sorted(met.items())))
-        print("\n".join(faults[:50]) or "each message once, none early, every cancel told the truth")
-        if faults:
-            print((Path(folder) / "process.log").read_text()[-6_000:])
-            print(f"again: python -m tests.crash.fault_delay --seed {chosen.seed} --rounds {chosen.rounds}")
-    return 1 if faults else 0
+    return long_run(__doc__, "fault-delay", run_reported, seed=1, rounds=200)
 
 
 if __name__ == "__main__":

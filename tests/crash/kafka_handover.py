@@ -24,7 +24,7 @@ from ddmq.trial.cluster import Ports, TrialCluster, free_ports
 from ddmq_client import Consumer, Message, Producer
 from ddmq_client.errors import ClientError
 from tests.crash.kafka.run import READY_S, post
-from tests.crash.kit.command import Say, command_line, in_folder
+from tests.crash.kit.command import Say, long_run
 from tests.scenarios.real_server import RealServer, write_config
 from tests.support.waits import until
 
@@ -184,12 +184,7 @@ def run(folder: Path, times: int, brokers: int, say: Say = print) -> list[str]:
 
 
 def main() -> int:
-    parser = command_line(__doc__.splitlines()[0], seeded=False, times=10)
-    parser.add_argument("--brokers", type=int, choices=(1, 3), default=1)
-    given = parser.parse_args()
-    return in_folder(
-        given, "kafka-handover", lambda folder, say: run(folder, given.times, given.brokers, say)
-    )
+    return long_run(__doc__, "kafka-handover", run, times=10, brokers=(1, 3))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 from ddmq.trial.cluster import Ports, TrialCluster
 from tests.crash.kafka.namespaces import Link, Namespaces, why_not
 from tests.crash.kafka.run import SERVERS, KafkaRun, judged
-from tests.crash.kit.command import Say, command_line, in_folder
+from tests.crash.kit.command import Say, long_run, same_again
 from tests.scenarios.real_server import RealServer, write_config
 
 BROKERS = [f"b{number}" for number in (1, 2, 3)]
@@ -116,10 +116,8 @@ def _between(some: list[str], others: list[str]) -> list[Link]:
 
 
 def run(folder: Path, seed: int, rounds: int, say: Say = print) -> list[str]:
-    """The broken promises; what was seen is said."""
-    say(
-        f"seed {seed}; the same again: python -m tests.crash.kafka_partitions --seed {seed} --rounds {rounds}"
-    )
+    """Report what the run sees, and return the broken promises."""
+    say("the same again: " + same_again("kafka_partitions", seed=seed, rounds=rounds))
     nodes = Namespaces([*BROKERS, *OURS])
     try:
         return judged(Partitions(folder, seed, nodes, say), rounds)
@@ -128,13 +126,10 @@ def run(folder: Path, seed: int, rounds: int, say: Say = print) -> list[str]:
 
 
 def main() -> int:
-    given = command_line(__doc__.splitlines()[0], rounds=200).parse_args()
     if reason := why_not():
         print(f"NO PARTITION IS TESTED: {reason}")
         return 2
-    return in_folder(
-        given, "kafka-partitions", lambda folder, say: run(folder, given.seed, given.rounds, say)
-    )
+    return long_run(__doc__, "kafka-partitions", run, seed=None, rounds=200)
 
 
 if __name__ == "__main__":

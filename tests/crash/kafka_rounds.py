@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ddmq.trial.cluster import Ports, TrialCluster, free_ports
 from tests.crash.kafka.run import READY_S, KafkaRun, judged
-from tests.crash.kit.command import Say, command_line, in_folder
+from tests.crash.kit.command import Say, long_run, same_again
 from tests.scenarios.real_server import RealServer
 from tests.support.waits import until
 
@@ -102,19 +102,13 @@ class Rounds(KafkaRun):
 
 
 def run(folder: Path, seed: int, rounds: int, brokers: int, say: Say = print) -> list[str]:
-    """The broken promises; what was seen is said."""
-    flags = f"--seed {seed} --rounds {rounds} --brokers {brokers}"
-    say(f"seed {seed}; the same again: python -m tests.crash.kafka_rounds {flags}")
+    """Report what the run sees, and return the broken promises."""
+    say("the same again: " + same_again("kafka_rounds", seed=seed, rounds=rounds, brokers=brokers))
     return judged(Rounds(folder, seed, brokers, say), rounds)
 
 
 def main() -> int:
-    parser = command_line(__doc__.splitlines()[0], rounds=200)
-    parser.add_argument("--brokers", type=int, choices=(1, 3), default=3)
-    given = parser.parse_args()
-    return in_folder(
-        given, "kafka-rounds", lambda folder, say: run(folder, given.seed, given.rounds, given.brokers, say)
-    )
+    return long_run(__doc__, "kafka-rounds", run, seed=None, rounds=200, brokers=(3, 1))
 
 
 if __name__ == "__main__":

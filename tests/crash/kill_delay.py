@@ -9,19 +9,18 @@ answer true. Prints the seed and what was broken; the exit code is 1 then.
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from select import select
 from uuid import UUID
 
 from backend.file_log import open_log
-from backend.records import AppendStatus, NewRecord, QueueRef, TopicInfo
+from backend.records import AppendStatus, NewRecord, TopicInfo
 from ddmq_common.clock import SystemClock
 from ddmq_common.delays.command import (
     ADD,
@@ -41,6 +40,8 @@ from ddmq_common.delivery import decode, encode
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
 from tests.crash.delaying_process import OPTIONS, SHARDS
+from tests.crash.kit.command import Say, long_run, same_again
+from tests.crash.kit.reading import read_records
 
 WAIT_S = 60.0
 LIVES = 6  # to one load
@@ -242,54 +243,54 @@ class Story:
         return cancelled
 
     def _read(self, topic: str) -> list[tuple[bytes, int]]:
-        info = self.log.topic(topic)
-        if info is None:
-            return []
-        found: list[tuple[bytes, int]] = []
-        at = 0
-        while True:
-            batch = self.log.read(QueueRef(topic, info.incarnation, 0), at, 1_000, 1 << 24).wait(WAIT_S)
-            if not batch.offsets:
-                return found
-            for index in range(len(batch.offsets)):
-                record = batch.record(index)
-                found.append((decode(record.delivery).value, record.stored_ms))
-            at = batch.next_offset
+        return [(decode(each.delivery).value, each.stored_ms) for each in read_records(self.log, topic)]
 
 
 def _uuid(number: int) -> str:
     return str(UUID(int=number * 0x9E3779B97F4A7C15F39CC0605CEDC835 % (1 << 128)))
 
 
-def run(folder: Path, seed: int, rounds: int) -> tuple[list[str], Counter[str]]:
-    """Faults, and how often what was killed."""
-    random = Random(seed)
-    kills: Counter[str] = Counter()
-    faults: list[str] = []
-    story = Story(folder, random)
-    while kills.total() < rounds and not faults:
+def run_lives(
+    folder: Path, seed: int, rounds: int, lives: int, live: Callable[[Story, int], str], say: Say
+) -> tuple[list[str], Counter[str]]:
+    """Run lives of the process by `live`, some to one load; return what is broken, and how lives ended."""
+    story = Story(folder, Random(seed))
+    ends: Counter[str] = Counter()
+    broken: list[str] = []
+    while ends.total() < rounds and not broken:
         story.load()
-        for _ in range(min(LIVES, rounds - kills.total())):
-            kills[story.life()] += 1
+        for _ in range(min(lives, rounds - ends.total())):
+            ends[live(story, ends.total())] += 1
         story.last_life()
-        faults = story.faults()
-        print(f"{kills.total()} kills, {story.number} messages, {len(faults)} faults", flush=True)
-    return faults, kills
+        broken = story.faults()
+        say(f"{ends.total()} lives, {story.number} messages, {len(broken)} broken promises")
+    return broken, ends
+
+
+def report_lives(folder: Path, command: str, broken: list[str], ends: Counter[str], say: Say) -> list[str]:
+    """Report a run, and return what was broken."""
+    say(", ".join(f"{what} {count}" for what, count in sorted(ends.items())))
+    for text in broken[:50] or ["each message once, none early, every cancel told the truth"]:
+        say(text)
+    if broken:
+        say((folder / "process.log").read_text()[-6_000:])
+        say(command)
+    return broken
+
+
+def run(folder: Path, seed: int, rounds: int, say: Say = print) -> tuple[list[str], Counter[str]]:
+    """Return what is broken, and how often what was killed."""
+    return run_lives(folder, seed, rounds, LIVES, lambda story, _: story.life(), say)
+
+
+def run_reported(folder: Path, seed: int, rounds: int, say: Say) -> list[str]:
+    """Report a run, and return what was broken."""
+    command = same_again("kill_delay", seed=seed, rounds=rounds)
+    return report_lives(folder, command, *run(folder, seed, rounds, say), say)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Kill a delay service at random moments, check what it did.")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=200)
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="kill-delay-") as folder:
-        faults, kills = run(Path(folder), chosen.seed, chosen.rounds)
-        print(f"seed {chosen.seed}: {dict(kills)}")
-        print("\n".join(faults[:50]) or "each message once, none early, every cancel told the truth")
-        if faults:
-            print((Path(folder) / "process.log").read_text()[-3_000:])
-            print(f"again: python -m tests.crash.kill_delay --seed {chosen.seed} --rounds {chosen.rounds}")
-    return 1 if faults else 0
+    return long_run(__doc__, "kill-delay", run_reported, seed=1, rounds=200)
 
 
 if __name__ == "__main__":

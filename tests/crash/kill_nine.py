@@ -20,7 +20,7 @@ from random import Random
 
 from tests.crash.kill_nine_ledger import Ledger, Place
 from tests.crash.kill_nine_load import BROKEN, GROUP, QUEUES, TOPIC, Consumer, Sender, queue_of
-from tests.crash.kit.command import Say, command_line, in_folder
+from tests.crash.kit.command import Say, long_run, same_again
 from tests.crash.kit.kill_run import judged, told
 from tests.crash.kit.load_thread import stopped
 from tests.crash.kit.server_rounds import STARTING, ServerRounds
@@ -199,22 +199,14 @@ class Killing(ServerRounds):
 
 
 def run(folder: Path, seed: int, rounds: int, processes: bool = False, say: Say = print) -> int:
-    """The number of broken promises; what was seen is said."""
-    command = f"python -m tests.crash.kill_nine --seed {seed} --rounds {rounds}"
-    say(f"seed {seed}; the same again: {command}{' --processes' if processes else ''}")
+    """Report what the run sees, and return the number of broken promises."""
+    say("the same again: " + same_again("kill_nine", seed=seed, rounds=rounds, processes=processes))
     kept = "0 lost, 0 out of order, 0 acknowledged again, 0 past unfinished"
     return judged(Killing(folder, seed, processes, say), rounds, kept)
 
 
 def main() -> int:
-    parser = command_line(__doc__.splitlines()[0], rounds=200)
-    parser.add_argument("--processes", action="store_true", help="each part its own process")
-    given = parser.parse_args()
-    return in_folder(
-        given,
-        "kill-nine",
-        lambda folder, say: run(folder, given.seed, given.rounds, given.processes, say),
-    )
+    return long_run(__doc__, "kill-nine", run, seed=None, rounds=200, processes=False)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
-from tests.crash.kit.command import Say, command_line, in_folder
+from tests.crash.kit.command import Say, long_run, same_again
 from tests.crash.mixed.clients import BROKEN, Load, OldVisit, OurVisit, Proxy, Sender, Surroundings, Visit
 from tests.crash.mixed.history import Ended, Ending, History, Plan
 from tests.crash.mixed.reading import read_ending
@@ -297,10 +298,8 @@ def run(
     kafka: int = 0,
 ) -> int:
     """The number of broken rules; what was seen is said."""
-    command = (
-        f"python -m tests.crash.mixed_run --seed {seed} --keys {load.keys} --messages {load.messages} "
-        f"--seconds {seconds:g} --proxies {proxies}{' --processes' if processes else ''}"
-    ) + (f" --kafka {kafka}" if kafka else "")
+    options = {"seed": seed, "keys": load.keys, "messages": load.messages, "seconds": seconds}
+    command = same_again("mixed_run", **options, proxies=proxies, processes=processes, kafka=kafka)
     say(f"the same again: {command}")
     if kafka:
         from tests.crash.mixed.on_kafka import KafkaMixedRun  # needs what only those have who use Kafka
@@ -322,20 +321,14 @@ def run(
     return len(found)
 
 
+def run_load(folder: Path, seed: int, keys: int, messages: int, seconds: float, **options: Any) -> int:
+    """Run with so many messages of so many keys."""
+    return run(folder, seed, Load(messages, keys, TOPICS), seconds, **options)
+
+
 def main() -> int:
-    parser = command_line(__doc__.splitlines()[0], keys=10_000, messages=40_000)
-    parser.add_argument("--seconds", type=float, default=120.0, help="of sending and killing")
-    parser.add_argument("--proxies", type=int, default=2, help="consumer proxies as processes of their own")
-    parser.add_argument("--processes", action="store_true", help="no `ddmq serve`: each part alone")
-    parser.add_argument(
-        "--kafka", type=int, choices=(1, 3), default=0, help="on so many Kafka brokers, not on the file log"
-    )
-    given = parser.parse_args()
-    load = Load(given.messages, given.keys, TOPICS)
-    how = given.seconds, given.proxies, given.processes
-    return in_folder(
-        given, "mixed-run", lambda folder, say: run(folder, given.seed, load, *how, say, kafka=given.kafka)
-    )
+    size = {"keys": 10_000, "messages": 40_000, "seconds": 120.0, "proxies": 2}
+    return long_run(__doc__, "mixed-run", run_load, seed=None, **size, processes=False, kafka=(0, 1, 3))
 
 
 if __name__ == "__main__":

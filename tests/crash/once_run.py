@@ -17,7 +17,7 @@ from pathlib import Path
 from ddmq_client import Producer
 from tests.crash.kit.boundaries import BoundaryServer
 from tests.crash.kit.boundary_process import SEND
-from tests.crash.kit.command import Say, command_line, in_folder, with_boundaries
+from tests.crash.kit.command import Say, long_run, same_again
 from tests.crash.kit.kill_run import COMMANDS, configuration, judged, told
 from tests.crash.kit.load_thread import stopped
 from tests.crash.kit.reading import read_on
@@ -80,20 +80,14 @@ class OnceRun(ServerRounds):
 
 
 def run(folder: Path, seed: int, rounds: int, say: Say = print, *, boundaries: bool = False) -> int:
-    """The number of broken promises; what was seen is said."""
-    options = f"--seed {seed} --rounds {rounds}" + " --boundaries" * boundaries
-    say(f"seed {seed}; the same again: python -m tests.crash.once_run {options}")
+    """Report what the run sees, and return the number of broken promises."""
+    say("the same again: " + same_again("once_run", seed=seed, rounds=rounds, boundaries=boundaries))
     kept = "0 lost, 0 stored twice, 0 answered for another place"
     return judged(OnceRun(folder, seed, say), rounds, kept, boundaries=boundaries)
 
 
 def main() -> int:
-    given = with_boundaries(command_line(__doc__.splitlines()[0], rounds=100)).parse_args()
-    return in_folder(
-        given,
-        "once-run",
-        lambda folder, say: run(folder, given.seed, given.rounds, say, boundaries=given.boundaries),
-    )
+    return long_run(__doc__, "once-run", run, seed=None, rounds=100, boundaries=False)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from random import Random
 from ddmq_client import Producer, SendError, UnknownOutcomeError
 from tests.crash.kit.boundaries import boundary_servers
 from tests.crash.kit.boundary_process import PROGRESS, REPLY, SEND
-from tests.crash.kit.command import Say, command_line, in_folder, with_boundaries, with_kafka
+from tests.crash.kit.command import Say, long_run, same_again
 from tests.crash.kit.kill_run import configuration, judged
 from tests.crash.kit.process_rounds import ProcessRounds
 from tests.crash.kit.reading import Reached, read_on
@@ -241,41 +241,20 @@ class ReplyRun(ProcessRounds):
 
 
 def run(
-    folder: Path,
-    seed: int,
-    jobs: int,
-    say: Say = print,
-    *,
-    stops: bool = False,
-    engine: str = "file_log",
+    folder: Path, seed: int, jobs: int, say: Say = print, *, stops: bool = False, kafka: bool = False,
     boundaries: bool = False,
-) -> int:
-    """The number of broken promises; what was seen is said."""
-    options = f"--seed {seed} --jobs {jobs}" + " --stops" * stops + " --kafka" * (engine == "kafka")
-    options += " --boundaries" * boundaries
-    say(f"seed {seed}; the same again: python -m tests.crash.reply_run {options}")
-    with installed(engine) as made:
+) -> int:  # fmt: skip
+    """Report what the run sees, and return the number of broken promises."""
+    options = {"seed": seed, "jobs": jobs, "stops": stops, "kafka": kafka, "boundaries": boundaries}
+    say("the same again: " + same_again("reply_run", **options))
+    with installed("kafka" if kafka else "file_log") as made:
         one = ReplyRun(folder, seed, jobs, say, made, stops)
         return judged(one, jobs, "every job once and whole, through both steps", boundaries=boundaries)
 
 
 def main() -> int:
-    parser = with_boundaries(command_line(__doc__.splitlines()[0], jobs=10_000))
-    parser.add_argument("--stops", action="store_true", help="proxies stand still, too")
-    given = with_kafka(parser).parse_args()
-    return in_folder(
-        given,
-        "reply-run",
-        lambda folder, say: run(
-            folder,
-            given.seed,
-            given.jobs,
-            say,
-            stops=given.stops,
-            engine=given.engine,
-            boundaries=given.boundaries,
-        ),
-    )
+    flags = {"stops": False, "kafka": False, "boundaries": False}
+    return long_run(__doc__, "reply-run", run, seed=None, jobs=10_000, **flags)
 
 
 if __name__ == "__main__":

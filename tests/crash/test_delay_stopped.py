@@ -18,7 +18,7 @@ import pytest
 
 from backend.file_log import open_shared
 from backend.file_log.sessions.election import ElectedBackend
-from backend.records import AppendStatus, NewRecord, QueueRef, TopicInfo
+from backend.records import AppendStatus, NewRecord, TopicInfo
 from ddmq_common.clock import SystemClock
 from ddmq_common.delays.command import ADD, COMMAND_PROPERTY, DelayCommand, encode_command, shard_of
 from ddmq_common.delivery import decode, encode
@@ -26,6 +26,7 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC
 from tests.crash.delaying_process import OPTIONS, SHARDS
 from tests.crash.kill_delay import Life, _uuid
+from tests.crash.kit.reading import read_records
 from tests.support.waits import until
 
 WAIT_S = 30.0
@@ -59,10 +60,7 @@ class StoppedRig:
         assert result.status is AppendStatus.STORED
 
     def came(self) -> list[tuple[int, int]]:
-        info = self.backend.topic("orders")
-        assert info is not None
-        batch = self.backend.read(QueueRef("orders", info.incarnation, 0), 0, 100_000, 1 << 26).wait(WAIT_S)
-        records = [batch.record(index) for index in range(len(batch.offsets))]
+        records = read_records(self.backend, "orders")
         return [(int(decode(record.delivery).value), record.stored_ms) for record in records]
 
     def until_came(self, count: int) -> None:

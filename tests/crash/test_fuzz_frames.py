@@ -2,8 +2,9 @@
 
 import random
 
-import fuzz_frames
 import pytest
+
+from tests.crash import fuzz_frames
 
 
 def test_no_mutated_frame_is_a_finding() -> None:

@@ -13,12 +13,13 @@ import pytest
 
 from backend.file_log import FileLogOptions, open_log
 from backend.internal_topics import ready_topic, schedule_record
-from backend.records import AppendStatus, NewRecord, QueueRef, TopicInfo
+from backend.records import AppendStatus, NewRecord, TopicInfo
 from ddmq_common.clock import SystemClock
 from ddmq_common.delays.levels import Levels
 from ddmq_common.delivery import decode, encode
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import SCHEDULE_TOPIC, dlq_topic
+from tests.crash.kit.reading import read_records
 from tests.scenarios.real_server import RealServer, write_config
 from tests.support.waits import until
 
@@ -64,19 +65,7 @@ class Directory:
         return NewRecord(topic, 0, Random(f"{level}/{number}").randbytes(16), 1, _delivery(level, number))
 
     def bodies(self, topic: str) -> list[bytes]:
-        info = self.log.topic(topic)
-        assert info is not None
-        queue = QueueRef(topic, info.incarnation, 0)
-        found: list[bytes] = []
-        at = 0
-        while True:
-            batch = self.log.read(queue, at, 1_000, 1 << 24).wait(WAIT_S)
-            if not batch.offsets:
-                return found
-            for index in range(len(batch.offsets)):
-                record = batch.record(index)
-                found.append(decode(record.delivery).value)
-            at = batch.next_offset
+        return [decode(record.delivery).value for record in read_records(self.log, topic)]
 
     def close(self) -> None:
         self.log.drain(self.deadline()).wait(WAIT_S)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import pytest
 
@@ -24,6 +25,7 @@ from tests.crash.mixed.telling import story
 
 ORDERED = Plan("keys", ("T",), "topic", 1.0, 2, 2, 6, 0)
 PLAIN = Plan("plain", ("T",), "", 1.0, 1, 2, -1, 3)
+RETRY = "R_default_%RETRY%_0"
 A, B, C = "a", "b", "c"  # messages of one key, at offsets 0, 1, 2
 
 
@@ -89,6 +91,10 @@ class Tale:
         self.ending.letters.append(letter)
         return letter
 
+    def finishes(self, *order: tuple[int, int]) -> None:
+        """Offset and log position of each completion."""
+        self.ending.finishes = [Finish("keys", "T", 0, offset, offset + 1, at) for offset, at in order]
+
     def lose(self, proxy: str = "p") -> None:
         self.ending.losses.append(Loss(proxy, self.plan.name, "T", 0, self.tick()))
 
@@ -116,14 +122,77 @@ def rest(tale: Tale, bodies: Sequence[str]) -> list[str]:
     return tale.broken()
 
 
-# --- right ones
+class HistoryCase(NamedTuple):
+    """What happens to messages of a group, what is done normally after it, and the rules that it breaks."""
+
+    plan: Plan
+    happens: Callable[[Tale], object]
+    rest: str = ""
+    broken: Sequence[str] = ()
 
 
-@pytest.mark.parametrize("lease", [0, 7])
-def test_one_after_the_other(tale: Tale, lease: int) -> None:
-    for body in (A, B, C):
-        tale.done(body, lease)
-    assert tale.broken() == []
+HISTORIES = {
+    "one after the other": HistoryCase(ORDERED, lambda t: None, "abc"),
+    "one after the other, with leases": HistoryCase(ORDERED, lambda t: [t.done(body, 7) for body in "abc"]),
+    "an answer that was read late, asked for before the acknowledgement": HistoryCase(
+        ORDERED, lambda t: [asked := t.tick(), t.done(A), t.done(B), t.give(A, asked=asked)], "c"
+    ),
+    "a dead letter lets the next go": HistoryCase(ORDERED, lambda t: [t.fails(A, 6), t.bury(A, 6)], "bc"),
+    "a retried one": HistoryCase(PLAIN, lambda t: [t.fails(A, 2), t.say(t.give(A, qid=RETRY))], "cb"),
+    "a later one while the first is at a client": HistoryCase(
+        ORDERED, lambda t: [t.give(A), t.done(B), t.done(A)], "c", ["backwards", "order"]
+    ),
+    "a later one before the first": HistoryCase(ORDERED, lambda t: None, "bac", ["backwards", "order"]),
+    "a later one on a stale acknowledgement, whose lease was replaced": HistoryCase(
+        ORDERED,
+        lambda t: [old := t.give(A, 1), t.give(A, 2), t.say(old, soon=False)],
+        "bc",
+        ["lost", "order"],
+    ),
+    "a later one after the first, done once, had come again in the same term": HistoryCase(
+        ORDERED, lambda t: [t.say(t.give(A, 1)), t.give(A, 2)], "bc", ["again", "order"]
+    ),
+    "a later one before the dead letter": HistoryCase(
+        ORDERED, lambda t: [t.fails(A, 6), t.give(B), t.bury(A, 6)], "bc", ["order"]
+    ),
+    "back to an earlier one": HistoryCase(
+        ORDERED, lambda t: [t.say(t.give(A), answered=False), t.give(B), t.done(A)], "bc", ["backwards"]
+    ),
+    "completions out of order in the log": HistoryCase(
+        ORDERED, lambda t: t.finishes((1, 500), (0, 600), (2, 700)), "abc", ["completion"]
+    ),
+    "acknowledged and given again": HistoryCase(
+        PLAIN, lambda t: [t.say(t.give(A)), t.give(A)], "bc", ["again"]
+    ),
+    "acknowledged with its lease and given again": HistoryCase(
+        PLAIN, lambda t: [t.say(t.give(A, 4)), t.give(A)], "bc", ["again"]
+    ),
+    "acknowledged and given again by another": HistoryCase(
+        PLAIN, lambda t: [t.done(A), t.give(A, proxy="other")], "bc", ["again"]
+    ),
+    "lost in the log": HistoryCase(PLAIN, lambda t: t.ending.rows.pop(), "ab", ["lost"]),
+    "never done": HistoryCase(PLAIN, lambda t: t.give(C), "ab", ["lost"]),
+    "unfinished at the end": HistoryCase(
+        PLAIN, lambda t: t.ending.unfinished.append(("plain", ("T", 0, 2))), "abc", ["lost"]
+    ),
+    "acknowledged and buried": HistoryCase(
+        ORDERED, lambda t: [t.fails(A, 5), t.done(A), t.bury(A, 6)], "bc", ["lost"]
+    ),
+    "ordered ones on the retry path": HistoryCase(ORDERED, lambda t: t.give(A, qid=RETRY), "abc", ["given"]),
+    "two dead letters": HistoryCase(
+        ORDERED, lambda t: [t.fails(A, 6), t.bury(A, 6), t.bury(A, 6)], "bc", ["letters"]
+    ),
+    "a failure that nobody sent": HistoryCase(
+        ORDERED, lambda t: [*(t.give(A) for _ in range(6)), t.bury(A, 6, error="")], "bc", ["letters"]
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HISTORIES.values(), ids=HISTORIES)
+def test_a_history_breaks_these_rules_and_no_other(case: HistoryCase) -> None:
+    tale = Tale(case.plan)
+    case.happens(tale)
+    assert rest(tale, case.rest) == list(case.broken)
 
 
 def test_the_same_again_after_kills_time_outs_and_failures(tale: Tale) -> None:
@@ -134,21 +203,6 @@ def test_the_same_again_after_kills_time_outs_and_failures(tale: Tale) -> None:
     tale.give(B, life=2)
     tale.lose()
     tale.done(A)
-    assert rest(tale, (B, C)) == []
-
-
-def test_an_answer_that_was_read_late(tale: Tale) -> None:
-    """It had been asked for before the acknowledgement."""
-    asked = tale.tick()
-    tale.done(A)
-    tale.done(B)
-    tale.give(A, asked=asked)
-    assert rest(tale, (C,)) == []
-
-
-def test_a_dead_letter_lets_the_next_go(tale: Tale) -> None:
-    tale.fails(A, 6)
-    tale.bury(A, 6)
     assert rest(tale, (B, C)) == []
 
 
@@ -163,74 +217,6 @@ def test_what_a_failure_without_lease_may_have_ended(tale: Tale) -> None:
     assert rest(tale, (B, C)) == []
 
 
-def test_a_retried_one(plain: Tale) -> None:
-    plain.fails(A, 2)
-    plain.say(plain.give(A, qid="R_default_%RETRY%_0"))
-    assert rest(plain, (C, B)) == []
-
-
-# --- wrong ones
-
-
-def test_a_later_one_while_the_first_is_at_a_client(tale: Tale) -> None:
-    tale.give(A)
-    tale.done(B)
-    tale.done(A)
-    assert "order" in rest(tale, (C,))
-
-
-def test_a_later_one_before_the_first(tale: Tale) -> None:
-    assert rest(tale, (B, A, C)) == ["backwards", "order"]
-
-
-def test_a_later_one_on_a_stale_acknowledgement(tale: Tale) -> None:
-    """The lease was replaced before it left."""
-    old = tale.give(A, lease=1)
-    tale.give(A, lease=2)
-    tale.say(old, soon=False)
-    assert "order" in rest(tale, (B, C))
-
-
-def test_a_later_one_after_the_first_had_come_again(tale: Tale) -> None:
-    """Done once, but then it was given again in the same term, and not done since."""
-    tale.say(tale.give(A, lease=1))
-    tale.give(A, lease=2)
-    assert "order" in rest(tale, (B, C))
-
-
-def test_a_later_one_before_the_dead_letter(tale: Tale) -> None:
-    tale.fails(A, 6)
-    tale.give(B)
-    tale.bury(A, 6)
-    assert "order" in rest(tale, (B, C))
-
-
-def test_back_to_an_earlier_one(tale: Tale) -> None:
-    tale.say(tale.give(A), answered=False)
-    tale.give(B)
-    tale.done(A)
-    assert rest(tale, (B, C)) == ["backwards"]
-
-
-def test_completions_out_of_order_in_the_log(tale: Tale) -> None:
-    order = ((1, 500), (0, 600), (2, 700))
-    tale.ending.finishes = [Finish("keys", "T", 0, offset, offset + 1, at) for offset, at in order]
-    assert rest(tale, (A, B, C)) == ["completion"]
-
-
-@pytest.mark.parametrize("lease", [0, 4])
-def test_acknowledged_and_given_again(plain: Tale, lease: int) -> None:
-    plain.say(plain.give(A, lease))
-    plain.give(A)
-    assert rest(plain, (B, C)) == ["again"]
-
-
-def test_acknowledged_and_given_again_by_another(plain: Tale) -> None:
-    plain.done(A)
-    plain.give(A, proxy="other")
-    assert rest(plain, (B, C)) == ["again"]
-
-
 @pytest.mark.parametrize("uncertain", ["no answer", "lost in between", "late", "killed", "of two lives"])
 def test_uncertain_acknowledgements_bind_nobody(plain: Tale, uncertain: str) -> None:
     given = plain.give(A, lease=3, life=-1 if uncertain == "of two lives" else 1)
@@ -241,28 +227,6 @@ def test_uncertain_acknowledgements_bind_nobody(plain: Tale, uncertain: str) -> 
     plain.say(given, answered=uncertain != "no answer", soon=uncertain in ("no answer", "of two lives"))
     plain.say(plain.give(A, proxy="other"))
     assert rest(plain, (B, C)) == []
-
-
-def test_lost_in_the_log(plain: Tale) -> None:
-    plain.ending.rows.pop()
-    assert rest(plain, (A, B)) == ["lost"]
-
-
-def test_never_done(plain: Tale) -> None:
-    plain.give(C)
-    assert rest(plain, (A, B)) == ["lost"]
-
-
-def test_unfinished_at_the_end(plain: Tale) -> None:
-    plain.ending.unfinished.append(("plain", ("T", 0, 2)))
-    assert rest(plain, (A, B, C)) == ["lost"]
-
-
-def test_acknowledged_and_buried(tale: Tale) -> None:
-    tale.fails(A, 5)
-    tale.done(A)
-    tale.bury(A, 6)
-    assert rest(tale, (B, C)) == ["lost"]
 
 
 def test_stored_wrongly(plain: Tale) -> None:
@@ -277,11 +241,6 @@ def test_given_what_is_not_there(plain: Tale) -> None:
     plain.give(A)
     plain.history.given[-1] = plain.history.given[-1]._replace(offset=9)
     assert rest(plain, (A, B, C)) == ["given"]
-
-
-def test_ordered_ones_on_the_retry_path(tale: Tale) -> None:
-    tale.give(A, qid="R_default_%RETRY%_0")
-    assert "given" in rest(tale, (A, B, C))
 
 
 @pytest.mark.parametrize(
@@ -311,17 +270,3 @@ def test_more_attempts_than_were_seen_or_missed(tale: Tale) -> None:
     assert rest(tale, (B, C)) == ["letters"]
     tale.history.unseen.append(Unseen("keys", "p", 1.0, 2.0))
     assert tale.broken() == []
-
-
-def test_two_dead_letters(tale: Tale) -> None:
-    tale.fails(A, 6)
-    tale.bury(A, 6)
-    tale.bury(A, 6)
-    assert rest(tale, (B, C)) == ["letters"]
-
-
-def test_a_failure_that_nobody_sent(tale: Tale) -> None:
-    for _ in range(6):
-        tale.give(A)
-    tale.bury(A, 6, error="")
-    assert rest(tale, (B, C)) == ["letters"]

@@ -16,10 +16,11 @@ import pytest
 
 from backend.file_log import FileLog
 from backend.progress.ack_map import AckMap
-from backend.records import QueueRef, ReadStatus, StoredRecord
+from backend.records import QueueRef, StoredRecord
 from ddmq_common.delivery import decode
 from ddmq_common.names import LEVELS_GROUP, SCHEDULE_TOPIC
 from tests.crash.failing_process import GROUP, MESSAGES, PATIENCE_S, STEPS, TOPIC, opened
+from tests.crash.kit.reading import read_records
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HOLDERS = {TOPIC: GROUP, f"%RETRY%{GROUP}": GROUP, SCHEDULE_TOPIC: LEVELS_GROUP, f"%DLQ%{GROUP}": None}
@@ -54,14 +55,7 @@ def open_records(log: FileLog, topic: str, group: str | None) -> list[StoredReco
             view = log.progress(group, [queue]).wait(PATIENCE_S)[0]
             done = AckMap(view.committed or 0)
             done.finish(view.finished)
-        at = 0
-        while (batch := log.read(queue, at, 1_000, 1 << 22).wait(PATIENCE_S)).status is ReadStatus.DATA:
-            found += [
-                batch.record(index)
-                for index, offset in enumerate(batch.offsets)
-                if not done.is_finished(offset)
-            ]
-            at = batch.next_offset
+        found += [each for each in read_records(log, topic, number) if not done.is_finished(each.offset)]
     return found
 
 

@@ -23,7 +23,7 @@ from ddmq_client import Producer
 from ddmq_client.sql.statements import open_transaction
 from tests.crash.kit.boundaries import boundary_servers
 from tests.crash.kit.boundary_process import CHECK, END, PREPARE
-from tests.crash.kit.command import Say, command_line, in_folder, with_boundaries, with_kafka
+from tests.crash.kit.command import Say, long_run, same_again
 from tests.crash.kit.kill_run import COMMANDS, configuration, judged
 from tests.crash.kit.process_rounds import ProcessRounds
 from tests.crash.kit.reading import read_on
@@ -148,40 +148,20 @@ class TransactionRun(ProcessRounds):
 
 
 def run(
-    folder: Path,
-    seed: int,
-    transactions: int,
-    say: Say = print,
-    *,
-    engine: str = "file_log",
+    folder: Path, seed: int, transactions: int, say: Say = print, *, kafka: bool = False,
     boundaries: bool = False,
-) -> int:
-    """The number of broken promises; what was seen is said."""
-    options = f"--seed {seed} --transactions {transactions}" + " --kafka" * (engine == "kafka")
-    options += " --boundaries" * boundaries
-    say(f"seed {seed}; the same again: python -m tests.crash.transaction_run {options}")
+) -> int:  # fmt: skip
+    """Report what the run sees, and return the number of broken promises."""
+    options = {"seed": seed, "transactions": transactions, "kafka": kafka, "boundaries": boundaries}
+    say("the same again: " + same_again("transaction_run", **options))
     kept = "ledger and topics agree: 0 lost, 0 twice, 0 in part"
-    with installed(engine) as made:
-        one = TransactionRun(folder, seed, say, made)
-        return judged(one, transactions, kept, boundaries=boundaries)
+    with installed("kafka" if kafka else "file_log") as made:
+        return judged(TransactionRun(folder, seed, say, made), transactions, kept, boundaries=boundaries)
 
 
 def main() -> int:
-    parser = with_boundaries(command_line(__doc__.splitlines()[0], transactions=10_000))
-    with_kafka(parser)
-    given = parser.parse_args()
-    return in_folder(
-        given,
-        "transaction-run",
-        lambda folder, say: run(
-            folder,
-            given.seed,
-            given.transactions,
-            say,
-            engine=given.engine,
-            boundaries=given.boundaries,
-        ),
-    )
+    flags = {"kafka": False, "boundaries": False}
+    return long_run(__doc__, "transaction-run", run, seed=None, transactions=10_000, **flags)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from random import Random
 from ddmq_common.names import TRANSACTION_DEAD_TOPIC
 from tests.crash.kit.boundaries import BoundaryServer
 from tests.crash.kit.boundary_process import CHECK, END, GIVE_UP, PREPARE
-from tests.crash.kit.command import Say, command_line, in_folder, with_boundaries
+from tests.crash.kit.command import Say, long_run, same_again
 from tests.crash.kit.kill_run import COMMANDS, configuration, judged, told
 from tests.crash.kit.load_thread import stopped
 from tests.crash.kit.reading import read_on
@@ -100,19 +100,13 @@ class TxRun(ServerRounds):
 
 
 def run(folder: Path, seed: int, rounds: int, say: Say = print, *, boundaries: bool = False) -> int:
-    """The number of broken promises; what was seen is said."""
-    options = f"--seed {seed} --rounds {rounds}" + " --boundaries" * boundaries
-    say(f"seed {seed}; the same again: python -m tests.crash.tx_run {options}")
+    """Report what the run sees, and return the number of broken promises."""
+    say("the same again: " + same_again("tx_run", seed=seed, rounds=rounds, boundaries=boundaries))
     return judged(TxRun(folder, seed, say), rounds, "each whole, once or never", boundaries=boundaries)
 
 
 def main() -> int:
-    given = with_boundaries(command_line(__doc__.splitlines()[0], rounds=100)).parse_args()
-    return in_folder(
-        given,
-        "tx-run",
-        lambda folder, say: run(folder, given.seed, given.rounds, say, boundaries=given.boundaries),
-    )
+    return long_run(__doc__, "tx-run", run, seed=None, rounds=100, boundaries=False)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ class KindFilter:
     def __init__(self) -> None:
         self.mended = False
 
-    def judge(self, delivery: bytes) -> Refusal | None:
+    def find_refusal(self, delivery: bytes) -> Refusal | None:
         kind = delivery.split(b"/")[1]
         if kind == b"filtered":
             return FILTERED
@@ -439,7 +439,7 @@ class OrderMachine(RuleBasedStateMachine):
             for job in state.table.take_spent():
                 message = self.queues[number][job.offset]
                 assert message.state == "burying", message
-                self.durable[number].apply(state.finish_of("G", job.offset))
+                self.durable[number].apply(state.build_finish("G", job.offset))
                 state.on_published(job.offset)
                 self.buffer.on_news(state)
                 message.state = "done"

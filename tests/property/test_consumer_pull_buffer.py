@@ -373,7 +373,7 @@ class PullBufferMachine(RuleBasedStateMachine):
         for job in state.table.take_spent():
             assert self.jobs[number][job.offset].state == "burying"
             if stored:
-                self.durable[number].apply(state.finish_of("G", job.offset))
+                self.durable[number].apply(state.build_finish("G", job.offset))
                 state.on_published(job.offset)
                 self.buffer.on_news(state)
                 self.jobs[number][job.offset].state = "done"

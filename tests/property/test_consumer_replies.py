@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from proxy_consumer.core import replying
-from proxy_consumer.core.replying import AckTaking
+from proxy_consumer.core.replying import ReservationResult
 from tests.examples import examples
 from tests.property.test_consumer_order import Message, OrderMachine
 from tests.property.test_consumer_pull_buffer import QUEUES, PullBufferMachine
@@ -45,15 +45,15 @@ class RepliesMachine(PullBufferMachine):
     def take_up(self, number: int, offsets: list[int], leases: list[int]) -> None:
         for offset, lease in zip(offsets, leases, strict=True):
             job, jobs = self.jobs[number].get(offset), self.state(number)
-            taking = replying.take_up(jobs, offset, lease)
+            taking = replying.reserve_message(jobs, offset, lease)
             if job is not None and job.state == "leased" and job.lease == lease:
-                assert taking is AckTaking.TAKEN_UP
+                assert taking is ReservationResult.RESERVED
                 job.state = "taken up"
             elif job is not None and job.state == "taken up" and job.lease == lease:
-                assert taking is AckTaking.BUSY
+                assert taking is ReservationResult.BUSY
             else:
                 finished = jobs.ack_map.is_finished(offset)
-                assert taking is (AckTaking.FINISHED if finished else AckTaking.OVER)
+                assert taking is (ReservationResult.FINISHED if finished else ReservationResult.OVER)
 
     @invariant()
     def budget_is_what_the_model_counts(self) -> None:
@@ -68,14 +68,14 @@ class RepliesMachine(PullBufferMachine):
             return
         state, offset = self.state(number), data.draw(st.sampled_from(held))
         if end == "put down":
-            replying.put_down(state, offset)
+            replying.end_reservation(state, offset)
             self.jobs[number][offset].state = "leased"
             self.buffer.on_news(state)
             self.advance(0.0)
             return
-        self.durable[number].apply(state.finish_of("G", offset))
+        self.durable[number].apply(state.build_finish("G", offset))
         if end == "stored":
-            assert replying.finish_taken_up(state, offset).id == self.jobs[number][offset].lease
+            assert replying.finish_reserved(state, offset).id == self.jobs[number][offset].lease
             self.buffer.on_news(state)
             assert state.ack_map.is_finished(offset)
             self.jobs[number][offset].state = "done"
@@ -107,7 +107,7 @@ class RepliesMachine(PullBufferMachine):
         held = [
             self.jobs[number][offset]
             for number in range(QUEUES)
-            for offset in self.state(number).leases.taken_up
+            for offset in self.state(number).leases.reserved
         ]
         states = [job.state for job in held]
         for job in held:
@@ -150,9 +150,9 @@ class OrderedRepliesMachine(OrderMachine):
         leased = [message for message in self.messages if message.state == "leased"]
         for message in data.draw(st.lists(st.sampled_from(leased), unique_by=id)) if leased else []:
             jobs = self.queue_state(message.queue)
-            assert replying.take_up(jobs, message.offset, message.lease) is AckTaking.TAKEN_UP
-            assert replying.take_up(jobs, message.offset, message.lease) is AckTaking.BUSY
-            assert replying.take_up(jobs, message.offset, 999_999) is AckTaking.OVER
+            assert replying.reserve_message(jobs, message.offset, message.lease) is ReservationResult.RESERVED
+            assert replying.reserve_message(jobs, message.offset, message.lease) is ReservationResult.BUSY
+            assert replying.reserve_message(jobs, message.offset, 999_999) is ReservationResult.OVER
             message.state = "taken up"
 
     @rule(data=st.data(), failed=st.booleans(), again=st.booleans())
@@ -168,7 +168,10 @@ class OrderedRepliesMachine(OrderMachine):
         for message in leased:
             if message is not head and data.draw(st.booleans()):
                 jobs = self.queue_state(message.queue)
-                assert replying.take_up(jobs, message.offset, message.lease) is AckTaking.TAKEN_UP
+                assert (
+                    replying.reserve_message(jobs, message.offset, message.lease)
+                    is ReservationResult.RESERVED
+                )
                 message.state = "taken up"
         if failed:
             state = self.queue_state(head.queue)
@@ -196,17 +199,17 @@ class OrderedRepliesMachine(OrderMachine):
         if end == "put down":
             self.put_down(message)
             return
-        self.durable[message.queue].apply(state.finish_of("G", message.offset))
+        self.durable[message.queue].apply(state.build_finish("G", message.offset))
         message.state = "done"
         if end == "stored":
-            replying.finish_taken_up(state, message.offset)
+            replying.finish_reserved(state, message.offset)
             self.buffer.on_news(state)
         else:
             self.crash()
 
     def put_down(self, message: Message) -> None:
         state = self.queue_state(message.queue)
-        replying.put_down(state, message.offset)
+        replying.end_reservation(state, message.offset)
         self.buffer.on_news(state)
         turned = (message.queue, message.offset) in self.turned
         self.turned.discard((message.queue, message.offset))

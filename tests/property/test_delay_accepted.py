@@ -40,6 +40,7 @@ from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.due.backend import TargetTopic
 from delay_service.store import layout
 from delay_service.store.layout import decode_pending, decode_state, encode_pending, encode_state
+from delay_service.store.memory_store import MemoryDelayStore
 from delay_service.store.port import IdKind, Scan, StoreChanges
 from proxy_producer.core.delay_requests import (
     DelayRequest,
@@ -53,7 +54,6 @@ from proxy_producer.core.delay_requests import (
     uuid_of,
 )
 from proxy_producer.core.dialects import dialects, read_command
-from tests.delay_store_in_memory import MemoryDelayStore
 
 NOW = 1_795_000_000_000
 DAY_MS = 86_400_000

@@ -36,7 +36,7 @@ def test_the_demo_proves_and_its_commands_are_true(
 ) -> None:
     page = tmp_path / "report.html"
     ended = subprocess.run(
-        ddmq_command("demo", "--report", str(page)),
+        ddmq_command("demo", "--verbose", "--report", str(page)),
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -53,6 +53,9 @@ def test_the_demo_proves_and_its_commands_are_true(
     assert re.search(r"^resent \d+ to modules, for group \S+ alone$", said, re.MULTILINE)
     assert "the report's numbers are those the demo counted" in said
     assert f"open it: {page}" in said
+    findings = "".join(re.findall(r'class="verdict bad">.*?</ul>', page.read_text()))
+    assert not re.search("ended without a word|dead letter|blocked|not stored", findings), "that was staged"
+    assert "While json was blocked, the other keys went on." in page.read_text()
     tiles = dict(re.findall(r'"tile"><span class="soft">([^<]+)</span><b>([^<]+)</b>', page.read_text()))
     finished, died = number(fact(said, "acknowledged", 2)), number(fact(said, "dead letters", 1))
     assert number(tiles["dead letters"]) == died
@@ -67,3 +70,31 @@ def test_the_demo_proves_and_its_commands_are_true(
     for command in commands:
         if not command.startswith(("dlq show", "dlq resend")):  # nothing died at this server
             assert run(shlex.split(command)) == 0, command
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE_S + 30)
+def test_without_verbose_it_tells_a_newcomer_in_a_screen(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        ddmq_command("demo", "--report", str(tmp_path / "report.html")),
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stderr == ""
+    lines = ended.stdout.splitlines()
+    assert len(lines) <= 30
+    assert max(map(len, lines)) <= 100 + len(str(tmp_path))
+    verdicts = [line for line in lines if line.startswith(("✓", "✗"))]
+    expected = (
+        "killed with kill -9", "nothing was lost", "order kept: 0 of", "the other keys went on",
+        "dead letters", "all proven",
+    )  # fmt: skip
+    for line, words in zip(verdicts, expected, strict=True):
+        assert line.startswith("✓ ")
+        assert words in line
+    assert lines[-1] == verdicts[-1]
+    rows = {line.split()[0]: line for line in lines if "┃" in line}
+    assert "✗" in rows["json"]
+    assert len(rows) >= 8
+    assert all("█" in row for row in rows.values())
+    assert sum("▼ kill -9" in line for line in lines) == 1

@@ -32,6 +32,8 @@ PAGES = (
     "transactions.md",
     "replies.md",
     "opentelemetry.md",
+    "dramatiq.md",
+    "from-celery.md",
 )
 ENDLESS = re.compile(r"\.run\(|\binput\(")
 GROUPS = {

@@ -41,6 +41,11 @@ def waiting(**other: Any) -> Waiting:
     return Waiting(**(base | other))
 
 
+@pytest.fixture
+def writer(tmp_path: Path) -> Writer:
+    return Writer(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("other", "said"),
     [
@@ -91,9 +96,8 @@ def test_the_worst_subscription_is_the_first_everywhere(tmp_path: Path) -> None:
     ],
 )
 def test_a_group_without_consumers_is_told_from_a_slow_one(
-    tmp_path: Path, metric: str, minute: int, consumed: bool
+    writer: Writer, metric: str, minute: int, consumed: bool
 ) -> None:
-    writer = Writer(tmp_path)
     for each in range(60, 65):
         writer.lag(at(each), "g", "t", 9.0, lag_age_ms=44_000.0, finished_per_s=0.0, time_to_drain_s=None)
     if metric.endswith("_total"):
@@ -107,8 +111,7 @@ def test_a_group_without_consumers_is_told_from_a_slow_one(
     assert (describe_outlook(row) == "nobody consumes") is not consumed
 
 
-def test_the_finding_says_that_nobody_consumes(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_the_finding_says_that_nobody_consumes(writer: Writer) -> None:
     for each in range(60, 65):
         writer.lag(at(each), "g", "t", 9.0, lag_age_ms=99_000.0, finished_per_s=0.0, time_to_drain_s=None)
     writer.counter(at(64), "ddmq_sends_total", 3, "t", detail="code=0")
@@ -116,8 +119,7 @@ def test_the_finding_says_that_nobody_consumes(tmp_path: Path) -> None:
     assert finding.text == "9 messages waiting for g on t, the oldest for 1 m 39 s, nobody consumes."
 
 
-def test_the_tile_counts_the_subscriptions_that_wait_as_the_table_does(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_the_tile_counts_the_subscriptions_that_wait_as_the_table_does(writer: Writer) -> None:
     for number in range(5):
         writer.lag(at(60), f"g{number}", "t", 9.0 * (number < 3), lag_max=9.0)
     text = build_page(report(writer), 0)
@@ -129,9 +131,8 @@ def test_the_tile_counts_the_subscriptions_that_wait_as_the_table_does(tmp_path:
 
 @pytest.mark.parametrize(("stopped", "dated"), [(64, ""), (90, ""), (4 * 1440, " (as of 2026-11-16 01:04)")])
 def test_a_state_that_was_told_long_before_the_end_has_its_time(
-    tmp_path: Path, stopped: int, dated: str
+    writer: Writer, stopped: int, dated: str
 ) -> None:
-    writer = Writer(tmp_path)
     end = 65 + stopped if dated else 66
     for minute in range(60, 65):
         more = {"lag_age_ms": 99_000.0, "time_to_drain_s": None, "blocked_keys": 2.0}
@@ -150,8 +151,7 @@ def test_a_state_that_was_told_long_before_the_end_has_its_time(
     assert f'<td class="number">5{dated}</td>' in text
 
 
-def test_a_planned_restart_is_no_finding_and_is_told_apart_from_refusals(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_a_planned_restart_is_no_finding_and_is_told_apart_from_refusals(writer: Writer) -> None:
     writer.counter(at(60), "ddmq_sends_total", 10_000, "t", detail="code=0")
     writer.counter(at(60), "ddmq_sends_total", 900, "t", detail="code=20")
     made = report(writer)
@@ -163,8 +163,9 @@ def test_a_planned_restart_is_no_finding_and_is_told_apart_from_refusals(tmp_pat
     assert finding.text == "11 sends not stored, 0.11 % of all answered."
 
 
-def test_a_promise_that_one_day_missed_says_so_where_the_whole_reached_it(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_a_promise_that_one_day_missed_says_so_where_the_whole_reached_it(
+    writer: Writer, tmp_path: Path
+) -> None:
     writer.counter(at(60), "ddmq_sends_total", 10, "t", detail="code=0")
     writer.slo(date(2026, 11, 16), "sends stored", 9_988, 10_000, 0.999)
     writer.slo(date(2026, 11, 17), "sends stored", 100_000, 100_000, 0.999)
@@ -182,8 +183,7 @@ def test_a_promise_that_one_day_missed_says_so_where_the_whole_reached_it(tmp_pa
     assert f"{reached} good, 99.90 % promised" in report(writer, 2880).findings[0].text
 
 
-def test_what_was_done_on_purpose_is_a_remark_and_no_finding(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_what_was_done_on_purpose_is_a_remark_and_no_finding(writer: Writer) -> None:
     writer.counter(at(60), "ddmq_sends_total", 60, "t", detail="code=0")
     writer.counter(at(61), "ddmq_dead_letters_total", 5, "t", "g", "reason=attempts")
     writer.process(at(60), at(62), instance="a" * 16, ended="running")
@@ -199,8 +199,7 @@ def test_what_was_done_on_purpose_is_a_remark_and_no_finding(tmp_path: Path) -> 
     assert findings[1].startswith("1 process ended without a word")
 
 
-def test_what_a_time_is_measured_of_is_said(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_what_a_time_is_measured_of_is_said(writer: Writer) -> None:
     for metric in ("ddmq_send_latency_us", "ddmq_queue_wait_us", "ddmq_process_us", "ddmq_delay_lateness_us"):
         writer.times(at(60), metric, [1000.0], "t", "g")
     writer.slo(date(2026, 11, 16), "quick", 9, 10, 0.9)

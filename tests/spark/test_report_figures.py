@@ -45,6 +45,11 @@ def ten_minutes(tmp_path: Path) -> Path:
     return writer.write()
 
 
+@pytest.fixture
+def writer(tmp_path: Path) -> Writer:
+    return Writer(tmp_path)
+
+
 def test_totals_are_the_sums_of_the_rows(ten_minutes: Path) -> None:
     totals = report(ten_minutes, 60, 70).totals
     assert (totals.sent, totals.refused, totals.delivered, totals.acked) == (6600, 12, 6300, 6000)
@@ -56,8 +61,7 @@ def test_totals_are_the_sums_of_the_rows(ten_minutes: Path) -> None:
     }
 
 
-def test_fetched_is_delivered(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_fetched_is_delivered(writer: Writer) -> None:
     writer.counter(at(60), "ddmq_fetched_total", 60, "t", "g")
     writer.counter(at(60), "ddmq_acked_total", 60, "t", "g")
     made = report(writer.write(), 60, 61)
@@ -78,16 +82,14 @@ def test_rates_are_totals_over_the_time_that_was_covered(ten_minutes: Path) -> N
     assert refused["y"] == [0.0] * 5 + [0.2] + [0.0] * 4
 
 
-def test_a_run_within_a_minute_is_not_slowed_by_the_rest_of_it(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_a_run_within_a_minute_is_not_slowed_by_the_rest_of_it(writer: Writer) -> None:
     writer.counter(at(60), "ddmq_sends_total", 600, "orders", detail="code=0")
     writer.process(at(60).replace(second=10), at(60).replace(second=30))
     drawn = build_figures(report(writer.write(), 60, 61))["throughput"]["data"][0]
     assert (drawn["type"], drawn["x"], drawn["y"]) == ("bar", ["01:00"], [30.0])
 
 
-def test_charts_show_the_whole_range_and_points_that_stand_alone(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_charts_show_the_whole_range_and_points_that_stand_alone(writer: Writer) -> None:
     for minute in (*range(60, 130), 140, 160):
         writer.lag(at(minute), "billing", "orders", 7.0)
         writer.counter(at(minute), "ddmq_sends_total", 60, "orders", detail="code=0")
@@ -100,8 +102,7 @@ def test_charts_show_the_whole_range_and_points_that_stand_alone(tmp_path: Path)
     assert (trace["mode"], dots) == ("lines+markers", ["2026-11-16 02:20", "2026-11-16 02:40"])
 
 
-def test_a_few_moments_stand_in_order_whichever_line_has_them(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_a_few_moments_stand_in_order_whichever_line_has_them(writer: Writer) -> None:
     for minute, group in ((60, "a"), (62, "a"), (61, "b")):
         writer.lag(at(minute), group, "orders", 7.0)
     axis = build_figures(report(writer.write(), 60, 63))["lag"]["layout"]["xaxis"]
@@ -134,8 +135,7 @@ def test_the_verdict_names_what_to_look_at(ten_minutes: Path) -> None:
     assert len(said.splitlines()) == 3
 
 
-def test_nothing_to_look_at_is_ok(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_nothing_to_look_at_is_ok(writer: Writer) -> None:
     writer.counter(at(60), "ddmq_sends_total", 600, "orders", detail="code=0")
     writer.process(at(60), at(61))
     assert report(writer.write(), 60, 61).is_well
@@ -157,8 +157,7 @@ def test_no_tables_at_all_is_said(tmp_path: Path) -> None:
         ({"blocked_keys": 2.0, "blocked_key_age_ms": 90_000.0}, "2 order keys blocked at the end (g on t)"),
     ],
 )
-def test_a_subscription_in_trouble_is_told(tmp_path: Path, more: dict[str, float | None], said: str) -> None:
-    writer = Writer(tmp_path)
+def test_a_subscription_in_trouble_is_told(writer: Writer, more: dict[str, float | None], said: str) -> None:
     for minute in range(60, 64):
         writer.lag(at(minute), "g", "t", 5.0, **({"lag_age_ms": 61_000.0} | more))
     assert said in " ".join(finding.text for finding in report(writer.write(), 60, 64).findings)
@@ -173,8 +172,7 @@ def test_a_subscription_in_trouble_is_told(tmp_path: Path, more: dict[str, float
         ([90, 20, 30], 61_000.0),  # fewer than some minutes ago
     ],
 )
-def test_what_nobody_would_act_on_is_no_trouble(tmp_path: Path, lags: list[float], age_ms: float) -> None:
-    writer = Writer(tmp_path)
+def test_what_nobody_would_act_on_is_no_trouble(writer: Writer, lags: list[float], age_ms: float) -> None:
     for minute, lag in enumerate(lags, 60):
         writer.lag(at(minute), "g", "t", lag, time_to_drain_s=None, lag_age_ms=age_ms)
     writer.counter(at(60), "ddmq_sends_total", 9, "-", detail="code=30")
@@ -184,8 +182,7 @@ def test_what_nobody_would_act_on_is_no_trouble(tmp_path: Path, lags: list[float
     assert [row.days_unjudged for row in made.slo] == [1]
 
 
-def test_a_kill_on_purpose_is_no_crash(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_a_kill_on_purpose_is_no_crash(writer: Writer) -> None:
     writer.counter(at(60), "ddmq_sends_total", 60, "t", detail="code=0")
     writer.process(at(60), at(62), instance="a" * 16, ended="running")
     writer.process(at(63), at(64), instance="b" * 16)
@@ -195,8 +192,7 @@ def test_a_kill_on_purpose_is_no_crash(tmp_path: Path) -> None:
     assert not report_of(material, intended=Intended([ms(62) + 500_000])).is_well
 
 
-def test_a_time_above_all_buckets_is_shown_as_at_least(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_a_time_above_all_buckets_is_shown_as_at_least(writer: Writer) -> None:
     writer.times(at(60), "ddmq_queue_wait_us", [1e14], "t", "g")
     writer.counter(at(60), "ddmq_sends_total", 60, "t", detail="code=0")
     wait = report(writer.write(), 60, 61).times[1].whole
@@ -204,8 +200,7 @@ def test_a_time_above_all_buckets_is_shown_as_at_least(tmp_path: Path) -> None:
     assert words.format_ms(wait.max) == "≥ 50 d 21 h"
 
 
-def test_columns_that_older_tables_lack_are_there_today(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_columns_that_older_tables_lack_are_there_today(writer: Writer) -> None:
     writer.process(at(60), at(62), clock_steps=2, interval_s=1.0)
     folder = writer.write()
     old = folder / "processes" / "date=2026-11-01"
@@ -223,8 +218,7 @@ def test_tables_may_be_a_url_and_have_to_be_there(ten_minutes: Path) -> None:
             Tables(wrong)
 
 
-def test_processes_and_rejects_are_told(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_processes_and_rejects_are_told(writer: Writer) -> None:
     writer.process(at(60), at(65), ended="vanished", instance="1" * 16)
     writer.process(at(66), at(70), ended="last", instance="2" * 16, missing=2)
     writer.add("rejects", {"file": "f", "reason": "corrupt", "lines": 4, "example": "{"})
@@ -237,16 +231,14 @@ def test_processes_and_rejects_are_told(tmp_path: Path) -> None:
     assert "4 sample lines not understood" in said
 
 
-def test_one_that_started_again_without_a_last_word_vanished(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_one_that_started_again_without_a_last_word_vanished(writer: Writer) -> None:
     writer.process(at(60), at(65), ended="running", instance="1" * 16)
     writer.process(at(66), at(70), ended="running", instance="2" * 16)
     (process,) = report(writer.write(), 60, 70).processes
     assert process.vanished_ms == [ms(65)]
 
 
-def test_the_time_between_two_starts_is_a_gap(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_the_time_between_two_starts_is_a_gap(writer: Writer) -> None:
     writer.process(at(1400), at(1440), instance="1" * 16, ended="running", longest_gap_s=20.0)
     writer.process(at(1440), at(1450), instance="1" * 16)
     writer.process(at(1480), at(1500), instance="2" * 16, ended="running")
@@ -254,8 +246,7 @@ def test_the_time_between_two_starts_is_a_gap(tmp_path: Path) -> None:
     assert (process.restarts, process.longest_gap_s) == (1, 1800.0)
 
 
-def test_one_that_vanished_just_before_midnight_is_told_by_the_next_day(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_one_that_vanished_just_before_midnight_is_told_by_the_next_day(writer: Writer) -> None:
     for name in ("dead@h:1", "alive@h:2"):
         writer.process(at(1400), at(1439), ended="running", process=name)
     writer.process(at(1440), at(1500), ended="running", process="alive@h:2")
@@ -264,8 +255,7 @@ def test_one_that_vanished_just_before_midnight_is_told_by_the_next_day(tmp_path
     assert (alive.ended, alive.vanished_ms) == ("running", [])
 
 
-def test_the_only_process_does_not_run_when_nothing_is_heard_of_it(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_the_only_process_does_not_run_when_nothing_is_heard_of_it(writer: Writer) -> None:
     writer.process(at(60), at(70), ended="running")
     tables = writer.write()
     for sampled, ended in ((None, "running"), (71, "running"), (80, "silent")):
@@ -285,36 +275,31 @@ def test_the_only_process_does_not_run_when_nothing_is_heard_of_it(tmp_path: Pat
     ],
 )
 def test_who_writes_seldom_is_waited_for(
-    tmp_path: Path, interval_s: float | None, sampled: int, ended: str
+    writer: Writer, interval_s: float | None, sampled: int, ended: str
 ) -> None:
-    writer = Writer(tmp_path)
     writer.process(at(60), at(70), ended="running", interval_s=interval_s)
     assert [row.ended for row in report(writer.write(), 60, 70, sampled).processes] == [ended]
 
 
-def test_one_that_stopped_is_not_missed(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_one_that_stopped_is_not_missed(writer: Writer) -> None:
     writer.process(at(60), at(70), ended="last")
     assert report(writer.write(), 60, 70, sampled=1000).is_well
 
 
-def test_a_first_sample_of_no_length_is_no_second_start(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_a_first_sample_of_no_length_is_no_second_start(writer: Writer) -> None:
     writer.process(at(60), at(60), ended="running")
     (process,) = report(writer.write(), 60, 61).processes
     assert (process.ended, process.vanished_count) == ("running", 0)
 
 
-def test_a_clock_that_runs_ahead_makes_nobody_vanish(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_a_clock_that_runs_ahead_makes_nobody_vanish(writer: Writer) -> None:
     writer.process(at(60), at(70), ended="running", process="right@h:1")
     writer.process(at(1500), at(1510), ended="running", process="ahead@h:2")
     ahead, right = report(writer.write(), 60, 1510, sampled=71).processes
     assert (ahead.ended, right.ended) == ("running", "running")
 
 
-def test_a_lag_that_is_not_told_any_more_is_none(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_a_lag_that_is_not_told_any_more_is_none(writer: Writer) -> None:
     gauge = {
         "metric": "ddmq_lag",
         "topic": "t",
@@ -332,16 +317,14 @@ def test_a_lag_that_is_not_told_any_more_is_none(tmp_path: Path) -> None:
     assert found == {"done": 0.0, "stuck": 5.0}
 
 
-def test_an_instance_is_what_its_last_day_says(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_an_instance_is_what_its_last_day_says(writer: Writer) -> None:
     writer.process(at(1400), at(1439), ended="running")
     writer.process(at(1440), at(1500), ended="vanished")
     (process,) = report(writer.write(), 1400, 1500).processes
     assert (process.restarts, process.vanished_count, process.ended) == (0, 1, "vanished")
 
 
-def test_the_week_before_is_compared(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_the_week_before_is_compared(writer: Writer, tmp_path: Path) -> None:
     for minute, sent, slow in ((60, 100, 1000.0), (60 + 7 * 1440, 150, 4000.0)):
         writer.counter(at(minute), "ddmq_sends_total", sent, "orders", detail="code=0")
         writer.times(at(minute), "ddmq_send_latency_us", [slow], "orders")

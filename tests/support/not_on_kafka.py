@@ -74,19 +74,12 @@ NOT_ON_KAFKA: Mapping[str, Mapping[str, Reason]] = {
         "test_an_outbox_and_an_inbox_make_it_once": NO_ONCE,
         "test_a_relay_that_is_killed_sends_in_order_and_once": NO_ONCE,
     },
-    "service/cli/test_command_line.py": {
-        "test_messages_are_found": NO_FIND,
-    },
-    "service/cli/test_listings.py": {
-        "test_an_id_is_enough": NO_FIND,
+    "service/cli/test_transcripts.py": {
+        "test_a_session_prints_what_its_transcript_says[*found*]": NO_FIND,
     },
     "service/cli/test_hostile_text.py": {
         "test_a_hostile_text_is_text[*--key*]": NO_FIND,
         "test_json_is_harmless_too[*--key*]": NO_FIND,
-    },
-    "service/cli/test_refusals.py": {
-        "test_what_cannot_be_done[*message *--id 0*]": NO_FIND,
-        "test_what_cannot_be_done[*message *--key*]": NO_FIND,
     },
     "service/cli/test_message_states.py": {
         "test_where_a_failed_message_went": NO_FIND,

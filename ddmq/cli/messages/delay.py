@@ -11,16 +11,17 @@ import click
 from ddmq.address import HostPort
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.messages import delay_changes
-from ddmq.cli.messages.sending import add_all, producer_option, timeout_option, when, when_options
+from ddmq.cli.messages.sending import add_all, producer_option, read_timing, timeout_option, when_options
 from ddmq.cli.messages.waiting import (
     choice_of,
     choice_options,
     count_matches,
-    describe,
+    describe_choice,
     first_matches,
     print_messages,
     say_missing,
 )
+from ddmq.cli.old_names import count_option
 from ddmq.cli.output import (
     cell,
     hint,
@@ -32,14 +33,14 @@ from ddmq.cli.output import (
     show_row_body,
 )
 from ddmq.cli.values import FOLDER, NAME, TOPIC, Folder, Whole
-from ddmq.moments import shown
+from ddmq.moments import format_moment
 from ddmq_client import OutgoingMessage
 from ddmq_common.private_files import UMASK
 
 
 @click.group()
 def delay() -> None:
-    """Messages to be delivered later: any due time, crons, repeats; changed and taken back by their id.
+    """Delayed messages: any due time, crons and repeats; an id cancels or changes each.
 
     \b
     Remind me in 90 seconds, no, take that back; every weekday at 9:
@@ -75,53 +76,53 @@ def add(
     Prints the id of each, by which it can be shown, cancelled, rescheduled and fired. More ways to say what
     is sent (files, properties): `ddmq send` with the same options.
     """
-    wanted = when(given)
-    if not wanted:
+    timing = read_timing(given)
+    if not timing:
         raise click.UsageError("say when: --delay 90s, --at TIME, --cron FIELDS or --every DURATION")
     messages = (OutgoingMessage(topic, body, key, tags) for body in bodies)
-    add_all(producer, timeout_ms, topic, messages, wanted, as_json)
+    add_all(producer, timeout_ms, topic, messages, timing, as_json)
 
 
 # --- looking
 
 
-@delay.command("list", short_help="What waits, by due time.")
+@delay.command("list", short_help="The messages that wait, by due time.")
 @click.argument("topic", type=TOPIC, required=False)
 @choice_options
-@click.option("--limit", default=20, show_default=True, type=Whole(1, 1000), help="At most.")
-@click.option("--after", help="Go on where an earlier listing ended.")
+@count_option()
+@click.option("--after", help="Continue after the last id of an earlier listing.")
 @admin_options
 def list_messages(
-    topic: str | None, limit: int, after: str | None, admin: AdminClient, as_json: bool, **options: str | None
+    topic: str | None, count: int, after: str | None, admin: AdminClient, as_json: bool, **options: str | None
 ) -> None:
-    """Messages that wait (of TOPIC alone), the earliest first. Its ids are taken by show, cancel, reschedule
-    and fire; the long ones, with the times in them, are in --json."""
-    answer = first_matches(admin, choice_of(topic, options), limit, after)
+    """List the messages that wait (of TOPIC alone), the earliest first. show, cancel, reschedule and fire
+    accept these ids; --json has the long ones, which contain the times."""
+    answer = first_matches(admin, choice_of(topic, options), count, after)
     if as_json:
         return print_json(answer)
     print_messages(answer["messages"])
     if not answer["messages"]:
-        hint(f"nothing waits{describe(choice_of(topic, options))}")
+        hint(f"nothing waits{describe_choice(choice_of(topic, options))}")
     elif answer["next"] is not None:
         hint(f"there are more; go on with --after {answer['next']}")
     say_missing(answer)
     return None
 
 
-@delay.command("show", short_help="One message: due when, what is in it.")
+@delay.command("show", short_help="One message: its due time and content.")
 @click.argument("delay_id", type=NAME, metavar="ID")
 @admin_options
-def show(delay_id: str, admin: AdminClient, as_json: bool) -> None:
-    """Everything about the message with this ID (or uuid): pending, fired, cancelled; when; its body.
+def show_message(delay_id: str, admin: AdminClient, as_json: bool) -> None:
+    """Show all about the message with this ID (or uuid): pending, fired, cancelled; when; its body.
 
     Exit code 1 when nothing is known of it.
     """
-    found = admin.get("delay", "messages", delay_id)
+    row = admin.get("delay", "messages", delay_id)
     if as_json:
-        print_json(found)
-    elif found["state"] != "unknown":
-        print_facts(_message_facts(found))
-    if found["state"] == "unknown":
+        print_json(row)
+    elif row["state"] != "unknown":
+        print_facts(_message_facts(row))
+    if row["state"] == "unknown":
         raise click.ClickException(f"nothing is known of {delay_id}: never sent, or forgotten after its time")
 
 
@@ -134,7 +135,7 @@ def _message_facts(row: dict[str, Any]) -> dict[str, Any]:
         ("born_ms", "sent"),
     ):
         if row.get(name):
-            facts[label] = shown(row[name])
+            facts[label] = format_moment(row[name])
     for name in ("topic", "repeats", "key", "tags", "shard", "body_bytes"):
         if row.get(name) not in (None, ""):
             facts[name.replace("_", " ")] = row[name]
@@ -144,11 +145,11 @@ def _message_facts(row: dict[str, Any]) -> dict[str, Any]:
     return facts
 
 
-@delay.command("count", short_help="How many wait.")
+@delay.command("count", short_help="Count the messages that wait.")
 @click.argument("topic", type=TOPIC, required=False)
 @choice_options
 @admin_options
-def count(topic: str | None, admin: AdminClient, as_json: bool, **options: str | None) -> None:
+def count_messages(topic: str | None, admin: AdminClient, as_json: bool, **options: str | None) -> None:
     """Count the messages that wait: for TOPIC alone, with --key, with --from and --to due in that time."""
     choice = choice_of(topic, options)
     if choice:
@@ -158,27 +159,27 @@ def count(topic: str | None, admin: AdminClient, as_json: bool, **options: str |
         say(f"{answer['count']:,}" + ("" if answer["exact"] else " or more"))
         say_missing(answer)
         return None
-    found = admin.get("delay")
+    overview = admin.get("delay")
     if as_json:
-        return print_json(found)
-    print_table("", ("topic", "pending"), [[name, number] for name, number in found["topics"].items()])
-    say(f"{found['pending']:,} in all")
-    for shard in found["shards"]:
+        return print_json(overview)
+    print_table("", ("topic", "pending"), [[name, number] for name, number in overview["topics"].items()])
+    say(f"{overview['pending']:,} in all")
+    for shard in overview["shards"]:
         if not shard["fires"]:
             hint(f"shard {shard['shard']} does not fire: {shard['why']}")
-    say_missing(found)
+    say_missing(overview)
     return None
 
 
 # --- backup and restore
 
 
-@delay.command("backup", short_help="Copy what waits into a folder, while it runs.")
+@delay.command("backup", short_help="Copy the waiting messages into a folder.")
 @click.argument("folder")
 @click.option("--timeout-ms", default=600_000, type=Whole(1), help="How long it may take.")
 @admin_options
 def backup(folder: str, timeout_ms: int, admin: AdminClient, as_json: bool) -> None:
-    """Copy all that waits into a new FOLDER on the server's machine; the service goes on meanwhile.
+    """Copy all waiting messages into a new FOLDER on the server's machine, while the service continues.
 
     FOLDER is a name below the server's backup_dir (backups/ in its data directory by default).
 
@@ -190,7 +191,7 @@ def backup(folder: str, timeout_ms: int, admin: AdminClient, as_json: bool) -> N
     print_json(answer) if as_json else say(f"{answer['shards']} shards copied to {answer['folder']}")
 
 
-@delay.command("restore", short_help="Put a backup back, while nothing runs.")
+@delay.command("restore", short_help="Restore a backup, while no server runs.")
 @click.argument("folder", type=Folder(path_type=Path, file_okay=False, exists=True))
 @click.option("--data-dir", type=FOLDER, required=True,
               help="The directory of the server, which must not run.")  # fmt: skip
@@ -210,15 +211,15 @@ def restore(folder: Path, data_dir: Path, config_dir: Path | None, as_json: bool
 
     os.umask(UMASK)
     config = load_folder(config_dir)
-    done = restore_backup(folder, data_dir, config.delay.dir, config.log)
+    result = restore_backup(folder, data_dir, config.delay.dir, config.log)
     if as_json:
-        print_json(done._asdict())
-    elif done.messages is None:
-        say(f"{done.shards} shards restored beside the log in {data_dir}")
+        print_json(result._asdict())
+    elif result.messages is None:
+        say(f"{result.shards} shards restored beside the log in {data_dir}")
     else:
-        say(f"{cell(done.messages)} messages wait in a new log in {data_dir}")
-    if done.damaged:
-        numbers = ", ".join(map(str, done.damaged))
+        say(f"{cell(result.messages)} messages wait in a new log in {data_dir}")
+    if result.damaged:
+        numbers = ", ".join(map(str, result.damaged))
         raise click.ClickException(
             f"the backup is damaged in shard {numbers}: what could be read is restored, the log says what"
             " was left out"

@@ -18,16 +18,16 @@ from ddmq.cli.messages.sending import (
     in_options,
     outcome_json,
     producer_option,
+    read_timing,
     say_outcome,
     timeout_option,
-    when,
 )
 from ddmq.cli.messages.waiting import (
     Selection,
     choice_of,
     choice_options,
     count_matches,
-    describe,
+    describe_choice,
     print_messages,
     say_missing,
     walk_pages,
@@ -42,9 +42,11 @@ LEFT_OUT = ("orders_waiting", "elsewhere", "not_open")
 Change = Callable[[Producer, str], CancelOutcome]
 
 
-@click.command(short_help="Take messages back: by id, or those of a topic.")
+@click.command(short_help="Cancel messages: by id, or those of a topic.")
 @click.argument("ids", type=NAME, nargs=-1)
-@click.option("--topic", type=TOPIC, help="What waits for this topic, also what repeats without end.")
+@click.option(
+    "--topic", type=TOPIC, help="Cancel the messages that wait for this topic, repeating ones included."
+)
 @choice_options
 @click.option("--dry-run", is_flag=True, help="Only count and show what --topic would cancel.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -90,7 +92,7 @@ def _cancel_one(client: Producer, delay_id: str) -> CancelOutcome:
 
 
 def _show_choice(admin: AdminClient, choice: Selection, as_json: bool) -> None:
-    """Count all that would be cancelled, and show the first of it."""
+    """Count the messages that would be cancelled, and show the first of them."""
     total, page = 0, {}
     for page in walk_pages(admin, choice):
         if not total and not as_json:
@@ -101,18 +103,18 @@ def _show_choice(admin: AdminClient, choice: Selection, as_json: bool) -> None:
         return
     if total > SHOWN:
         hint(f"… and {total - SHOWN:,} more")
-    say(f"would cancel {total:,}{describe(choice)}")
+    say(f"would cancel {total:,}{describe_choice(choice)}")
     say_missing(page)
 
 
 def _confirm_choice(admin: AdminClient, choice: Selection) -> None:
-    found = count_matches(admin, choice)
-    number = found["count"]
+    answer = count_matches(admin, choice)
+    number = answer["count"]
     if not number:
         return
     they = "the only one that waits" if number == 1 else f"all {number:,} that wait"
-    more = "" if found["exact"] else " (and perhaps more, see `ddmq delay count`)"
-    confirm(f"Cancel {they}{describe(choice)}{more}? What is cancelled is never delivered.")
+    more = "" if answer["exact"] else " (and perhaps more, see `ddmq delay count`)"
+    confirm(f"Cancel {they}{describe_choice(choice)}{more}? What is cancelled is never delivered.")
 
 
 def _left_out(page: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def _left_out(page: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Cancelling:
-    """Cancels messages, several at a time. `outcomes` counts them by what came of them."""
+    """Cancels messages, several at a time. `outcomes` counts the messages by their outcome."""
 
     def __init__(self, producer: HostPort, timeout_ms: int, as_json: bool) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -129,11 +131,11 @@ class _Cancelling:
         self._patience = Patience(producer, timeout_ms, quiet=as_json)
 
     @property
-    def cancelled(self) -> int:
+    def cancelled_count(self) -> int:
         return self.outcomes[DelayStatus.CANCELLED.value]
 
     def cancel_all(self, named: Sequence[str]) -> None:
-        """Cancel these, and wait for what comes of each; a damaged message has no id."""
+        """Cancel these messages, and wait for each outcome; a damaged message has no id."""
         ids = [one for one in named if one]
         if len(ids) < len(named):
             self.outcomes["damaged in the store, `ddmq delay list --json` says how"] += len(named) - len(ids)
@@ -163,23 +165,23 @@ def _ask_at_once(client: Producer, ids: Sequence[str], patience: Patience) -> It
 
 
 def _cancel_choice(cancelling: _Cancelling, admin: AdminClient, choice: Selection, as_json: bool) -> None:
-    """Page by page; what comes in meanwhile may stay."""
+    """Cancel the chosen messages page by page; messages that arrive meanwhile may stay."""
     page: dict[str, Any] = {}
     for page in walk_pages(admin, choice):
         cancelling.cancel_all([row["id"] for row in page["messages"]])
         if page["next"] is not None and not as_json:
-            hint(f"{cancelling.cancelled:,} cancelled so far")
+            hint(f"{cancelling.cancelled_count:,} cancelled so far")
     outcomes = cancelling.outcomes
-    failed = outcomes.total() - cancelling.cancelled
+    failed = outcomes.total() - cancelling.cancelled_count
     if as_json:
-        numbers = {"cancelled": cancelling.cancelled, "not_cancelled": failed}
+        numbers = {"cancelled": cancelling.cancelled_count, "not_cancelled": failed}
         print_json({"topic": choice["topic"]} | numbers | _left_out(page))
     else:
         others = [
             f"{number:,} {text}" for text, number in outcomes.items() if text != DelayStatus.CANCELLED.value
         ]
         say(
-            f"{cancelling.cancelled:,} cancelled"
+            f"{cancelling.cancelled_count:,} cancelled"
             + (f", {failed:,} not: {'; '.join(others)}" if failed else "")
         )
         say_missing(page)
@@ -199,11 +201,11 @@ def reschedule(delay_id: str, timeout_ms: int, producer: HostPort, as_json: bool
 
     Exit code 1 when it is not waiting any more.
     """
-    wanted = when(given)
-    if not wanted:
+    timing = read_timing(given)
+    if not timing:
         raise click.UsageError("say when: --delay DURATION or --at TIME")
     outcomes = _ask_each(
-        producer, timeout_ms, (delay_id,), lambda client, one: client.reschedule(one, **wanted), as_json
+        producer, timeout_ms, (delay_id,), lambda client, one: client.reschedule(one, **timing), as_json
     )
     _say_outcomes((delay_id,), outcomes, as_json, DelayStatus.RESCHEDULED)
 
@@ -225,7 +227,7 @@ def fire(ids: tuple[str, ...], timeout_ms: int, producer: HostPort, as_json: boo
 def _ask_each(
     producer: HostPort, timeout_ms: int, ids: tuple[str, ...], change: Change, as_json: bool
 ) -> list[CancelOutcome | str]:
-    """Return an outcome for each, or why there is none."""
+    """Request the change of each id; return its outcome, or the reason why there is none."""
     patience = Patience(producer, timeout_ms, quiet=as_json)
     with client_of(producer, timeout_ms) as client:
         return [_ask_one(client, one, change, patience) for one in ids]
@@ -233,20 +235,20 @@ def _ask_each(
 
 def _ask_one(client: Producer, one: str, change: Change, patience: Patience) -> CancelOutcome | str:
     try:
-        with patience.waiting(client):
+        with patience.watch_request(client):
             return change(client, one)
     except ClientError as error:
         return in_options(error)
 
 
 def _say_outcomes(
-    ids: tuple[str, ...], outcomes: list[CancelOutcome | str], as_json: bool, wanted: DelayStatus
+    ids: tuple[str, ...], outcomes: list[CancelOutcome | str], as_json: bool, expected: DelayStatus
 ) -> None:
     if as_json:
         print_json([outcome_json(one, outcome) for one, outcome in zip(ids, outcomes, strict=True)])
     else:
         for one, outcome in zip(ids, outcomes, strict=True):
-            said = outcome if isinstance(outcome, str) else say_outcome(outcome, wanted)
-            say(f"{one}: {said}" if len(ids) > 1 else said, err=isinstance(outcome, str))
-    if any(isinstance(outcome, str) or outcome.status is not wanted for outcome in outcomes):
+            text = outcome if isinstance(outcome, str) else say_outcome(outcome, expected)
+            say(f"{one}: {text}" if len(ids) > 1 else text, err=isinstance(outcome, str))
+    if any(isinstance(outcome, str) or outcome.status is not expected for outcome in outcomes):
         raise click.exceptions.Exit(1)

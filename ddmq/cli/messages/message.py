@@ -21,7 +21,7 @@ from ddmq.cli.output import (
     show_row_body,
 )
 from ddmq.cli.values import GROUP, NAME, TOPIC, Whole, parse_moment
-from ddmq.moments import shown
+from ddmq.moments import format_moment
 
 MESSAGE_ID = re.compile(r"[0-9a-fA-F]{32}\Z")
 PAUSE_S = 0.2
@@ -36,14 +36,14 @@ PAUSE_S = 0.2
 @click.option("--queue", type=Whole(0), help="Queue number; goes with --offset.")
 @click.option("--offset", type=Whole(0), help="First offset; goes with --queue.")
 @click.option(
-    "--time", "moment", help="From this moment on: 2026-11-21T12:00 (local), -2h (ago) or epoch milliseconds."
+    "--time", "moment", help="From this time on: 2026-11-21T12:00 (local), -2h (ago) or epoch milliseconds."
 )
-@click.option("--group", type=GROUP, help="Say what became of each message for this consumer group.")
+@click.option("--group", type=GROUP, help="Show the state of each message for this consumer group.")
 @click.option("--count", default=10, show_default=True, type=Whole(1, 1000), help="At most.")
 @click.option(
     "--story",
     is_flag=True,
-    help="All that happened to one message and what it waited for; with --group, for it.",
+    help="Show the whole story of one message and what it waited for; with --group, for that group.",
 )
 @admin_options
 def message(
@@ -108,22 +108,22 @@ def message(
 def _print_story(
     admin: AdminClient, topic: str | None, query: dict[str, Any], group: str | None, *, as_json: bool
 ) -> None:
-    """The story of the one message that the options name."""
+    """Print the story of the one message that the options name."""
     if all(query[name] is None for name in ("id", "key", "offset")):
         raise click.UsageError("--story tells of one message: give --id, --key, or --queue and --offset")
     if topic is not None:
-        told = admin.get("topics", topic, "story", group=group, **query)
+        story = admin.get("topics", topic, "story", group=group, **query)
     elif query["id"] is not None:
-        told = admin.get("messages", query["id"], "story", group=group)
+        story = admin.get("messages", query["id"], "story", group=group)
     else:
         raise click.UsageError("TOPIC is missing; only --id finds a message without it")
-    print_json(told) if as_json else print_story(told)
+    print_json(story) if as_json else print_story(story)
 
 
 def _from_offset(
     client: AdminClient, topic: str, query: dict[str, Any], count: int, group: str | None
 ) -> Iterator[dict[str, Any]]:
-    """An answer holds as many as fit into it: the rest is asked for."""
+    """Yield the messages from an offset on. One answer has as many as fit; the rest is requested again."""
     while count > 0:
         rows = client.get("topics", topic, "messages", count=count, group=group, **query)
         yield from rows
@@ -148,10 +148,10 @@ def _describe_no_match(
 
 def _readable_row(row: dict[str, Any]) -> dict[str, Any]:
     facts = dict(row)
-    facts["born"] = shown(facts.pop("born_ms"))
-    facts["stored"] = shown(facts.pop("stored_ms"))
+    facts["born"] = format_moment(facts.pop("born_ms"))
+    facts["stored"] = format_moment(facts.pop("stored_ms"))
     if "due_ms" in facts:
-        facts["due"] = shown(facts.pop("due_ms"))
+        facts["due"] = format_moment(facts.pop("due_ms"))
     facts["properties"] = join_properties(row["properties"])
     facts.pop("body_base64", None)
     facts["body"] = show_row_body(row)
@@ -161,7 +161,8 @@ def _readable_row(row: dict[str, Any]) -> dict[str, Any]:
 def _print_rows(rows: list[dict[str, Any]]) -> None:
     states = ["state"] if "state" in rows[0] else []
     cells = (
-        [row["queue"], str(row["offset"]), row["id"], row["key"], row["tags"], shown(row["stored_ms"]),
+        [row["queue"], str(row["offset"]), row["id"], row["key"], row["tags"],
+         format_moment(row["stored_ms"]),
          *(row[name] for name in states), row["body_bytes"], show_row_body(row)[:60]]
         for row in rows
     )  # fmt: skip
@@ -216,14 +217,14 @@ def _read_newer(client: AdminClient, topic: str, queue: int, at: dict[int, int])
 
 
 def _contains_text(row: dict[str, Any], text: str) -> bool:
-    """Whether its key or body has the text, a binary body the bytes of it."""
+    """Return whether the key or the body of a message contains the text; a binary body, its bytes."""
     if "body_base64" in row:
-        found = text.encode(errors="surrogateescape") in base64.b64decode(row["body_base64"])
+        in_body = text.encode(errors="surrogateescape") in base64.b64decode(row["body_base64"])
     else:
-        found = text in row["body"]
-    return found or text in row["key"]
+        in_body = text in row["body"]
+    return in_body or text in row["key"]
 
 
 def _print_message(row: dict[str, Any]) -> None:
-    place = f"{shown(row['stored_ms'])} {row['queue']}/{row['offset']}"
+    place = f"{format_moment(row['stored_ms'])} {row['queue']}/{row['offset']}"
     say_message(place, {"key": row["key"], "tags": row["tags"]}, row["properties"], show_row_body(row))

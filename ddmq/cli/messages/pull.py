@@ -41,7 +41,7 @@ NOBODY = "no consumer proxy has answered"  # how the client begins what it says 
 
 
 class Settlement(NamedTuple):
-    """The action on each message that was shown, and the word for it."""
+    """What `ddmq pull` does with each message after it was shown: the word for people, and the action."""
 
     said: str
     does: Callable[[Message], object]
@@ -54,10 +54,10 @@ class Settlement(NamedTuple):
 )
 @click.option("--count", type=Whole(1), help="Stop after that many messages.")
 @click.option("--follow", is_flag=True, help="Keep waiting for more, until interrupted.")
-@click.option("--no-ack", is_flag=True, help="Look only: they come again after the ack timeout.")
 @click.option(
-    "--fail", metavar="TEXT", help="Fail each message with this reason; they come again as a retry."
+    "--no-ack", is_flag=True, help="Do not acknowledge: messages are redelivered after the ack timeout."
 )
+@click.option("--fail", metavar="TEXT", help="Fail each message with this reason; it is retried.")
 @click.option(
     "--save-to",
     type=FOLDER,
@@ -100,13 +100,13 @@ def pull(
             _quiet_client(),
             Consumer(proxy, group, [topic], auto_ack=False, max_batch=100) as client,
         ):
-            taken = _pull_messages(client, proxy, count, follow, ending, save_to, as_json)
+            total = _pull_messages(client, proxy, count, follow, ending, save_to, as_json)
     except ClientError as error:
         raise click.ClickException(f"{error}{WHERE if NOBODY in str(error) else ''}") from error
     if not as_json:
         hint(
-            f"{taken:,} message{'s' if taken != 1 else ''}, {ending.said}"
-            if taken
+            f"{total:,} message{'s' if total != 1 else ''}, {ending.said}"
+            if total
             else _describe_empty_pull(admin, topic, group)
         )
 
@@ -141,16 +141,16 @@ def _quiet_client() -> Iterator[None]:
 
 
 def _leave(message: Message) -> None:
-    """Neither acknowledged nor failed."""
+    """Leave the message neither acknowledged nor failed."""
 
 
 def _is_ordinary(client: AdminClient, group: str) -> bool:
-    """Whether it is a group, or one to be made; GROUP%INSTANCE is an instance of a broadcasting group."""
+    """Return whether the name is that of a group; GROUP%INSTANCE is an instance of a broadcasting group."""
     return "%" not in group or any(row["group"] == group for row in client.get("groups"))
 
 
 def _check_proxy(consumer: HostPort, group: str) -> None:
-    """Raises ClickException unless a consumer proxy answers there: before it does nothing is made."""
+    """Check that a consumer proxy answers, before a group is created. Raises ClickException."""
     connection = FramedConnection(ProxyAddress(consumer.host, consumer.port))
     try:
         payload, number = connection.call(
@@ -166,13 +166,13 @@ def _check_proxy(consumer: HostPort, group: str) -> None:
 
 
 def _subscribe(client: AdminClient, topic: str, group: str, follow: bool, as_json: bool) -> None:
-    """Raises ClickException for a topic that does not exist, unless somebody waits for it."""
+    """Subscribe the group. Raises ClickException for a topic that does not exist, unless with --follow."""
     if not follow:
         client.get("topics", topic)
     if not _is_ordinary(client, group):
         return
-    made = client.post("groups", group, body={"topics": [topic], "start": "first"})
-    if not as_json and made.get("created"):
+    answer = client.post("groups", group, body={"topics": [topic], "start": "first"})
+    if not as_json and answer.get("created"):
         hint(f"created group {group} on {topic}, starting at its first message")
 
 
@@ -185,30 +185,30 @@ def _pull_messages(
     save_to: Path | None,
     as_json: bool,
 ) -> int:
-    taken = lost = 0
-    while count is None or taken < count:
-        wanted = min(100, count - taken) if count is not None else 100
-        messages = client.pull(wanted, timeout_ms=PATIENCE_MS)
+    total = failures = 0
+    while count is None or total < count:
+        batch_size = min(100, count - total) if count is not None else 100
+        messages = client.pull(batch_size, timeout_ms=PATIENCE_MS)
         if not messages:
-            lost = _check_empty_pull(client, proxy, lost, follow)
+            failures = _check_empty_pull(client, proxy, failures, follow)
             if not follow:
                 break
-        settled = taken
+        before = total
         try:
             for message in messages:
                 _print_message(message, as_json)
                 if save_to is not None:
                     _save(message, save_to)
                 ending.does(message)
-                taken += 1
+                total += 1
         finally:  # as when nobody reads standard output any more
-            for message in messages[taken - settled :]:
+            for message in messages[total - before :]:
                 message.hand_back()
-    return taken
+    return total
 
 
 def _check_empty_pull(client: Consumer, proxy: str, seen: int, follow: bool) -> int:
-    """An empty pull: nothing there, or nobody there? Returns the failures seen by now."""
+    """Tell an empty topic from a proxy that does not answer. Returns the number of failed pulls so far."""
     errors = client.counts().pull_errors
     if errors > seen:
         text = f"no consumer proxy answers at {proxy}"
@@ -248,7 +248,7 @@ def _message_row(message: Message) -> dict[str, Any]:
 
 
 def _queue_number(qid: str) -> int | str:
-    """`R_default_a_3` → 3; a name of another form as it is."""
+    """Return the number of a queue, 3 for `R_default_a_3`; a name of another form unchanged."""
     number = qid.rpartition("_")[2]
     return int(number) if number.isdecimal() else qid
 
@@ -259,7 +259,7 @@ def _save(message: Message, folder: Path) -> None:
 
 
 def _save_with(path: Path, does: Callable[[Path], object]) -> None:
-    """Raises ClickException; what is not saved is not acknowledged either, and comes again."""
+    """Write with `does`. Raises ClickException; a message that is not saved is not acknowledged."""
     try:
         does(path)
     except OSError as error:

@@ -23,10 +23,10 @@ from ddmq.address import HostPort
 from ddmq.cli.messages.sending import (
     Patience,
     add_all,
+    announce_new_topic,
     client_of,
-    new_topic_told,
     producer_option,
-    when,
+    read_timing,
     when_options,
 )
 from ddmq.cli.output import console, hint, json_option, print_json, say
@@ -49,7 +49,7 @@ STOPPED = (
 @click.option("--file", "files", multiple=True, type=click.Path(path_type=Path, exists=True, dir_okay=False),
               help="Send this file as one message; may be repeated.")  # fmt: skip
 @click.option("--lines", type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True),
-              help="One message a line of this file, empty lines left out; - is standard input.")  # fmt: skip
+              help="Send each line of this file that is not empty; - is standard input.")  # fmt: skip
 @click.option("--stdin", is_flag=True, help="Send all of standard input as one message.")
 @click.option("--key", help="Message key.")
 @click.option("--tags", help="Message tag.")
@@ -59,7 +59,7 @@ STOPPED = (
 @when_options
 @click.option("--delay-level", type=Whole(0, LEVEL_MAX),
               help="Deliver after this delay level: 1 = 1 s, 5 = 1 min, … 18 = 2 h.")  # fmt: skip
-@click.option("--shard-key", help="Messages with the same one go to the same queue, in order.")
+@click.option("--shard-key", help="Messages with the same shard key go to the same queue, in order.")
 @click.option("--queue", type=Whole(0), help="Queue number, modulo the topic's queues.")
 @click.option("--idempotency-key-prefix", "prefix", metavar="TEXT",
               help="Message N has idempotency key TEXT/N: a run that is repeated within the window (an hour"
@@ -99,31 +99,31 @@ def send(
     A topic that does not exist is created. Exit code 1 when any message was not stored; the first 20 of those
     are named by their place in what was sent, with the reason.
     """
-    named = dict(_parse_property(text) for text in properties)
-    wanted = when(given)
-    if wanted and delay_level is not None:
+    property_values = dict(_parse_property(text) for text in properties)
+    timing = read_timing(given)
+    if timing and delay_level is not None:
         raise click.UsageError("--delay-level stands beside another delay; choose one")
     if delay_level is not None:
-        named[DELAY_PROPERTY] = str(delay_level)
-    keys = _idempotency_keys(prefix, delayed=bool(wanted))
+        property_values[DELAY_PROPERTY] = str(delay_level)
+    keys = _idempotency_keys(prefix, delayed=bool(timing))
     payloads = zip(_read_payloads(bodies, files, lines, stdin, repeat), keys, strict=False)
     messages = (
-        OutgoingMessage(topic, body, key, tags, named or None, shard_key, queue, once)
+        OutgoingMessage(topic, body, key, tags, property_values or None, shard_key, queue, once)
         for body, once in payloads
     )
-    known = None if lines is not None else (len(bodies) + len(files) + int(stdin)) * repeat
-    if known == 0:
+    total = None if lines is not None else (len(bodies) + len(files) + int(stdin)) * repeat
+    if total == 0:
         raise click.UsageError("nothing to send: give a BODY, --file, --lines or --stdin")
-    if wanted:
-        add_all(producer, timeout_ms, topic, messages, wanted, as_json)
+    if timing:
+        add_all(producer, timeout_ms, topic, messages, timing, as_json)
         return
     patience = Patience(producer, timeout_ms, quiet=as_json)
-    with new_topic_told(topic), client_of(producer, timeout_ms) as client:
-        report = _send_all(client, messages, known, as_json, patience)
+    with announce_new_topic(topic), client_of(producer, timeout_ms) as client:
+        report = _send_all(client, messages, total, as_json, patience)
     if as_json:
         print_json(report.as_json())
     else:
-        report.tell(patience)
+        report.print_result(patience)
     if report.failed:
         raise click.exceptions.Exit(1)
 
@@ -155,12 +155,12 @@ class SendReport:
             self.results.append(result)
 
     def as_json(self) -> dict[str, object]:
-        shown = dict(enumerate(self.results, 1)) | dict(self.failures)
+        numbered = dict(enumerate(self.results, 1)) | dict(self.failures)
         results = [
             {"message": place, "code": one.code, "id": one.message_id, "queue": one.queue_id,
              "offset": one.offset, "delay_id": one.delay_id,
              "error": None if one.error is None else str(one.error)}
-            for place, one in sorted(shown.items())
+            for place, one in sorted(numbered.items())
         ]  # fmt: skip
         return {
             "stored": self.stored,
@@ -173,7 +173,7 @@ class SendReport:
             "results": results,
         }
 
-    def tell(self, patience: Patience) -> None:
+    def print_result(self, patience: Patience) -> None:
         """Print the result for people."""
         total = self.stored + self.failed
         for place, result in self.failures:
@@ -187,11 +187,11 @@ class SendReport:
         if self.differing:
             hint(f"there already with another body, which stays: {self.differing:,}")
         if total and not self.stored:
-            patience.over(one.error for one in self.results)
+            patience.explain_silence(one.error for one in self.results)
         if not total:
             hint("nothing to send: the input has no lines")
         elif self.stored == 1 and not self.failed:
-            _tell_one(self.results[0], "there already" if self.before else "stored")
+            _print_stored(self.results[0], "there already" if self.before else "stored")
         elif self.stored:
             seconds = max(time.monotonic() - self.began, 1e-6)
             already = f", {self.before:,} of them were there already" if self.before else ""
@@ -202,8 +202,8 @@ class SendReport:
                     say(f"message {place} is delayed, delay id {one.delay_id}")
 
 
-def _tell_one(one: SendResult, what: str) -> None:
-    """`delay_id`: its topic took properties of it for a delay."""
+def _print_stored(one: SendResult, what: str) -> None:
+    """Print the result of a single send, with its `delay_id` if its properties requested a delay."""
     where = "delayed" if one.offset is None else f"queue {one.queue_id}, offset {one.offset}"
     by = "" if one.delay_id is None else f", delay id {one.delay_id}"
     say(f"{what}: {where}, id {one.message_id}{by}")
@@ -214,19 +214,19 @@ def _tell_one(one: SendResult, what: str) -> None:
 def _send_all(
     client: Producer,
     messages: Iterable[OutgoingMessage],
-    known: int | None,
+    total: int | None,
     as_json: bool,
     patience: Patience,
 ) -> SendReport:
     report = SendReport()
     columns = (SpinnerColumn(), TextColumn("sending"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     screen = console(err=True)
-    quiet = as_json or not screen.is_terminal or known == 1
+    quiet = as_json or not screen.is_terminal or total == 1
     with Progress(*columns, console=screen, disable=quiet, transient=True) as progress:
-        task = progress.add_task("sending", total=known)
+        task = progress.add_task("sending", total=total)
         windows = _cut_windows(messages)
         for window in windows:
-            with patience.waiting(client):
+            with patience.watch_request(client):
                 results = client.send_batch(window)
             for message, result in zip(window, results, strict=True):
                 report.add(result, message)
@@ -238,7 +238,7 @@ def _send_all(
 
 
 def _is_for_later(result: SendResult) -> bool:
-    """Not stored, or nobody knows, and not because of what it is."""
+    """Return whether a later run may store the message: it was not stored, or its outcome is unknown."""
     return isinstance(result.error, NotStoredError | UnknownOutcomeError)
 
 
@@ -272,7 +272,7 @@ def _read_payloads(
 
 
 def _idempotency_keys(prefix: str | None, delayed: bool) -> Iterator[str | None]:
-    """The idempotency key of each message, in their order. Raises UsageError."""
+    """Return the idempotency key of each message, in order. Raises UsageError."""
     if prefix is None:
         return itertools.repeat(None)
     if not 1 <= len(prefix) <= PREFIX_MAX:
@@ -295,7 +295,7 @@ def _read_lines(path: Path) -> Iterator[bytes]:
 
 
 def _nonempty_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Empty lines are left out: a message's body cannot be empty."""
+    """Yield the lines that are not empty: a message's body cannot be empty."""
     for line in file:
         body = line.rstrip(b"\r\n")
         if body:

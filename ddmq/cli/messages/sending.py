@@ -14,10 +14,10 @@ import click
 
 from ddmq.address import ADDRESS, PRODUCER, HostPort
 from ddmq.cli.admin_client import AdminClient, NotThere, admin_address
-from ddmq.cli.options import options
+from ddmq.cli.options import combine_options
 from ddmq.cli.output import hint, print_json, say
 from ddmq.cli.values import Whole, known_host, parse_moment
-from ddmq.moments import age, duration
+from ddmq.moments import format_age, read_duration
 from ddmq_client import (
     CancelOutcome,
     ClientError,
@@ -34,24 +34,31 @@ from ddmq_client.errors import OptionError
 OPTIONS = ("delay", "at", "cron", "zone", "every", "times", "catch_up")
 _KEYWORD = re.compile(r"(?<![-\w])(delay|deliver_at|cron|every|times|catch_up|level)(?!\w)")
 _ARGUMENT_IS = re.compile(r"^(delay|deliver_at|cron|every|times|catch_up|level)(?= is )")
-first_options = options(
-    click.option("--delay", metavar="DURATION", help="So much later: 90s, 1h30m, 2d, 250ms."),
+first_options = combine_options(
+    click.option("--delay", metavar="DURATION", help="Deliver after this time: 90s, 1h30m, 2d, 250ms."),
     click.option(
         "--at",
         metavar="TIME",
-        help="At this moment: 2026-11-21T09:00 (local or in --zone), …Z, …+01:00, +2h or epoch milliseconds.",
+        help="Deliver at this time: 2026-11-21T09:00 (local or in --zone), …Z, …+01:00, +2h or epoch "
+        "milliseconds.",
     ),
 )
-when_options = options(
+when_options = combine_options(
     first_options,
     click.option(
         "--cron", metavar="FIELDS", help="At each time of five fields: '0 9 * * 1-5' is every weekday at 9."
     ),
     click.option("--zone", help="Time zone of --cron (UTC when not given) or --at, as in Asia/Shanghai."),
-    click.option("--every", metavar="DURATION", help="Again and again, so far apart."),
-    click.option("--times", type=Whole(1), help="Deliveries in all (beside --cron and --every: each time)."),
+    click.option("--every", metavar="DURATION", help="Repeat with this interval."),
     click.option(
-        "--catch-up", type=click.Choice(CATCH_UPS), help="What was missed while nothing ran (fire_once)."
+        "--times",
+        type=Whole(1),
+        help="Number of deliveries; with both --cron and --every: at each time of the cron.",
+    ),
+    click.option(
+        "--catch-up",
+        type=click.Choice(CATCH_UPS),
+        help="How to treat deliveries missed while no service ran (default: fire_once).",
     ),
 )
 producer_option = click.option(
@@ -67,25 +74,25 @@ SHOWN_MAX = 20  # results that are told one by one
 ADMIN_TIMEOUT_S = 1.0  # what is told by the way is not waited for longer
 
 
-def when(given: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of `Producer.send` that these options mean, {} for none. Raises UsageError."""
-    set_ones = {name: value for name, value in given.items() if name in OPTIONS and value is not None}
-    zone = zone_of(set_ones.get("zone"))
-    found = {name: value for name, value in set_ones.items() if name in ("cron", "times", "catch_up")}
+def read_timing(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments of `Producer.send` for these options, {} for none. Raises UsageError."""
+    options = {name: value for name, value in given.items() if name in OPTIONS and value is not None}
+    zone = zone_of(options.get("zone"))
+    arguments = {name: value for name, value in options.items() if name in ("cron", "times", "catch_up")}
     for name in ("delay", "every"):
-        if name in set_ones:
-            found[name] = _parse_duration(set_ones[name], f"--{name}")
-    if "at" in set_ones:
-        found["deliver_at"] = moment_at(set_ones["at"], zone)
-    if "cron" in set_ones and zone is not None:
-        found["zone"] = set_ones["zone"]
-    elif zone is not None and "at" not in set_ones:
+        if name in options:
+            arguments[name] = _parse_duration(options[name], f"--{name}")
+    if "at" in options:
+        arguments["deliver_at"] = moment_at(options["at"], zone)
+    if "cron" in options and zone is not None:
+        arguments["zone"] = options["zone"]
+    elif zone is not None and "at" not in options:
         raise click.UsageError("--zone goes with --cron or --at")
     try:
-        when_of(**found)
+        when_of(**arguments)
     except OptionError as error:
         raise click.UsageError(_KEYWORD.sub(_option_of, str(error))) from error
-    return found
+    return arguments
 
 
 def in_options(error: ClientError) -> str:
@@ -100,7 +107,7 @@ def _option_of(keyword: re.Match[str]) -> str:
 
 
 def moment_at(text: str, zone: tzinfo | None) -> datetime:
-    """Local time where neither the text nor --zone says otherwise. Raises UsageError."""
+    """Parse --at; local time unless the text or --zone has another zone. Raises UsageError."""
     if zone is not None:
         try:
             naive = datetime.fromisoformat(text)
@@ -112,7 +119,7 @@ def moment_at(text: str, zone: tzinfo | None) -> datetime:
 
 
 def zone_of(name: str | None) -> tzinfo | None:
-    """Raises UsageError for one that this machine does not know."""
+    """Return the time zone of that name. Raises UsageError if this machine does not know it."""
     if name is None:
         return None
     try:
@@ -123,25 +130,25 @@ def zone_of(name: str | None) -> tzinfo | None:
         ) from error
 
 
-def shown(moment: datetime, now: datetime, zone: tzinfo | None = None) -> str:
-    """`2026-11-23 09:00:00+08:00 (in 1 d 3 h)`, in that zone or local time."""
+def format_due(moment: datetime, now: datetime, zone: tzinfo | None = None) -> str:
+    """Format a due time in that zone or local time, as `2026-11-23 09:00:00+08:00 (in 1 d 3 h)`."""
     there = moment.astimezone(zone)
     precise = "milliseconds" if there.microsecond else "seconds"
     away = (moment - now).total_seconds()
-    relation = f"in {age(away)}" if away >= 0 else f"{age(-away)} ago"
+    relation = f"in {format_age(away)}" if away >= 0 else f"{format_age(-away)} ago"
     return f"{there.isoformat(sep=' ', timespec=precise)} ({relation})"
 
 
 def _parse_duration(text: str, option: str) -> timedelta:
     try:
-        return timedelta(milliseconds=duration(text))
+        return timedelta(milliseconds=read_duration(text))
     except ValueError as error:
         raise click.UsageError(f"{option}: {error}") from error
 
 
 class Patience:
-    """What people are told while a request takes long: soon that nobody answers and what may help, or why a
-    proxy refuses what is tried again.
+    """Prints why a request takes long: that no proxy answers and what may help, or why a proxy rejects a send
+    that is tried again.
 
     One for a command: tells once at most of each, and nothing when `quiet` (for programs).
     """
@@ -153,8 +160,8 @@ class Patience:
         self._silence_told = self._refusal_told = self._helped = False
 
     @contextmanager
-    def waiting(self, client: Producer) -> Iterator[None]:
-        """Around each request of this producer."""
+    def watch_request(self, client: Producer) -> Iterator[None]:
+        """Watch the request of this producer inside the block."""
         if self._quiet:
             yield
             return
@@ -164,14 +171,14 @@ class Patience:
         try:
             yield
         except SendError as error:
-            self.over([error])
+            self.explain_silence([error])
             raise
         finally:
             ended.set()
             watch.join()
 
-    def over(self, errors: Iterable[BaseException | None]) -> None:
-        """Say what may help, unless that was said, where nobody answered: `errors` are what came of all."""
+    def explain_silence(self, errors: Iterable[BaseException | None]) -> None:
+        """Print once what may help, if all `errors` mean that no proxy answered."""
         if not self._helped and all(map(_is_unanswered, errors)):
             self._print_help()
 
@@ -192,12 +199,12 @@ class Patience:
 
 
 def _is_unanswered(error: BaseException | None) -> bool:
-    """No proxy has answered, and the message is not refused by the client."""
+    """Return whether an error means that no proxy answered; the client itself did not reject the message."""
     return isinstance(error, SendError) and error.code is None and not isinstance(error, InvalidMessageError)
 
 
 def client_of(address: HostPort, timeout_ms: int) -> Producer:
-    """Raises ClickException for an address that is none, or that nothing is known of."""
+    """Return a producer for the address. Raises ClickException for an address that does not resolve."""
     try:
         return Producer(known_host(address, "--producer"), timeout_ms=timeout_ms)
     except ClientError as error:
@@ -205,8 +212,8 @@ def client_of(address: HostPort, timeout_ms: int) -> Producer:
 
 
 @contextmanager
-def new_topic_told(topic: str) -> Iterator[None]:
-    """Say that what is sent meanwhile made its topic, where the admin port knows: a misspelt one is seen."""
+def announce_new_topic(topic: str) -> Iterator[None]:
+    """Say if the sends inside the block created the topic, so that a misspelt name is noticed."""
     client = AdminClient(admin_address(), timeout_s=ADMIN_TIMEOUT_S)
     new = False
     with suppress(click.ClickException):
@@ -219,8 +226,8 @@ def new_topic_told(topic: str) -> Iterator[None]:
     finally:
         if new:
             with suppress(click.ClickException):
-                made = client.get("topics", topic)
-                hint(f"created topic {topic} with {made['queues']} queues")
+                info = client.get("topics", topic)
+                hint(f"created topic {topic} with {info['queues']} queues")
 
 
 def add_all(
@@ -228,35 +235,35 @@ def add_all(
     timeout_ms: int,
     topic: str,
     messages: Iterable[OutgoingMessage],
-    wanted: dict[str, Any],
+    timing: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """Send them; say when they are due and what their ids are. Exit code 1 when one is not stored."""
+    """Send delayed messages; print due times and ids. Exit code 1 if one is not stored."""
     stored = failed = 0
     rows: list[dict[str, Any]] = []
     patience = Patience(producer, timeout_ms, quiet=as_json)
-    with new_topic_told(topic), client_of(producer, timeout_ms) as client:
+    with announce_new_topic(topic), client_of(producer, timeout_ms) as client:
         for message in messages:
-            row = _send_delayed(client, message, wanted, patience)
+            row = _send_delayed(client, message, timing, patience)
             stored, failed = stored + (row["error"] is None), failed + (row["error"] is not None)
             if len(rows) < SHOWN_MAX or (row["error"] is not None and failed <= SHOWN_MAX):
                 rows.append({"message": stored + failed} | row)
     if as_json:
         print_json({"stored": stored, "failed": failed, "results": rows})
     else:
-        _print_outcomes(rows, stored, failed, wanted)
+        _print_outcomes(rows, stored, failed, timing)
     if failed:
         raise click.exceptions.Exit(1)
 
 
 def _send_delayed(
-    client: Producer, message: OutgoingMessage, wanted: dict[str, Any], patience: Patience
+    client: Producer, message: OutgoingMessage, timing: dict[str, Any], patience: Patience
 ) -> dict[str, Any]:
     try:
-        with patience.waiting(client):
+        with patience.watch_request(client):
             result = client.send(
                 message.topic, message.body, key=message.key, tags=message.tags,
-                properties=message.properties, shard_key=message.shard_key, queue=message.queue, **wanted,
+                properties=message.properties, shard_key=message.shard_key, queue=message.queue, **timing,
             )  # fmt: skip
     except ClientError as error:
         return {"id": None, "due_ms": None, "error": in_options(error)}
@@ -264,15 +271,17 @@ def _send_delayed(
     return {"id": result.delay_id, "due_ms": due_ms, "error": None}
 
 
-def _print_outcomes(rows: list[dict[str, Any]], stored: int, failed: int, wanted: dict[str, Any]) -> None:
-    zone, now = zone_of(wanted.get("zone")), datetime.now(UTC)
-    repeated = "first " if "cron" in wanted or "every" in wanted else ""
+def _print_outcomes(rows: list[dict[str, Any]], stored: int, failed: int, timing: dict[str, Any]) -> None:
+    zone, now = zone_of(timing.get("zone")), datetime.now(UTC)
+    repeated = "first " if "cron" in timing or "every" in timing else ""
     for row in rows:
         if row["error"] is not None:
             hint(f"message {row['message']} not stored: {row['error']}")
             continue
         due = row["due_ms"]
-        when = shown(datetime.fromtimestamp(due / 1000, UTC), now, zone) if due is not None else "when due"
+        when = (
+            format_due(datetime.fromtimestamp(due / 1000, UTC), now, zone) if due is not None else "when due"
+        )
         say(f"{repeated}due {when}, id {row['id']}")
     due_at_once = bool(rows) and rows[0]["due_ms"] is not None and rows[0]["due_ms"] <= now.timestamp() * 1e3
     if stored == 1 and not failed and not (due_at_once and not repeated):
@@ -281,22 +290,22 @@ def _print_outcomes(rows: list[dict[str, Any]], stored: int, failed: int, wanted
         say(f"stored {stored:,} messages" + (f", {failed:,} failed" if failed else ""))
 
 
-def say_outcome(outcome: CancelOutcome, wanted: DelayStatus) -> str:
-    """Tell an outcome in words, with the moments in local time. `wanted`: what was to come of it."""
+def say_outcome(outcome: CancelOutcome, expected: DelayStatus) -> str:
+    """Describe an outcome in words, with local times. `expected`: the outcome that the command requests."""
     now = datetime.now(UTC)
-    said: str = outcome.status.value
+    text: str = outcome.status.value
     if outcome.status is DelayStatus.FIRED:
-        fired = "fired" if wanted is DelayStatus.FIRED else "already fired"
-        said = fired if outcome.fired_at is None else f"{fired} {shown(outcome.fired_at, now)}"
-    elif outcome.status is DelayStatus.CANCELLED and wanted is not DelayStatus.CANCELLED:
-        said = "not done: it was cancelled before"
+        fired = "fired" if expected is DelayStatus.FIRED else "already fired"
+        text = fired if outcome.fired_at is None else f"{fired} {format_due(outcome.fired_at, now)}"
+    elif outcome.status is DelayStatus.CANCELLED and expected is not DelayStatus.CANCELLED:
+        text = "not done: it was cancelled before"
     elif outcome.status is DelayStatus.RESCHEDULED and outcome.due_at is not None:
-        said = f"rescheduled, due {shown(outcome.due_at, now)}"
+        text = f"rescheduled, due {format_due(outcome.due_at, now)}"
     elif outcome.status is DelayStatus.UNKNOWN:
-        said = "unknown: there is no such message"
+        text = "unknown: there is no such message"
     elif outcome.status is DelayStatus.PENDING:
-        said = "pending: it is stored and will be carried out; ask again to hear what came of it"
-    return f"{said} ({outcome.text})" if outcome.text else said
+        text = "pending: it is stored and will be carried out; ask again to hear what came of it"
+    return f"{text} ({outcome.text})" if outcome.text else text
 
 
 def outcome_json(delay_id: str, outcome: CancelOutcome | str) -> dict[str, Any]:
@@ -304,10 +313,10 @@ def outcome_json(delay_id: str, outcome: CancelOutcome | str) -> dict[str, Any]:
     if isinstance(outcome, str):
         return {"id": delay_id, "outcome": None, "error": outcome}
     moments = {"fired_ms": outcome.fired_at, "due_ms": outcome.due_at}
-    said = {"text": outcome.text} if outcome.text else {}
+    detail = {"text": outcome.text} if outcome.text else {}
     return (
         {"id": delay_id, "outcome": outcome.status.name.lower()}
-        | said
+        | detail
         | {
             name: None if moment is None else round(moment.timestamp() * 1000)
             for name, moment in moments.items()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddmq.cli.output import hint, print_facts, print_table, say
-from ddmq.moments import shown
+from ddmq.moments import format_moment
 
 COLUMNS = ("from", "seconds", "what", "who", "why")
 DATE_AND_TIME = 23  # characters of a moment without its zone
@@ -17,13 +17,13 @@ ENDS = {
 
 
 def print_story(story: Mapping[str, Any]) -> None:
-    """A heading, a table for each group, and what is to be known about it."""
+    """Print a story: a heading, a table for each group, and notes."""
     facts = {"id": story["id"], "topic": story["topic"]}
     if "offset" in story:
         facts["place"] = f"queue {story['queue']}, offset {story['offset']}"
     if story["key"]:
         facts["key"] = story["key"]
-    print_facts(facts | {"sent": shown(story["sent_ms"]), "trace events": story["trace_events"]})
+    print_facts(facts | {"sent": format_moment(story["sent_ms"]), "trace events": story["trace_events"]})
     for one in story["stories"]:
         say("")
         _print_one(one, story["now_ms"])
@@ -60,7 +60,7 @@ def _end(one: Mapping[str, Any]) -> str:
 
 
 def _format_time(wall_ms: int) -> str:
-    return shown(wall_ms)[:DATE_AND_TIME]
+    return format_moment(wall_ms)[:DATE_AND_TIME]
 
 
 def _format_seconds(ms: int) -> str:

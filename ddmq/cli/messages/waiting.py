@@ -11,28 +11,28 @@ from typing import Any
 import click
 
 from ddmq.cli.admin_client import AdminClient
-from ddmq.cli.options import options
+from ddmq.cli.options import combine_options
 from ddmq.cli.output import hint, print_table, show_body
 from ddmq.cli.values import NAME, parse_moment
-from ddmq.moments import shown
+from ddmq.moments import format_moment
 
 PAGE = 1_000  # messages in one answer
 COUNTED = 100_000  # messages in one answer that only counts them
 UUID_LENGTH = 36  # the end of an id, which names its message alone
 COLUMNS = ("id", "due", "topic", "repeats", "key", "body")
 Selection = dict[str, Any]
-choice_options = options(
+choice_options = combine_options(
     click.option(
         "--from", "from_ms", metavar="TIME",
-        help="Due at this moment or later: 2026-11-21T12:00 (local), +2h, epoch ms.",
+        help="Due at this time or later: 2026-11-21T12:00 (local), +2h, epoch ms.",
     ),
-    click.option("--to", "to_ms", metavar="TIME", help="Due before this moment."),
+    click.option("--to", "to_ms", metavar="TIME", help="Due before this time."),
     click.option("--key", type=NAME, help="Only messages with this key."),
 )  # fmt: skip
 
 
 def choice_of(topic: str | None, given: Mapping[str, str | None]) -> Selection:
-    """Return the query of the admin port that the options mean; {} for all that waits."""
+    """Return the query of the admin API for the options; {} for all waiting messages."""
     choice: Selection = {"topic": topic, "key": given["key"]}
     for name, option in (("from_ms", "--from"), ("to_ms", "--to")):
         text = given[name]
@@ -40,17 +40,17 @@ def choice_of(topic: str | None, given: Mapping[str, str | None]) -> Selection:
     return {name: value for name, value in choice.items() if value is not None}
 
 
-def describe(choice: Mapping[str, Any]) -> str:
+def describe_choice(choice: Mapping[str, Any]) -> str:
     """Say in words which messages a choice means: ` for topic todo with key "a", due from …`."""
     text = f" for topic {choice['topic']}" if "topic" in choice else ""
     text += f" with key {choice['key']!r}" if "key" in choice else ""
-    due = [f"from {shown(choice['from_ms'])}"] if "from_ms" in choice else []
-    due += [f"before {shown(choice['to_ms'])}"] if "to_ms" in choice else []
+    due = [f"from {format_moment(choice['from_ms'])}"] if "from_ms" in choice else []
+    due += [f"before {format_moment(choice['to_ms'])}"] if "to_ms" in choice else []
     return text + (f", due {' and '.join(due)}" if due else "")
 
 
 def walk_pages(admin: AdminClient, choice: Selection) -> Iterator[dict[str, Any]]:
-    """Answer by answer, all that waits and is chosen; what comes in meanwhile may be missing."""
+    """Yield page after page of the chosen messages; messages that arrive meanwhile may be missing."""
     after = None
     while True:
         page = admin.get("delay", "messages", count=PAGE, after=after, **choice)
@@ -71,7 +71,7 @@ def first_matches(admin: AdminClient, choice: Selection, count: int, after: str 
 
 
 def count_matches(admin: AdminClient, choice: Selection) -> dict[str, Any]:
-    """Return how many wait and are chosen; `exact` is false where not all shards could be asked."""
+    """Return the number of chosen messages; `exact` is false if not every shard answered."""
     if not choice.keys() - {"topic"}:
         return dict(admin.get("delay", "count", **choice))
     number, after = 0, None
@@ -83,9 +83,9 @@ def count_matches(admin: AdminClient, choice: Selection) -> dict[str, Any]:
 
 
 def print_messages(rows: Sequence[Mapping[str, Any]]) -> None:
-    """A table of these messages, without the columns that are empty in all of them."""
+    """Print a table of these messages, without columns that are empty in all rows."""
     cells = [
-        [row["id"][-UUID_LENGTH:], shown(row["due_ms"]), row["topic"], row.get("repeats") or None,
+        [row["id"][-UUID_LENGTH:], format_moment(row["due_ms"]), row["topic"], row.get("repeats") or None,
          row.get("key") or None, show_body(row.get("preview", "").encode())[:40]]
         for row in rows
     ]  # fmt: skip
@@ -94,7 +94,7 @@ def print_messages(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def say_missing(found: dict[str, Any]) -> None:
-    """Tell what no answer of this process can have."""
+    """Say which shards or commands an answer of this process cannot include."""
     if found.get("orders_waiting"):
         hint(f"{found['orders_waiting']:,} orders are not taken in yet: what they add is not among these")
     if found["not_open"]:

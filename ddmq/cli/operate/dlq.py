@@ -9,9 +9,10 @@ from typing import Any
 import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
+from ddmq.cli.old_names import count_option
 from ddmq.cli.output import cell, confirm, hint, print_json, print_table, say, show_body
 from ddmq.cli.values import GROUP, TOPIC, Whole, parse_moment
-from ddmq.moments import shown
+from ddmq.moments import format_moment
 
 COLUMNS = ("group", "letters", "oldest", "stored")
 LETTER_COLUMNS = ("offset", "died", "reason", "error", "from", "key", "attempts", "resent", "body")
@@ -30,7 +31,7 @@ def dlq() -> None:
 @click.argument("group", type=GROUP, required=False)
 @admin_options
 def list_letters(group: str | None, admin: AdminClient, as_json: bool) -> None:
-    """How many dead letters each group (or GROUP alone) has, and since when.
+    """Show how many dead letters each group (or GROUP alone) has, and since when.
 
     `letters` wait to be resent or purged; `stored` counts those that were dealt with, too.
     """
@@ -54,19 +55,19 @@ def list_letters(group: str | None, admin: AdminClient, as_json: bool) -> None:
     return None
 
 
-@dlq.command("show", short_help="A group's dead letters: why, from where.")
+@dlq.command("show", short_help="A group's dead letters: reason and origin.")
 @click.argument("group", type=GROUP)
-@click.option("--limit", default=20, show_default=True, type=Whole(1, 1000), help="At most.")
-@click.option("--from", "start", type=Whole(0), help="Offset in the dead-letter topic to begin at.")
-@click.option("--reason", help="Only those: failed, timed-out, …")
-@click.option("--topic", type=TOPIC, help="Only those that come from this topic.")
+@count_option()
+@click.option("--from", "start", type=Whole(0), help="First offset in the dead-letter topic.")
+@click.option("--reason", help="Only dead letters with this reason: failed, timed-out, …")
+@click.option("--topic", type=TOPIC, help="Only dead letters from this topic.")
 @click.option(
-    "--since", help="Only those that died since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds."
+    "--since", help="Only dead letters since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds."
 )
 @admin_options
-def show(
+def show_letters(
     group: str,
-    limit: int,
+    count: int,
     start: int | None,
     reason: str | None,
     topic: str | None,
@@ -74,29 +75,29 @@ def show(
     admin: AdminClient,
     as_json: bool,
 ) -> None:
-    """GROUP's dead letters, oldest first: why, where from, how often delivered, how the body begins.
+    """Show GROUP's dead letters, oldest first: reason, origin, deliveries, start of the body.
 
     Nothing is taken from anyone. The whole of one: `ddmq message %DLQ%GROUP --queue 0 --offset N`.
     """
-    query = {"count": limit, "from": start, "reason": reason, "topic": topic, "since_ms": _parse_since(since)}
-    found = admin.get("dlq", group, **query)
+    query = {"count": count, "from": start, "reason": reason, "topic": topic, "since_ms": _parse_since(since)}
+    answer = admin.get("dlq", group, **query)
     if as_json:
-        return print_json(found)
-    if not found["shown"] and found["next"] is None:
+        return print_json(answer)
+    if not answer["shown"] and answer["next"] is None:
         which = "such dead letter" if any((start, reason, topic, since)) else "dead letter"
         say(f"no {which} of {group} waits to be resent or purged")
         return None
-    print_table("", LETTER_COLUMNS, [_letter_cells(row) for row in found["shown"]])
-    if found["next"] is not None:
-        hint(f"{found['letters']:,} letters in all; go on with --from {found['next']}")
+    print_table("", LETTER_COLUMNS, [_letter_cells(row) for row in answer["shown"]])
+    if answer["next"] is not None:
+        hint(f"{answer['letters']:,} letters in all; go on with --from {answer['next']}")
     else:
         hint(f"`ddmq dlq resend {group} --all`, or --offset N, sends them to the group again")
     return None
 
 
 def _letter_cells(row: dict[str, Any]) -> list[Any]:
-    known = [row[name] for name in ("topic", "topic_queue", "topic_offset") if row[name] is not None]
-    origin = "/".join(map(str, known)) if row["topic"] else None
+    position = [row[name] for name in ("topic", "topic_queue", "topic_offset") if row[name] is not None]
+    origin = "/".join(map(str, position)) if row["topic"] else None
     if row["transaction"]:
         origin = f"{origin or ''} (transaction {row['transaction']})".lstrip()
     return [
@@ -108,13 +109,19 @@ def _letter_cells(row: dict[str, Any]) -> list[Any]:
 
 @dlq.command("resend", short_help="Send dead letters to their group again.")
 @click.argument("group", type=GROUP)
-@click.option("--all", "everything", is_flag=True, help="Every dead letter that is there now.")
-@click.option("--offset", "offsets", multiple=True, type=Whole(0), help="This one; may be repeated.")
-@click.option("--reason", help="Those that died of this: failed, timed-out, …")
-@click.option("--topic", type=TOPIC, help="Those that come from this topic.")
-@click.option("--since", help="Those that died since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.")
-@click.option("--to-topic", is_flag=True, help="To every group of their topics, not to GROUP alone.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be sent, and which groups would get it.")
+@click.option("--all", "everything", is_flag=True, help="All present dead letters.")
+@click.option(
+    "--offset",
+    "offsets",
+    multiple=True,
+    type=Whole(0),
+    help="The dead letter at this offset; may be repeated.",
+)
+@click.option("--reason", help="Dead letters with this reason: failed, timed-out, …")
+@click.option("--topic", type=TOPIC, help="Dead letters from this topic.")
+@click.option("--since", help="Dead letters since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.")
+@click.option("--to-topic", is_flag=True, help="Send to every group of the topics, not to GROUP alone.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be sent, and which groups would get it.")
 @admin_options
 def resend(
     group: str,
@@ -144,24 +151,26 @@ def resend(
     together with the others of its transaction: send only what its application says is committed. One that
     was to be delayed is not sent.
     """
-    chosen = {"offsets": list(offsets), "reason": reason, "topic": topic, "since_ms": _parse_since(since)}
-    given = {name: value for name, value in chosen.items() if value not in (None, [])}
-    if everything == bool(given):
+    options = {"offsets": list(offsets), "reason": reason, "topic": topic, "since_ms": _parse_since(since)}
+    criteria = {name: value for name, value in options.items() if value not in (None, [])}
+    if everything == bool(criteria):
         raise click.UsageError("say which: either --all, or any of --offset, --reason, --topic, --since")
-    body = given | {"all": everything, "to_topic": to_topic, "dry_run": dry_run}
-    sent, kept, reached = _resend_all(admin, group, body)
+    body = criteria | {"all": everything, "to_topic": to_topic, "dry_run": dry_run}
+    sent, not_sent, reached = _resend_all(admin, group, body)
     if as_json:
-        counts = {"resent": dict(sent), "reached": reached, "kept": dict(kept)}
+        counts = {"resent": dict(sent), "reached": reached, "kept": dict(not_sent)}
         print_json({"group": group, "dry_run": dry_run, **counts})
     else:
         _say_resent(group, sent, reached, dry_run=dry_run)
     missing = (
-        len(set(offsets)) - sent.total() - kept.total() if offsets and not (reason or topic or since) else 0
+        len(set(offsets)) - sent.total() - not_sent.total()
+        if offsets and not (reason or topic or since)
+        else 0
     )
     if missing > 0:
-        kept["there is no letter that waits at the offset"] += missing
-    if kept:
-        reasons = "; ".join(f"{count:,}: {why}" for why, count in kept.items())
+        not_sent["there is no letter that waits at the offset"] += missing
+    if not_sent:
+        reasons = "; ".join(f"{count:,}: {why}" for why, count in not_sent.items())
         raise click.ClickException(f"not sent: {reasons}")
 
 
@@ -169,15 +178,15 @@ def _resend_all(
     client: AdminClient, group: str, body: dict[str, Any]
 ) -> tuple[Counter[str], Counter[str], dict[str, Any]]:
     sent: Counter[str] = Counter()
-    kept: Counter[str] = Counter()
+    not_sent: Counter[str] = Counter()
     reached: dict[str, Any] = {}
     while True:
         answer = client.post("dlq", group, "resend", body=body)
         sent.update(answer["resent"])
-        kept.update(answer["kept"])
+        not_sent.update(answer["kept"])
         reached.update(answer["reached"])
         if answer["cursor"] is None:
-            return sent, kept, reached
+            return sent, not_sent, reached
         body = body | {"cursor": answer["cursor"]}
         hint(f"{sent.total():,} so far")
 
@@ -202,8 +211,10 @@ def _groups_reached(group: str, row: Mapping[str, Any]) -> str:
 
 @dlq.command("purge", short_help="Discard dead letters without resending them.")
 @click.argument("group", type=GROUP)
-@click.option("--all", "everything", is_flag=True, help="Every dead letter that is there now.")
-@click.option("--before", help="Those stored before: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.")
+@click.option("--all", "everything", is_flag=True, help="All present dead letters.")
+@click.option(
+    "--before", help="Dead letters stored before: 2026-11-21T12:00 (local), -2h, or epoch milliseconds."
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_options
 def purge(
@@ -227,7 +238,7 @@ def purge(
 
 
 def _purge_question(group: str, waiting: int, before: str | None) -> str:
-    """Ask about all that wait, or those of them from `before`; how many those are is not known yet."""
+    """Return the question before a purge: about all letters, or an unknown number from before a time."""
     if waiting == 1:
         bound = "" if before is None else f", if it was stored before {before}"
         return f"Purge the only dead letter of {group}{bound}? It is not sent again."
@@ -246,4 +257,4 @@ def _parse_since(text: str | None) -> int | None:
 
 
 def _format_moment(wall_ms: int | None) -> str:
-    return cell(None) if wall_ms is None else shown(wall_ms)
+    return cell(None) if wall_ms is None else format_moment(wall_ms)

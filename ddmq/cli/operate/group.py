@@ -9,13 +9,14 @@ from typing import Any
 
 import click
 
-from ddmq.cli.admin_client import AdminClient, admin_option, admin_options
+from ddmq.cli.admin_client import AdminClient, admin_options
+from ddmq.cli.old_names import count_option
 from ddmq.cli.operate import group_show, key_actions
 from ddmq.cli.operate.stats import retry_path
-from ddmq.cli.options import options
+from ddmq.cli.options import combine_options
 from ddmq.cli.output import confirm, hint, print_json, print_table, say
-from ddmq.cli.values import GROUP, TOPIC, Whole, parse_start
-from ddmq.settings import BY_NAME, TABLE, Setting, differences
+from ddmq.cli.values import GROUP, TOPIC, parse_start
+from ddmq.settings import BY_NAME, TABLE, Setting, list_differences
 
 _SIZE = re.compile(r"\d+\s*[KMGT]iB\Z")
 _NUMBER = re.compile(r"-?\d{1,18}\Z")
@@ -25,7 +26,7 @@ COLUMNS = (
 
 
 class Value(click.ParamType[Any]):
-    """A number, a list or an object as the server wants it; whether it is allowed says the server."""
+    """The click type of a setting that is a number, a list or an object; the server checks its bounds."""
 
     def __init__(self, setting: Setting) -> None:
         self.name = setting.metavar
@@ -53,12 +54,12 @@ class Value(click.ParamType[Any]):
 
     def _parse_object(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            found = json.loads(text)
+            value = json.loads(text)
         except ValueError as error:
             self.fail(f"{text[:60]!r} is not JSON: {error}", param, ctx)
-        if not isinstance(found, dict):
+        if not isinstance(value, dict):
             self.fail(f"{text[:60]!r} is not a JSON object", param, ctx)
-        return found
+        return value
 
 
 def _setting_option(setting: Setting) -> Callable[[Any], Any]:
@@ -73,19 +74,19 @@ def _setting_option(setting: Setting) -> Callable[[Any], Any]:
     return click.option(setting.option, setting.name, type=kind, metavar=setting.metavar, help=setting.help)
 
 
-settings_options = options(*map(_setting_option, TABLE))  # what is not given is None
+settings_options = combine_options(*map(_setting_option, TABLE))  # what is not given is None
 
 
-def given(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that were named, as the admin API takes them."""
-    found = {name: value for name, value in named.items() if name in BY_NAME and value is not None}
-    if "start" in found:
-        found["start"] = parse_start(found["start"])
-    return found
+def select_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that were given, as the admin API accepts them."""
+    settings = {name: value for name, value in options.items() if name in BY_NAME and value is not None}
+    if "start" in settings:
+        settings["start"] = parse_start(settings["start"])
+    return settings
 
 
 def setting_name(text: str) -> str:
-    """A key as it may be written: with dashes, underscores, or as the option."""
+    """Return the name of a setting that is written with dashes, underscores, or as an option."""
     return text.removeprefix("--").replace("-", "_")
 
 
@@ -97,7 +98,7 @@ def group() -> None:
 @group.command("list", short_help="Every group's subscriptions with their lag.")
 @admin_options
 def list_groups(admin: AdminClient, as_json: bool) -> None:
-    """Every group's subscriptions with their lag.
+    """List every group's subscriptions with their lag.
 
     "retrying" wait for a quick retry, "later" for one 10 s to 2 h apart; "dead": open dead letters.
     """
@@ -117,15 +118,17 @@ def _group_row(each: Mapping[str, Any]) -> list[Any]:
 
 @group.command("show", short_help="One group in full, with its blocked keys.")
 @click.argument("name", type=GROUP)
-@click.option("--keys", default=20, show_default=True, type=Whole(1, 1000), help="Blocked keys at most.")
-@click.option("--settings", is_flag=True, help="Every setting in force, not only what the group sets.")
+@count_option("Blocked keys at most.", old_name="--keys")
+@click.option(
+    "--settings", is_flag=True, help="Show every setting in force, not only those that the group sets."
+)
 @admin_options
-def show(name: str, keys: int, settings: bool, admin: AdminClient, as_json: bool) -> None:
-    """One group in full: lag, what is in flight, settings, and the keys that are blocked, with why."""
-    found = admin.get("groups", name, keys=keys)
+def show_group(name: str, count: int, settings: bool, admin: AdminClient, as_json: bool) -> None:
+    """Show one group in full: lag, messages in flight, settings, and blocked keys with the reason."""
+    answer = admin.get("groups", name, keys=count)
     if as_json:
-        return print_json(found)
-    group_show.print_group(found, all_settings=settings)
+        return print_json(answer)
+    group_show.print_group(answer, all_settings=settings)
     return None
 
 
@@ -144,54 +147,56 @@ def show(name: str, keys: int, settings: bool, admin: AdminClient, as_json: bool
 def create(name: str, topics: tuple[str, ...], admin: AdminClient, as_json: bool, **named: Any) -> None:
     """Create a group, or add subscriptions to one; what exists stays as it is (see `ddmq group set`)."""
     named["start"] = parse_start(named["start"] or "last")
-    settings = given(named)
-    made = admin.post("groups", name, body={"topics": list(topics)} | settings)
+    settings = select_settings(named)
+    answer = admin.post("groups", name, body={"topics": list(topics)} | settings)
     _hint_missing(admin, topics)
     if as_json:
-        return print_json(made)
-    if made["subscribed"]:
-        say(f"{name} consumes {', '.join(made['subscribed'])}, from {settings['start']}")
-    for topic in sorted(set(topics) - set(made["subscribed"])):
+        return print_json(answer)
+    if answer["subscribed"]:
+        say(f"{name} consumes {', '.join(answer['subscribed'])}, from {settings['start']}")
+    for topic in sorted(set(topics) - set(answer["subscribed"])):
         say(f"{name} consumes {topic} already, nothing is changed")
         hint(f"`ddmq group set {name} --topic {topic}` changes it, `ddmq offset reset` moves it")
     return None
 
 
-@group.command("set", short_help="Make or change a subscription: order, filter, …")
+@group.command("set", short_help="Create or change a subscription: order, filter, …")
 @click.argument("name", type=GROUP, metavar="GROUP")
-@click.option("--topic", type=TOPIC, required=True, help="The subscription to make or change.")
+@click.option(
+    "--topic", type=TOPIC, required=True, help="The topic whose subscription is created or changed."
+)
 @settings_options
 @click.option(
     "--unset",
     multiple=True,
     metavar="KEY",
-    help="Back to the default of proxy_consumer.yaml; may be repeated.",
+    help="Return a setting to the default of proxy_consumer.yaml; may be repeated.",
 )
 @admin_options
 def set_(
     name: str, topic: str, unset: tuple[str, ...], admin: AdminClient, as_json: bool, **named: Any
 ) -> None:
-    """Make GROUP's subscription to a topic, or change what is named of it, at once and at every proxy.
+    """Create GROUP's subscription to a topic, or change the given settings, at once and at every proxy.
 
     Clients stay connected, offsets stay where they are. What stands in groups.yaml is changed there. The
     defaults shown are the program's; proxy_consumer.yaml may set others.
     """
-    settings = given(named)
+    settings = select_settings(named)
     body = settings | {"unset": [setting_name(key) for key in unset]}
-    done = admin.post("groups", name, "topics", topic, body=body)
+    answer = admin.post("groups", name, "topics", topic, body=body)
     _hint_missing(admin, (topic,))
-    for note in done["notes"]:
+    for note in answer["notes"]:
         hint(f"note: {note}")
     if as_json:
-        return print_json(done)
-    if done["created"]:
-        say(f"{name} consumes {topic}, from {done['settings']['start']}")
-    for change in done["changed"]:
-        for option, before, after in differences(
+        return print_json(answer)
+    if answer["created"]:
+        say(f"{name} consumes {topic}, from {answer['settings']['start']}")
+    for change in answer["changed"]:
+        for option, before, after in list_differences(
             change["key"].replace("_", "-"), change["before"], change["after"]
         ):
             say(f"{option}: {before} → {after}")
-    if not done["created"] and not done["changed"]:
+    if not answer["created"] and not answer["changed"]:
         say(f"nothing changes: {name} on {topic} has these settings already")
     return None
 
@@ -203,35 +208,38 @@ def _hint_missing(client: AdminClient, topics: tuple[str, ...]) -> None:
 
 @group.command("delete", short_help="Delete a group, or one subscription.")
 @click.argument("name", type=GROUP)
-@click.option("--topic", type=TOPIC, help="This subscription alone.")
+@click.option("--topic", type=TOPIC, help="Only the subscription to this topic.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@admin_option
-def delete(name: str, topic: str | None, yes: bool, admin: AdminClient) -> None:
+@admin_options
+def delete(name: str, topic: str | None, yes: bool, admin: AdminClient, as_json: bool) -> None:
     """Delete a group, or one subscription; the messages stay, its progress is forgotten."""
     what = f"group {name}" if topic is None else f"the subscription of {name} to {topic}"
     if not yes:
         confirm(f"Delete {what} and forget where it stands?")
     admin.delete("groups", name, topic=topic)
-    say(f"deleted {name if topic is None else what}")
+    if as_json:
+        print_json({"group": name, "topic": topic, "deleted": True})
+    else:
+        say(f"deleted {name if topic is None else what}")
 
 
 # --- blocked keys
 
 
-@group.command("keys", short_help="Keys that are blocked: since when, and why.")
+@group.command("keys", short_help="Blocked keys: since when, and why.")
 @click.argument("name", type=GROUP, metavar="GROUP")
-@click.option("--limit", default=20, show_default=True, type=Whole(1, 1000), help="At most.")
+@count_option()
 @admin_options
-def keys(name: str, limit: int, admin: AdminClient, as_json: bool) -> None:
-    """Keys whose first message is not finished, so that what comes after it waits.
+def list_keys(name: str, count: int, admin: AdminClient, as_json: bool) -> None:
+    """List keys whose first message is not finished, so that their later messages wait.
 
     Each with since when, attempts, the last error, where that message is (topic/queue/offset), its state,
     and how many messages are known to wait behind it. What can be done: park, skip, replay.
     """
-    found = admin.get("groups", name, "keys", limit=limit)
+    rows = admin.get("groups", name, "keys", limit=count)
     if as_json:
-        return print_json(found)
-    group_show.print_keys(name, found)
+        return print_json(rows)
+    group_show.print_keys(name, rows)
     group_show.hint_elsewhere(admin.get("groups", name))
     return None
 

@@ -10,9 +10,9 @@ import msgspec
 
 from ddmq.cli.operate.key_actions import client_text
 from ddmq.cli.operate.stats import nobody_text, retry_path
-from ddmq.cli.output import cell, hint, print_facts, print_table, say
-from ddmq.moments import age
-from ddmq.settings import BY_NAME, differences, shown
+from ddmq.cli.output import cell, hint, print_facts, print_table, say, say_loudly
+from ddmq.moments import format_age
+from ddmq.settings import BY_NAME, format_value, list_differences
 
 QUEUE_COLUMNS = (
     "queue", "committed", "next", "lag", "oldest", "in_flight", "retrying", "ack_span", "holder"
@@ -27,7 +27,7 @@ ERROR_SHOWN = 120
 
 
 def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
-    """The answer of GET /groups/NAME."""
+    """Print the answer of GET /groups/NAME for people."""
     for each in found["subscriptions"]:
         say(f"{found['group']} on {each['topic']}")
         print_facts(_subscription_facts(each, all_settings=all_settings))
@@ -37,13 +37,13 @@ def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
         many = "" if found["dead_letters_open"] == 1 else "s"
         hint(f"{found['dead_letters_open']:,} dead letter{many}: `ddmq dlq show {found['group']}`")
     for each in found.get("stalled", ()):  # a server of the release before does not tell
-        say(stall_text(each))
+        say_loudly(stall_text(each))
     if found["blocked_keys"]:
         if any(each["state"] != READY for each in found["blocked_keys"]):
             say("blocked keys")
         print_keys(found["group"], found["blocked_keys"])
         if found["blocked_keys_more"]:
-            hint(f"there are more: `ddmq group keys {found['group']} --limit 1000`")
+            hint(f"there are more: `ddmq group keys {found['group']} --count 1000`")
     if found["clients"]:
         say("clients at this proxy")
         print_table("", CLIENT_COLUMNS, (_client_row(each) for each in found["clients"]))
@@ -62,7 +62,7 @@ def stall_text(each: Mapping[str, Any]) -> str:
     queues = f"queue{'s' if several else ''} {', '.join(map(str, each['queues']))} of {each['topic']}"
     text = (
         f"STALLED: {queues} {'have' if several else 'has'} messages, clients wait for them, "
-        f"and nothing was finished for {age(each['seconds'])}"
+        f"and nothing was finished for {format_age(each['seconds'])}"
     )
     others = ", ".join(each["held_up_by"])
     if others:
@@ -88,7 +88,7 @@ def _subscription_facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[
     key = each["order_key"]
     rates = [each["delivered_per_s"], each["acked_per_s"]]
     oldest = each["lag_age_s"]
-    lag = cell(each["lag"]) + ("" if oldest is None else f", the oldest waits {age(oldest)}")
+    lag = cell(each["lag"]) + ("" if oldest is None else f", the oldest waits {format_age(oldest)}")
     apart = each["order_scope"] in ("group", "topic") and not each.get("order_merged", True)
     scope = f"{each['order_scope']}, each queue in its own order" if apart else each["order_scope"]
     facts = {
@@ -127,11 +127,11 @@ def _count_died(each: Mapping[str, Any]) -> int:
 
 
 def _setting_facts(name: str, value: Any, *, whole: bool) -> dict[str, str]:
-    """`whole`: of one with parts also those that are the program's default."""
+    """Return a setting as facts, one for each of its parts. `whole`: also parts at the program's default."""
     if whole or not isinstance(value, dict):
-        return {"  " + name: shown(value)}
+        return {"  " + name: format_value(value)}
     default = msgspec.json.decode(msgspec.json.encode(BY_NAME[name].default))
-    return {"  " + part: after for part, _, after in differences(name, default, value)}
+    return {"  " + part: after for part, _, after in list_differences(name, default, value)}
 
 
 def _retry_path(each: Mapping[str, Any]) -> str:
@@ -140,8 +140,10 @@ def _retry_path(each: Mapping[str, Any]) -> str:
         return "not known just now"
     if not each["retry_waiting"]:
         return "nothing waits for a later retry"
-    due, oldest = each["retry_lag"], age(each["retry_oldest_s"])
-    soonest = f"{due:,} of them are due now" if due else f"the next is due in {age(each['retry_next_s'])}"
+    due, oldest = each["retry_lag"], format_age(each["retry_oldest_s"])
+    soonest = (
+        f"{due:,} of them are due now" if due else f"the next is due in {format_age(each['retry_next_s'])}"
+    )
     return f"{waiting} failed and not finished, the first since {oldest}; {soonest}"
 
 
@@ -151,13 +153,13 @@ def _is_broadcast(each: Mapping[str, Any]) -> bool:
 
 def _queue_row(queue: Mapping[str, Any]) -> list[Any]:
     holder = queue["holder"] or ("this proxy" if queue["held"] else None)
-    oldest = None if queue["lag_age_s"] is None else age(queue["lag_age_s"])
+    oldest = None if queue["lag_age_s"] is None else format_age(queue["lag_age_s"])
     values = dict(queue) | {"holder": holder, "oldest": oldest}
     return [values[name] for name in QUEUE_COLUMNS]
 
 
 def print_keys(group: str, keys: Sequence[Mapping[str, Any]]) -> None:
-    """Blocked keys with what can be done about them; apart, those that only wait to be pulled."""
+    """Print blocked keys and the commands against them; keys that only wait to be pulled are apart."""
     blocked = [each for each in keys if each["state"] != READY]
     ready = [each for each in keys if each["state"] == READY]
     if blocked:
@@ -192,7 +194,7 @@ def _key_row(each: Mapping[str, Any], now_ms: float) -> dict[str, Any]:
     more = "+" if each["more"] else ""
     return {
         "key": each["key"],
-        "since": age((now_ms - each["since_ms"]) / 1000) + " ago" if each["since_ms"] else None,
+        "since": format_age((now_ms - each["since_ms"]) / 1000) + " ago" if each["since_ms"] else None,
         "attempts": each["attempts"],
         "state": _show_state(each),
         "head": f"{each['topic']}/{each['queue_id']}/{each['offset']}" if each["topic"] else None,
@@ -202,16 +204,16 @@ def _key_row(each: Mapping[str, Any], now_ms: float) -> dict[str, Any]:
 
 
 def _lease_cells(each: Mapping[str, Any], now_ms: float) -> dict[str, Any]:
-    """Which client has the head in flight, and until when as far as is known now."""
+    """Return the cells for the client that has the head in flight, and for the end of its lease."""
     if not each.get("until_ms"):  # a server of the release before does not tell
         return dict.fromkeys(FLIGHT_COLUMNS)
     extended = ", extended" if each["extended"] else ""
-    ends = f"in {age((each['until_ms'] - now_ms) / 1000)}{extended}"
+    ends = f"in {format_age((each['until_ms'] - now_ms) / 1000)}{extended}"
     return {"client": client_text(each), "lease ends": ends}
 
 
 def _show_state(each: Mapping[str, Any]) -> str:
-    """A parked key says why it is: an operator parked it, or its head used up its deliveries."""
+    """Return the state of a key; a parked one with its reason: an operator, or no deliveries left."""
     reason = each.get("reason", "")
     return f"{each['state']} ({reason})" if reason else str(each["state"])
 
@@ -220,13 +222,13 @@ def _client_row(each: Mapping[str, Any]) -> list[Any]:
     return [
         each["client_id"],
         each["address"] + ("" if each.get("connected", True) else " (gone)"),
-        age(time.time() - each["since_ms"] / 1000) + " ago",
-        age(each["idle_s"]) + " ago",
+        format_age(time.time() - each["since_ms"] / 1000) + " ago",
+        format_age(each["idle_s"]) + " ago",
         each["in_flight"],
         ", ".join(each["topics"]) or "all",
     ]
 
 
 def _difference_row(each: Mapping[str, Any], now_ms: float) -> list[Any]:
-    since = age((now_ms - each["since_ms"]) / 1000) + " ago"
+    since = format_age((now_ms - each["since_ms"]) / 1000) + " ago"
     return [each["client_id"], each["topic"] or None, since, each["what"]]

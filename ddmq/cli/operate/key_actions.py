@@ -15,7 +15,7 @@ import click
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.output import hint, print_json, say
 from ddmq.cli.values import GROUP, blocked_keys
-from ddmq.moments import age
+from ddmq.moments import format_age
 
 NEXT_CLIENT = "the next client that pulls {topic} gets it"
 REPLAYED = {
@@ -50,7 +50,7 @@ def lease_text(head: Mapping[str, Any]) -> str:
     now_ms = time.time() * 1000
     held_s, left_s = (now_ms - head["leased_ms"]) / 1000, (head["until_ms"] - now_ms) / 1000
     extended = ", extended by it" if head["extended"] else ""
-    return f"for {age(held_s)}; its lease ends in {age(left_s)}{extended}"
+    return f"for {format_age(held_s)}; its lease ends in {format_age(left_s)}{extended}"
 
 
 def _show_place(head: Mapping[str, Any]) -> str:
@@ -78,7 +78,7 @@ def _request_action(admin: AdminClient, name: str, key: str, action: str, **more
 
 
 def _end(answer: Mapping[str, Any], failures: list[str], as_json: bool) -> None:
-    """Print the answer for programs; exit code 1 where something was not answer."""
+    """Print the answer for programs. Exit code 1 with the failures, if there are any."""
     if as_json:
         print_json(answer)
     if failures and as_json:
@@ -143,7 +143,7 @@ def skip(name: str, key: str, admin: AdminClient, as_json: bool) -> None:
 @click.command(short_help="Deliver a blocked key's first message now.")
 @name_argument
 @key_argument
-@click.option("--take-away", is_flag=True, help="Also from a client that has it in flight: end its lease.")
+@click.option("--take-away", is_flag=True, help="End the lease of a client that has the message in flight.")
 @admin_options
 def replay(name: str, key: str, take_away: bool, admin: AdminClient, as_json: bool) -> None:
     """Deliver KEY's first message again at once, without waiting for its retry; a parked key goes on.
@@ -163,7 +163,7 @@ def replay(name: str, key: str, take_away: bool, admin: AdminClient, as_json: bo
 
 
 def _say_replayed(answer: Mapping[str, Any], unchanged: list[str]) -> None:
-    """Say what became of a key that goes on; `unchanged`: of one that was parked, what did not."""
+    """Say which messages of a replayed key go on; `unchanged`: those of a parked key that do not."""
     key, heads = answer["key"], answer["heads"]
     going = [_describe_head(head, REPLAYED[head["outcome"]]) for head in heads if head["outcome"] in REPLAYED]
     if answer.get("parked", False):

@@ -10,7 +10,7 @@ import click
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.output import confirm, hint, print_json, print_table, say
 from ddmq.cli.values import GROUP, TOPIC, Whole
-from ddmq.moments import ALLOWED, is_relative, moment
+from ddmq.moments import ALLOWED, is_relative, read_moment
 
 SHOW_COLUMNS = (
     "topic",
@@ -33,10 +33,10 @@ def offset() -> None:
 
 @offset.command("show")
 @click.argument("group", type=GROUP)
-@click.option("--topic", type=TOPIC, help="This topic alone.")
+@click.option("--topic", type=TOPIC, help="Only this topic.")
 @admin_options
-def show(group: str, topic: str | None, admin: AdminClient, as_json: bool) -> None:
-    """Where GROUP stands, queue by queue.
+def show_offsets(group: str, topic: str | None, admin: AdminClient, as_json: bool) -> None:
+    """Show where GROUP stands, queue by queue.
 
     `committed`: everything below it is finished; `finished above`: messages finished after it;
     `attempted`: unfinished ones that failed or timed out before; `generation` grows with each reset.
@@ -58,8 +58,8 @@ def show(group: str, topic: str | None, admin: AdminClient, as_json: bool) -> No
     help="TIME: 2026-11-21T12:00+01:00 (without a zone: local), -2h (so long ago), or epoch milliseconds. "
     "Numbers below 1,000,000,000,000 are offsets.",
 )
-@click.option("--queue", type=Whole(0), help="This queue alone.")
-@click.option("--dry-run", is_flag=True, help="Only show what it would do.")
+@click.option("--queue", type=Whole(0), help="Only this queue.")
+@click.option("--dry-run", is_flag=True, help="Only show the effect.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_options
 def reset(
@@ -84,22 +84,22 @@ def reset(
             f"Reset {group} on {topic} to {would['to']}? {would['passed_over']:,} messages are passed over, "
             f"{would['again']:,} finished ones come again."
         )
-    done = admin.post("groups", group, "offsets", body=body)
+    answer = admin.post("groups", group, "offsets", body=body)
     if as_json:
-        return print_json(done)
-    say(f"{'would reset' if dry_run else 'reset'} {group} on {topic} to {done['to']}")
-    print_table("", RESET_COLUMNS, ([row[name] for name in RESET_COLUMNS] for row in done["queues"]))
+        return print_json(answer)
+    say(f"{'would reset' if dry_run else 'reset'} {group} on {topic} to {answer['to']}")
+    print_table("", RESET_COLUMNS, ([row[name] for name in RESET_COLUMNS] for row in answer["queues"]))
     verb = "would come" if dry_run else "come"
-    hint(f"{done['again']:,} finished messages {verb} again; {done['passed_over']:,} are passed over")
+    hint(f"{answer['again']:,} finished messages {verb} again; {answer['passed_over']:,} are passed over")
     return None
 
 
 def _with_zone(text: str) -> Any:
-    """A time without a zone is meant in this machine's; the server wants it said."""
+    """Return --to with the zone of this machine, if it is a time without one: the server requires a zone."""
     if text in ("first", "last") or text.isdecimal() or is_relative(text):
         return text
     try:
-        wall_ms = moment(text, 0, local=True)
+        wall_ms = read_moment(text, 0, local=True)
     except ValueError as error:
         raise click.UsageError(f"--to {text!r}: allowed: first, last, an offset, {ALLOWED}") from error
     return datetime.datetime.fromtimestamp(wall_ms / 1000, datetime.UTC).isoformat()

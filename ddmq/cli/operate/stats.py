@@ -16,9 +16,9 @@ from rich.live import Live
 from rich.text import Text
 
 from ddmq.cli.admin_client import AdminClient, admin_options
-from ddmq.cli.output import console, hint, print_json, print_table, say, show, table
+from ddmq.cli.output import console, hint, print_json, print_table, say, say_loudly, show, state_style, table
 from ddmq.cli.values import GROUP, Number
-from ddmq.moments import age
+from ddmq.moments import format_age
 from ddmq_common.metrics.cells import TOP
 from ddmq_common.plain_text import plain
 
@@ -35,7 +35,9 @@ LATENCIES = {  # these first, then others
 }
 LATENCIES_MAX = 6  # rows
 LATENCY_NAME_MAX = 40
-LAG_COLUMNS = ("group", "topic", "lag", "oldest", "in flight", "retrying", "later", "delivered/s", "acked/s")
+LAG_COLUMNS = (
+    "group", "topic", "lag", "oldest", "clients", "in flight", "retrying", "later", "delivered/s", "acked/s"
+)  # fmt: skip
 LAG_SPARE = ("acked/s", "delivered/s", "later", "retrying")  # left out in this order where it is narrow
 LAG_FRAME_LINES = 7
 NOBODY_MAX = 10  # subscriptions that nobody consumes, told one by one
@@ -45,17 +47,17 @@ T = TypeVar("T")
 
 
 def watch_options(what: str, interval_s: float) -> Callable[[F], F]:
-    """--watch and --interval of a command whose live view shows `what`."""
+    """Return --watch and --interval for a command whose live view shows `what`."""
     watch = click.option("--watch", is_flag=True, help=f"Keep showing{what} until interrupted.")
     interval = click.option(
         "--interval", default=interval_s, show_default=True, type=Number(0.1, 60),
-        help="Seconds between two looks of --watch.",
+        help="Seconds between two updates of --watch.",
     )  # fmt: skip
     return lambda command: watch(interval(command))
 
 
 def _print_stream(look: Callable[[], Any], interval: float | None) -> None:
-    """JSON documents: one, or with an interval one after the other."""
+    """Print one JSON document, or with an interval one after the other."""
     print_json(look())
     while interval is not None:
         time.sleep(interval)
@@ -63,7 +65,7 @@ def _print_stream(look: Callable[[], Any], interval: float | None) -> None:
 
 
 def _show_live(look: Callable[[], T], interval: float, view: Callable[[T | None, T, int], Any]) -> None:
-    """The live view: `view` gets what was seen before, what is seen now, and the lines of the terminal."""
+    """Show the live view; `view` gets the earlier answer, the present one, and the height of the terminal."""
     screen, before, now = console(), None, look()
     with Live(view(before, now, screen.height), console=screen, auto_refresh=False) as live:
         while True:
@@ -76,7 +78,7 @@ def _show_live(look: Callable[[], T], interval: float, view: Callable[[T | None,
 @watch_options(", with rates,", 1.0)
 @admin_options
 def stats(watch: bool, interval: float, admin: AdminClient, as_json: bool) -> None:
-    """Topics, groups with their lag, latencies since the start; rates with --watch.
+    """Show topics, groups with their lag, and latencies since the start; with --watch rates, too.
 
     Of a group's failed messages some wait for a quick retry ("retrying"), others for a later one, 10 s to 2 h
     apart ("later"); "dead": its dead letters that were neither sent again nor purged.
@@ -85,9 +87,9 @@ def stats(watch: bool, interval: float, admin: AdminClient, as_json: bool) -> No
     if as_json:
         _print_stream(look, interval if watch else None)
     elif watch:
-        _show_live(look, interval, view)
+        _show_live(look, interval, build_view)
     else:
-        show(view(None, look()))
+        show(build_view(None, look()))
 
 
 @click.command()
@@ -95,10 +97,11 @@ def stats(watch: bool, interval: float, admin: AdminClient, as_json: bool) -> No
 @watch_options("", 2.0)
 @admin_options
 def lag(group: str | None, watch: bool, interval: float, admin: AdminClient, as_json: bool) -> None:
-    """How far behind groups (or GROUP alone) are: messages, and how long the oldest has waited.
+    """Show how far behind groups (or GROUP alone) are: messages, and how long the oldest has waited.
 
-    "retrying" wait for one of the quick retries. "later" are on the retry path: they wait for one of the
-    later retries, 10 s to 2 h apart, or such a retry is due. Rates are over the last 5 to 10 seconds.
+    "clients" are connected to this proxy and pull the topic. "retrying" wait for one of the quick retries.
+    "later" are on the retry path: they wait for one of the later retries, 10 s to 2 h apart, or such a retry
+    is due. Rates are over the last 5 to 10 seconds.
     `ddmq group show GROUP` goes into detail.
     """
     look = partial(admin.get, "lag", group=group)
@@ -111,25 +114,25 @@ def lag(group: str | None, watch: bool, interval: float, admin: AdminClient, as_
 
 
 def print_lag(rows: Sequence[dict[str, Any]]) -> None:
-    """The answer of /lag, and in words which groups nobody consumes."""
+    """Print the answer of /lag, and a line for each group that no client consumes."""
     print_table("", LAG_COLUMNS, lag_cells(rows), LAG_SPARE)
     if not rows:
         hint("no groups yet: `ddmq group create NAME --topic TOPIC`")
     idle = [row for row in rows if row.get("consumed") is False]
     for row in idle[:NOBODY_MAX]:
-        say(f"nobody consumes {row['topic']} for group {row['group']}: {nobody_text(row)}")
+        say_loudly(f"nobody consumes {row['topic']} for group {row['group']}: {nobody_text(row)}")
     if len(idle) > NOBODY_MAX:
         say(f"nor {len(idle) - NOBODY_MAX:,} more")
 
 
 def nobody_text(row: Mapping[str, Any]) -> str:
-    """Say what is known of a subscription that is behind and that nobody consumes."""
+    """Describe a subscription that is behind and that no client consumes."""
     wait = "1 message waits" if row["lag"] == 1 else f"{row['lag']:,} messages wait"
     return f"{wait}, and no client pulls it at this proxy; is the consumer running?"
 
 
-def view(before: Stats | None, now: Stats, height: int | None = None) -> Group:
-    """The tables of one moment, cut to `height` lines; rates need the moment before."""
+def build_view(before: Stats | None, now: Stats, height: int | None = None) -> Group:
+    """Build the tables of one moment, cut to `height` lines; rates need the moment before."""
     topics, groups = [row for row in now["topics"] if not row["internal"]], now.get("groups", [])
     latencies = _latency_table(now, height)
     for_topics, for_groups = _share_rows(len(topics), len(groups), height and height - latencies.lines)
@@ -142,7 +145,7 @@ def view(before: Stats | None, now: Stats, height: int | None = None) -> Group:
 
 
 def _share_rows(topics: int, groups: int, height: int | None) -> tuple[int, int]:
-    """Return how many rows of each fit: half the room each, and what one leaves over for the other."""
+    """Return how many rows of each fit: half of the lines each, or more if the other needs less."""
     if height is None:
         return topics, groups
     room = max(ROWS_MIN, height - FRAME_LINES)
@@ -153,17 +156,18 @@ def _share_rows(topics: int, groups: int, height: int | None) -> tuple[int, int]
 def _cut_table(
     title: str, columns: Sequence[str], rows: list[list[Any]], room: int, spare: Sequence[str] = ()
 ) -> list[Any]:
-    """A table with the first rows, and how many were left out."""
-    shown = [table(title, columns, rows[:room], spare)]
-    return [*shown, f"… and {len(rows) - room:,} more"] if len(rows) > room else shown
+    """Return a table with the first rows, and a line with the number of the others."""
+    parts = [table(title, columns, rows[:room], spare)]
+    return [*parts, f"… and {len(rows) - room:,} more"] if len(rows) > room else parts
 
 
-def _health_line(now: Stats) -> str:
-    """Ready or not, and with --processes whose figures are not among those shown."""
+def _health_line(now: Stats) -> Text:
+    """Return a line with the readiness; with --processes also which parts did not answer."""
     health = now["health"]
-    state = "ready" if health["ready"] else f"NOT READY: {health['reason']}"
+    state = "ready" if health["ready"] else plain(f"NOT READY: {health['reason']}")
     silent = ", ".join(sorted(now.get("silent_parts", ())))
-    return plain(f"server: {state}{silent and f'; without figures of {silent}: no answer'}")
+    more = plain(f"; without figures of {silent}: no answer") if silent else ""
+    return Text.assemble("server: ", (state, state_style(state)), (more, "yellow"))
 
 
 def _topic_columns(before: Stats | None) -> list[str]:
@@ -219,7 +223,7 @@ class Latencies(NamedTuple):
 
 
 def _latency_table(now: Stats, height: int | None) -> Latencies:
-    """Return a row for each histogram of times: where it has labels, those with the highest p99."""
+    """Return a row for each histogram of times; of one with labels, those with the highest p99."""
     order = {name: at for at, name in enumerate(LATENCIES)}
     names = sorted(
         (name for name in now["counters"] if name.endswith("_us")), key=lambda name: order.get(name, 99)
@@ -246,8 +250,8 @@ def _format_milliseconds(us: float) -> float | str:
 
 def _latency_name(name: str, cell: Stats) -> str:
     labels = [str(value) for key, value in cell.items() if key not in ("count", "mean", "p50", "p99", "max")]
-    said = LATENCIES.get(name, name.removeprefix("ddmq_").removesuffix("_us"))
-    name = f"{said} (worst: {' '.join(labels)})" if labels else said
+    label = LATENCIES.get(name, name.removeprefix("ddmq_").removesuffix("_us"))
+    name = f"{label} (worst: {' '.join(labels)})" if labels else label
     return name if len(name) <= LATENCY_NAME_MAX else name[: LATENCY_NAME_MAX - 1] + "…"
 
 
@@ -269,13 +273,14 @@ def retry_path(row: Mapping[str, Any]) -> str | None:
 
 
 def lag_cells(rows: Sequence[dict[str, Any]]) -> list[list[Any]]:
-    """The rows of /lag as cells of a table."""
+    """Return the rows of /lag as cells of a table."""
     return [
         [
             row["group"],
             row["topic"],
             row["lag"],
-            None if row["lag_age_s"] is None else age(row["lag_age_s"]),
+            None if row["lag_age_s"] is None else format_age(row["lag_age_s"]),
+            row.get("clients"),  # a server of the release before does not tell
             row["in_flight"],
             row["retrying"],
             retry_path(row),

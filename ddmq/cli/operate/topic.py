@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from ddmq.cli.admin_client import AdminClient, admin_option, admin_options
-from ddmq.cli.options import options
+from ddmq.cli.admin_client import AdminClient, admin_options
+from ddmq.cli.old_names import add_old_name
+from ddmq.cli.options import combine_options
 from ddmq.cli.output import confirm, hint, print_facts, print_json, print_table, say
 from ddmq.cli.values import TOPIC, Whole
 from ddmq_common.names import DELAY_DIALECTS
@@ -20,7 +21,7 @@ def _split_dialects(given: str | None) -> list[str] | None:
     return [name.strip() for name in given.split(",") if name.strip() not in ("", "none")]
 
 
-settings_options = options(
+settings_options = combine_options(
     click.option("--queues", type=Whole(1, 1024), help="How many queues; they can only be added."),
     click.option(
         "--durability",
@@ -31,13 +32,13 @@ settings_options = options(
     click.option(
         "--delay",
         type=click.Choice(["both", "none", "only"]),
-        help="Which sends it takes: both kinds, none that are delayed, only delayed ones.",
+        help="Accepted sends: both kinds, no delayed ones, only delayed ones.",
     ),
     click.option(
         "--delay-dialects",
         metavar="NAMES",
         callback=lambda _, __, given: _split_dialects(given),
-        help="Delay-property dialects accepted on plain sends: of "
+        help="Delay-property dialects accepted on plain sends: "
         f"{', '.join(DELAY_DIALECTS)}, with commas between; none: they are ordinary properties (default).",
     ),
     click.option("--body-bytes-max", type=Whole(1, 1 << 30), help="Largest body, in bytes."),
@@ -53,7 +54,7 @@ settings_options = options(
     click.option(
         "--trace-one-in",
         type=Whole(0, ONE_IN_MAX),
-        help="Of so many messages one is traced, for `ddmq message --story`; 1: each; 0: none (default).",
+        help="Trace one message in N, for `ddmq message --story`; 1: each; 0: none (default).",
     ),
     click.option("--readable/--not-readable", default=None, help="Whether groups may consume it."),
     click.option("--writable/--not-writable", default=None, help="Whether clients may send to it."),
@@ -62,19 +63,19 @@ settings_options = options(
 
 @click.group()
 def topic() -> None:
-    """List, create, change and delete topics."""
+    """Topics: list, show, create, set, delete."""
 
 
 @topic.command("list")
-@click.option("--all", "internal", is_flag=True, help="Internal topics too.")
+@click.option("--all", "internal", is_flag=True, help="Include internal topics.")
 @admin_options
 def list_topics(internal: bool, admin: AdminClient, as_json: bool) -> None:
-    """Every topic with its queues and messages."""
+    """List every topic with its queues and messages."""
     rows = admin.get("topics", internal=int(internal))
     if as_json:
         return print_json(rows)
-    shown = ["topic", "queues", "messages", "durability", "delay", "readable", "writable", "source"]
-    print_table("", shown, ([row[name] for name in shown] for row in rows))
+    columns = ["topic", "queues", "messages", "durability", "delay", "readable", "writable", "source"]
+    print_table("", columns, ([row[name] for name in columns] for row in rows))
     if not rows:
         hint("no topics yet: `ddmq topic create NAME`, or just send to one")
     return None
@@ -83,14 +84,14 @@ def list_topics(internal: bool, admin: AdminClient, as_json: bool) -> None:
 @topic.command("show")
 @click.argument("name", type=TOPIC)
 @admin_options
-def show(name: str, admin: AdminClient, as_json: bool) -> None:
-    """One topic, queue by queue."""
-    found = admin.get("topics", name)
+def show_topic(name: str, admin: AdminClient, as_json: bool) -> None:
+    """Show one topic, queue by queue."""
+    info = admin.get("topics", name)
     if as_json:
-        return print_json(found)
-    print_facts({key: value for key, value in found.items() if key != "by_queue"})
+        return print_json(info)
+    print_facts({key: value for key, value in info.items() if key != "by_queue"})
     columns = ["queue", "min", "next", "messages"]
-    print_table("", columns, ([row[column] for column in columns] for row in found["by_queue"]))
+    print_table("", columns, ([row[column] for column in columns] for row in info["by_queue"]))
     return None
 
 
@@ -100,30 +101,33 @@ def show(name: str, admin: AdminClient, as_json: bool) -> None:
 @admin_options
 def create(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None:
     """Create a topic (4 queues unless told otherwise)."""
-    made = admin.post("topics", name, body={"create": True} | _drop_unset(changes))
-    print_json(made) if as_json else say(f"created {name} with {made['queues']} queues")
+    info = admin.post("topics", name, body={"create": True} | _drop_unset(changes))
+    print_json(info) if as_json else say(f"created {name} with {info['queues']} queues")
 
 
-@topic.command("update")
+@topic.command("set")
 @click.argument("name", type=TOPIC)
 @settings_options
 @admin_options
-def update(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None:
-    """Change a topic; what is not named stays as it is."""
-    given = _drop_unset(changes)
-    if not given:
+def set_(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None:
+    """Change a topic that exists; settings that are not named stay."""
+    settings = _drop_unset(changes)
+    if not settings:
         raise click.UsageError("nothing to change: name at least one option (see --help)")
-    made = admin.post("topics", name, body={"create": False} | given)
-    if "queues" in given:
+    info = admin.post("topics", name, body={"create": False} | settings)
+    if "queues" in settings:
         hint("note: with more queues, shard keys go to other queues than before")
-    print_json(made) if as_json else say(f"updated {name}")
+    print_json(info) if as_json else say(f"changed {name}")
+
+
+add_old_name(topic, "update", set_)
 
 
 @topic.command("delete")
 @click.argument("name", type=TOPIC)
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@admin_option
-def delete(name: str, yes: bool, admin: AdminClient) -> None:
+@admin_options
+def delete(name: str, yes: bool, admin: AdminClient, as_json: bool) -> None:
     """Delete a topic and its messages; one created later under that name is a new one."""
     waiting = _count_delayed(admin, name)
     if not yes:
@@ -131,7 +135,7 @@ def delete(name: str, yes: bool, admin: AdminClient) -> None:
         also = f" {_describe_waiting(waiting)}, and will be a dead letter." if waiting == 1 else also
         confirm(f"Delete topic {name} and every message in it?{also}")
     admin.delete("topics", name)
-    say(f"deleted {name}")
+    print_json({"topic": name, "deleted": True, "delayed": waiting}) if as_json else say(f"deleted {name}")
     if waiting:
         they_are, them = ("it is a dead letter", "it") if waiting == 1 else ("they are dead letters", "them")
         hint(f"note: {_describe_waiting(waiting)}: {they_are} when due, unless a topic {name} is there "
@@ -143,7 +147,7 @@ def _describe_waiting(count: int) -> str:
 
 
 def _count_delayed(client: AdminClient, name: str) -> int:
-    """Count the delayed messages that wait for this topic; 0 also where nobody knows."""
+    """Count the delayed messages that wait for this topic; 0 if no delay service answers."""
     try:
         return int(client.get("delay", "count", topic=name)["count"])
     except click.ClickException:

@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
+from ddmq.cli.old_names import count_option
 from ddmq.cli.output import confirm, hint, print_facts, print_json, print_table, say, show_body
-from ddmq.cli.values import Name, Whole
-from ddmq.moments import shown
+from ddmq.cli.values import Name
+from ddmq.moments import format_moment
 from ddmq_common.names import TRANSACTION_DEAD_TOPIC
 
 COLUMNS = ("transaction", "group", "began", "messages", "bytes", "checks", "topics")
@@ -26,24 +27,24 @@ def tx() -> None:
     """
 
 
-@tx.command("list", short_help="Transactions that are not decided, oldest first.")
-@click.option("--group", help="Only those of this producer group.")
-@click.option("--limit", default=20, show_default=True, type=Whole(1, 1000), help="At most.")
+@tx.command("list", short_help="Undecided transactions, oldest first.")
+@click.option("--group", help="Only transactions of this producer group.")
+@count_option()
 @admin_options
-def list_open(group: str | None, limit: int, admin: AdminClient, as_json: bool) -> None:
-    """Transactions that are neither committed nor rolled back, oldest first.
+def list_open(group: str | None, count: int, admin: AdminClient, as_json: bool) -> None:
+    """List transactions that are neither committed nor rolled back, oldest first.
 
     `checks` counts how often the producer group was asked how it ended.
     """
-    found = admin.get("transactions", group=group, count=limit)
+    answer = admin.get("transactions", group=group, count=count)
     if as_json:
-        return print_json(found)
-    print_table("", COLUMNS, [_transaction_cells(row) for row in found["transactions"]])
-    many = f"{found['open']:,} open" if found["whole"] else f"more than {found['open']:,} open"
-    if not found["transactions"]:
+        return print_json(answer)
+    print_table("", COLUMNS, [_transaction_cells(row) for row in answer["transactions"]])
+    many = f"{answer['open']:,} open" if answer["whole"] else f"more than {answer['open']:,} open"
+    if not answer["transactions"]:
         hint("no open transactions" + ("" if group is None else f" of group {group}"))
-    elif len(found["transactions"]) < found["open"] or not found["whole"]:
-        hint(f"{many}; --limit shows more")
+    elif len(answer["transactions"]) < answer["open"] or not answer["whole"]:
+        hint(f"{many}; --count shows more")
     else:
         hint("`ddmq tx show ID` has the messages of one")
     return None
@@ -51,36 +52,40 @@ def list_open(group: str | None, limit: int, admin: AdminClient, as_json: bool) 
 
 def _transaction_cells(row: dict[str, Any]) -> list[Any]:
     return [
-        row["transaction"], row["group"], shown(row["began_ms"]), row["messages"], row["bytes"],
+        row["transaction"], row["group"], format_moment(row["began_ms"]), row["messages"], row["bytes"],
         row["checks"], row["topics"],
     ]  # fmt: skip
 
 
-@tx.command("show", short_help="One transaction: its messages, or how it ended.")
+@tx.command("show", short_help="One transaction: its messages, or its outcome.")
 @click.argument("transaction", type=ID)
 @admin_options
 def show_one(transaction: str, admin: AdminClient, as_json: bool) -> None:
-    """TRANSACTION in full: while it is open its messages and who decides it, else how it ended.
+    """Show TRANSACTION in full: its messages and its owner while it is open, else its outcome.
 
     How one ended is known as long as the log keeps its record.
     """
-    found = admin.get("transactions", transaction)
+    answer = admin.get("transactions", transaction)
     if as_json:
-        return print_json(found)
-    if found["state"] == "unknown":
+        return print_json(answer)
+    if answer["state"] == "unknown":
         raise click.ClickException(
             f"transaction {transaction} is not open, and how it ended is not known (any more)"
         )
-    facts = {name: found[name] for name in ("transaction", "state", "group")}
-    if "ended_ms" in found:
-        facts |= {"ended": shown(found["ended_ms"]), "messages": found["messages"]}
-        print_facts(facts | ({"reason": found["reason"]} if found["reason"] else {}))
-        if found["state"] == "dead letter":
+    facts = {name: answer[name] for name in ("transaction", "state", "group")}
+    if "ended_ms" in answer:
+        facts |= {"ended": format_moment(answer["ended_ms"]), "messages": answer["messages"]}
+        print_facts(facts | ({"reason": answer["reason"]} if answer["reason"] else {}))
+        if answer["state"] == "dead letter":
             hint(f"`ddmq dlq show {TRANSACTION_DEAD_TOPIC}` has its messages, `ddmq dlq resend` sends them")
         return None
-    facts |= {"began": shown(found["began_ms"]), "checks": found["checks"], "shard": found["shard"]}
-    print_facts(facts | {"decided by": found["owner"] or None})
-    print_table("", MESSAGE_COLUMNS, [_message_cells(row) for row in found["contents"]])
+    facts |= {
+        "began": format_moment(answer["began_ms"]),
+        "checks": answer["checks"],
+        "shard": answer["shard"],
+    }
+    print_facts(facts | {"decided by": answer["owner"] or None})
+    print_table("", MESSAGE_COLUMNS, [_message_cells(row) for row in answer["contents"]])
     hint(f"`ddmq tx commit {transaction}` makes them visible, `ddmq tx rollback {transaction}` drops them")
     return None
 
@@ -118,8 +123,8 @@ def rollback(transaction: str, yes: bool, admin: AdminClient, as_json: bool) -> 
 def _end(admin: AdminClient, transaction: str, action: str, what: str, yes: bool, as_json: bool) -> None:
     if not yes:
         confirm(f"{action} transaction {transaction}: {what}, whatever its application did; go on?")
-    found = admin.post("transactions", transaction, body={"action": action})
+    answer = admin.post("transactions", transaction, body={"action": action})
     if as_json:
-        print_json(found)
+        print_json(answer)
     else:
-        say(f"{found['state']}: transaction {found['transaction']} of group {found['group']}")
+        say(f"{answer['state']}: transaction {answer['transaction']} of group {answer['group']}")

@@ -48,7 +48,7 @@ class Bank:
         self._inbox = InboxTable(name)
 
     def connect(self) -> sqlite3.Connection:
-        """A connection to the ledger."""
+        """Return a connection to the ledger."""
         return sqlite3.connect(self._path, timeout=30)
 
     @contextmanager
@@ -58,7 +58,7 @@ class Bank:
             yield opened
 
     def create(self) -> None:
-        """Make the ledger, with its accounts."""
+        """Create the ledger with its accounts, if they do not exist."""
         with self.ledger() as ledger:
             for statement in SCHEMA:
                 ledger.execute(statement)
@@ -77,17 +77,17 @@ class Bank:
             )
             tx.send(f"to-{self.peer}", body, key=name)
             with self.ledger() as ledger:
-                taken = ledger.execute(
+                debit = ledger.execute(
                     "UPDATE accounts SET balance = balance - ? WHERE name = ? AND balance >= ?",
                     (amount, account, amount),
                 )
-                if taken.rowcount == 0:
+                if debit.rowcount == 0:
                     raise NotEnoughError(account)
                 ledger.execute("INSERT INTO sent VALUES (?, ?)", (name, amount))
                 DECISIONS.commit(ledger, tx.id)
 
     def book(self, message: Message) -> None:
-        """Put what came from the other bank onto an account, once."""
+        """Book the money of a message from the other bank on an account, once."""
         transfer = json.loads(message.body)
         with self.ledger() as ledger:
             if not self._inbox.first(ledger, message):
@@ -103,7 +103,7 @@ class Bank:
             return int(count)
 
     def run(self, transfers: int, producer_proxy: str, consumer_proxy: str) -> None:
-        """Send until so many have left, in this life or an earlier one; book until SIGTERM."""
+        """Send transfers until the ledger has so many, earlier processes included; book until SIGTERM."""
         stop = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
         check = DECISIONS.check(self.connect)

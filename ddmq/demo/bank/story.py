@@ -19,24 +19,29 @@ import click
 
 from ddmq.cli.admin_client import AdminClient
 from ddmq.demo.bank.service import ACCOUNTS, BALANCE, Bank
-from ddmq.demo.server import DemoServer, Typed, say, tell
+from ddmq.demo.server import DemoServer, Narrator, Typed
 
 NAMES = ("paris", "tokyo")
 KILL_EVERY_S = (0.3, 1.5)
 SETTLED_WITHIN_S = 240.0
 LOOK_S = 0.2
+NARRATOR = Narrator(verbose=True)
 CHECKS = "transactions:\n  check_interval_ms: 2000\n"  # so that nobody has to wait for a minute
 
 
 @click.command()
 @click.option("--transfers", default=200, show_default=True, help="Transfers that each bank sends.")
 @click.option("--kills", default=20, show_default=True, help="How often a process is killed, at least.")
-@click.option("--seed", type=int, help="Which process is killed when; a random one when absent.")
-@click.option("--folder", type=click.Path(path_type=Path), help="Keep everything there (default: nowhere).")
+@click.option("--seed", type=int, help="Seed of the kills (default: random).")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    help="Keep all files in this folder (default: none are kept).",
+)
 def bank(transfers: int, kills: int, seed: int | None, folder: Path | None) -> None:
     """Money moves between two banks by transactional messages, while every process is killed at random."""
     seed = random.randrange(1_000_000) if seed is None else seed
-    say(f"seed {seed}")
+    NARRATOR.print_step(f"seed {seed}")
     with tempfile.TemporaryDirectory(prefix="ddmq-bank-") as scratch:
         story = BankStory(folder or Path(scratch), transfers, kills, random.Random(seed))
         if not story.run():
@@ -44,7 +49,7 @@ def bank(transfers: int, kills: int, seed: int | None, folder: Path | None) -> N
 
 
 class BankStory:
-    """The steps, with what people read."""
+    """The steps of the bank demo, and its output."""
 
     def __init__(self, folder: Path, transfers: int, kills: int, chance: random.Random) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +58,7 @@ class BankStory:
         self._kills = kills
         self._chance = chance
         self._server = DemoServer(folder / "data", proxy_producer=CHECKS)
-        self._typed = Typed()
+        self._typed = Typed(NARRATOR)
         self._banks = {
             name: Bank(name, peer, folder) for name, peer in zip(NAMES, reversed(NAMES), strict=True)
         }
@@ -61,14 +66,14 @@ class BankStory:
         self._killed: Counter[str] = Counter()
 
     def run(self) -> bool:
-        """True when everything was proven."""
-        say(f"ready after {self._server.start():.2f} s")
-        self._typed.at(self._server.addresses)
+        """Run all steps. Returns True if everything was proven."""
+        NARRATOR.print_step(f"ready after {self._server.start():.2f} s")
+        self._typed.use_server(self._server.addresses)
         try:
             for name in NAMES:
                 self._typed(f"topic create to-{name}")
                 self._typed(f"group create {name} --topic to-{name} --start first")
-            say(
+            NARRATOR.print_step(
                 f"each bank has {ACCOUNTS} accounts with {BALANCE} each and sends {self._transfers} transfers"
             )
             for name, one in self._banks.items():
@@ -93,7 +98,7 @@ class BankStory:
             self._running[name] = subprocess.Popen(command, stderr=log)
 
     def _kill_all_the_time(self) -> None:
-        """Kill one and start it again, until all have sent what they shall, and often enough."""
+        """Kill and restart processes at random, often enough and until all transfers are sent."""
         victims = [*NAMES, "server"]
         while self._killed.total() < self._kills or not self._all_sent():
             time.sleep(self._chance.uniform(*KILL_EVERY_S))
@@ -106,15 +111,17 @@ class BankStory:
                 self._running[victim].kill()
                 self._running[victim].wait()
                 self._begin(victim)
-        say(f"kill -9: {', '.join(f'{count} times {name}' for name, count in sorted(self._killed.items()))}")
+        NARRATOR.print_step(
+            f"kill -9: {', '.join(f'{count} times {name}' for name, count in sorted(self._killed.items()))}"
+        )
 
     def _all_sent(self) -> bool:
         return all(one.sent() >= self._transfers for one in self._banks.values())
 
     def _is_settled(self) -> bool:
         """Return whether every sent transfer was received and every transaction is decided."""
-        found = AdminClient(self._server.addresses["admin"]).get("transactions")
-        if found["open"] or not found["whole"]:
+        answer = AdminClient(self._server.addresses["admin"]).get("transactions")
+        if answer["open"] or not answer["whole"]:
             return False
         return all(
             self._transfers_in(one.name, "sent") == self._received_transfers(one)
@@ -150,11 +157,11 @@ class BankStory:
         proven = before == after
         facts = {}
         for one in self._banks.values():
-            left, came = self._transfers_in(one.name, "sent"), self._received_transfers(one)
-            proven = proven and left == came
+            sent, received = self._transfers_in(one.name, "sent"), self._received_transfers(one)
+            proven = proven and sent == received
             facts[f"{one.name} to {one.peer}"] = (
-                f"{len(left):,} transfers of {sum(left.values()):,} left, "
-                f"{len(came):,} of {sum(came.values()):,} came"
+                f"{len(sent):,} transfers of {sum(sent.values()):,} left, "
+                f"{len(received):,} of {sum(received.values()):,} came"
             )
         given_up = sum(
             count
@@ -165,6 +172,6 @@ class BankStory:
             )
         )
         facts["given up"] = f"{given_up:,} transactions whose service was killed before its ledger's commit"
-        tell({**facts, "money": f"{before:,} before, {after:,} after"})
-        say("no money was made or lost" if proven else "NOT PROVEN: see above")
+        NARRATOR.print_facts({**facts, "money": f"{before:,} before, {after:,} after"})
+        NARRATOR.print_step("no money was made or lost" if proven else "NOT PROVEN: see above")
         return proven

@@ -25,11 +25,11 @@ class CopyOrigin(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """The prefix of the source reference that each copy carries."""
+        """Return the prefix of the source reference that each copy carries."""
         return f"{self.source}/{self.topic}/{self.queue_id}/"
 
     def offset_of(self, said: str | bytes) -> int:
-        """The offset that a copy says it comes from; -1: it is no copy from this queue."""
+        """Return the source offset that a copy names; -1 if it is no copy from this queue."""
         text = said if isinstance(said, str) else said.decode(errors="replace")
         if not text.startswith(self.prefix):
             return -1
@@ -38,7 +38,7 @@ class CopyOrigin(NamedTuple):
 
 
 def copy_of(record: StoredRecord, origin: CopyOrigin, target: QueueRef) -> NewRecord:
-    """The record to append to `target`."""
+    """Build the copy of a record, to be appended to `target`."""
     delivery = bytes(record.delivery)
     key, tags = key_and_tags(delivery)
     system = {**record.system, MOVED_PROPERTY: f"{origin.prefix}{record.offset}"}
@@ -48,7 +48,7 @@ def copy_of(record: StoredRecord, origin: CopyOrigin, target: QueueRef) -> NewRe
     )  # fmt: skip
 
 
-def digest(record: StoredRecord) -> bytes:
+def hash_record(record: StoredRecord) -> bytes:
     """Return the digest of everything that a copy takes over from its message."""
     system = sorted((name, value) for name, value in record.system.items() if name != MOVED_PROPERTY)
     facts = f"{record.born_ms} {record.flags} {record.due_ms} {system}".encode()

@@ -25,7 +25,7 @@ class MappedProgress(NamedTuple):
     attempts: tuple[tuple[int, int], ...]
 
     def stands_in(self, view: ProgressView) -> bool:
-        """Whether a queue has just this on record."""
+        """Return whether a queue has exactly this progress."""
         same = (view.committed or 0) == self.committed and view.finished == self.finished
         return same and dict(view.attempts) == dict(self.attempts)
 
@@ -46,7 +46,7 @@ class OffsetMap:
         return len(self._counts)
 
     def add(self, target: int, source: int) -> None:
-        """The next record of the target; `source`: what it is a copy of, or OWN."""
+        """Add the next record of the target. `source`: the offset of which it is a copy, or OWN."""
         if self._counts:
             count = self._counts[-1]
             follows = self._sources[-1] + count if self._sources[-1] != OWN else OWN
@@ -74,11 +74,11 @@ class OffsetMap:
         ranges = list(_join_ranges(0, self.base, self._mapped_ranges(_finished_ranges(view))))
         committed = ranges.pop(0)[1] if ranges and ranges[0][0] == 0 else 0
         attempts = ((self.target_of(offset), count) for offset, count in sorted(view.attempts.items()))
-        known = tuple((offset, count) for offset, count in attempts if offset is not None)
-        return MappedProgress(committed, tuple(ranges), known)
+        mapped = tuple((offset, count) for offset, count in attempts if offset is not None)
+        return MappedProgress(committed, tuple(ranges), mapped)
 
     def _mapped_ranges(self, finished: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
-        """All records as pieces (start, end, whether they are finished), ascending."""
+        """Yield all records as ranges (start, end, whether they are finished), ascending."""
         ends = [end for _, end in finished]
         for source, target, count in zip(self._sources, self._targets, self._counts, strict=True):
             if source == OWN:
@@ -101,7 +101,7 @@ def _finished_ranges(view: ProgressView) -> list[tuple[int, int]]:
 
 
 def _join_ranges(start: int, end: int, pieces: Iterable[tuple[int, int, bool]]) -> Iterator[tuple[int, int]]:
-    """The finished ranges; what lies between two finished pieces that follow each other is no record."""
+    """Join finished ranges; between two that follow each other there is no record."""
     open_ = True
     for first, after, finished in pieces:
         if finished:
@@ -117,6 +117,6 @@ def _join_ranges(start: int, end: int, pieces: Iterable[tuple[int, int, bool]]) 
 
 
 def lowest_unfinished(views: Iterable[ProgressView]) -> int | None:
-    """Below this every one of the groups has finished everything; None: none of them has begun."""
-    begun = [view.committed for view in views if view.committed is not None]
-    return min(begun, default=None)
+    """Return the offset below which every group has finished everything; None if no group has begun."""
+    offsets = [view.committed for view in views if view.committed is not None]
+    return min(offsets, default=None)

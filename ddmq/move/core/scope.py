@@ -48,32 +48,34 @@ LEFT_TOPICS = frozenset((OUTCOME_TOPIC, HEARTBEAT_TOPIC, WAITING_TOPIC, HALF_TOP
 
 
 class Scope:
-    """`patterns` as a shell's: * and ?."""
+    """The topics that a move includes. `patterns` are those of a shell: * and ?."""
 
     def __init__(self, patterns: tuple[str, ...] = ()) -> None:
         self.patterns = patterns
 
     def takes_topic(self, name: str) -> bool:
-        """Whether its queues are copied, or looked through for what is to be."""
+        """Return whether the queues of a topic are copied, or searched for records to copy."""
         if name in LEFT_TOPICS:
             return False
         return is_internal(name) or self.takes(name)
 
     def takes(self, name: str) -> bool:
-        """Whether a topic of an application is in it."""
+        """Return whether the move includes a topic of an application."""
         return not self.patterns or any(fnmatchcase(name, pattern) for pattern in self.patterns)
 
     def takes_record(self, record: StoredRecord) -> bool:
-        """Whether a record of a topic that is in it is."""
+        """Return whether the move includes a record of an included topic."""
         return not self.patterns or not is_internal(record.topic) or self.takes(_belongs_to(record))
 
-    def settings(self, found: Mapping[str, bytes]) -> dict[str, bytes]:
+    def select_settings(self, source_settings: Mapping[str, bytes]) -> dict[str, bytes]:
         """Return the settings that the target must also have."""
-        kept = {key: value for key, value in found.items() if not key.startswith(LEFT_SETTINGS)}
+        selected = {key: value for key, value in source_settings.items() if not key.startswith(LEFT_SETTINGS)}
         if not self.patterns:
-            return kept
-        groups = {group for group, topics in subscriptions(kept).items() if any(map(self.takes, topics))}
-        return {key: value for key, value in kept.items() if self._takes_setting(key, groups)}
+            return selected
+        groups = {
+            group for group, topics in topics_by_group(selected).items() if any(map(self.takes, topics))
+        }
+        return {key: value for key, value in selected.items() if self._takes_setting(key, groups)}
 
     def _takes_setting(self, key: str, groups: Container[str]) -> bool:
         for prefix in (GROUP_PREFIX, SUBSCRIPTION_PREFIX, PARKED_PREFIX, RETRY_SETTING):
@@ -84,7 +86,7 @@ class Scope:
 
 
 def _belongs_to(record: StoredRecord) -> str:
-    """The application's topic that a record of the system's own topics is about; "": it does not say."""
+    """Return the application's topic that a record of a system topic concerns; "" if it names none."""
     topic = record.topic
     if topic == SCHEDULE_TOPIC:
         topic = record.system.get(REAL_TOPIC, "")
@@ -93,25 +95,25 @@ def _belongs_to(record: StoredRecord) -> str:
     return record.system.get(RETRY_OF, "") if topic.startswith(RETRY_PREFIX) else topic
 
 
-def subscriptions(settings: Mapping[str, bytes]) -> dict[str, list[str]]:
-    """Group → the topics that it is subscribed to."""
-    found: dict[str, list[str]] = {}
+def topics_by_group(settings: Mapping[str, bytes]) -> dict[str, list[str]]:
+    """Return the topics of each group, by group."""
+    by_group: dict[str, list[str]] = {}
     for key in settings:
         if key.startswith(SUBSCRIPTION_PREFIX):
             group, _, topic = key.removeprefix(SUBSCRIPTION_PREFIX).partition("/")
-            found.setdefault(group, []).append(topic)
-    return found
+            by_group.setdefault(group, []).append(topic)
+    return by_group
 
 
 def groups_of(settings: Mapping[str, bytes]) -> dict[str, list[str]]:
-    """Topic → the groups that read it: their subscriptions, and each group's own retries."""
-    found: dict[str, list[str]] = {}
-    for group, topics in sorted(subscriptions(settings).items()):
+    """Return the groups that read each topic: by their subscriptions, and each group's own retries."""
+    by_topic: dict[str, list[str]] = {}
+    for group, topics in sorted(topics_by_group(settings).items()):
         for topic in (*topics, retry_topic(group)):
-            found.setdefault(topic, []).append(group)
-    return found
+            by_topic.setdefault(topic, []).append(group)
+    return by_topic
 
 
 def readers_of(topic: str, groups: Mapping[str, list[str]]) -> list[str]:
-    """The groups whose progress on a topic is moved; of dead letters also what says which are dealt with."""
+    """Return the groups whose progress on a topic is moved; for dead letters also the marks of those done."""
     return [*groups.get(topic, ()), *((DONE_GROUP,) if is_dead_letters(topic) else ())]

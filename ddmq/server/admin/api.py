@@ -108,12 +108,14 @@ class AdminApi:
     def stats(self, request: AdminRequest) -> Any:
         if FORWARDED in request.query:
             return {"counters": self._metrics.snapshot(paced)}
-        found: dict[str, Any] = {"health": self.health()._asdict(), "at_ms": self.clock.wall_ms()}
-        found["topics"] = topics.list_topics(self.backend, internal=True)
+        answer: dict[str, Any] = {"health": self.health()._asdict(), "at_ms": self.clock.wall_ms()}
+        answer["topics"] = topics.list_topics(self.backend, internal=True)
         if self._groups is not None:
-            found["groups"] = self._groups.rows()
-        found["counters"], found["silent_parts"] = self._others.merged(self._metrics.snapshot(paced))
-        return found
+            answer["groups"] = self._groups.rows()
+        answer["counters"], answer["silent_parts"] = self._others.merge_counters(
+            self._metrics.snapshot(paced)
+        )
+        return answer
 
     def post_topic(self, request: AdminRequest) -> Any:
         settings = dict(request.body)
@@ -230,13 +232,13 @@ ROUTES = (
     Route("GET", "/transactions/{id}", "one, or how it ended", lambda api, r: api.transactions.show(r)),
     Route("POST", "/transactions/{id}", "how it ended", lambda api, r: api.transactions.end(r)),
     Route("GET", "/delay", "what waits, counted",
-          lambda api, r: api.delays.anywhere(r, api.delays.overview)),
+          lambda api, r: api.delays.answer_anywhere(r, api.delays.overview)),
     Route("GET", "/delay/messages", "by due time; topic, key, from_ms, to_ms, count, after",
-          lambda api, r: api.delays.anywhere(r, api.delays.messages)),
+          lambda api, r: api.delays.answer_anywhere(r, api.delays.messages)),
     Route("GET", "/delay/messages/{id}", "one, by delay id or uuid",
-          lambda api, r: api.delays.anywhere(r, api.delays.message)),
+          lambda api, r: api.delays.answer_anywhere(r, api.delays.message)),
     Route("GET", "/delay/count", "how many; topic, key, from_ms, to_ms, count, after",
-          lambda api, r: api.delays.anywhere(r, api.delays.count)),
+          lambda api, r: api.delays.answer_anywhere(r, api.delays.count)),
     Route("POST", "/delay/backup", "a copy of what waits",
-          lambda api, r: api.delays.anywhere(r, api.delays.backup)),
+          lambda api, r: api.delays.answer_anywhere(r, api.delays.backup)),
 )  # fmt: skip

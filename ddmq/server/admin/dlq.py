@@ -167,7 +167,7 @@ def gaps_of(backend: Backend, queue: QueueRef, limits: Bounds) -> list[tuple[int
     if backend.gapless:
         return []
     gaps = _known_gaps.setdefault(backend, {}).setdefault(queue, _Gaps(limits.min))
-    gaps.ranges = [found for found in gaps.ranges if found[1] > limits.min]
+    gaps.ranges = [gap for gap in gaps.ranges if gap[1] > limits.min]
     gaps.end = max(gaps.end, limits.min)
     end = min(limits.next, gaps.end + SCANNED_MAX)
     while gaps.end < end:

@@ -91,14 +91,14 @@ class Resend:
         change of the marks makes the commit fail."""
         backend, queue = self._backend, span.queue
         changes = backend.progress(TURN_GROUP, (queue,)).wait(WAIT_S)[0]
-        done = backend.progress(DONE_GROUP, (queue,)).wait(WAIT_S)[0]
+        done_marks = backend.progress(DONE_GROUP, (queue,)).wait(WAIT_S)[0]
         _, (opened,) = read_open_letters(backend, (queue,))
         letters, at = read_letters(backend, span, opened)
         sent: Counter[str] = Counter()
         not_sent: Counter[str] = Counter()
         offsets, records = self._choose_letters(letters, sent, not_sent)
         if records and not self._dry_run:
-            self._store_records(queue, offsets, records, (done, changes))
+            self._store_records(queue, offsets, records, (done_marks, changes))
         self.sent += sent
         self.kept += not_sent
         return at
@@ -257,13 +257,13 @@ def purge(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) -
 
 def _purge_queue(backend: Backend, clock: Clock, queue: QueueRef, before_ms: int | None) -> int:
     changes = backend.progress(TURN_GROUP, (queue,)).wait(WAIT_S)[0]
-    done = backend.progress(DONE_GROUP, (queue,)).wait(WAIT_S)[0]
+    done_marks = backend.progress(DONE_GROUP, (queue,)).wait(WAIT_S)[0]
     (limits,), (opened,) = read_open_letters(backend, (queue,))
     end = limits.next
     if before_ms is not None:
         end = min(end, backend.offset_for_time(queue, before_ms).wait(WAIT_S))
     count = opened.count(0, end)
     if count:
-        marks = (_done_delta(queue, done, [(0, end)]), next_generation(queue, changes))
+        marks = (_done_delta(queue, done_marks, [(0, end)]), next_generation(queue, changes))
         backend.commit(CommitBatch(progress=marks), clock.monotonic() + WAIT_S).wait(WAIT_S)
     return count

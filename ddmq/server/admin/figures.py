@@ -49,9 +49,9 @@ class MetricsPage:
         """Return the page, rendered now or at most PAGE_KEPT_S ago."""
         with self._making:
             if self._kept_until <= self._clock.monotonic():
-                began = time.thread_time()
+                start = time.thread_time()
                 self._metrics.run_collectors()
-                spent = time.thread_time() - began
+                spent = time.thread_time() - start
                 gevent.sleep(ANSWERS_S)
                 payload, more = self._render_page()
                 self._made = Text("text/plain; version=0.0.4", payload)
@@ -61,12 +61,12 @@ class MetricsPage:
     def _render_page(self) -> tuple[bytes, float]:
         """Render the page; return it and the processor time it took. Other greenlets run between its
         chunks."""
-        parts, spent, began = [], 0.0, time.thread_time()
+        parts, spent, start = [], 0.0, time.thread_time()
         for part in self._metrics.exposition_pieces():
             parts.append(part)
-            spent += time.thread_time() - began
+            spent += time.thread_time() - start
             yield_if_long()
-            began = time.thread_time()
+            start = time.thread_time()
         return b"".join(parts), spent
 
 
@@ -80,12 +80,12 @@ class OtherParts:
     def __init__(self) -> None:
         self._addresses: dict[str, HostPort] = {}
 
-    def hear(self, line: str) -> None:
+    def record_address(self, line: str) -> None:
         """Record the admin address that a line `part NAME ADDRESS` names."""
         _, name, address = line.split()
         self._addresses[name] = parse(address)
 
-    def merged(self, own: Counters) -> tuple[Counters, dict[str, str]]:
+    def merge_counters(self, own: Counters) -> tuple[Counters, dict[str, str]]:
         """Return all counters, with `own`, and the addresses of the parts that did not answer within
         ASK_S."""
         requests = {name: gevent.spawn(_fetch_counters, address) for name, address in self._addresses.items()}

@@ -199,9 +199,15 @@ class AdminGroups:
             subscription_row(each, letters)
             | retries.row(each.group, each.topic)
             | self._per_second(each)
+            | {"clients": self._count_clients(each)}
             | self._backend_columns(each, with_age=at < AGED_MAX)
             for at, each in enumerate(paced(subscriptions[:count]))
         ]
+
+    def _count_clients(self, stats: SubscriptionStats) -> int:
+        """Count the connected clients that pull a subscription at this proxy."""
+        clients = self._consumer.clients(stats.group)
+        return sum(each.connected and (not each.topics or stats.topic in each.topics) for each in clients)
 
     def create(self, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Subscribe a group to `topics`; other keys are settings. What exists stays. Answers the group,
@@ -212,7 +218,7 @@ class AdminGroups:
         if not isinstance(topics, list) or not topics or not all(isinstance(topic, str) for topic in topics):
             raise CallerError(f"topics is {topics!r}; a list with at least one topic name is wanted")
         _check_names(group, *topics)
-        summary = next((found for found in self._consumer.groups() if found.name == group), None)
+        summary = next((info for info in self._consumer.groups() if info.name == group), None)
         there = () if summary is None else summary.topics
         missing = [topic for topic in dict.fromkeys(topics) if topic not in there]
         for topic in missing:

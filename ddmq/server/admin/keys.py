@@ -77,16 +77,16 @@ def act_on_key(
     if action not in does:
         raise CallerError(f"action is {action!r}; allowed: {', '.join(ACTIONS)}")
     key = choose_key(ordering, possible_keys(text))
-    shown = {internal: shown_key(queue) for internal, queue in whole_queues(ordering).items()}
-    inside = {chain: internal for internal, chain in shown.items()}
+    names = {internal: shown_key(queue) for internal, queue in whole_queues(ordering).items()}
+    inside = {chain: internal for internal, chain in names.items()}
     internal = inside.get(key, key)
     parked = internal in ordering.parked_keys
     outcomes = does[action](internal).wait(WAIT_S)
     heads = [
-        dataclasses.asdict(each.head) | {"key": shown.get(key, key), "outcome": each.outcome}
+        dataclasses.asdict(each.head) | {"key": names.get(key, key), "outcome": each.outcome}
         for each in outcomes
     ]
-    return {"group": group, "key": shown.get(key, key), "action": action, "parked": parked, "heads": heads}
+    return {"group": group, "key": names.get(key, key), "action": action, "parked": parked, "heads": heads}
 
 
 def _takes_away(action: str, take_away: object) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 
 from backend.port import Backend
 from backend.records import Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef
-from ddmq.moments import WALL_MS_MIN, moment, shown
+from ddmq.moments import WALL_MS_MIN, format_moment, read_moment
 from ddmq.server.admin.topics import WAIT_S, require_topic
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import NoSuchGroupError
@@ -51,7 +51,7 @@ class ResetTarget(NamedTuple):
     def words(self) -> str:
         """The target in words, for people."""
         if self.kind == "time":
-            return f"the first message stored at or after {shown(self.value)}"
+            return f"the first message stored at or after {format_moment(self.value)}"
         if self.kind == "offset":
             return f"offset {self.value}"
         return "the first message" if self.kind == "first" else "the end, behind the last message"
@@ -79,7 +79,7 @@ def target_of(raw: Any, now_ms: int) -> ResetTarget:
     if text.isascii() and text.isdecimal() and len(text) <= 15 and int(text) < WALL_MS_MIN:
         return ResetTarget("offset", int(text))
     try:
-        return ResetTarget("time", moment(text, now_ms))
+        return ResetTarget("time", read_moment(text, now_ms))
     except ValueError as error:
         reason = f"; {error}" if "time zone" in str(error) else ""
         raise CallerError(f"to is {raw!r}{reason}; allowed: {_ALLOWED}") from error
@@ -142,11 +142,11 @@ def reset(
     _check(backend, group, topic)
     target = target_of(to, backend.clock_ms())
     for _ in range(TRIES_MAX):
-        chosen = _choose_queues(read_positions(backend, group, topic), topic, queue)
-        offsets = _target_offsets(backend, chosen, target)
-        if not dry_run and not _commit(backend, clock, group, topic, target, chosen, offsets):
+        positions = _choose_queues(read_positions(backend, group, topic), topic, queue)
+        offsets = _target_offsets(backend, positions, target)
+        if not dry_run and not _commit(backend, clock, group, topic, target, positions, offsets):
             continue  # an owner changed meanwhile: look again
-        rows = [_plan_row(each, offset) for each, offset in zip(chosen, offsets, strict=True)]
+        rows = [_plan_row(each, offset) for each, offset in zip(positions, offsets, strict=True)]
         return {
             "group": group,
             "topic": topic,
@@ -214,13 +214,13 @@ def _plan_row(each: Standing, to: int) -> dict[str, int]:
     return {"queue": each.queue.queue_id, "from": at, "to": to, "again": again, "passed_over": passed}
 
 
-def _choose_queues(found: list[Standing], topic: str, queue: int | None) -> list[Standing]:
+def _choose_queues(positions: list[Standing], topic: str, queue: int | None) -> list[Standing]:
     if queue is None:
-        return found
-    chosen = [each for each in found if each.queue.queue_id == queue]
-    if not chosen:
-        raise CallerError(f"topic {topic!r} has no queue {queue}; it has 0 to {len(found) - 1}")
-    return chosen
+        return positions
+    matches = [each for each in positions if each.queue.queue_id == queue]
+    if not matches:
+        raise CallerError(f"topic {topic!r} has no queue {queue}; it has 0 to {len(positions) - 1}")
+    return matches
 
 
 def _target_offsets(backend: Backend, chosen: Sequence[Standing], target: ResetTarget) -> list[int]:

@@ -38,7 +38,7 @@ class OpenShard(NamedTuple):
 
 
 def backup_folder(given: object, backups: Path) -> Path:
-    """The folder below `backups` that is meant, by its name there or its whole path. Raises CallerError.
+    """Return the folder below `backups` for a name or a whole path. Raises CallerError.
 
     What is refused is told the same way whether it exists or not.
     """
@@ -67,7 +67,7 @@ def make_backup(
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise CallerError(f"{folder} is not empty; a backup goes into a new folder")
-        with _making(folder) as secret:
+        with _secret_file(folder) as secret:
             copy_shards(folder, held)
             for address, numbers in elsewhere.items():
                 _ask_for(address, folder, numbers, secret)
@@ -79,7 +79,7 @@ def make_backup(
 
 
 def copy_shards(folder: Path, held: Iterable[OpenShard]) -> None:
-    """Copy each as at one moment. Raises CallerError where one is there already."""
+    """Copy each shard as of one moment. Raises CallerError if a copy exists already."""
     for number, store in held:
         if os.path.lexists(folder / str(number)):
             raise CallerError(f"the backup {folder.name} has shard {number} already")
@@ -92,8 +92,8 @@ def check_secret(folder: Path, given: object) -> None:
         secret = (folder / SECRET_FILE).read_text()
     except (OSError, ValueError):
         secret = ""
-    known = isinstance(given, str) and given.isascii() and secrets.compare_digest(given, secret)
-    if not (secret and known):
+    matches = isinstance(given, str) and given.isascii() and secrets.compare_digest(given, secret)
+    if not (secret and matches):
         raise CallerError(
             f"no backup {folder.name!r} is being made here by who asks; `shards` is for the processes that "
             "make one together: leave it out"
@@ -101,8 +101,8 @@ def check_secret(folder: Path, given: object) -> None:
 
 
 @contextmanager
-def _making(folder: Path) -> Iterator[str]:
-    """While the backup is made: the secret that its folder holds."""
+def _secret_file(folder: Path) -> Iterator[str]:
+    """Write a secret into the folder while the backup is made, and yield it."""
     secret, path = secrets.token_hex(32), folder / SECRET_FILE
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:

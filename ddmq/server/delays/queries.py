@@ -73,8 +73,8 @@ class Cursor(NamedTuple):
 
 
 class DelayChoice(NamedTuple):
-    """Which waiting messages are asked for: of `topic`, with this `key` (None: any), due from `start` until
-    before `end`, behind `after`."""
+    """A choice of waiting messages: of `topic`, with this `key` (None: any), due from `start` until before
+    `end`, behind `after`."""
 
     topic: str | None
     key: str | None
@@ -101,7 +101,8 @@ class DelayChoice(NamedTuple):
 
 
 class DelayQueries:
-    """`timers`: the delay service of this process, None: it runs elsewhere. `backups`: where backups go."""
+    """Answers about delayed messages. `timers`: the delay service of this process, or None. `backups`: their
+    folder."""
 
     def __init__(self, backend: Backend, timers: DelayService | None, clock: Clock, backups: Path) -> None:
         self._backend = backend
@@ -109,7 +110,7 @@ class DelayQueries:
         self._clock = clock
         self._backups = backups
 
-    def anywhere(self, request: AdminRequest, act: Callable[[AdminRequest], Any]) -> Any:
+    def answer_anywhere(self, request: AdminRequest, act: Callable[[AdminRequest], Any]) -> Any:
         """Return the answer of `act`, or of another process if this one cannot answer."""
         address = None if FORWARDED in request.query else self._other_owner(request)
         return act(request) if address is None else in_thread(ask_other, address, request)
@@ -171,7 +172,7 @@ class DelayQueries:
     ) -> tuple[list[T], Cursor | None]:
         """Return up to `count` messages as `told` makes them, whose bodies are let go meanwhile, and where to
         go on: None at the end. By key, LOOKED_MAX messages are looked at in one go."""
-        walks = [self._walk_shard(one, choice) for one in self._held()]
+        walks = [self._walk_shard(one, choice) for one in self._open_shards()]
         rows: list[T] = []
         looked, last = 0, None
         for place, message in merge(*walks, key=itemgetter(0)):
@@ -211,31 +212,31 @@ class DelayQueries:
         _, behind = self._caught_up()
         store = self._store_of(shard)
         state = store.ids([uuid_bytes(uuid)])[0]
-        found: dict[str, Any] = {"uuid": uuid, "shard": shard, "state": "unknown"}
+        row: dict[str, Any] = {"uuid": uuid, "shard": shard, "state": "unknown"}
         if state is None:
             if shard in behind:
                 orders = f"delay shard {shard} has {behind[shard]} orders to take in"
                 raise TryLaterError(f"{uuid} is not known yet: {orders}; try again")
-            return found
-        found["state"] = _STATES.get(state.kind, state.kind.name.lower())
+            return row
+        row["state"] = _STATES.get(state.kind, state.kind.name.lower())
         if state.kind is not IdKind.PENDING:
-            return found | {"at_ms": state.at_ms, "kept_until_ms": state.forget_ms}
+            return row | {"at_ms": state.at_ms, "kept_until_ms": state.forget_ms}
         message = store.get(DueKey(state.at_ms, state.offset))
-        return found if message is None else found | _message_row(message, whole=True)
+        return row if message is None else row | _message_row(message, whole=True)
 
     def known(self, uuid: str) -> Mapping[str, Any]:
         """Return the answer of `message` for a uuid, from here or from the process that owns its shard."""
         request = AdminRequest({"id": uuid}, {}, {}, "GET", "/delay/messages/{id}")
-        answer = self.anywhere(request, self.message)
+        answer = self.answer_anywhere(request, self.message)
         if not isinstance(answer, Text):
             return dict(answer)
-        told: dict[str, Any] = msgspec.json.decode(answer.payload)
+        row: dict[str, Any] = msgspec.json.decode(answer.payload)
         if answer.status != 200:
-            raise TryLaterError(str(told.get("error", "the delay service does not answer")))
-        return told
+            raise TryLaterError(str(row.get("error", "the delay service does not answer")))
+        return row
 
     def _shard_of(self, text: str) -> tuple[str, int]:
-        """(uuid, shard) of a delay id or a uuid."""
+        """Return (uuid, shard) for a delay id or a uuid."""
         parsed = parse_delay_id(text.encode())
         if parsed is None and not is_uuid(text.encode()):
             raise CallerError(f"{text[:140]!r} is neither a delay id nor a uuid")
@@ -249,31 +250,31 @@ class DelayQueries:
         `shards`: only those, into the folder that the process which makes the backup has begun, and whose
         `secret` it knows."""
         folder = backup_folder(request.body.get("folder"), self._backups)
-        wanted, held = request.body.get("shards"), self._held()
-        if wanted is not None:
-            if not isinstance(wanted, list):
-                raise CallerError(f"shards is {wanted!r}; a list of numbers is wanted")
+        numbers, held = request.body.get("shards"), self._open_shards()
+        if numbers is not None:
+            if not isinstance(numbers, list):
+                raise CallerError(f"shards is {numbers!r}; a list of numbers is wanted")
             check_secret(folder, request.body.get("secret"))
-            part = [one for one in held if one.number in wanted]
-            if len(part) < len(wanted):
+            chosen_shards = [one for one in held if one.number in numbers]
+            if len(chosen_shards) < len(numbers):
                 raise TryLaterError("not all of these shards are open here; try again")
-            in_thread(copy_shards, folder, part)
-            return {"folder": str(folder), "shards": len(part)}
-        others = self._owners(self._elsewhere(self._service()))
+            in_thread(copy_shards, folder, chosen_shards)
+            return {"folder": str(folder), "shards": len(chosen_shards)}
+        others = self._shards_by_owner(self._foreign_shards(self._service()))
         if len(held) + sum(map(len, others.values())) < self._queues():
             raise TryLaterError("not every shard is open yet; try again")
         shards = in_thread(make_backup, self._backups, folder, held, others, self._clock.wall_ms())
         return {"folder": str(folder), "shards": shards}
 
-    def _owners(self, numbers: Sequence[int]) -> dict[str, list[int]]:
+    def _shards_by_owner(self, numbers: Sequence[int]) -> dict[str, list[int]]:
         """Return which of these shards are owned at which address; without those that nobody has."""
         if not numbers:
             return {}
-        found: dict[str, list[int]] = {}
+        by_address: dict[str, list[int]] = {}
         for number, address in self._owner_addresses().items():
             if number in numbers:
-                found.setdefault(address, []).append(number)
-        return found
+                by_address.setdefault(address, []).append(number)
+        return by_address
 
     # --- who holds what
 
@@ -289,21 +290,23 @@ class DelayQueries:
         """The service, once it has taken in what was answered before this question, or after LOOKS_S; and by
         shard how many orders of that are not taken in even then."""
         service = self._service()
-        held = {shard.queue: shard for shard in service.shards.values() if shard.running}
-        bounds = self._backend.bounds(list(held)).wait(WAIT_S)
-        ends = {queue: limits.next for queue, limits in zip(held, bounds, strict=True) if limits is not None}
+        shards = {shard.queue: shard for shard in service.shards.values() if shard.running}
+        bounds = self._backend.bounds(list(shards)).wait(WAIT_S)
+        ends = {
+            queue: limits.next for queue, limits in zip(shards, bounds, strict=True) if limits is not None
+        }
         give_up = self._clock.monotonic() + LOOKS_S  # a look takes long where the loop has much to do
         while behind := {
-            queue.queue_id: end - (held[queue].position or 0)
+            queue.queue_id: end - (shards[queue].position or 0)
             for queue, end in ends.items()
-            if held[queue].running and end > (held[queue].position or 0)
+            if shards[queue].running and end > (shards[queue].position or 0)
         }:
             if self._clock.monotonic() >= give_up:
                 break
             gevent.sleep(LOOK_S)
         return service, behind
 
-    def _held(self) -> list[OpenShard]:
+    def _open_shards(self) -> list[OpenShard]:
         return [
             OpenShard(number, shard.context.store)
             for number, shard in self._service().shards.items()
@@ -311,9 +314,9 @@ class DelayQueries:
         ]
 
     def _store_of(self, number: int) -> DelayStore:
-        for held in self._held():
-            if held.number == number:
-                return held.store
+        for shard in self._open_shards():
+            if shard.number == number:
+                return shard.store
         if number in self._service().shards:
             raise TryLaterError(f"delay shard {number} is not open yet; try again")
         raise TryLaterError(f"delay shard {number} is held by another delay service; ask its admin port")
@@ -321,9 +324,9 @@ class DelayQueries:
     def _left_out(self, service: DelayService) -> dict[str, list[int]]:
         """Shards whose messages are in no answer from here: of another process, and those not open now."""
         closed = [number for number, shard in service.shards.items() if not shard.running]
-        return {"elsewhere": self._elsewhere(service), "not_open": closed}
+        return {"elsewhere": self._foreign_shards(service), "not_open": closed}
 
-    def _elsewhere(self, service: DelayService) -> list[int]:
+    def _foreign_shards(self, service: DelayService) -> list[int]:
         return [number for number in range(self._queues()) if number not in service.shards]
 
     def _queues(self) -> int:

@@ -59,7 +59,7 @@ class Restored(NamedTuple):
 
 
 class Backup(NamedTuple):
-    """A complete backup."""
+    """A complete backup on disk: its folder and its shards."""
 
     folder: Path
     shards: tuple[int, ...]
@@ -69,12 +69,12 @@ def read_backup(folder: Path) -> Backup:
     """Raises CallerError for what is none, or not a whole one."""
     try:
         facts: Any = msgspec.json.decode((folder / MANIFEST).read_bytes())
-        made = facts["format"]
+        version = facts["format"]
         shards = tuple(int(number) for number in facts["shards"])
     except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         raise CallerError(f"{folder} is no whole backup: {MANIFEST} cannot be read ({error})") from error
-    if made != 1:
-        raise CallerError(f"{folder} has format {made}; this program knows 1: use the newer one")
+    if version != 1:
+        raise CallerError(f"{folder} has format {version}; this program knows 1: use the newer one")
     return Backup(folder, shards)
 
 
@@ -86,7 +86,7 @@ def restore_backup(folder: Path, data_dir: Path, delay_dir: Path | None, log: Fi
     backup = read_backup(folder)
     _refuse_beside_a_server(data_dir)
     stores = delay_dir or data_dir / "delay"
-    if _filled(stores):
+    if _has_entries(stores):
         raise CallerError(
             f"{stores} is not empty; a restore needs a directory without delay stores: put away what is"
             " there, also what a restore that was cut short has left"
@@ -96,7 +96,7 @@ def restore_backup(folder: Path, data_dir: Path, delay_dir: Path | None, log: Fi
     if (data_dir / "commitlog").is_dir():
         damaged = _as_stores(backup, data_dir, stores, log)
         return Restored("stores", len(backup.shards), None, damaged)
-    if any(entry.name != BACKUPS for entry in _entries(data_dir)):
+    if any(entry.name != BACKUPS for entry in _list_entries(data_dir)):
         raise CallerError(f"{data_dir} is not empty and has no log; choose an empty directory, or the log's")
     count, damaged = _into_new_log(backup, data_dir, log)
     return Restored("new log", len(backup.shards), count, damaged)
@@ -114,7 +114,7 @@ def _refuse_beside_a_server(data_dir: Path) -> None:
 
 
 def _as_stores(backup: Backup, data_dir: Path, stores: Path, log: FileLogOptions) -> tuple[int, ...]:
-    """All of them or, when one fails, none: the folder was empty."""
+    """Restore all stores or, if one fails, none: the folder was empty."""
     try:
         for number in backup.shards:
             restore(backup.folder / str(number), stores, number)
@@ -132,7 +132,7 @@ def _check_log(backup: Backup, data_dir: Path, stores: Path, log: FileLogOptions
         for number in backup.shards:
             store = open_store(stores, number, 0)
             try:
-                why = foreign(store, number, backend)
+                why = find_difference(store, number, backend)
                 damaged += [number] if store.damage is not None else []
             finally:
                 store.close()
@@ -146,11 +146,11 @@ def _check_log(backup: Backup, data_dir: Path, stores: Path, log: FileLogOptions
     return tuple(damaged)
 
 
-def _filled(folder: Path) -> bool:
-    return any(_entries(folder))
+def _has_entries(folder: Path) -> bool:
+    return any(_list_entries(folder))
 
 
-def _entries(folder: Path) -> list[Path]:
+def _list_entries(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
@@ -181,7 +181,7 @@ def _into_new_log(backup: Backup, data_dir: Path, log: FileLogOptions) -> tuple[
 
 def _send_all(backend: Backend, clock: Clock, store: DelayStore, queues: int, bytes_max: int) -> int:
     count = 0
-    for page in pages(store, bytes_max):
+    for page in read_pages(store, bytes_max):
         for topic in {message.topic for message in page}:
             if backend.topic(topic) is None:
                 _make(backend, clock, TopicInfo(topic, 0, QUEUES_DEFAULT))
@@ -223,7 +223,7 @@ def _make(backend: Backend, clock: Clock, info: TopicInfo) -> None:
 # --- whether a store belongs to a log, and what is in it
 
 
-def foreign(store: DelayStore, number: int, backend: Backend) -> str | None:
+def find_difference(store: DelayStore, number: int, backend: Backend) -> str | None:
     """Return why the store of this shard does not belong to the log; None if no difference is known.
 
     A store knows its messages by the offsets of their commands in the log, and what has fired is kept in the
@@ -238,14 +238,14 @@ def foreign(store: DelayStore, number: int, backend: Backend) -> str | None:
         return f"shard {number} has taken in {known_to} commands, the log has {bounds.next}"
     if queue is None:
         return None
-    for message in islice(chain.from_iterable(pages(store)), LOOKED_AT_MAX):
+    for message in islice(chain.from_iterable(read_pages(store)), LOOKED_AT_MAX):
         if bounds.min <= message.offset and _is_another(message, queue, backend):
             return f"command {message.offset} of shard {number} is another one in the log"
     return None
 
 
-def pages(store: DelayStore, bytes_max: int = PAGE_BYTES) -> Iterator[list[Pending]]:
-    """All that wait, by due time, some at a time: so many bytes of bodies, and one message more."""
+def read_pages(store: DelayStore, bytes_max: int = PAGE_BYTES) -> Iterator[list[Pending]]:
+    """Yield all waiting messages by due time, in lists of up to `bytes_max` bytes and one message more."""
     after: DueKey | None = None
     while page := store.scan(Scan(None, 0, FOREVER_MS, PAGE, after, bytes_max)):
         yield page
@@ -253,7 +253,8 @@ def pages(store: DelayStore, bytes_max: int = PAGE_BYTES) -> Iterator[list[Pendi
 
 
 def _is_another(message: Pending, queue: QueueRef, backend: Backend) -> bool:
-    """False also where the command was damaged, or retention takes it meanwhile."""
+    """Return whether the log has another message at the offset; False also if the command is damaged or
+    expired."""
     batch = backend.read(queue, message.offset, 1, 1).wait(WAIT_S)
-    found = [one.message_id for one in batch.carried(COMMAND_PROPERTY) if one.offset == message.offset]
-    return bool(found) and found[0] != message.message_id
+    ids = [one.message_id for one in batch.carried(COMMAND_PROPERTY) if one.offset == message.offset]
+    return bool(ids) and ids[0] != message.message_id

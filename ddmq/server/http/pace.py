@@ -107,11 +107,11 @@ class PacedGreenlet(gevent.Greenlet):  # type: ignore[misc]  # gevent has no typ
     since = 0.0
 
     def switch(self, *given: Any) -> Any:
-        """Resume the greenlet."""
+        """Resume the greenlet, and charge its account."""
         return self._run_charged(super().switch, *given)
 
     def throw(self, *given: Any) -> Any:
-        """Resume the greenlet with an exception."""
+        """Resume the greenlet with an exception, and charge its account."""
         return self._run_charged(super().throw, *given)
 
     def _run_charged(self, go: Any, *given: Any) -> Any:

@@ -20,7 +20,7 @@ ALIKE_S = 10.0
 _PLAIN = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
-def extras(record: logging.LogRecord) -> dict[str, Any]:
+def extra_fields(record: logging.LogRecord) -> dict[str, Any]:
     """Return the fields that were passed as `extra`."""
     return {key: value for key, value in record.__dict__.items() if key not in _PLAIN}
 
@@ -29,8 +29,8 @@ class TextFormatter(logging.Formatter):
     """`2026-11-21T12:00:00.123Z INFO ddmq.server: text key=value`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{_stamp(record)} {record.levelname} {record.name}: {record.getMessage()}"
-        for key, value in extras(record).items():
+        line = f"{_format_time(record)} {record.levelname} {record.name}: {record.getMessage()}"
+        for key, value in extra_fields(record).items():
             line += f" {key}={value}"
         return plain(line) + _trace(self, record)
 
@@ -39,14 +39,14 @@ class JsonFormatter(logging.Formatter):
     """A formatter that writes one JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        event = {"time": _stamp(record), "level": record.levelname.lower(), "logger": record.name}
-        event |= {"event": record.getMessage()} | extras(record)
+        event = {"time": _format_time(record), "level": record.levelname.lower(), "logger": record.name}
+        event |= {"event": record.getMessage()} | extra_fields(record)
         if record.exc_info:
             event["trace"] = self.formatException(record.exc_info)
         return json_plain(msgspec.json.encode(event, enc_hook=str).decode())
 
 
-def _stamp(record: logging.LogRecord) -> str:
+def _format_time(record: logging.LogRecord) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
 
 

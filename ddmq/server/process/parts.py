@@ -30,7 +30,7 @@ from ddmq.address import LOOPBACK, HostPort
 from ddmq.server.admin import groups, topics
 from ddmq.server.admin.api import AdminApi, build_starting_router
 from ddmq.server.admin.figures import OtherParts
-from ddmq.server.config import Configuration, changed, file_of_part, shown
+from ddmq.server.config import Configuration, changed_values, file_of_part, resolved_values
 from ddmq.server.http.connection import AdminServer
 from ddmq.server.http.routing import AdminRouter
 from ddmq.server.process.hub import HubWatch
@@ -136,8 +136,10 @@ class ServerProcess:
         gc.set_threshold(20_000, 50, 200)
         self._hub.start()
         where = {"data_dir": self.config.serve.data_dir, "config": self.config.folder or "defaults"}
-        log.info("starting", extra={"parts": ",".join(self.parts)} | where | {"set": changed(self.config)})
-        log.debug("configuration", extra={"config": shown(self.config)})
+        log.info(
+            "starting", extra={"parts": ",".join(self.parts)} | where | {"set": changed_values(self.config)}
+        )
+        log.debug("configuration", extra={"config": resolved_values(self.config)})
         warn_of_secrets(self.config)
         try:
             self.backend = self._open_backend()

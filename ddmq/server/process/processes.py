@@ -90,7 +90,7 @@ class PartProcess:
                 self.when_ready()
                 self.ready.set()
 
-    def tell(self, lines: str) -> None:
+    def send_lines(self, lines: str) -> None:
         """Write lines to the child's standard input, which signals.py reads."""
         assert self.child is not None
         assert self.child.stdin is not None
@@ -149,7 +149,7 @@ class Supervisor:
         public, *others = self.parts
         with self._telling:
             lines = [component_line(part.name, part.addresses["admin"]) for part in others if part.addresses]
-            public.tell("".join(lines))
+            public.send_lines("".join(lines))
 
     def start(self) -> None:
         """Start all, and wait until they are ready or it is to stop. Raises ClickException for a part that
@@ -177,10 +177,10 @@ class Supervisor:
         with closing(Wakes()) as wakes:
             while not self.stopping:
                 for part in self.parts:
-                    self.tend(part, time.monotonic())
+                    self.tend_part(part, time.monotonic())
                 wakes.wait(min(part.again_at for part in self.parts) - time.monotonic())
 
-    def tend(self, part: PartProcess, now: float) -> None:
+    def tend_part(self, part: PartProcess, now: float) -> None:
         """Record that a part died, or restart it after its pause; no part waits for another's pause."""
         if part.again_at == NEVER:
             if part.child is not None and part.child.poll() is not None:

@@ -115,7 +115,7 @@ class SampleFolder:
         swept = _Sweep(self._disk, now_ms)
         for hour in self._list_hours(swept):
             if hour.start_ms + HOUR_MS + MERGE_AFTER_MS <= now_ms:
-                swept.leftovers(hour)
+                swept.delete_leftovers(hour)
                 swept.merge(hour, self.instance)
             if hour.start_ms + HOUR_MS + keep_days * DAY_MS <= now_ms:
                 swept.clear(hour)
@@ -125,8 +125,8 @@ class SampleFolder:
     def _list_hours(self, swept: _Sweep) -> list[_Hour]:
         """List the folders of hours, oldest first."""
         hours = []
-        for date in swept.entries(self.root):
-            for hour in swept.entries(date) if date.name.startswith("date=") else ():
+        for date in swept.list_entries(self.root):
+            for hour in swept.list_entries(date) if date.name.startswith("date=") else ():
                 start = samples.hour_start(date.name, hour.name)
                 if start is not None:
                     hours.append(_Hour(hour, start))
@@ -142,7 +142,7 @@ class _Sweep:
         self._disk = disk
         self._now_ms = now_ms
 
-    def entries(self, folder: Path) -> list[Path]:
+    def list_entries(self, folder: Path) -> list[Path]:
         """Return what is in a folder, by name; nothing when it cannot be read."""
         try:
             return sorted(folder.iterdir())
@@ -152,9 +152,9 @@ class _Sweep:
             self.failed.append(error)
             return []
 
-    def ours(self, hour: _Hour) -> Iterator[tuple[Path, SampleName]]:
+    def own_files(self, hour: _Hour) -> Iterator[tuple[Path, SampleName]]:
         """Yield the sample files of an hour, of all processes."""
-        for path in self.entries(hour.path):
+        for path in self.list_entries(hour.path):
             name = samples.parse(path.name)
             if name is not None:
                 yield path, name
@@ -167,9 +167,11 @@ class _Sweep:
             except OSError as error:
                 self.failed.append(error)
 
-    def leftovers(self, hour: _Hour) -> None:
+    def delete_leftovers(self, hour: _Hour) -> None:
         """Delete the files that a process was writing when it died."""
-        hidden = [path for path in self.entries(hour.path) if samples.parse_hidden(path.name) is not None]
+        hidden = [
+            path for path in self.list_entries(hour.path) if samples.parse_hidden(path.name) is not None
+        ]
         self.delete(hidden, "left")
 
     def merge(self, hour: _Hour, instance: str) -> None:
@@ -177,7 +179,7 @@ class _Sweep:
 
         The new file's parts stay until the next sweep: a reader that listed them can still read them.
         """
-        files = list(self.ours(hour))
+        files = list(self.own_files(hour))
         whole = [name for _, name in files if name.merged]
         parts = [
             (path, name, any(file.covers(name) for file in whole)) for path, name in files if not name.merged
@@ -217,7 +219,7 @@ class _Sweep:
 
     def clear(self, hour: _Hour) -> None:
         """Delete an hour that is too old."""
-        self.delete((path for path, _ in self.ours(hour)), "age")
+        self.delete((path for path, _ in self.own_files(hour)), "age")
         self._remove_folder(hour.path)
 
     def shrink(self, hours: list[_Hour], bytes_max: int) -> int:
@@ -238,7 +240,7 @@ class _Sweep:
     def _oldest_first(self, hour: _Hour) -> list[tuple[Path, int]]:
         """Return the hour's files with their sizes, oldest first."""
         files = []
-        for path, _ in self.ours(hour):
+        for path, _ in self.own_files(hour):
             try:
                 status = path.stat()
             except OSError:

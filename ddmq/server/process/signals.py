@@ -22,7 +22,7 @@ import gevent
 from gevent.socket import wait_read
 
 from ddmq.server.admin import topics
-from ddmq.server.config import Configuration, file_of_part, load_folder, over_backend, shown
+from ddmq.server.config import Configuration, file_of_part, load_folder, over_backend, resolved_values
 from ddmq.server.process.parts import ServerProcess
 from ddmq.server.process.processes import let_hangup
 from ddmq.server.readable_secrets import warn_of_secrets
@@ -73,20 +73,20 @@ def _apply(process: ServerProcess, fresh: Configuration) -> tuple[list[str], lis
     """Apply `fresh`; return the keys in force now, and those that wait for the next start."""
     config, changed, waiting = process.config, list[str](), list[str]()
 
-    def note(part: str, done: Reloaded) -> None:
-        changed.extend(f"{part}.{key}" for key in done.changed)
-        waiting.extend(f"{part}.{key}" for key in done.waiting)
+    def record_change(part: str, reloaded: Reloaded) -> None:
+        changed.extend(f"{part}.{key}" for key in reloaded.changed)
+        waiting.extend(f"{part}.{key}" for key in reloaded.waiting)
 
     serve = _merge_serve(config, fresh)
-    note("serve", serve)
+    record_change("serve", serve)
     logging.getLogger().setLevel(serve.config.log_level.upper())
     config = dataclasses.replace(config, serve=serve.config, topics=fresh.topics, groups=fresh.groups)
     for part, proxy in (("consumer", process.consumer), ("producer", process.producer or process.sends)):
         if proxy is not None:
-            done = proxy.reconfigure(getattr(fresh, part))
-            note(part, done)
-            config = dataclasses.replace(config, **{part: done.config})
-    before, now = shown(config), shown(fresh)
+            reloaded = proxy.reconfigure(getattr(fresh, part))
+            record_change(part, reloaded)
+            config = dataclasses.replace(config, **{part: reloaded.config})
+    before, now = resolved_values(config), resolved_values(fresh)
     for part in RESTART_PARTS:
         waiting.extend(f"{part}.{key}" for key, value in now[part].items() if before[part][key] != value)
     process.config = config
@@ -104,7 +104,7 @@ def when_parent_ends(stop: Callable[[], None], hear: Callable[[str], None], desc
 
     def follow() -> None:
         text = b""
-        while more := _more(descriptor):
+        while more := _read_more(descriptor):
             *lines, text = (text + more).split(b"\n")
             for line in lines:
                 hear(line.decode())
@@ -114,6 +114,6 @@ def when_parent_ends(stop: Callable[[], None], hear: Callable[[str], None], desc
     gevent.spawn(follow)
 
 
-def _more(descriptor: int) -> bytes:
+def _read_more(descriptor: int) -> bytes:
     wait_read(descriptor)
     return os.read(descriptor, 4096)

@@ -97,7 +97,7 @@ def _tracing_hints(backend: Backend, message_id: bytes, gathered: GatheredStory)
     if one_in:
         return [f"it was not traced (of topic {topic} 1 in {one_in} is, now): the records alone tell"]
     return [
-        f"it was not traced: the records alone tell; `ddmq topic update {topic} --trace-one-in 1` traces "
+        f"it was not traced: the records alone tell; `ddmq topic set {topic} --trace-one-in 1` traces "
         "what is sent from then on"
     ]
 

@@ -272,5 +272,5 @@ class StoryGatherer:
             message_filter = filter_for(tags, sql)
         except ConfigError:
             return 0, ""
-        is_filtered = message_filter is not None and message_filter.judge(main.delivery) is FILTERED
+        is_filtered = message_filter is not None and message_filter.find_refusal(main.delivery) is FILTERED
         return stored.created_ms, f"its filter keeps it back: {sql or tags}" if is_filtered else ""

@@ -34,6 +34,7 @@ from metrics_job.report.core.material import (
     totals_of,
 )
 from metrics_job.report.core.offenders import Offenders
+from metrics_job.report.core.order import OrderPicture
 
 Points = list[tuple[int, float | None]]  # (start of the step in ms, value or None where nothing ran)
 PER_MS = {"us": 1000.0, "ms": 1.0}
@@ -90,6 +91,7 @@ class Report:
     measured: list[tuple[str, str, Percentiles]] = field(default_factory=list)  # name, unit, values
     tallies: Tallies = field(default_factory=Tallies)  # how much there is of what the lists hold the first of
     remarks: list[str] = field(default_factory=list)  # on purpose, or shortened: nothing to look at
+    order: OrderPicture | None = None  # of a client that watched its own messages
 
     @property
     def is_well(self) -> bool:

@@ -113,6 +113,11 @@ def format_time(wall_ms: int, with_date: bool = True) -> str:
     return to_utc_time(wall_ms).strftime("%Y-%m-%d %H:%M" if with_date else "%H:%M")
 
 
+def format_clock(wall_ms: int) -> str:
+    """Format a time of the day, as `03:05:01`, in UTC."""
+    return to_utc_time(wall_ms).strftime("%H:%M:%S")
+
+
 def format_range(start_ms: int, end_ms: int) -> str:
     """`2026-11-22 03:05:01 to 03:06:30 UTC`: the date once where it is one."""
     start, end = to_utc_time(start_ms), to_utc_time(end_ms)

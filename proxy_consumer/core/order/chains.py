@@ -1,20 +1,20 @@
-"""Chains: jobs that share an order key stand in a chain, and only its head is let out.
+"""Chains: jobs with the same order key form a chain, and only its head is released for delivery.
 
 A *stream* is one queue of the scope; a *spot* is (stream, offset). Spots arrive in the order in which they
-are to be finished. The first of a key is let out at once, later ones are kept until the one before is
-finished. `batch` spots may be let out together when they are consecutive in their chain, in one stream,
-and go into one answer.
+are to be finished. The first spot of a key is released at once, each later one when the one before is
+finished. Up to `batch` spots may be released together, into one reply, if they are consecutive in their chain
+and in one stream.
 
-A chain keeps a few of its waiting spots in `kept`. Further ones are forgotten: the chain only
-notes, per stream, from which offset on there may be some (`unindexed`), and they are found again by
-reading (rescan.py) when `kept` runs dry; until then the chain is *starving*. Everything in `unindexed`
-comes after everything in `kept`. So memory is bounded by the number of busy keys, however many
-messages wait behind them. Identity is the key itself. The table knows nothing of leases, retries or time.
+A chain keeps a few of its waiting spots in `kept`. It forgets further ones: it only notes, per stream, the
+offset from which on there may be some (`unindexed`), and they are found again by reading (rescan.py) when
+`kept` is empty; until then the chain is *starving*. All spots in `unindexed` come after all spots in `kept`.
+So memory is bounded by the number of busy keys, however many messages wait behind them. Chains are identified
+by the key itself, not by its hash. The table knows nothing of leases, retries or time.
 
-A job that is let out stands in its stream's `busy` until it is finished. On its first way it lies in
-`deliverable` with its bytes; one that waited in its chain is read again (core/arrivals.py). A stream knows
-the chains of its scope and nothing above it. What a finished job lets out, perhaps in another queue, it
-writes into the ledger that all streams of the scope share; OrderScope.go_on acts on it.
+A released job is in its stream's `busy` until it is finished. On its first delivery it is in `deliverable`
+with its bytes; a job that waited in its chain is read again (core/arrivals.py). A stream knows the chains of
+its scope and nothing above it. When a finished job releases others, perhaps in another queue, the stream
+writes them into the ledger that all streams of the scope share; OrderScope acts on the ledger.
 """
 
 from __future__ import annotations
@@ -34,32 +34,34 @@ _NOWHERE: dict[Any, int] = {}
 
 
 class Chain:
-    """One key's jobs. `heads`: let out and unfinished, first to last."""
+    """The jobs of one key. `heads`: the released and unfinished messages, as (stream, offset), in order."""
 
     __slots__ = ("heads", "kept", "key", "mark", "open", "unindexed")
 
     def __init__(self, key: str, stream: QueueStream, offset: int) -> None:
         self.key = key
         self.heads: list[tuple[QueueStream, int]] = [(stream, offset)]
-        self.open = True  # the heads are not in an answer yet: followers may join them
-        self.kept: list[tuple[QueueStream, int]] = _NO_SPOTS  # both shared while empty: most keys never wait
+        self.open = True  # no reply holds the heads yet: followers may join them
+        self.kept: list[tuple[QueueStream, int]] = (
+            _NO_SPOTS  # both are shared objects while empty: most keys never wait
+        )
         self.unindexed: dict[QueueStream, int] = _NOWHERE
-        self.mark = 0  # the rescan that has left one of its spots unindexed
+        self.mark = 0  # number of the last rescan that left one of its spots unindexed
 
     @property
     def has_waiting(self) -> bool:
-        """Whether anything stands behind the heads, as far as is known."""
+        """Whether messages wait, or may wait, behind the heads."""
         return bool(self.kept or self.unindexed)
 
 
 class ChainTable:
-    """All chains of one scope. `chains`, by key, is for the two places where most messages pass."""
+    """All chains of one scope. The fast path accesses `chains`, by key, directly."""
 
     def __init__(
         self, batch: int = 1, kept_per_chain: int = KEPT_PER_CHAIN, kept_in_all: int = KEPT_IN_ALL
     ) -> None:
-        self.batch = batch  # the largest of all streams
-        self.batches: dict[QueueStream, int] = {}  # of streams with one of their own
+        self.batch = batch  # the default batch size, the largest of all streams
+        self.batches: dict[QueueStream, int] = {}  # streams with their own batch size
         self.kept = 0  # spots, over all chains
         self.starving: dict[str, Chain] = {}
         self.chains: dict[str, Chain] = {}
@@ -73,11 +75,11 @@ class ChainTable:
         return iter(self.chains.values())
 
     def get(self, key: str) -> Chain | None:
-        """The chain of a key that is busy."""
+        """Return the chain of a busy key, or None."""
         return self.chains.get(key)
 
     def add_arrival(self, key: str, stream: QueueStream, offset: int) -> Chain | None:
-        """The next job of `key`: its chain when it is let out now, None when it has to wait."""
+        """Add the next job of `key`; return its chain if the job is released now, None if it has to wait."""
         chain = self.chains.get(key)
         if chain is None:
             chain = self.chains[key] = Chain(key, stream, offset)
@@ -107,7 +109,7 @@ class ChainTable:
         self.kept += 1
 
     def finish_job(self, chain: Chain, stream: QueueStream, offset: int) -> Iterable[tuple[QueueStream, int]]:
-        """A job that was let out is done for good: the spots let out next (their heads are set)."""
+        """Remove a finished head from its chain; return the messages that this releases (the new heads)."""
         heads = chain.heads
         if len(heads) > 1:
             heads.remove((stream, offset))
@@ -116,7 +118,10 @@ class ChainTable:
         return self.let_out(chain)
 
     def let_out(self, chain: Chain) -> Iterable[tuple[QueueStream, int]]:
-        """Let the next of a chain without heads out; it starves, or ends, when there is none."""
+        """Release and return the next messages of a chain without heads.
+
+        A chain without cached waiting messages starves if more may be unindexed, and otherwise ends.
+        """
         waiting = chain.kept
         if waiting:
             stream, count = waiting[0][0], 1
@@ -137,15 +142,15 @@ class ChainTable:
         return ()
 
     def is_first(self, chain: Chain, stream: QueueStream, offset: int) -> bool:
-        """Whether no unfinished job of the chain stands before this one."""
+        """Whether this job is the first unfinished job of its chain."""
         return bool(chain.heads) and chain.heads[0] == (stream, offset)
 
     def offsets_behind(self, chain: Chain, stream: QueueStream, offset: int) -> list[int]:
-        """Offsets let out together with this one and behind it."""
+        """Return the offsets that were released together with this one and come after it."""
         return [other for where, other in chain.heads if where is stream and other > offset]
 
     def put_back(self, chain: Chain, stream: QueueStream, offset: int) -> None:
-        """A job that was let out waits again in its old place."""
+        """Return a released job to its old position among the waiting jobs of its chain."""
         chain.heads.remove((stream, offset))
         at, waiting = 0, chain.kept
         while at < len(waiting) and waiting[at][0] is stream and waiting[at][1] < offset:
@@ -156,7 +161,8 @@ class ChainTable:
     # --- for the rescan
 
     def index_found(self, chain: Chain, stream: QueueStream, offset: int, scan: int) -> None:
-        """A waiting job found again: keep it, or leave it and all after it for the next rescan."""
+        """Keep a waiting job that the rescan `scan` found, or leave it and all later ones for the next
+        rescan."""
         if chain.unindexed.get(stream, offset + 1) > offset or chain.mark == scan:
             return
         if self._has_room(chain) or not (chain.kept or chain.heads):
@@ -167,7 +173,8 @@ class ChainTable:
             chain.mark = scan
 
     def on_scanned(self, chain: Chain, stream: QueueStream, until: int, end: int, scan: int) -> None:
-        """A rescan has seen all of `stream` below `until`; nothing waits at or above `end`."""
+        """Record that the rescan `scan` has read all of `stream` below `until`; no job waits at or above
+        `end`."""
         if chain.mark == scan or stream not in chain.unindexed:
             return
         if until >= end:
@@ -175,10 +182,11 @@ class ChainTable:
         else:
             chain.unindexed[stream] = max(chain.unindexed[stream], until)
 
-    # --- streams that go
+    # --- streams that leave
 
     def drop_stream(self, stream: QueueStream) -> list[Chain]:
-        """Forget a stream's spots; the chains that let something out in other streams by that."""
+        """Forget the messages of a stream; return the chains that thereby release messages of other
+        streams."""
         going: list[Chain] = []
         for chain in list(self.chains.values()):
             remaining = [spot for spot in chain.kept if spot[0] is not stream]
@@ -197,7 +205,7 @@ READY_MAX = 4_096
 
 
 class ReadyMessage(NamedTuple):
-    """One message to deliver; `chain` None: it has no key. `at` points into `batch`."""
+    """One message to deliver. `chain` None: it has no key. `at`: its index in `batch`."""
 
     offset: int
     delivery: bytes
@@ -209,11 +217,12 @@ class ReadyMessage(NamedTuple):
 class ScopeLedger:
     """State that the streams of one scope share.
 
-    `parked_keys`: set aside by an operator. `ready`: messages that lie ready, over all streams, of which
-    there may be `ready_max`. `let_out` and `made_room` tell the scope what to act on.
+    `parked_keys`: the keys that an operator parked. `ready`: how many messages of all streams are ready for
+    delivery, at most `ready_max`. `let_out`: released messages on which the scope has yet to act.
+    `gained_capacity`: whether `ready` has fallen below its maximum since the scope last checked.
     """
 
-    __slots__ = ("let_out", "made_room", "parked_keys", "ready", "ready_max", "table")
+    __slots__ = ("gained_capacity", "let_out", "parked_keys", "ready", "ready_max", "table")
 
     def __init__(self, table: ChainTable) -> None:
         self.table = table
@@ -221,18 +230,19 @@ class ScopeLedger:
         self.ready = 0
         self.ready_max = READY_MAX
         self.let_out: list[tuple[Chain, list[tuple[QueueStream, int]]]] = []
-        self.made_room = False
+        self.gained_capacity = False
 
     def take_ready(self, count: int) -> None:
-        """Note that so many messages do not lie ready any more."""
-        self.made_room |= self.ready >= self.ready_max
+        """Record that `count` messages are no longer ready."""
+        self.gained_capacity |= self.ready >= self.ready_max
         self.ready -= count
 
 
 class QueueStream:
-    """One queue's place in its scope. `tail_at`, `read_at`, `asked_at`: numbers of the scope's reads.
+    """One queue within its scope.
 
-    `faulty`: offsets read that a filter refused with a fault.
+    `asked_at`, `read_at`, `tail_at`: numbers of the scope's reads: the last one requested, answered, and at
+    which the queue had no more messages. `faulty`: offsets on which the filter failed.
     """
 
     __slots__ = (
@@ -262,10 +272,10 @@ class QueueStream:
         self.deliverable: deque[ReadyMessage] = deque()
         self.asked_at = self.read_at = self.tail_at = 0
 
-    # --- what the queue's jobs tell and ask
+    # --- called for the queue's jobs
 
     def on_finished(self, start: int, end: int) -> None:
-        """`[start, end)` is finished: their chains go on."""
+        """Finish the jobs in `[start, end)`; the next jobs of their chains are released."""
         busy = self.busy
         if not busy:
             return
@@ -282,25 +292,26 @@ class QueueStream:
             if chain.kept or chain.unindexed or len(chain.heads) > 1:
                 ledger.let_out.append((chain, list(ledger.table.finish_job(chain, self, offset))))
             else:
-                del chains[chain.key]  # nobody waits: the chain ends here
+                del chains[chain.key]  # no job waits: the chain ends here
 
     def key_of_job(self, offset: int) -> str | None:
-        """The order key of a job that is out."""
+        """Return the order key of a released job, or None."""
         chain = self.busy.get(offset)
         return None if chain is None else chain.key
 
     def is_parked(self, offset: int) -> bool:
-        """Whether an operator has set the job's key aside."""
+        """Whether an operator parked the job's key."""
         chain = self.busy.get(offset)
         return chain is not None and chain.key in self.ledger.parked_keys
 
     def is_first(self, offset: int) -> bool:
-        """Whether nothing unfinished stands before this job in its chain."""
+        """Whether no unfinished job is before this one in its chain."""
         chain = self.busy.get(offset)
         return chain is None or self.ledger.table.is_first(chain, self, offset)
 
     def on_failing(self, offset: int) -> list[int]:
-        """A job failed: those that went out with it and stand behind it, last first; nobody joins them."""
+        """Close the chain of a failed job to new followers; return the jobs released with it and behind it,
+        last first."""
         chain = self.busy.get(offset)
         if chain is None:
             return []
@@ -308,7 +319,7 @@ class QueueStream:
         return self.ledger.table.offsets_behind(chain, self, offset)[::-1]
 
     def put_back(self, offset: int) -> None:
-        """A job waits in its chain again, whose next one is let out where this was the last that was out."""
+        """Return a job to its chain; if it was the only released one, the chain releases its next jobs."""
         self.drop_ready(offset)
         chain, table = self.busy.pop(offset), self.ledger.table
         table.put_back(chain, self, offset)
@@ -316,7 +327,7 @@ class QueueStream:
             self.ledger.let_out.append((chain, list(table.let_out(chain))))
 
     def pass_over(self, offsets: Sequence[int]) -> None:
-        """Drop finished messages from those that lie ready; they were finished without a lease."""
+        """Drop messages that were finished without a lease from the ready messages."""
         finished = set(offsets)
         remaining = deque(message for message in self.deliverable if message.offset not in finished)
         self.ledger.take_ready(len(self.deliverable) - len(remaining))
@@ -325,7 +336,8 @@ class QueueStream:
     # --- delivery
 
     def take_messages(self, count: int, bytes_max: int) -> list[ReadyMessage]:
-        """Up to `count` messages in order, as many as fit; `close_answer` says which of them may go."""
+        """Remove and return up to `count` ready messages in order, at most `bytes_max` bytes (but at least
+        one)."""
         deliverable, size = self.deliverable, 0
         messages: list[ReadyMessage] = []
         while deliverable and len(messages) < count:
@@ -337,9 +349,10 @@ class QueueStream:
         return messages
 
     def close(self, offsets: Sequence[int]) -> list[int]:
-        """Fix which of these messages go into an answer: of each chain only a run from its head.
+        """Fix which of these messages go into a reply: for each chain only a run from its head.
 
-        Returns the others of those chains that are out, last first in each: they have to go back.
+        Returns the other released messages of those chains, which must go back to their chains; for each
+        chain the last first.
         """
         behind: list[int] = []
         if self.ledger.table.batch == 1:
@@ -354,7 +367,7 @@ class QueueStream:
         return behind
 
     def drop_ready(self, offset: int) -> bool:
-        """Take a job out of what lies ready; False when it did not."""
+        """Remove a message from the ready ones; return False if it was not among them."""
         remaining = deque(message for message in self.deliverable if message.offset != offset)
         if len(remaining) == len(self.deliverable):
             return False
@@ -363,7 +376,7 @@ class QueueStream:
         return True
 
     def drop_all_ready(self) -> list[int]:
-        """Take everything out of what lies ready: its offsets."""
+        """Remove all ready messages; return their offsets."""
         messages, self.deliverable = self.deliverable, deque()
         self.ledger.ready -= len(messages)
         return [message.offset for message in messages]

@@ -1,8 +1,8 @@
-"""An operator's action on the head of a chain, beyond parking and skipping it.
+"""Operator actions on the head of a chain, other than parking and skipping it.
 
-`take_away` ends a client's lease. The client may still be handling the message: its result is late from then
-on, as after a time-out, and another client gets the message meanwhile. So this is only done when an operator
-says so.
+`take_away` ends a client's lease. The client may still be processing the message: its result is late from
+then on, as after a time-out, and another client gets the message meanwhile. So this only happens at an
+operator's request.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ TAKEN_AWAY = "taken away by an operator"
 
 
 def take_away(queue: SubscribedQueue, offset: int, now: float) -> bool:
-    """End the lease of a chain's head and deliver it again at once; False when no client has it.
+    """End the lease of a chain's head and make it due for redelivery at once; return False if no client has
+    it.
 
-    This delivery counts as one that timed out; earlier ones do not count any more, also after a restart. A
-    message that has one delivery only (`ordered_deliveries_max` 1) is a dead letter, or has that one again
-    where `on_dead_letter` is park. Messages of the same key that the client got with it wait in their chain
-    again, untried. A message whose acknowledgement is being stored is left alone.
+    This delivery counts as timed out; earlier attempts are reset, also after a restart. With only one allowed
+    delivery (`ordered_deliveries_max` 1) the message becomes a dead letter, or, if `on_dead_letter` is park,
+    gets that one delivery again. Messages of the same key that the client received with it wait in their
+    chain again, untried. A message whose acknowledgement is being stored is not touched.
     """
     if queue.stream is not None and not queue.stream.is_first(offset):
         return False
@@ -32,7 +33,7 @@ def take_away(queue: SubscribedQueue, offset: int, now: float) -> bool:
     queue.expire_leases(now)
     job = queue.table.jobs[offset]
     used_up = job.state is JobState.EXHAUSTED
-    if queue.replay(offset) and not used_up:  # it waits for nothing
+    if queue.replay(offset) and not used_up:  # due at once, without a retry interval
         job.timeouts = 1
         queue.uncommitted.mark_attempts(offset, job.packed_attempts)
     job.error = TAKEN_AWAY

@@ -1,8 +1,8 @@
-"""Placing: the buffered messages of a scope's streams, in log order, go into answers or into their chains.
+"""Placing: puts the buffered messages of a scope's streams, in log order, into replies or into their chains.
 
-A message goes into an answer, or into its chain to wait. Messages are looked at a piece at a time: a piece
-ends with the last message of one stream that it looks at, so that nothing in it can come after a message
-that it does not hold. Sorting rows of a few ascending columns costs a tenth of a heap.
+A message either becomes ready for a reply or waits in its chain. Messages are processed in chunks: a chunk
+ends with the last examined message of one stream, so that no message in it can come after a message outside
+it. Sorting rows of a few ascending columns costs a tenth of a heap.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from proxy_consumer.core.order.chains import Chain, QueueStream, ReadyMessage, S
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
 
 Row = tuple[int, int, int, bytes, int]
-"""Log position, number of the stream, offset, delivery bytes, index in the batch that was read."""
+"""(log position, index of the stream, offset, delivery bytes, index in its batch)."""
 
 
 class ReadAhead:
-    """The buffered messages of one queue stream; those before index `at`, of `end`, are placed."""
+    """The buffered messages of one queue stream; `at` is the index of the next one to place, `end` the
+    end."""
 
     __slots__ = (
         "_first",
@@ -53,7 +54,7 @@ class ReadAhead:
         self.end = len(self.run.offsets)
 
     def rows_until(self, number: int, stop: int) -> list[Row]:
-        """The messages from `at` up to the place `stop`."""
+        """Return the rows of the messages with indexes from `at` to below `stop`."""
         run, part = self.run, slice(self.at, stop)
         positions = map(self.batch.positions.__getitem__, run.indexes[part])
         return list(
@@ -61,29 +62,31 @@ class ReadAhead:
         )
 
     def log_position(self, at: int) -> int:
-        """Return the log position of the message at an index."""
+        """Return the log position of the message at index `at`."""
         return self.batch.positions[self.run.indexes[at]]
 
     def stop(self, horizon: int, last: int) -> int:
-        """The place after the last message, of those up to `last`, that does not stand behind `horizon`."""
+        """Return the index after the last message, of those up to `last`, whose log position is at most
+        `horizon`."""
         return bisect_right(
             self.run.indexes, horizon, self.at, last + 1, key=self.batch.positions.__getitem__
         )
 
     def consume_placed(self) -> None:
-        """Take what was placed out of the feed."""
+        """Remove the placed messages from the feed."""
         if self.at > self._first:
             self.stream.feed.consume_messages(self.at - self._first)
 
 
 def rows_alone(part: ReadAhead, count: int) -> list[Row]:
-    """The next rows of a single stream; its log positions are not looked at."""
+    """Return the next `count` rows of a single stream, whose log positions need no comparison."""
     run, piece = part.run, slice(part.at, part.at + count)
     return list(zip(repeat(0), repeat(0), run.offsets[piece], run.deliveries[piece], run.indexes[piece]))
 
 
 def merge_rows(ahead: Sequence[ReadAhead], count: int) -> list[Row]:
-    """The next rows in order: at most `count` of each stream, all of them of at least one."""
+    """Return the next rows in log order: at most `count` of each stream, and `count` (or all) of at least
+    one."""
     lasts = [min(part.at + count, part.end) - 1 for part in ahead]
     horizon = min(part.log_position(last) for part, last in zip(ahead, lasts, strict=True))
     rows: list[Row] = []
@@ -100,10 +103,11 @@ def place_rows(
     lying: deque[ReadyMessage],
     enough: int,
 ) -> int:
-    """Place rows in the order of `merge_rows`, until `enough` are `lying` ready: how many were placed.
+    """Place rows in the order of `merge_rows` until `enough` messages are `lying` ready; return how many were
+    placed.
 
-    Most messages have a key that is free; for them this loop is all there is. Messages without a key are
-    counted and delivered without order; heads of keys set aside are parked.
+    The loop is the fast path for messages whose key is free. Messages without a key are counted and delivered
+    without order; heads of parked keys are parked.
     """
     table, parked, placed = ledger.table, ledger.parked_keys, 0
     chains, message = table.chains, tuple.__new__
@@ -112,7 +116,7 @@ def place_rows(
         placed += 1
         key = part.key_of(delivery)
         if parked or part.faulty or part.out or part.used_up or key is None:
-            _place_with_care(ledger, part, ReadyMessage(offset, delivery, part.batch, index, None), key)
+            _place_special(ledger, part, ReadyMessage(offset, delivery, part.batch, index, None), key)
         elif key not in chains:
             part.busy[offset] = chain = chains[key] = Chain(key, part.stream, offset)
             part.ready.append(message(ReadyMessage, (offset, delivery, part.batch, index, chain)))
@@ -124,11 +128,12 @@ def place_rows(
     return placed
 
 
-def _place_with_care(ledger: ScopeLedger, part: ReadAhead, message: ReadyMessage, key: str | None) -> None:
-    """One message, with all that may be out of the ordinary about it."""
+def _place_special(ledger: ScopeLedger, part: ReadAhead, message: ReadyMessage, key: str | None) -> None:
+    """Place one message whose key is missing or parked, that is faulty, leased or exhausted: the slow
+    path."""
     offset, queue = message.offset, part.queue
     faulty = offset in part.faulty
-    part.faulty.discard(offset)  # whoever waits is judged again when its turn comes
+    part.faulty.discard(offset)  # the filter is applied again when its chain reaches it
     if key is None:
         part.stream.unkeyed.value += 1
     else:
@@ -147,6 +152,6 @@ def _place_with_care(ledger: ScopeLedger, part: ReadAhead, message: ReadyMessage
     if offset in part.out:
         part.out.discard(offset)  # a client has it
     elif faulty:
-        queue.table.release(offset)  # read again, judged again, and failed there
+        queue.table.release(offset)  # it is read and filtered again, and fails then
     else:
         part.ready.append(message)

@@ -1,9 +1,9 @@
-"""A rescan: reading again, in order, what waits behind busy keys, to fill chains that have run dry.
+"""A rescan reads the messages that wait behind busy keys again, in order, to refill chains that have run dry.
 
-It starts at the lowest offset at which one of the starving chains may have a job and goes on until each
-of them is full again or the end is reached, where the end is how far the scope had come when it started.
-On the way it fills every other chain for which it has missed nothing, so that many keys let go at once
-cost one pass and not one each.
+It starts at the lowest offset at which a starving chain may have a job, and continues until each of them is
+full again or the end is reached: the offset that the scope had reached when the rescan started. On the way it
+fills every other chain of which it has missed no job, so that many keys released at once cost one pass and
+not one pass each.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ class _Page(NamedTuple):
     at: int
 
 
-class LookedBack(NamedTuple):
-    """The result of one step: chains that got a job, a read that is needed, whether there is more at once."""
+class RescanStep(NamedTuple):
+    """The result of one step: chains that got a job, a read that is needed, and whether the next step can run
+    at once."""
 
     chains: list[Chain]
     request: ReadRequest | None
@@ -34,7 +35,7 @@ class LookedBack(NamedTuple):
 
 
 class Rescan:
-    """One pass. `done`: it has nothing left to do."""
+    """One pass over the streams of a scope. `done`: the pass has ended."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class Rescan:
         merged: bool,
         number: int,
     ) -> None:
-        """`number` tells this pass from all others of the table, from 1."""
+        """`number` (from 1) distinguishes this pass from all others of the table."""
         self._table = table
         self._queues = queues
         self._number = number
@@ -60,8 +61,8 @@ class Rescan:
         self._eligible: dict[str, bool] = {}
         self.done = False
 
-    def read_on(self, look_max: int) -> LookedBack:
-        """Look at up to `look_max` messages."""
+    def read_on(self, look_max: int) -> RescanStep:
+        """Examine up to `look_max` messages."""
         chains: list[Chain] = []
         looked = 0
         while not self.done and not self._reading:
@@ -75,16 +76,17 @@ class Rescan:
             if stream not in self._pages:
                 request = self._request_page(stream)
                 if request is not None:
-                    return LookedBack(chains, request, False)
+                    return RescanStep(chains, request, False)
                 continue
             if looked >= look_max:
-                return LookedBack(chains, None, True)
+                return RescanStep(chains, None, True)
             looked += 1
-            chains += self._look_at_next(stream)
-        return LookedBack(chains, None, False)
+            chains += self._examine_next(stream)
+        return RescanStep(chains, None, False)
 
     def _next_stream(self) -> QueueStream | None:
-        """The stream with the lowest position, or one whose position has to be read first."""
+        """Return the stream with the lowest log position, or one whose position must be read first; None at
+        the end."""
         best: QueueStream | None = None
         lowest = 0
         for stream, cursor in self._cursors.items():
@@ -110,7 +112,7 @@ class Rescan:
         return ReadRequest(self._queues[stream], start, count, READ_BYTES, Purpose.RESCAN)
 
     def on_loaded(self, stream: QueueStream, batch: ReadBatch) -> None:
-        """Take in the page that was read."""
+        """Accept the page that was read for `stream`."""
         self._reading = False
         if stream not in self._cursors:
             return
@@ -123,8 +125,9 @@ class Rescan:
         else:
             self._cursors[stream] = max(batch.next_offset, self._cursors[stream] + 1)
 
-    def _look_at_next(self, stream: QueueStream) -> list[Chain]:
-        """The next message; the chain that got it, if one did."""
+    def _examine_next(self, stream: QueueStream) -> list[Chain]:
+        """Examine the next message of a stream; return the chain that it was added to, as a list of at most
+        one."""
         batch, at = self._pages[stream]
         offset = batch.offsets[at]
         if at + 1 < len(batch.offsets):
@@ -160,7 +163,7 @@ class Rescan:
         return is_eligible
 
     def _finish_pass(self) -> None:
-        """End the pass: everything up to the ends was seen."""
+        """End the pass after everything up to the ends was read."""
         self.done = True
         for chain in self._table:
             if chain.unindexed and self._covers_chain(chain):

@@ -1,29 +1,29 @@
 """An ordered scope: the queues over which one order key is one chain, read as one stream.
 
-Where the engine has a log position for every message (`merged`), the scope takes the message with the
-lowest position next. For that it has to know of every queue either its next message or that it has
-none. "None" is old news as soon as another queue was read later: every read gets two numbers, when it
-was asked and when it was answered. Where some end was asked for before the other queue's messages were
-answered, the ends of all queues that had none are asked for at once (EndsRequest). Elsewhere queues are
-taken in turn, and order holds within each queue.
+If the engine has a log position for every message (`merged`), the scope takes the message with the lowest
+position next. To do so it must know of every queue either its next message or that it has none. "None" is
+outdated as soon as another queue is read later: every read gets two numbers, one when it is requested and one
+when it is answered. If the end of some queue was requested before the other queue's messages were answered,
+the ends of all queues without messages are requested at once (EndsRequest). Other engines: queues are taken
+in turn, and order holds within each queue.
 
-What a message costs does not grow with the queues of the scope: those at their end are *quiet* and not
-looked at until something is heard of them; of each topic one stream drives the scope, and others are woken
-when something of theirs may be delivered.
+The cost of a message does not grow with the number of queues: queues at their end are *quiet* and not
+examined until there is news of them; of each topic one stream drives the scope, and other streams are woken
+when some of their messages can be delivered.
 
-Messages taken are placed by placing.py; those whose key is busy stay behind, unfinished, and are read
-again when their chain comes to them. Reading goes on past them, so a blocked key holds up nobody else.
+The messages taken are placed by placing.py; those whose key is busy stay unfinished, and are read again when
+their chain reaches them. Reading continues past them, so a blocked key delays no other key.
 
-A queue that leaves for a while, or comes with messages when others were placed already, makes the scope
-invalid: what was placed knows nothing of what it still has, or had. Nothing goes out any more then, until
-all queues are loaded anew, into another scope (groups/ordering.py).
+A queue that leaves for a while, or joins with messages after others were placed, makes the scope invalid: the
+placed messages were not ordered against the messages of that queue. Nothing is delivered then until all
+queues are loaded again, into another scope (groups/ordering.py).
 
-What lies ready for a topic that nobody pulls, or that may not have more now, does not hold up the others:
-it is laid aside, which forgets its bytes, and is read again when it is wanted. Its keys stay busy.
+Ready messages of a topic that no client pulls, or that may not deliver more now, do not delay the others:
+they are laid aside, which drops their bytes, and read again when needed. Their keys stay busy.
 
-Bounds: messages lying ready (`READY_MAX`) and laid aside (`ASIDE_MAX`; beyond it the scope reads no further
-until some are taken), the ack span of each queue, and messages looked at in one call (`LOOK_MAX`; `short`
-then tells that there is more to do at once).
+Bounds: messages that are ready (`READY_MAX`) and laid aside (`ASIDE_MAX`; at this bound the scope reads no
+further until some are taken), the ack span of each queue, and messages examined in one call (`LOOK_MAX`;
+`short` then says that there is more to do at once).
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ from proxy_consumer.core.subscribed_queue import SubscribedQueue
 
 ASIDE_MAX = 50_000  # some 600 bytes each
 LOOK_MAX = 1_024
-READ_MIN = 256  # records of one read: reads of several queues go on at the same time
+READ_MIN = 256  # records of one read: several queues are read at the same time
 _NO_READ = 1 << 62  # a number that no read of the scope has
 
 
 class OrderScope:
-    """Its streams. `single`: one key for the whole queue (QID), so nothing is read past a busy one."""
+    """The ordered streams of one scope. `single`: one key for the whole queue (QID), so that reading stops at
+    a busy key."""
 
     def __init__(
         self,
@@ -60,27 +61,27 @@ class OrderScope:
         self.table = table
         self.ledger = ScopeLedger(table)
         self.queues: dict[QueueStream, SubscribedQueue] = {}
-        self.open = True  # False: not all queues of the scope are there yet
+        self.open = True  # False: not all queues of the scope have joined
         self.invalid = False
-        self.returned = False  # what had left is here again
+        self.returned = False  # a queue that had left has joined again
         self.short = False
-        self.full = False  # nothing more may be laid aside
+        self.full = False  # no more messages may be laid aside
         self.aside_max = ASIDE_MAX
-        self._begun = False  # something was placed
+        self._begun = False  # a message was placed
         self._look_max = look_max
         self._merged = merged
         self._single = single
         self._reads = 0
         self._turn = 0
-        self._news: dict[QueueStream, None] = {}  # streams to be looked at; others are, by their feeds:
-        self._some: dict[QueueStream, None] = {}  # those that have something
-        self._blind: dict[QueueStream, None] = {}  # of which it is not known; the rest is quiet
-        self._quiet_at = _NO_READ  # the quiet ones had nothing when this read was asked for
-        self._asking = False  # their ends were asked for
+        self._news: dict[QueueStream, None] = {}  # streams to examine; the others are in one of:
+        self._some: dict[QueueStream, None] = {}  # those with buffered messages
+        self._blind: dict[QueueStream, None] = {}  # those being read; the rest is quiet
+        self._quiet_at = _NO_READ  # number of the oldest read at which a quiet stream had no messages
+        self._asking = False  # the ends of the quiet queues were requested
         self._ends_failed = False
-        self._idle = False  # nothing can be placed until something is heard
-        self._drivers: dict[str, QueueStream] = {}  # topic → the stream in whose turn the scope reads on
-        self.waiting_streams: list[QueueStream] = []  # have some, and wait for what is read to have more
+        self._idle = False  # nothing can be placed until there is news
+        self._drivers: dict[str, QueueStream] = {}  # topic → the stream for which the scope reads
+        self.waiting_streams: list[QueueStream] = []  # have messages, and wait for a read to get more
         self._rescan: Rescan | None = None
         self._rescan_failed = False
         self._rescans = 0
@@ -88,9 +89,10 @@ class OrderScope:
     # --- queues
 
     def add(self, stream: QueueStream, queue: SubscribedQueue, batch: int, *, empty: bool = True) -> None:
-        """A queue takes part from now on; `batch`: its topic's, which others of the scope need not share.
+        """Add a queue to the scope. `batch`: the `chain_batch` of its topic; topics of a scope may differ in
+        it.
 
-        `empty`: it has nothing unfinished yet.
+        `empty`: the queue has no unfinished message yet.
         """
         if not self.queues:
             self._begun = self.invalid = False
@@ -103,21 +105,23 @@ class OrderScope:
         self.set_batch(stream, batch)
 
     def set_batch(self, stream: QueueStream, batch: int) -> None:
-        """Allow so many consecutive messages of one key in one answer; those out together stay so."""
+        """Allow up to `batch` consecutive messages of one key in one reply; messages already released are not
+        affected."""
         self.table.batches[stream] = batch
         if batch > self.table.batch == 1:
             for chain in self.table:
-                chain.open = False  # with one message each, nobody noted which of them are in an answer
+                chain.open = False  # with batch 1 it was not recorded which heads are in a reply
         self.table.batch = max(self.table.batch, batch)
 
     def mark_invalid(self) -> None:
-        """A queue left, or came late: nothing goes out until all are loaded anew, into another scope."""
+        """Stop delivery because a queue left or joined late, until all queues are loaded again into another
+        scope."""
         self.invalid = True
         self.open = False
 
     def drop_queue(self, stream: QueueStream) -> None:
-        """A queue is not ours any more; chains go on without it."""
-        self.go_on()
+        """Remove a queue that this proxy lost; chains continue without its messages."""
+        self.apply_ledger()
         del self.queues[stream]
         for streams in (self._news, self._some, self._blind):
             streams.pop(stream, None)
@@ -136,7 +140,7 @@ class OrderScope:
         self.wake_drivers()
 
     def wake_drivers(self) -> None:
-        """Something changed that may let the scope read on."""
+        """Let the scope read on after a change that may allow it."""
         self._idle = False
         waiting, self.waiting_streams = self.waiting_streams, []
         for stream in (*self._drivers.values(), *waiting):
@@ -144,7 +148,7 @@ class OrderScope:
                 self.queues[stream].wake_up()
 
     def set_open(self, is_open: bool) -> None:
-        """Whether all queues are there, so that messages may go out."""
+        """Set whether all queues of the scope have joined, so that messages may be delivered."""
         self.open = is_open
         if is_open:
             self._idle = False
@@ -152,14 +156,15 @@ class OrderScope:
                 queue.wake_up()
 
     def note_news(self, stream: QueueStream) -> None:
-        """Note that this queue may have messages, or room for some."""
+        """Record that this queue may have messages, or capacity for some."""
         self._news[stream] = None
         self._idle = False
 
     # --- chains
 
-    def go_on(self) -> None:
-        """Act on what the streams wrote into the ledger: chains that let jobs out, room that was made."""
+    def apply_ledger(self) -> None:
+        """Act on the ledger: release the jobs of chains that moved on, and read on if there is capacity
+        again."""
         ledger = self.ledger
         while ledger.let_out:
             finished, ledger.let_out = ledger.let_out, []
@@ -168,8 +173,8 @@ class OrderScope:
                     self._let_out(chain, spots)
                 elif self.table.starving:
                     self.wake_drivers()
-        if ledger.made_room:
-            ledger.made_room = False
+        if ledger.gained_capacity:
+            ledger.gained_capacity = False
             self.wake_drivers()
 
     def _let_out(self, chain: Chain, spots: list[tuple[QueueStream, int]]) -> None:
@@ -181,7 +186,7 @@ class OrderScope:
                 continue
             stream.busy[offset] = chain
             if offset in queue.out:
-                queue.out.discard(offset)  # a client has it
+                queue.out.discard(offset)  # a client has leased it
                 chain.open = False
                 continue
             if not queue.exhaust_used_up(offset):
@@ -193,12 +198,13 @@ class OrderScope:
     # --- reading on
 
     def read_on(self, stream: QueueStream, want: int) -> ReadRequest | EndsRequest | None:
-        """Place messages until `want` more of `stream` may be delivered; or the read needed before."""
+        """Place messages until `want` more of `stream` can be delivered; return the read needed before that,
+        or None."""
         self.short = False
         if not self.open:
             return None
         if self.table.starving and not self._rescan_failed and not stream.deliverable:
-            request = self._look_back()
+            request = self._run_rescan()
             if request is not None or self.queues[stream].table.released:
                 return request
         looked, enough = 0, len(stream.deliverable) + want
@@ -221,7 +227,10 @@ class OrderScope:
         return None
 
     def _lay_aside(self, asking: QueueStream) -> bool:
-        """Make room of what lies ready for other topics; its own topic's is taken by the same clients."""
+        """Drop the bytes of ready messages of another topic, to make room; return whether there is room now.
+
+        Messages of the same topic are not laid aside: the same clients pull them.
+        """
         others = [stream for stream in self.queues if stream.ref.topic != asking.ref.topic]
         fullest = max(others, key=lambda stream: len(stream.deliverable), default=None)
         if fullest is None or not fullest.deliverable:
@@ -231,23 +240,26 @@ class OrderScope:
             self.queues[fullest].forget_bytes()
         return not self.full
 
-    def made_room(self) -> None:
-        """Something was taken: the scope reads on where it was `full`."""
+    def on_capacity(self) -> None:
+        """Read on if the scope was `full`, after messages were delivered."""
         self.full = False
         self.wake_drivers()
 
     def _choose_streams(self, want: int) -> list[QueueStream] | ReadRequest | EndsRequest | None:
-        """The streams to merge now; or what has to be read or asked first."""
+        """Return the streams to merge now, or the request that must be answered first, or None."""
         if self._merged or len(self.queues) == 1:
-            return self._to_merge(want)
+            return self._streams_to_merge(want)
         return self._next_in_turn(want)
 
-    def _to_merge(self, want: int) -> list[QueueStream] | ReadRequest | EndsRequest | None:
-        """All streams that have something, once it is certain that the others have nothing older."""
+    def _streams_to_merge(self, want: int) -> list[QueueStream] | ReadRequest | EndsRequest | None:
+        """Return all streams with messages, once it is certain that the others have no older ones.
+
+        Otherwise returns the request that must be answered first, or None if one is pending.
+        """
         if self._asking:
             return None
         while self._news:
-            request = self._look_at(self._news.popitem()[0], want)
+            request = self._examine_stream(self._news.popitem()[0], want)
             if request is not None:
                 return request
         if self._blind or not self._some:
@@ -258,8 +270,8 @@ class OrderScope:
             return self._ask_ends()
         return list(self._some)
 
-    def _look_at(self, stream: QueueStream, want: int) -> ReadRequest | None:
-        """Whether a queue has something; or the read that tells."""
+    def _examine_stream(self, stream: QueueStream, want: int) -> ReadRequest | None:
+        """Determine whether a queue has messages; return the read needed to find out, or None."""
         self._some.pop(stream, None)
         self._blind.pop(stream, None)
         feed = stream.feed
@@ -279,7 +291,7 @@ class OrderScope:
         return EndsRequest(self, quiet, self._reads)
 
     def on_ends(self, request: EndsRequest, found: Sequence[Bounds | None]) -> None:
-        """The ends that were asked for; None where a queue is gone, which the next read tells."""
+        """Accept the ends that were requested; None for a queue that does not exist any more."""
         self._asking = False
         self._quiet_at = request.number
         for queue, bounds in zip(request.queues, found, strict=True):
@@ -291,7 +303,7 @@ class OrderScope:
         self.wake_drivers()
 
     def on_ends_failed(self) -> None:
-        """Note that the ends could not be read; `retry_failed` asks for them again."""
+        """Record that the ends could not be read; `retry` requests them again."""
         self._ends_failed = True
 
     def _next_in_turn(self, want: int) -> list[QueueStream] | ReadRequest | None:
@@ -316,7 +328,7 @@ class OrderScope:
         return request
 
     def on_read(self, stream: QueueStream) -> None:
-        """A read of new messages of this stream came back."""
+        """Record that a read of new messages of this stream was answered."""
         self._reads += 1
         if stream.feed.has_messages:
             stream.read_at = self._reads
@@ -326,7 +338,8 @@ class OrderScope:
     def _place_messages(
         self, streams: list[QueueStream], asking: QueueStream, enough: int, look_max: int
     ) -> int:
-        """Place messages in order until `asking` has enough or one stream has run out: how many were seen."""
+        """Place messages in order until `asking` has enough or a stream runs out; return how many were
+        placed."""
         self._begun = True
         ahead = [ReadAhead(stream, self.queues[stream]) for stream in streams]
         before = [len(stream.deliverable) for stream in streams]
@@ -356,9 +369,9 @@ class OrderScope:
         chain = next(iter(self.table))
         return chain.open and 0 < len(chain.heads) < self.table.batch
 
-    # --- looking back for what waits in chains that have run dry
+    # --- rescan of the messages that wait in starving chains
 
-    def _look_back(self) -> ReadRequest | None:
+    def _run_rescan(self) -> ReadRequest | None:
         if self._rescan is None:
             self._rescans += 1
             self._rescan = Rescan(self.table, self.queues, self._merged, self._rescans)
@@ -378,24 +391,24 @@ class OrderScope:
             self._let_out(chain, list(self.table.let_out(chain)))
 
     def on_rescan_read(self, request: ReadRequest, batch: ReadBatch) -> None:
-        """A read of the rescan came back."""
+        """Accept the page that the rescan requested."""
         if self._rescan is not None and request.queue.stream is not None:
             self._rescan.on_loaded(request.queue.stream, batch)
 
     def on_rescan_failed(self) -> None:
-        """A read of the rescan gave an error; `retry` lets it be tried again."""
+        """End the rescan after a failed read; `retry` allows the next one."""
         self._rescan = None
         self._rescan_failed = True
 
     def retry(self) -> None:
-        """Try again what failed."""
+        """Allow the failed rescan and the failed request for ends to be repeated."""
         self._rescan_failed = False
         if self._ends_failed:
             self._asking = self._ends_failed = False
 
 
 class EndsRequest(NamedTuple):
-    """The shell asks for the bounds of these queues, all at once, and calls the scope's `on_ends`."""
+    """A request for the bounds of several queues at once; the caller passes them to the scope's `on_ends`."""
 
     scope: OrderScope
     queues: Sequence[SubscribedQueue]

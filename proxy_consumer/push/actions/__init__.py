@@ -1,1 +1,1 @@
-"""Actions: what a message goes through between its queue and its sink; a pure core without I/O."""
+"""Actions: the processing steps of a message between its queue and its sink; a pure core without I/O."""

@@ -1,7 +1,7 @@
-"""The text of a CEL expression without its literals, so that what is counted in it is code.
+"""Separates the literals of a CEL expression from its code, so that only code is counted.
 
-`code` has the number of each literal in quotation marks, `matches('0')`, and no comments; `literals` has
-their texts. CEL itself checks the expression, so that only texts of its grammar matter here.
+In `code` each literal is replaced by its number in quotation marks, `matches('0')`, and comments are removed;
+`literals` has their texts. CEL itself checks the expression, so that only valid expressions matter here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _ESCAPES = {sign: sign for sign in "\\'\"`?"} | {
 
 
 class CelSource:
-    """One expression. A literal is None where it has an escape by number, such as \\x41."""
+    r"""One expression, split into `code` and `literals`; a literal with a numeric escape such as \x41 is
+    None."""
 
     def __init__(self, source: str) -> None:
         self.literals: list[str | None] = []
@@ -36,9 +37,9 @@ class CelSource:
         return f"'{len(self.literals) - 1}'"
 
     def first_arguments(self, function: str) -> list[str | None]:
-        """Return the first argument of each call of a method: its text where it is a literal, else None.
+        """Return the first argument of each call of a method: its text if it is a literal, otherwise None.
 
-        `matches` and `split` have one argument or more; a call without any is no entry.
+        `matches` and `split` have one argument or more; a call without arguments is left out.
         """
         calls = re.findall(rf"\b{function}\s*\(\s*(?!\))(?:'([0-9]+)'\s*(?=[,)]))?", self.code)
         return [self.literals[int(index)] if index else None for index in calls]

@@ -14,7 +14,10 @@ from ddmq_common.config import rules
 
 CONTEXT_FIELDS = ("TOPIC", "GROUP", "OFFSET", "QID", "SOURCE", "MSG_KEY", "TOKEN", "PROPERTIES")
 MIB = 1 << 20
-MARKERS = ("Async", "NonBlockAsync")  # where order keys held in the old chain; ours hold from the read on
+MARKERS = (
+    "Async",
+    "NonBlockAsync",
+)  # where DDMQ begins to apply order keys; here they apply from the read on
 STEPS = ("Json", "Script", "Groovy", "Transit", "QueryParams", "FormParams", "FormParams2")
 PUSH_SINKS = ("AsyncHttp", "Redis", "File")
 PULL_SINKS = ("PullServer", "LowLevel")
@@ -28,9 +31,9 @@ REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class FormConfig:
-    """FormParams and FormParams2: which context fields follow the parameters, in which order.
+    """FormParams and FormParams2: the context fields that follow the parameters, in this order.
 
-    `token_key`: what is appended to the message key before the MD5 of carrera_token.
+    `token_key`: appended to the message key before the MD5 of carrera_token.
     """
 
     append_context: tuple[str, ...] = field(default=CONTEXT_FIELDS, metadata=rules(choices=CONTEXT_FIELDS))
@@ -39,10 +42,11 @@ class FormConfig:
 
 @dataclass(frozen=True, slots=True)
 class ScriptConfig:
-    """Script (old name: Groovy): CEL expressions. `filter`: only exactly true goes on. `transform`: new JSON.
+    """Script (old name: Groovy): CEL expressions.
 
-    `on_script_error`: fail (a failed job, retried) or filter (done). `body_bytes_max`: a longer body is a
-    script error.
+    `filter`: only messages for which it is exactly true pass. `transform`: the new JSON. `on_script_error`:
+    fail (a failed job, retried) or filter (the message is done). `body_bytes_max`: a longer body is a script
+    error.
     """
 
     filter: str = ""
@@ -53,12 +57,14 @@ class ScriptConfig:
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """AsyncHttp. `urls`: one is chosen per request. `max_retry`: requests repeated after errors (anything but
-    status 200), 1 s × 2ⁿ apart, −1 = for ever; then dead letter. `timeout_ms`: of one whole request.
+    """The sink AsyncHttp.
 
-    `connections_max`: open connections per host; further requests wait. `response_bytes_max`: a longer answer
-    is an error. `allow_callback`: whether a message may name its own target. `signing_key`: requests carry
-    Ddmq-Signature, by which the receiver knows who sent them and when.
+    `urls`: one is chosen per request. `max_retry`: how often a request is repeated after an error (anything
+    but status 200), 1 s × 2ⁿ apart, −1 = for ever; then the message becomes a dead letter. `timeout_ms`: of
+    one whole request. `connections_max`: open connections per host; further requests wait.
+    `response_bytes_max`: a longer response is an error. `allow_callback`: whether a message may name its own
+    URL. `signing_key`: requests carry the header Ddmq-Signature, from which the receiver can verify sender
+    and time.
     """
 
     urls: tuple[str, ...] = field(default=(), metadata=rules(urls=True))
@@ -73,10 +79,11 @@ class HttpConfig:
 
 @dataclass(frozen=True, slots=True)
 class RedisConfig:
-    """Redis. `hosts`: HOST:PORT, one at random per message. `commands`: lists of text, the name first.
+    """The sink Redis.
 
-    An argument that begins with `$` is a path into the JSON; `{…}` inside an argument is replaced: {key},
-    {tag}, {topic}, {body} or a path such as {$.id}.
+    `hosts`: HOST:PORT, one at random per message. `commands`: lists of text, the command name first. An
+    argument that begins with `$` is a path into the JSON; `{…}` inside an argument is replaced: {key}, {tag},
+    {topic}, {body} or a path such as {$.id}.
     """
 
     hosts: tuple[str, ...] = ()
@@ -88,10 +95,11 @@ class RedisConfig:
 
 @dataclass(frozen=True, slots=True)
 class FileConfig:
-    """File. `name`: the file's name, from {topic}, {group} and {date} (UTC); never a path.
+    """The sink File.
 
-    `content`: record (a JSON object a line) or body (the body alone). A file is closed and the next one begun
-    at `rotate_bytes` or after `rotate_ms`.
+    `name`: the file's name, from {topic}, {group} and {date} (UTC); never a path. `content`: record (one JSON
+    object per line) or body (the body alone). At `rotate_bytes` or after `rotate_ms` a file is closed and a
+    new one is opened.
     """
 
     name: str = "{topic}-{date}"
@@ -102,9 +110,10 @@ class FileConfig:
 
 @dataclass(frozen=True, slots=True)
 class PushConfig:
-    """Settings of all actions; those whose action is not in the chain have no effect.
+    """The settings of all actions; those of actions outside the chain have no effect.
 
-    `transit`: target path ← source path; target `$`: an object that is the base. `query_params`: name ← path.
+    `transit`: target path ← source path; the source of the target `$` is the object that the others are added
+    to. `query_params`: name ← path.
     """
 
     transit: Mapping[str, str] = field(default_factory=dict)
@@ -117,7 +126,7 @@ class PushConfig:
 
 
 def unknown_action_text(name: str) -> str:
-    """Say why `name` is not an action, and what to use instead."""
+    """Return the error text for a name that is not an action, with what to use instead."""
     if name in REFUSED:
         return f"action {name!r} is not built here; {REFUSED[name]}"
     close = get_close_matches(name, KNOWN, n=1, cutoff=0.5)

@@ -1,8 +1,8 @@
-"""One message on its way through a chain, what its paths may do, and how an action ends.
+"""One message on its way through a chain, the bounds of its work, and the outcomes of an action.
 
-Actions change the job in place; only Transit and Script put a new JSON into it, the stored body stays.
-What the paths of one message look through and bring to light is bounded for all of them together: a path is
-cheap; a hundred of them into a body of megabytes, each bringing all of it, are not.
+Actions change the job in place; only Transit and Script replace its JSON, and the stored body stays. The work
+of all paths of one message has a common bound: one path is cheap; a hundred paths into a body of megabytes,
+each of which selects all of it, are not.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import msgspec
 from ddmq_common.delivery import Content
 from proxy_consumer.order_keys.canonical import TooMuchWork
 
-VALUES_MAX = 32_768  # looked through by paths that are not plain
-RESULT_BYTES_MAX = 8 << 20  # found by all paths, beside twice the body
+VALUES_MAX = 32_768  # values visited by paths that are not plain
+RESULT_BYTES_MAX = 8 << 20  # bytes that all paths may select, in addition to twice the body
 _SCALAR_BYTES = 8
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
 class Work:
-    """The remaining work allowance of one message."""
+    """A limit on the work that the paths of one message cause, counted down as they are evaluated."""
 
     __slots__ = ("_bytes_left", "_bytes_max", "_values_left")
 
@@ -33,17 +33,17 @@ class Work:
         self._bytes_left = self._bytes_max = RESULT_BYTES_MAX + 2 * body_bytes
 
     def count_values(self, values: int) -> None:
-        """Count values that are looked through. Raises TooMuchWork."""
+        """Count visited values. Raises TooMuchWork."""
         self._values_left -= values
         if self._values_left < 0:
             raise TooMuchWork(f"all paths together look through more than {VALUES_MAX} values")
 
     def count_match(self, value: Any) -> None:
-        """Count a value that a path led to. Raises TooMuchWork."""
+        """Count the size of a value that a path selected. Raises TooMuchWork."""
         self.count_bytes(_size_of(value))
 
     def count_bytes(self, size: int) -> None:
-        """Count bytes that go into what leaves. Raises TooMuchWork."""
+        """Count bytes of the result. Raises TooMuchWork."""
         self._bytes_left -= size
         if self._bytes_left < 0:
             raise TooMuchWork(f"all paths together find more than {self._bytes_max} bytes")
@@ -58,7 +58,7 @@ def _size_of(value: Any) -> int:
 
 
 class Absent:
-    """The type of ABSENT: no JSON was parsed, or a path leads nowhere."""
+    """The type of ABSENT: no JSON was parsed, or a path selects nothing."""
 
     def __repr__(self) -> str:
         return "ABSENT"
@@ -68,7 +68,7 @@ ABSENT = Absent()
 
 
 class MessagePlace(NamedTuple):
-    """The position of a message, as consumers know it. `source`: RMQ or KAFKA."""
+    """The position of a message, as consumers see it. `source`: RMQ or KAFKA."""
 
     topic: str
     group: str
@@ -81,7 +81,7 @@ NOWHERE = MessagePlace("", "", "", -1)
 
 
 class Ending(Enum):
-    """The end of an action, or of a whole chain."""
+    """The outcome of an action, or of a whole chain."""
 
     CONTINUE = "continue"
     FINISH = "finish"
@@ -90,7 +90,7 @@ class Ending(Enum):
 
 
 class ActionOutcome(NamedTuple):
-    """`reason`: why a job failed, or (FINISH) what finished it early."""
+    """An outcome with its `reason`: why a job failed, or (FINISH) why it ended early."""
 
     ending: Ending
     reason: str = ""
@@ -101,20 +101,22 @@ ASYNCHRONIZED = ActionOutcome(Ending.ASYNCHRONIZED)
 
 
 def finish_job(reason: str) -> ActionOutcome:
-    """The message is done here and goes no further."""
+    """Return the outcome of a message that is done before the end of its chain."""
     return ActionOutcome(Ending.FINISH, reason)
 
 
 def fail(reason: str) -> ActionOutcome:
-    """A failed job, retried like any other."""
+    """Return the outcome of a failed job, which is retried like any other."""
     return ActionOutcome(Ending.FAIL, reason)
 
 
 class ActionJob:
-    """Key and tag are empty when absent. `json` is ABSENT until Json has parsed the body.
+    """One message in its chain. `key` and `tag` are empty if absent; `json` is ABSENT until Json has parsed
+    the body.
 
-    `params`, `query`: what the form and the URL are made of, in order; a value None has no `=`.
-    `script_failed`: a script error was met, whatever became of the job. `work`: what its paths may do yet.
+    `params`, `query`: the parts of the form and of the URL, in order; a value None has no `=`.
+    `script_failed`: a script error occurred, whatever the outcome. `work`: the work that its paths may still
+    do.
     """
 
     __slots__ = (
@@ -150,31 +152,31 @@ class ActionJob:
         self.work = Work(len(body))
 
     def text_for_sink(self) -> str:
-        """Return what the sinks write: the current JSON, compact, or the body as readable text."""
+        """Return the text that sinks write: the current JSON, compact, or else the body as text."""
         return readable_text(self.body) if self.json is ABSENT else compact_json(self.json)
 
     def properties_text(self) -> dict[str, str]:
-        """The properties as text."""
+        """Return the properties as text."""
         return {readable_text(name): readable_text(value) for name, value in self.properties.items()}
 
 
 def job_of(content: Content, place: MessagePlace = NOWHERE) -> ActionJob:
-    """A stored message at the start of its chain."""
+    """Build the job of a stored message at the start of its chain."""
     return ActionJob(content.key, content.tag, content.value, content.properties, place)
 
 
 def readable_text(raw: bytes) -> str:
-    """UTF-8, with U+FFFD for what is none."""
+    """Decode UTF-8, with U+FFFD for invalid bytes."""
     return raw.decode("utf-8", "replace")
 
 
 def compact_json(value: Any) -> str:
-    """JSON text without blanks, nulls kept, numbers as they came."""
+    """Encode a value as JSON without spaces; nulls are kept and numbers written as they were."""
     return _ENCODER.encode(value).decode()
 
 
 def plain_value(value: Any) -> str:
-    """A value inside a form, a URL or a command: text and numbers plain, others as JSON."""
+    """Format a value for a form, a URL or a command: text and numbers plain, others as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, int | float | Decimal) and not isinstance(value, bool):

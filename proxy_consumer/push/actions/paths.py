@@ -1,7 +1,7 @@
 """Paths into the JSON of a job; the dialect is that of order keys (docs/order-keys.md).
 
-A plain path into a body of its shape is walked directly; everything else is jsonpath-ng's. Several hits
-make one list, one hit is the value itself.
+A plain path into a body of its shape is followed directly; every other one is evaluated by jsonpath-ng.
+Several matches make one list, a single match is the value itself.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from proxy_consumer.order_keys.general import build_expression
 from proxy_consumer.order_keys.path import PathKind, PathStep, count_descents, parse_path
 from proxy_consumer.push.actions.job import ABSENT, ActionJob
 
-VALUES_MAX = 16_384  # that a path that is not plain may go through, to the power of `..`
+VALUES_MAX = 16_384  # most values that a path that is not plain visits (counted once per `..`)
 Lookup = Callable[[ActionJob], Any]
 
 
 class _Unshaped(Exception):
-    """The JSON has another shape than the path."""
+    """The JSON does not have the shape of the path."""
 
 
 def compile_path(text: str) -> Lookup:
-    """Return a function that finds the value at a path in a job's JSON, or ABSENT. Raises ValueError.
+    """Return a function that returns the value at a path in a job's JSON, or ABSENT. Raises ValueError.
 
-    The lookup itself raises TooMuchWork for a JSON with too many values to look through, and when all lookups
-    of the job together found too much. What it finds is part of the JSON and must not be changed.
+    The function itself raises TooMuchWork if the JSON has too many values, or if all lookups of the job
+    together selected too much. The value that it returns is part of the JSON and must not be changed.
     """
     try:
         steps = parse_path(text.strip())
@@ -92,7 +92,7 @@ def _compile_general(steps: tuple[PathStep, ...]) -> Lookup:
 
 
 def _check_size(value: Any, values_max: int) -> int:
-    """Count the values in it. Raises TooMuchWork when there are more."""
+    """Count the values in `value`. Raises TooMuchWork if there are more than `values_max`."""
     remaining, rest = values_max, [value]
     while rest:
         one = rest.pop()
@@ -108,7 +108,7 @@ def _check_size(value: Any, values_max: int) -> int:
 
 
 def _with_floats(value: Any) -> Any:
-    """A copy with decimals as floats, which alone the library compares by size."""
+    """Return a copy with decimals as floats, the only type that jsonpath-ng compares by size."""
     if isinstance(value, Decimal):
         return parse_written_float(str(value))
     if isinstance(value, dict):
@@ -117,7 +117,7 @@ def _with_floats(value: Any) -> Any:
 
 
 def _with_decimals(value: Any) -> Any:
-    """Return the opposite conversion."""
+    """Return a copy with the floats of `_with_floats` as decimals again."""
     if isinstance(value, WrittenFloat):
         return Decimal(value.text)
     if isinstance(value, dict):

@@ -1,14 +1,14 @@
-"""The cost of looking for a regular expression in a text, estimated from the pattern alone.
+"""The cost of searching a text for a regular expression, estimated from the pattern alone.
 
-RE2 builds an automaton while it reads: each new pair of a state and a character costs a step for every
-instruction that is active, each known one costs next to nothing. When there are too many states it starts
-over, and in the end it takes the steps for every character. So a search costs at most
+RE2 builds an automaton during the search: each new pair of a state and a character costs a step for every
+active instruction, each known pair costs next to nothing. When there are too many states it starts over, and
+in the end it executes the steps for every character. So a search costs at most
 
     text × instructions of the pattern        (steps for every character), and at most
-    text + steps that make all its states     (where all the states are few).
+    text + steps that build all its states    (if there are few states).
 
-The second bound is proven by building all the states here, up to STEPS_MAX; where they are more, only the
-first one holds. Counted repetition is the usual cause of both many instructions and many states.
+The second bound is proven by building all the states here, up to STEPS_MAX; if there are more, only the first
+one applies. Counted repetition is the usual cause of many instructions and many states.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from proxy_consumer.push.actions.pattern_parser import (
     UnknownPatternError,
 )
 
-STEPS_MAX = 1 << 14  # of the automaton, built here at most: some milliseconds when a subscription is made
-POSITIONS_MAX = 256  # of a pattern whose automaton is built
-COMPILE_BYTES = 8 << 10  # what RE2 takes to compile the smallest pattern, in bytes gone through in that time
+STEPS_MAX = 1 << 14  # most steps to build an automaton here: some milliseconds when a subscription is created
+POSITIONS_MAX = 256  # most positions of a pattern whose automaton is built
+COMPILE_BYTES = 8 << 10  # time to compile the smallest pattern, in bytes that RE2 scans in that time
 COMPILE_WEIGHT = 50  # the same for an instruction
-UTF8_STATES = 4  # states that RE2 has in the middle of a character, for one between two characters
+UTF8_STATES = 4  # RE2 states inside a multi-byte character per state between two characters
 
 
 class PatternCost(NamedTuple):
-    """The bounds of a pattern's cost. `steps`: those that make all its states; None: they may be too many."""
+    """The bounds of a pattern's cost. `steps`: those that build all its states; None: perhaps too many."""
 
     instructions: int
     steps: int | None
 
     def search_cost(self, size: int) -> int:
-        """Return what a search in `size` bytes may go through, in bytes, with the compilation."""
+        """Return the most that a compilation and a search in `size` bytes cost, in bytes scanned."""
         search = size * self.instructions
         if self.steps is not None:
             search = min(search, size + self.steps)
@@ -51,7 +51,7 @@ class PatternCost(NamedTuple):
 
 @lru_cache(256)
 def pattern_cost(pattern: str) -> PatternCost | None:
-    """Return the cost of a pattern; None for one that nobody here understands."""
+    """Return the cost of a pattern; None if PatternParser does not understand it."""
     parser = PatternParser(pattern)
     try:
         tree = parser.parse()
@@ -61,7 +61,7 @@ def pattern_cost(pattern: str) -> PatternCost | None:
 
 
 def _count_steps(tree: Node, symbols: int) -> int | None:
-    """Return the steps that make all states of the pattern's automaton; None for too many of them."""
+    """Return the steps that build all states of the pattern's automaton; None if there are too many."""
     try:
         positions = _Positions(tree)
     except _TooManyPositionsError:
@@ -84,11 +84,12 @@ def _count_steps(tree: Node, symbols: int) -> int | None:
 
 
 class _TooManyPositionsError(Exception):
-    """The pattern is long, or it has an anchor in its middle."""
+    """The pattern has too many positions, or an anchor in its middle."""
 
 
 class _Ends(NamedTuple):
-    """The positions that a part of the pattern may begin and end with, and whether it may be empty."""
+    """The positions with which a part of the pattern may begin and end (bit masks), and whether it may be
+    empty."""
 
     first: int
     last: int
@@ -96,9 +97,10 @@ class _Ends(NamedTuple):
 
 
 class _Positions:
-    """The characters of a pattern, each counted repetition written out, and which may follow which.
+    """The characters of a pattern, with each counted repetition expanded, and which may follow which.
 
-    A set of positions is an integer with a bit for each. `matched`: a text that has come there matches.
+    A set of positions is an integer with one bit for each. `matched`: the positions at which a match is
+    complete.
     """
 
     def __init__(self, tree: Node) -> None:
@@ -109,14 +111,19 @@ class _Positions:
             self._add_branch(branch)
 
     def character_classes(self, symbols: int) -> set[int]:
-        """Return which positions accept the same character: a set of positions for each kind of character."""
+        """Group the positions by the characters that they accept: one bit mask of positions for each
+        character.
+
+        `symbols`: how many characters the pattern mentions; one more stands for all others.
+        """
         return {
             sum(1 << index for index, accepted in enumerate(self.characters) if accepted >> symbol & 1)
             for symbol in range(symbols + 1)
         }
 
     def positions_after(self, state: int) -> int:
-        """Return the positions of the next character. State 0 is also the beginning of the text."""
+        """Return the bit mask of the positions that may follow `state`; state 0 is also the start of the
+        text."""
         following = self._floating if state else self._floating | self._anchored
         for index in _iterate_bits(state):
             following |= self._follow[index]

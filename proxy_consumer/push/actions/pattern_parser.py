@@ -1,11 +1,11 @@
-"""A regular expression as a tree, for the question what it may cost (pattern_cost.py).
+"""Parses a regular expression into a tree, from which pattern_cost.py estimates its cost.
 
-It understands RE2's syntax as operators write it: characters, classes, `.`, groups, alternatives, repetition,
-flags, `^` and `$`. A pattern that it does not understand raises UnknownPatternError; nobody evaluates such a
-pattern by this tree, so the caller only has to assume that it is costly.
+It understands RE2's common syntax: characters, classes, `.`, groups, alternatives, repetition, flags, `^` and
+`$`. For any other syntax it raises UnknownPatternError; the tree is not used for matching, so the caller only
+has to assume that such a pattern is costly.
 
-Characters are sets of symbols. A symbol is a bit for each character that the pattern mentions; every other
-character behaves like one that nobody mentioned. So a set is an integer, and its complement is `~`.
+Characters are sets of symbols. A symbol is one bit for each character that the pattern mentions; all other
+characters behave alike. So a set is an integer, and its complement is `~`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-REPEATS_MAX = 1000  # RE2 refuses more
+REPEATS_MAX = 1000  # RE2 rejects more
 DEPTH_MAX = 64
 ASCII_WEIGHT = 1  # instructions of RE2 for a range of ASCII characters
 UTF8_WEIGHT = 8  # the same for a set with characters beyond ASCII, which RE2 spells out byte by byte
@@ -22,17 +22,17 @@ CLASSES = {"d": "0123456789", "s": "\t\n\f\r ", "w": "0123456789_"}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 CLASSES["w"] += LETTERS + LETTERS.upper()
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
-FOLDED = {"k": "\u212a", "s": "\u017f"}  # what a letter equals, too, when case does not count
+FOLDED = {"k": "\u212a", "s": "\u017f"}  # further characters that equal a letter if case is ignored
 PUNCTUATION = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~ ")
 
 
 class UnknownPatternError(Exception):
-    """The pattern uses what this parser does not understand."""
+    """The pattern uses syntax that this parser does not understand."""
 
 
 @dataclass(frozen=True)
 class Characters:
-    """One character of a set. `exact`: whether `symbols` says which, or only `weight` counts."""
+    """One character of a set. `exact`: `symbols` is the set; otherwise only `weight` is valid."""
 
     symbols: int
     weight: int
@@ -49,7 +49,7 @@ class Anchor:
 
 
 class _Inner:
-    """A node with others inside, whose `exact` is theirs."""
+    """A node with parts; it is `exact` if all its parts are."""
 
     parts: tuple[Node, ...]
 
@@ -60,7 +60,7 @@ class _Inner:
 
 @dataclass(frozen=True)
 class Sequence(_Inner):
-    """Its parts one after another."""
+    """The parts one after another."""
 
     parts: tuple[Node, ...]
 
@@ -71,7 +71,7 @@ class Sequence(_Inner):
 
 @dataclass(frozen=True)
 class Alternatives(_Inner):
-    """One of its parts."""
+    """One of the parts."""
 
     parts: tuple[Node, ...]
 
@@ -82,7 +82,7 @@ class Alternatives(_Inner):
 
 @dataclass(frozen=True)
 class Repeat(_Inner):
-    """The one part, `low` times at least and `high` at most (None: any number)."""
+    """The one part, repeated at least `low` and at most `high` times (None: no upper bound)."""
 
     parts: tuple[Node, ...]
     low: int
@@ -98,7 +98,7 @@ Node = Characters | Anchor | Sequence | Alternatives | Repeat
 
 
 class PatternParser:
-    """Parses one pattern. `symbols`: the bit of each character that it mentions."""
+    """Parses one pattern. `symbols`: the bit of each character that the pattern mentions."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -108,7 +108,7 @@ class PatternParser:
         self.symbols: dict[str, int] = {}
 
     def parse(self) -> Node:
-        """Return the tree. Raises UnknownPatternError."""
+        """Parse the whole pattern and return its tree. Raises UnknownPatternError."""
         tree = self._parse_choice()
         if self._position < len(self._pattern):
             raise UnknownPatternError
@@ -135,7 +135,7 @@ class PatternParser:
                 return atom
             if isinstance(atom, Anchor):
                 raise UnknownPatternError
-            self._take_sign("?")  # the shortest match: no other texts
+            self._take_sign("?")  # non-greedy: matches the same texts
             atom = Repeat((atom,), *bounds)
         return atom
 
@@ -190,7 +190,7 @@ class PatternParser:
         return inner
 
     def _parse_flags(self) -> bool:
-        """Set the flags behind `(?`. True: the group ends with them."""
+        """Apply the flags after `(?`; return True if the group ends with them."""
         value = True
         while (sign := self._pattern[self._position : self._position + 1]) not in (":", ")"):
             self._position += 1
@@ -200,7 +200,7 @@ class PatternParser:
                 self._fold = value
             elif sign == "s":
                 self._dot_all = value
-            elif sign != "U":  # U: the shortest match: no other texts
+            elif sign != "U":  # U: non-greedy: matches the same texts
                 raise UnknownPatternError
         self._position += 1
         return sign == ")"

@@ -1,17 +1,18 @@
-"""Script: CEL expressions that filter and transform.
+"""Script: CEL expressions that filter and transform messages.
 
-CEL has no loops, no state and no way to the machine. What it can still do is work: a macro such as map runs
-its inside once per element, texts can be added to themselves, a pattern may come from the message. What an
-evaluation may cost is estimated from above, without trust in the message. One that is cheap by that is made
-here. Any other is made by `heavy`, which can be stopped (push/script_workers.py), or where there is nobody
-who could (a filter in front of a pull), up to FILTER_WORK_MAX here and else not at all. `replace`, and `join`
-with a separator that is not a short text in the expression, are refused: their results have no bound. What a
-pattern costs is known from its text (pattern_cost.py); in front of a pull one that costs too much for a body
-of `body_bytes_max`, or comes with the message, is refused when it is set (`Script.fault_before_pull`).
+CEL has no loops, no state and no access to the machine. It can still cause work: a macro such as map
+evaluates its body once per element, texts can be concatenated, a pattern may come from the message. The cost
+of an evaluation is estimated from above, without trust in the message. A cheap evaluation runs here. Any
+other is passed to `heavy`, which can be stopped (push/script_workers.py); without `heavy` (a filter in front
+of a pull) it runs here up to FILTER_WORK_MAX and is rejected beyond it. `replace`, and `join` with a
+separator that is not a short text in the expression, are rejected: the size of their results has no bound.
+The cost of a pattern follows from its text (pattern_cost.py); in front of a pull, a pattern that costs too
+much for a body of `body_bytes_max`, or comes from the message, is rejected when it is set
+(`Script.fault_before_pull`).
 
-Variables: `body` (the JSON, once Json has run), `text` (the body as text), `key`, `tag` ("" when absent),
-`properties`. An expression is checked, with its types, when the subscription is made. The library ends a text
-at a NUL character, so one in a variable that the expression names is a script error.
+Variables: `body` (the JSON, once Json has run), `text` (the body as text), `key`, `tag` ("" if absent),
+`properties`. An expression is checked, with its types, when the subscription is created. The CEL library ends
+a text at a NUL character, so that one in a variable of the expression is a script error.
 """
 
 from __future__ import annotations
@@ -40,16 +41,21 @@ from proxy_consumer.push.actions.job import (
 from proxy_consumer.push.actions.pattern_cost import PatternCost, pattern_cost
 
 EXPRESSION_CHARS_MAX = 8192
-CHEAP_WORK_MAX = 1 << 20  # of the estimate, in bytes gone through: some milliseconds on one core at most
+CHEAP_WORK_MAX = 1 << 20  # estimated bytes scanned: some milliseconds on one core at most
 FILTER_WORK_MAX = 4 << 20  # some 50 milliseconds at most
-CONVERTED = {b",": 64, b":": 64, b"[": 128, b"{": 128}  # bytes gone through in the time that CEL takes one in
-SEARCHED_TEXT_MAX = 64  # characters of a text that is looked for at the cost of going through once
-SEPARATOR_MAX = 16  # characters between the texts that join puts together
-SPLIT_WEIGHT = 8  # how much longer it takes to make a list of a text's characters than to go through it
-QUOTE_GROWTH = 3  # how much longer a text may become by quote
-NESTED_MAX = 4  # macros inside each other that are counted; more of them are over every bound soon enough
-TURN_BYTES = 256  # what a turn of a macro costs by itself
-SEARCHED_AT_ONCE = 64  # bytes compared in the time of one that is gone through
+CONVERTED = {
+    b",": 64,
+    b":": 64,
+    b"[": 128,
+    b"{": 128,
+}  # bytes scanned in the time in which CEL accepts one such mark
+SEARCHED_TEXT_MAX = 64  # longest text that is searched at the cost of one scan
+SEPARATOR_MAX = 16  # longest separator of join, in characters
+SPLIT_WEIGHT = 8  # cost of splitting a text into characters, relative to a scan
+QUOTE_GROWTH = 3  # factor by which quote may lengthen a text
+NESTED_MAX = 4  # nested macros that are counted; deeper ones soon exceed every bound
+TURN_BYTES = 256  # cost of one iteration of a macro
+SEARCHED_AT_ONCE = 64  # bytes compared in the time in which one is scanned
 ITERATIONS_MAX = 10_000
 RESULT_BYTES_MAX = 4 << 20
 WITHOUT_BOUND = 1 << 62
@@ -64,23 +70,26 @@ _VARIABLES: dict[str, Callable[[ActionJob], Any]] = {
 }
 _USES = "body|text|key|tag|properties"
 _MACROS = "all|exists|exists_one|map|filter"
-_COPIES = "lowerAscii|upperAscii|trim|substring|charAt|reverse|string|bytes|size"  # go through a text, too
+_COPIES = (
+    "lowerAscii|upperAscii|trim|substring|charAt|reverse|string|bytes|size"  # functions that scan a text
+)
 _SEARCHES = ("contains", "indexOf", "lastIndexOf", "split")
 _UNBOUNDED = {b"string_replace_string_string": "replace"}
 
 
 class ScriptError(Exception):
-    """The expression failed on this message; the text says how."""
+    """The expression failed on this message; the text says why."""
 
 
 Heavy = Callable[[ScriptConfig, ActionJob, bool], ActionOutcome]  # also "after Json"; raises ScriptError
 
 
 class Expression:
-    """One CEL expression that was checked."""
+    """One checked CEL expression."""
 
     def __init__(self, field: str, source: str, *, with_body: bool) -> None:
-        """Raises ValueError that names the field, what is wrong and where."""
+        """Compile and check the expression. Raises ValueError that names the field, the error and its
+        position."""
         if len(source) > EXPRESSION_CHARS_MAX:
             raise ValueError(f"{field} has {len(source)} characters; allowed: {EXPRESSION_CHARS_MAX}")
         parts = CelSource(source)
@@ -88,8 +97,8 @@ class Expression:
         self._length = len(source)
         self._macros = parts.count_names(_MACROS)
         self._sums = parts.code.count("+")
-        self._literals = 1 + parts.code.count(",")  # no list in the expression is longer
-        self._splits = parts.count_names("split")  # each makes a list as long as the text
+        self._literals = 1 + parts.code.count(",")  # upper bound of the lists in the expression
+        self._splits = parts.count_names("split")  # each builds a list as long as the text
         self._through = (
             max(1, parts.count_names(_USES)) + parts.count_names(_COPIES) + SPLIT_WEIGHT * self._splits
         )
@@ -115,14 +124,15 @@ class Expression:
             )
 
     def evaluation_cost(self, job: ActionJob) -> int:
-        """Return how many bytes an evaluation may go through at most. WITHOUT_BOUND: the message decides."""
+        """Return the most bytes that an evaluation may scan; WITHOUT_BOUND if that depends on the message's
+        content."""
         if self._formats or None in self._costs:
             return WITHOUT_BOUND
         size = len(job.body) + len(job.key) + len(job.tag) + self._length
         if job.properties:
             size += sum(len(name) + len(value) for name, value in job.properties.items())
         grown: int = self._grown * (self._sums + 1)
-        if self._searches:  # for a text of the message, at every place of another
+        if self._searches:  # a text of the message is compared at every index of another
             grown *= 1 + size // SEARCHED_AT_ONCE
         taken_in = _conversion_cost(job.body) if "body" in self._names else 0
         through = self._through * (size + TURN_BYTES)
@@ -134,7 +144,7 @@ class Expression:
         return min(WITHOUT_BOUND, taken_in + turns * grown * int((self._sums + 1) ** self._macros) * through)
 
     def fault_before_pull(self, size: int) -> str | None:
-        """Return why it may not decide about messages of `size` bytes in the proxy, or None."""
+        """Return why the expression must not filter messages of `size` bytes in the proxy; None if it may."""
         if self._formats:
             return f"{self._field}: format is not available in front of a pull: its result has no bound"
         for pattern, cost in zip(self._patterns, self._costs, strict=True):
@@ -144,7 +154,7 @@ class Expression:
         return None
 
     def evaluate_for(self, job: ActionJob) -> Any:
-        """The value for this message. Raises ScriptError."""
+        """Evaluate the expression for this message. Raises ScriptError."""
         values = {
             name: _for_cel(job.json if name == "body" else _VARIABLES[name](job)) for name in self._names
         }
@@ -158,10 +168,10 @@ class Expression:
 
 
 class Script:
-    """The checked expressions of one subscription, without the question who evaluates them."""
+    """The checked expressions of one subscription; the caller decides in which process they run."""
 
     def __init__(self, config: ScriptConfig, *, after_json: bool) -> None:
-        """Raises ValueError for expressions that are none."""
+        """Check the expressions. Raises ValueError for invalid ones."""
         if not config.filter and not config.transform:
             raise ValueError("push.script has neither filter nor transform; give it one of them")
         self._kept = self._made = None
@@ -171,17 +181,18 @@ class Script:
             self._made = Expression("push.script.transform", config.transform, with_body=after_json)
 
     def cost_for(self, job: ActionJob) -> int:
-        """Return how many bytes it may go through with this message at most."""
+        """Return the most bytes that the expressions may scan for this message."""
         cost = 0 if self._kept is None else self._kept.evaluation_cost(job)
         return cost + (0 if self._made is None else self._made.evaluation_cost(job))
 
     def fault_before_pull(self, size: int) -> str | None:
-        """Return why it may not decide about messages of up to `size` bytes in the proxy, or None."""
+        """Return why the expressions must not filter messages of up to `size` bytes in the proxy; None if
+        they may."""
         expressions = [expression for expression in (self._kept, self._made) if expression is not None]
         return next(filter(None, (expression.fault_before_pull(size) for expression in expressions)), None)
 
     def run(self, job: ActionJob) -> ActionOutcome:
-        """Filter, then transform. Raises ScriptError."""
+        """Filter the message, then transform it. Raises ScriptError."""
         if self._kept is not None and self._kept.evaluate_for(job).value() is not True:
             return FILTERED
         if self._made is not None:
@@ -192,7 +203,8 @@ class Script:
 def build_script(
     config: ScriptConfig, *, after_json: bool, heavy: Heavy | None = None
 ) -> Callable[[ActionJob], ActionOutcome]:
-    """The action. `heavy` evaluates what may take long. Raises ValueError for expressions that are none."""
+    """Build the Script action; `heavy` runs evaluations that may take long. Raises ValueError for invalid
+    expressions."""
     action = Script(config, after_json=after_json)
 
     def run(job: ActionJob) -> ActionOutcome:
@@ -220,12 +232,12 @@ def build_script(
 
 
 def _conversion_cost(body: bytes) -> int:
-    """Return the cost of giving the JSON to CEL, element by element."""
+    """Return the cost of passing the JSON to CEL, element by element."""
     return sum(weight * body.count(mark) for mark, weight in CONVERTED.items())
 
 
 def _widest_value(job: ActionJob) -> int:
-    """No list or object of the message has more elements."""
+    """Return an upper bound for the elements of any list or object in the message."""
     commas = job.body.count(b",")
     return 1 + max(commas, len(job.properties), 0 if job.json is ABSENT else _length_of(job.json))
 
@@ -235,7 +247,7 @@ def _length_of(value: Any) -> int:
 
 
 def _for_cel(value: Any) -> Any:
-    """JSON as CEL takes it: doubles for decimals. Raises ScriptError for a text with a NUL character."""
+    """Convert JSON for CEL: decimals become doubles. Raises ScriptError for a text with a NUL character."""
     if isinstance(value, str):
         if "\0" in value:
             raise ScriptError("a text with a NUL character")
@@ -248,7 +260,8 @@ def _for_cel(value: Any) -> Any:
 
 
 def _as_json(value: Any, budget: list[int]) -> Any:
-    """A CEL value as JSON. Raises ScriptError for what JSON does not know, and for too much of it."""
+    """Convert a CEL value to JSON. Raises ScriptError if JSON cannot represent it, or if it exceeds the
+    budget."""
     content = value.value()
     budget[0] -= 8 + (len(content) if isinstance(content, str) else 0)
     if budget[0] < 0:
@@ -277,17 +290,17 @@ def _build_environment(with_body: bool) -> Any:
 
 
 def _has_long(separators: list[str | None]) -> bool:
-    """Whether a separator may be as long as a message."""
+    """Whether a separator may be longer than SEPARATOR_MAX, because it is long or comes from the message."""
     return any(text is None or len(text) > SEPARATOR_MAX for text in separators)
 
 
 def _joined_growth(separators: list[str | None]) -> int:
-    """Return how many times longer a text may become that is split and joined with all of these."""
+    """Return by which factor splitting and joining with all of these may lengthen a text."""
     return math.prod(1 + len((text or "").encode()) for text in separators)
 
 
 def _constant_patterns(parts: CelSource) -> tuple[list[str | None], list[PatternCost | None]]:
-    """Return the patterns of an expression and their costs; None for what is not known before a message."""
+    """Return the patterns of an expression and their costs; None for those known only with a message."""
     patterns = parts.first_arguments("matches")
     patterns += [None] * (parts.count_names("matches") - len(patterns))
     return patterns, [None if pattern is None else pattern_cost(pattern) for pattern in patterns]

@@ -1,15 +1,16 @@
 """The actions that work on a message by paths: Json, Transit, QueryParams, FormParams, FormParams2.
 
-Json parses the stored body. Transit builds a new JSON out of paths of the present one: target path ← source
-path. Targets are names joined by dots; nodes on the way are made. A source that leads nowhere is left out.
-The target `$` names the object everything is built upon; without it that is an empty one. Nothing is copied
-but the objects on the way to a target.
+Json parses the stored body. Transit builds a new JSON from paths of the current one: target path ← source
+path. Targets are names joined by dots; missing objects on the way are created. A source without a value is
+left out. The source of the target `$` is the object to which the others are added; without it, that is an
+empty object. Only objects on the way to a target are copied.
 
-QueryParams and FormParams make what the request of AsyncHttp is made of. Context fields follow the
-parameters in the order of `append_context`. carrera_req_cnt is not one of them: the sink appends it, because
-it changes from request to request.
+QueryParams and FormParams build the parts of AsyncHttp's request. Context fields follow the parameters in the
+order of `append_context`. carrera_req_cnt is not one of them: the sink appends it, because it changes with
+each request.
 
-Settings are checked when the subscription is made: each function here that makes an action raises ValueError.
+Settings are checked when the subscription is created: each function here that builds an action raises
+ValueError.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ BODY_FIELD = "params"
 
 
 def parse(job: ActionJob) -> ActionOutcome:
-    """The action Json: parse the stored body. Not JSON = failed; empty or `null` = done."""
+    """Parse the stored body (the action Json): not JSON = failed; empty or `null` = done."""
     if not job.body.strip(b" \t\r\n"):
         return finish_job("empty body")
     try:
@@ -60,7 +61,7 @@ def parse(job: ActionJob) -> ActionOutcome:
 
 
 def build_transit(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOutcome]:
-    """The action Transit. Raises ValueError that names the bad path."""
+    """Build the action Transit. Raises ValueError that names the invalid path."""
     if not mapping:
         raise ValueError("push.transit is empty; give it target: source, or take Transit out of actions")
     base = compile_path(mapping[BASE]) if BASE in mapping else None
@@ -72,7 +73,7 @@ def build_transit(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOut
         base_value = {} if base is None else base(job)
         if not isinstance(base_value, dict):
             return fail(f"Transit: {mapping[BASE]} is the base and is not an object")
-        made_value = _Made(base_value, job.work)
+        made_value = _TransitResult(base_value, job.work)
         for names, source in moves:
             value = source(job)
             if value is not ABSENT:
@@ -84,15 +85,16 @@ def build_transit(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOut
 
 
 def target_names(target: str) -> tuple[str, ...]:
-    """The names of a target path. Raises ValueError."""
+    """Return the names in a target path. Raises ValueError."""
     names = tuple(target.removeprefix("$.").split("."))
     if not all(names) or any(set(name) & set("[]*$/") for name in names):
         raise ValueError(f"push.transit: target {target!r} is not a path of names such as order.id, nor $")
     return names
 
 
-class _Made:
-    """The new JSON. Values are those of the old one; only objects on the way to a target are copied, once."""
+class _TransitResult:
+    """The new JSON of Transit, which shares the values of the old one; objects on the way to a target are
+    copied, once."""
 
     def __init__(self, base: dict[str, Any], work: Work) -> None:
         self._work = work
@@ -112,12 +114,12 @@ class _Made:
     def _copy(self, node: dict[str, Any]) -> dict[str, Any]:
         self._work.count_values(len(node))
         own = dict(node)
-        self._own[id(own)] = own  # kept, so that no other object takes its identity
+        self._own[id(own)] = own  # retained, so that no other object gets its id
         return own
 
 
 def query_params(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOutcome]:
-    """The action QueryParams, name ← path; missing or null = failed. Raises ValueError for a bad path."""
+    """Build the action QueryParams, name ← path; a missing value or null fails the job. Raises ValueError."""
     if not mapping:
         raise ValueError("push.query_params is empty; give it name: path, or take QueryParams out of actions")
     fields = [(name, path, compile_path(path)) for name, path in mapping.items()]
@@ -136,7 +138,7 @@ def query_params(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOutc
 
 
 def form_params(config: FormConfig) -> Callable[[ActionJob], ActionOutcome]:
-    """The action FormParams: one field with the whole body or JSON, then the context."""
+    """Build the action FormParams: one field with the whole body or JSON, then the context fields."""
 
     def run_form_params(job: ActionJob) -> ActionOutcome:
         job.params.append((BODY_FIELD, job.text_for_sink()))
@@ -147,7 +149,8 @@ def form_params(config: FormConfig) -> Callable[[ActionJob], ActionOutcome]:
 
 
 def form_params2(config: FormConfig) -> Callable[[ActionJob], ActionOutcome]:
-    """The action FormParams2: one field per top-level key, then the context; no object: the body alone."""
+    """Build the action FormParams2: one field per top-level key, then the context; if not an object, the body
+    alone."""
 
     def run_form_params2(job: ActionJob) -> ActionOutcome:
         value = job.json
@@ -164,7 +167,7 @@ def form_params2(config: FormConfig) -> Callable[[ActionJob], ActionOutcome]:
 
 
 def context_fields(job: ActionJob, config: FormConfig) -> list[tuple[str, str | None]]:
-    """The fields of `append_context`, in its order. TOKEN brings carrera_msg_key unless it is there."""
+    """Return the fields of `append_context`, in its order; TOKEN adds carrera_msg_key if it is missing."""
     key = readable_text(job.key) if job.key else None
     place = job.place
     plain_fields: dict[str, tuple[str, str | None]] = {
@@ -190,6 +193,6 @@ def context_fields(job: ActionJob, config: FormConfig) -> list[tuple[str, str | 
 
 
 def sign_token(key: str | None, token_key: str) -> str:
-    """Return the token by which a receiver can check a push; an absent key counts as `null`."""
+    """Return the token with which a receiver can verify a push; an absent key counts as `null`."""
     text = ("null" if key is None else key) + token_key
     return md5(text.encode(), usedforsecurity=False).hexdigest()

@@ -1,10 +1,10 @@
-"""URLs that are pushed to, and which of them may be: the allow-list `push_targets` of a proxy.
+"""URLs that messages are pushed to, and which are allowed: the allow-list `push_targets` of a proxy.
 
-An entry is a host name (`hooks.example`), a domain with everything below it (`*.example`), an address or a
-network (`10.1.0.0/16`), each with `:PORT` if only that port is meant (IPv6 in brackets then). Or it is a URL
-(`https://hooks.example/in/`): then HTTP alone, that scheme and port, and this path with those below it.
-A host that is given by name is allowed by name only, whatever address it has: no answer of a name server can
-open another door. An empty list allows nothing.
+An entry is a host name (`hooks.example`), a domain with all its subdomains (`*.example`), an address or a
+network (`10.1.0.0/16`), each with `:PORT` to allow only that port (IPv6 in brackets then). Or it is a URL
+(`https://hooks.example/in/`): it allows only HTTP with that scheme and port, and this path with those below
+it. A host that is given by name is allowed by name only, whatever address it has, so that no reply of a name
+server can allow another target. An empty list allows nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from proxy_consumer.push.actions.config import HttpConfig
 
 _HOST = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?\.?\Z")
 _UNSAFE = re.compile(r"[\x00-\x20\x7f-\U0010ffff]")
-KNOWN_MAX = 1024  # answers kept
-DECODINGS_MAX = 4  # of one path; no chain of servers needs more, and each passes over the whole path
-HOST_CHARS_MAX = 253  # of a name in DNS; a message's own URL is remembered by its host
+KNOWN_MAX = 1024  # cached results
+DECODINGS_MAX = 4  # decodings tried of one path; no chain of servers does more, and each scans the whole path
+HOST_CHARS_MAX = 253  # longest name in DNS; hosts of messages' own URLs are cached
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Url(NamedTuple):
-    """One URL, taken apart. `target`: path and query as they go into the request line."""
+    """One parsed URL. `target`: path and query as they are written in the request line."""
 
     scheme: str
     host: str
@@ -35,18 +35,18 @@ class Url(NamedTuple):
 
     @property
     def pool_key(self) -> tuple[str, str, int]:
-        """Return the key of the connection pool that serves this URL."""
+        """The key of the connection pool for this URL."""
         return self.scheme, self.host, self.port
 
     @property
     def shown_url(self) -> str:
-        """Scheme, host and port: what may be logged."""
+        """Scheme, host and port: the parts that may be logged."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
 
 
 def parse_url(text: str) -> Url:
-    """Raises ValueError that quotes the URL, without its query, in which keys and tokens stand."""
+    """Parse a URL. Raises ValueError that quotes it without its query, which may contain keys and tokens."""
     shown = text.partition("?")[0][:200]
     if _UNSAFE.search(text):
         raise ValueError(f"URL {shown!r} has blanks or characters that must be percent-encoded")
@@ -77,7 +77,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def check_http(config: HttpConfig) -> None:
-    """Raises ValueError when AsyncHttp cannot work with these settings."""
+    """Raise ValueError if AsyncHttp cannot work with these settings."""
     if not config.urls:
         raise ValueError("push.http.urls is empty; AsyncHttp needs at least one URL")
     for url in config.urls:
@@ -85,8 +85,10 @@ def check_http(config: HttpConfig) -> None:
 
 
 class _Entry(NamedTuple):
-    """One entry of the allow-list; exactly one of `network` and `host` is set. Port None: all. Scheme and
-    path: of an entry that is a URL."""
+    """One entry of the allow-list; exactly one of `network` and `host` is set.
+
+    `port` None: all ports. `scheme` and `path` are set if the entry is a URL.
+    """
 
     network: Network | None
     host: str
@@ -106,15 +108,15 @@ class _Entry(NamedTuple):
 
 
 class AllowList:
-    """Decides whether a host and port may be connected to, and a URL asked for."""
+    """Decides whether a host and port may be connected to, and a URL requested."""
 
     def __init__(self, entries: Sequence[str]) -> None:
-        """Raises ValueError that names the bad entry."""
+        """Parse the entries. Raises ValueError that names the invalid one."""
         self._entries = [_parse_entry(text.strip()) for text in entries]
         self._known: dict[tuple[str, int], list[_Entry]] = {}
 
     def allows_target(self, host: str, port: int) -> bool:
-        """Whether the list has an entry for it, whatever is asked for there."""
+        """Whether the list allows every request to this host and port."""
         return not all(entry.scheme for entry in self._matching_entries(host, port))
 
     def _matching_entries(self, host: str, port: int) -> list[_Entry]:
@@ -139,11 +141,11 @@ class AllowList:
         ]
 
     def find_fault(self, host: str, port: int) -> str | None:
-        """Return why a target may not be connected to, and what to do; None when it may."""
+        """Return why a target must not be connected to, and what to do; None if it is allowed."""
         return None if self.allows_target(host, port) else _not_among(f"{host}:{port}")
 
     def url_fault(self, url: Url) -> str | None:
-        """Return the same as `find_fault` for a URL."""
+        """Return why a URL must not be requested, and what to do; None if it is allowed."""
         rule = self._matching_entries(url.host, url.port)
         if any(not entry.scheme or entry.is_above(url) for entry in rule):
             return None
@@ -155,8 +157,10 @@ def _not_among(target: str) -> str:
 
 
 def _is_plain_path(path: str) -> bool:
-    """Whether no server takes the path for one further up, however often it decodes it. One that
-    DECODINGS_MAX decodings do not bring to rest is not plain, whatever it hides."""
+    """Whether no server can read the path as a path further up, however often it decodes it.
+
+    A path that still changes after DECODINGS_MAX decodings is not plain.
+    """
     raw = path.encode()
     for _ in range(DECODINGS_MAX):
         before, raw = raw, unquote_to_bytes(raw)

@@ -1,1 +1,1 @@
-"""Sinks of pushed messages: HTTP, Redis, files; connections.py bounds what a receiver may send."""
+"""Sinks of pushed messages: HTTP, Redis, files; connections.py limits what a receiver may send."""

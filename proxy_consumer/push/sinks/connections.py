@@ -1,8 +1,8 @@
-"""Connections to receivers, kept on gevent's own sockets, and what comes back, read under bounds that hold.
+"""Reusable connections to receivers, on gevent's own sockets, whose replies are read under strict bounds.
 
-gevent's sockets yield only when nothing is there to be read, and its time-outs fire only when somebody
-yields: a receiver that never stops sending would have the whole process to itself. So bytes, time and the
-pieces an answer is made of are counted here, and after some of either the others get their turn.
+gevent's sockets yield only if there is nothing to read, and its time-outs fire only when a greenlet yields: a
+receiver that never stops sending would occupy the whole process. So the bytes, the time and the pieces of a
+reply are counted here, and after some of either the other greenlets get a turn.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from gevent import socket
 from gevent.lock import BoundedSemaphore
 
 RECV_BYTES = 16 << 10
-BREATHE_BYTES = 64 << 10  # read, or
-BREATHE_PIECES = 256  # lines and pieces taken: then the hub has its turn
+BREATHE_BYTES = 64 << 10  # after reading this many bytes, or
+BREATHE_PIECES = 256  # this many lines and pieces, the hub gets a turn
 BREATHE_S = 0.0005
 
 
 class UnboundedError(Exception):
-    """The receiver sends more than an answer may have, or does not come to an end; the text says of what."""
+    """The receiver sends more than a reply may have, or does not end it; the text says which bound was
+    exceeded."""
 
 
 class Receiving:
-    """One answer as it comes in. Raises UnboundedError at a bound, EOFError where it ends too early."""
+    """One reply that is being received. Raises UnboundedError at a bound, EOFError if it ends too early."""
 
     def __init__(self, sock: Any, bytes_max: int, pieces_max: int, until: float) -> None:
-        """`until`: monotonic seconds at which it must have ended."""
+        """`until`: the deadline for the whole reply, in monotonic seconds."""
         self._sock = sock
         self._bytes_max = self._bytes_left = bytes_max
         self._pieces_max = self._pieces_left = pieces_max
@@ -42,11 +43,11 @@ class Receiving:
 
     @property
     def left_over(self) -> bool:
-        """Bytes came that nobody has taken."""
+        """Whether bytes were received that have not been read."""
         return bool(self._buffer)
 
     def read_line(self, length_max: int) -> bytes:
-        """The next line, without its end."""
+        """Read the next line, without its line break."""
         self._read_piece()
         looked_at = 0
         while (end := self._buffer.find(b"\n", looked_at)) < 0:
@@ -59,13 +60,13 @@ class Receiving:
         return self._take_buffered(end + 1).rstrip(b"\r\n")
 
     def read_exactly(self, count: int) -> bytes:
-        """The next `count` bytes."""
+        """Read the next `count` bytes."""
         self._read_piece()
         while len(self._buffer) < count:
             self._read_more()
         return self._take_buffered(count)
 
-    def to_the_end(self) -> bytes:
+    def read_to_end(self) -> bytes:
         """Read everything until the receiver closes the connection."""
         try:
             while True:
@@ -100,17 +101,17 @@ class Receiving:
             self._yield_to_hub()
 
     def _yield_to_hub(self) -> None:
-        """Let the hub serve everybody else; a time-out of the caller's may fire here."""
+        """Let other greenlets run; a time-out of the caller may fire here."""
         if time.monotonic() > self._until:
             raise UnboundedError("the answer has not ended in time")
         gevent.sleep(BREATHE_S)
 
 
 class Connection:
-    """One connection to a receiver. `sound`: it may be used again when the present use has ended."""
+    """One connection to a receiver. `sound`: it can be reused after the present use."""
 
     def __init__(self, host: str, port: int, tls: Any = None) -> None:
-        """`tls`: the context of an encrypted one."""
+        """`tls`: the TLS context; None for an unencrypted connection."""
         self.host = host
         self.port = port
         self.sock: Any = None
@@ -119,7 +120,7 @@ class Connection:
         self._tls = tls
 
     def open(self) -> bool:
-        """Connect; False when it was connected before. Name lookups go through gevent, too."""
+        """Connect; return False if it was connected before. Name lookups go through gevent, too."""
         if self.sock is not None:
             return False
         self.sock = socket.create_connection((self.host, self.port))
@@ -129,12 +130,13 @@ class Connection:
         return True
 
     def close(self) -> None:
-        """Harmless when it never was open."""
+        """Close the connection; does nothing if it was never open."""
         if self.sock is not None:
             self.sock.close()
 
     def is_quiet(self) -> bool:
-        """Whether nothing has arrived since its last use: neither its end nor bytes nobody asked for."""
+        """Whether nothing has arrived since the last use: neither the end of the connection nor unexpected
+        bytes."""
         poll = select.poll()
         poll.register(self.sock.fileno(), select.POLLIN)
         return not poll.poll(0)
@@ -143,11 +145,12 @@ class Connection:
 C = TypeVar("C", bound=Connection)
 
 
-class KeptConnections(Generic[C]):
-    """Connections to one receiver, at most `connections_max`; a sound one is used again within `idle_s`."""
+class ReusableConnections(Generic[C]):
+    """Reusable connections to one receiver, at most `connections_max`; a sound one is reused within
+    `idle_s`."""
 
     def __init__(self, connections_max: int, idle_s: float = math.inf) -> None:
-        self.users = 0  # who use a connection, or wait for one
+        self.users = 0  # how many callers use a connection, or wait for one
         self._permits = BoundedSemaphore(connections_max)
         self._idle_s = idle_s
         self._idle: list[C] = []
@@ -155,7 +158,7 @@ class KeptConnections(Generic[C]):
 
     @contextmanager
     def use_connection(self, make: Callable[[], C]) -> Iterator[C]:
-        """A connection that nobody else uses meanwhile. It is closed at the end unless it was found sound."""
+        """Lend a connection for exclusive use; afterwards it is closed unless it was marked sound."""
         self.users += 1
         try:
             with self._permits:
@@ -173,7 +176,7 @@ class KeptConnections(Generic[C]):
             self.users -= 1
 
     def close(self) -> None:
-        """Close what is kept; what is in use is closed when its use has ended."""
+        """Close the idle connections; those in use are closed after their use."""
         self._closed = True
         while self._idle:
             self._idle.pop().close()

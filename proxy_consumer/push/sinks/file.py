@@ -1,12 +1,13 @@
-"""File: one line a message; all lines that came while the last ones were synced are synced together.
+"""The sink File: writes one line per message; lines that arrive during a sync are written and synced together
+next.
 
-A message is done when its line is durable. One greenlet per file gathers, a native thread writes and
-syncs. After a failed write or sync the file is left as it is and a new one is begun: what failed is
-written again by the retry, so a line may stand twice, and the last line of a file may be torn.
+A message is done when its line is durable. One greenlet per file collects the lines, a native thread writes
+and syncs. After a failed write or sync the file is left as it is and a new one is created: the retry writes
+the failed lines again, so that a line may be duplicated, and the last line of a file may be incomplete.
 
-A file is NAME.NUMBER.jsonl, NAME never a path, made with the next free number and with the promise that it
-was not there (O_EXCL): several proxies may share a folder, and after a crash a new file is begun, so that a
-torn last line is never written on.
+A file is NAME.NUMBER.jsonl, where NAME is never a path. It is created with the next free number and must not
+exist before (O_EXCL): several proxies can share a folder, and after a crash a new file is created, so that
+nothing is appended to an incomplete last line.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ _NAME = re.compile(
     r"(?:[A-Za-z0-9_-]|\{topic\}|\{group\}|\{date\})(?:[A-Za-z0-9_.-]|\{topic\}|\{group\}|\{date\})*\Z"
 )
 SUFFIX = ".jsonl"
-TALLY = ".bytes"  # in the folder: how many bytes its files have together
+TALLY = ".bytes"  # file in the folder with the total bytes of its files
 _TALLY = Struct("<Q")
 _NUMBER_DIGITS = 8
 _TRIES_MAX = 1_000
-OPEN_MAX = 64  # files of one sink; the one used longest ago is closed
+OPEN_MAX = 64  # open files of one sink; beyond it the least recently used one is closed
 
 
 class NotALineError(Exception):
-    """The message cannot stand on one line."""
+    """The message cannot be written as one line."""
 
 
 def check_file(config: FileConfig) -> None:
-    """Raises ValueError when File cannot work with these settings."""
+    """Raise ValueError if the File sink cannot work with these settings."""
     if len(config.name) > NAME_CHARS_MAX or not _NAME.match(config.name):
         raise ValueError(
             f"push.file.name is {config.name!r}; allowed: letters, digits, _ - . (not first) and "
@@ -58,7 +59,7 @@ def check_file(config: FileConfig) -> None:
 
 
 def file_name(config: FileConfig, job: ActionJob, date: str) -> str:
-    """The stem of the file for one message; topics and groups have no dot and no slash."""
+    """Return the stem of the file name for one message; topics and groups contain no dot and no slash."""
     return (
         config.name.replace("{topic}", job.place.topic)
         .replace("{group}", job.place.group)
@@ -67,7 +68,7 @@ def file_name(config: FileConfig, job: ActionJob, date: str) -> str:
 
 
 def encode_line(config: FileConfig, job: ActionJob) -> bytes:
-    """One line with its end. Raises NotALineError for a body with a line break of its own."""
+    """Encode a message as one line with its line break. Raises NotALineError for a body with a line break."""
     if config.content == "record":
         return compact_json(_build_record(job)).encode() + b"\n"
     body = job.body if job.json is ABSENT else job.text_for_sink().encode()
@@ -98,11 +99,11 @@ def _build_record(job: ActionJob) -> dict[str, object]:
 
 
 class FilesFolder:
-    """One folder, whose files may have `bytes_max` bytes together, whichever processes write them.
+    """One folder, whose files together may have `bytes_max` bytes, whichever processes write them.
 
-    Their number is kept in the file TALLY. A writer locks it, adds its bytes and writes them, so the bound
-    holds for all proxies. The files are counted when a process writes for the first time (a killed one may
-    have added bytes that it did not write) and before a write is refused (files may have been deleted).
+    The total is stored in the file TALLY. A writer locks it, adds its bytes and writes them, so that the
+    bound holds for all proxies. The files are counted at the first write of a process (a killed process may
+    have added bytes that it did not write) and before a write is rejected (files may have been deleted).
     """
 
     def __init__(self, path: str, bytes_max: int) -> None:
@@ -112,13 +113,14 @@ class FilesFolder:
 
     @property
     def fault(self) -> str | None:
-        """Return why File may not be used here."""
+        """The reason why the File sink cannot be used at this proxy; None if it can."""
         if self.path is None:
             return "push_files_dir is not set in proxy_consumer.yaml of the proxy; File writes nowhere"
         return None
 
     def begin(self, name: str) -> tuple[int, Path]:
-        """A new file, its entry durable; returns its descriptor and path. Raises OSError."""
+        """Create a new file with a durable directory entry; return its descriptor and path. Raises
+        OSError."""
         assert self.path is not None
         self.path.mkdir(parents=True, exist_ok=True)
         number = 1 + max((_number_of(path_there.name, name) for path_there in self.path.iterdir()), default=0)
@@ -137,19 +139,20 @@ class FilesFolder:
                 os.close(descriptor)
                 raise
             return descriptor, path
-        raise FileExistsError(f"{_TRIES_MAX} files of {name} were made by others meanwhile")
+        raise FileExistsError(f"{_TRIES_MAX} files of {name} were created by others meanwhile")
 
     def drop_empty(self, descriptor: int, path: Path) -> None:
-        """After a fault: remove the file if it has no byte; else a full disk gets more and more of them."""
+        """Remove the file after an error if it is empty; otherwise empty files would accumulate on a full
+        disk."""
         with suppress(OSError):
             if os.fstat(descriptor).st_size == 0:
                 path.unlink()
 
     @contextmanager
     def reserve_bytes(self, size: int) -> Iterator[None]:
-        """Let the caller write `size` bytes while all other writers wait.
+        """Add `size` bytes to the total, and hold the lock while the caller writes them.
 
-        Raises OSError where they do not fit.
+        Raises OSError if they exceed the bound.
         """
         assert self.path is not None
         self.path.mkdir(parents=True, exist_ok=True)
@@ -191,7 +194,7 @@ class FilesFolder:
 
 
 def _number_of(file: str, name: str) -> int:
-    """The number of one of the files of `name`, 0 for any other."""
+    """Return the number in the file name if it is a file of `name`, otherwise 0."""
     middle = file.removeprefix(name + ".").removesuffix(SUFFIX)
     return int(middle) if file == f"{name}.{middle}{SUFFIX}" and middle.isdecimal() else 0
 
@@ -202,7 +205,7 @@ class _WaitingLine(NamedTuple):
 
 
 class _File:
-    """One name: the open file behind it, if there is one, and the lines that wait for it."""
+    """One file name, with its open file, if any, and the lines that wait to be written."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -214,14 +217,14 @@ class _File:
         self.busy = False
 
     def close(self) -> None:
-        """Forget the open file; the next line begins a new one."""
+        """Close the open file; the next line creates a new one."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
 class FileSink:
-    """The sink of one subscription."""
+    """The File sink of one subscription."""
 
     def __init__(self, config: FileConfig, folder: FilesFolder, clock: Clock) -> None:
         self._config = config
@@ -238,7 +241,7 @@ class FileSink:
         gevent.spawn(self._threads.kill)
 
     def push(self, pushed: Pushed) -> Verdict:
-        """Wait until the message's line is durable."""
+        """Write the message's line and wait until it is durable."""
         pushed.requests += 1
         try:
             text = encode_line(self._config, pushed.job)
@@ -265,7 +268,7 @@ class FileSink:
         return file
 
     def _write_all(self, file: _File) -> None:
-        """Write until no line waits."""
+        """Write the waiting lines, until none is left."""
         while file.waiting:
             lines, file.waiting = file.waiting, []
             fault = self._threads.apply(self._write_sync, (file, b"".join([each.line for each in lines])))
@@ -274,7 +277,7 @@ class FileSink:
         file.busy = False
 
     def _write_sync(self, file: _File, data: bytes) -> str | None:
-        """Write and sync in a native thread; return the fault, if there is one."""
+        """Write and sync in a native thread; return the error text, or None."""
         try:
             with self._folder.reserve_bytes(len(data)):
                 self._write(file, data)
@@ -292,7 +295,7 @@ class FileSink:
             now_ms - file.began_ms >= self._config.rotate_ms
         )
         if file.descriptor >= 0 and ((file.size and old) or os.fstat(file.descriptor).st_nlink == 0):
-            file.close()  # the last: somebody deleted it, lines would be in no file
+            file.close()  # no link: the file was deleted, and its lines would be lost
         if file.descriptor < 0:
             file.descriptor, file.path = self._folder.begin(file.name)
             file.size, file.began_ms = 0, now_ms

@@ -1,14 +1,14 @@
-"""AsyncHttp: a request from a job to bytes, what its answer means, and what follows from that.
+"""The sink AsyncHttp: encodes a job as a request, interprets the reply, and decides what follows.
 
-The body is application/x-www-form-urlencoded in UTF-8 with `+` for a space, with GET too; a value None is
-a bare name. Query values are percent-encoded and appended to the URL's own query. carrera_req_cnt comes
-last, always. The property carrera_headers brings headers, carrera_http_callback_url other targets. Targets,
-also those that a message names itself, must be in push_targets of the proxy.
+The body is application/x-www-form-urlencoded in UTF-8 with `+` for a space, with GET too; a value None is a
+bare name. Query values are percent-encoded and appended to the URL's own query. carrera_req_cnt always comes
+last. The property carrera_headers adds headers, carrera_http_callback_url replaces the URLs. All URLs,
+including those in a message, must be in push_targets of the proxy.
 
-Only status 200 is an answer. Its body says with `errno` what became of the message; a body that says
-nothing (blank, no JSON, no object, errno absent, null or "") means done. What is no answer (another status,
-a redirect, a time-out) is an error: again after 1 s × 2^min(errors, 7), `max_retry` times, then dead letter.
-Which URL: (a random start + errors) modulo n.
+Only a reply with status 200 counts. `errno` in its body says how to handle the message; a body without it
+(blank, no JSON, no object, errno absent, null or "") means done. Everything else (another status, a redirect,
+a time-out) is an error: the request is repeated after 1 s × 2^min(errors, 7), up to `max_retry` times, and
+then the message becomes a dead letter. The URL is chosen by (a random start + errors) modulo n.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _LOOP_ID = re.compile(rb"\d{10}-[34]-\d{10}-\d+-(\d{1,18})-\d+-\d+-[0-9a-z]+(?:-
 DONE_SLOWER, DONE_REFUSED, AGAIN_LATER = 1_000_000, 1_000_001, 1_000_002
 _NUMBER = re.compile(r"[ \t\r\n]*[+-]?\d{1,18}(?:\.0*)?[ \t\r\n]*\Z")
 _SILENT = (None, "")
-COST = 10  # permits of a send after errno 1000000
+COST = 10  # permits that a request takes after errno 1000000
 BACKOFF_S = 1.0
 DOUBLINGS_MAX = 7
 LATER_S = 1.0
@@ -64,7 +64,7 @@ OUR_HEADERS = {
 
 
 def encode_form(params: Sequence[tuple[str, str | None]], requests: int) -> bytes:
-    """The body; `requests`: what carrera_req_cnt says."""
+    """Encode the request body; `requests`: the value of carrera_req_cnt."""
     fields = [
         _encode_plus(name) if value is None else f"{_encode_plus(name)}={_encode_plus(value)}"
         for name, value in params
@@ -74,17 +74,17 @@ def encode_form(params: Sequence[tuple[str, str | None]], requests: int) -> byte
 
 
 def _encode_plus(text: str) -> str:
-    return _plus_kept(text) if len(text) <= KEPT_CHARS_MAX else quote_plus(text)
+    return _encode_plus_cached(text) if len(text) <= KEPT_CHARS_MAX else quote_plus(text)
 
 
 @lru_cache(maxsize=4096)
-def _plus_kept(text: str) -> str:
-    """Names, topics, groups: the same in every message."""
+def _encode_plus_cached(text: str) -> str:
+    """Encode a short text with a cache: names, topics and groups are the same in every message."""
     return quote_plus(text)
 
 
 def request_target(url: Url, query: Sequence[tuple[str, str]]) -> str:
-    """Path and query of the request line."""
+    """Build path and query of the request line."""
     if not query:
         return url.target
     added = "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in query)
@@ -94,13 +94,14 @@ def request_target(url: Url, query: Sequence[tuple[str, str]]) -> str:
 
 
 def sign_body(key: str, at_s: int, body: bytes) -> str:
-    """Return the Ddmq-Signature header: the time, and HMAC-SHA256 over `at_s.body`."""
+    """Return the value of the header Ddmq-Signature: the time, and HMAC-SHA256 over `at_s.body`."""
     digest = hmac.new(key.encode(), b"%d." % at_s + body, hashlib.sha256).hexdigest()
     return f"t={at_s},v1={digest}"
 
 
 def request_count(job: ActionJob, requests: int) -> int:
-    """Return carrera_req_cnt: earlier requests for this job; for a loop message which occurrence it is."""
+    """Return carrera_req_cnt: the earlier requests for this job; for a loop message, the number of its
+    occurrence."""
     if b"from_chronos" in job.properties:
         match = _LOOP_ID.match(job.key)
         if match is not None:
@@ -108,8 +109,8 @@ def request_count(job: ActionJob, requests: int) -> int:
     return requests
 
 
-def given_headers(job: ActionJob) -> tuple[dict[str, str], int]:
-    """The headers of the property carrera_headers, and how many of them cannot be sent."""
+def property_headers(job: ActionJob) -> tuple[dict[str, str], int]:
+    """Return the headers in the property carrera_headers, and how many of them cannot be sent."""
     raw = job.properties.get(HEADERS_PROPERTY)
     if not raw:
         return {}, 0
@@ -132,13 +133,13 @@ def _may_be_sent(name: str, value: Any) -> bool:
 
 
 def callback_urls(job: ActionJob) -> list[str]:
-    """The targets that the message names itself, at most CALLBACK_URLS_MAX; empty: none."""
+    """Return the URLs that the message names itself, at most CALLBACK_URLS_MAX."""
     raw = readable_text(job.properties.get(CALLBACK_PROPERTY, b""))
     return [url.strip() for url in raw.split("<>") if url.strip()][:CALLBACK_URLS_MAX]
 
 
 class Meaning(Enum):
-    """What an answer means for the message."""
+    """The meaning of a reply for the message."""
 
     DONE = "done"
     SLOWER = "done, and the next sends slower"
@@ -149,7 +150,7 @@ class Meaning(Enum):
 
 
 class HttpReading(NamedTuple):
-    """`text`: why, for what is not done."""
+    """An interpreted reply. `text`: the reason, unless the message is done."""
 
     meaning: Meaning
     text: str = ""
@@ -159,7 +160,7 @@ _DONE = HttpReading(Meaning.DONE)
 
 
 def read_answer(status: int, body: bytes) -> HttpReading:
-    """Reads what a whole answer means."""
+    """Interpret a complete reply."""
     if status != 200:
         return HttpReading(Meaning.ERROR, f"status {status}; 200 is wanted")
     try:
@@ -188,11 +189,12 @@ def _reading_of(errno: object) -> HttpReading:
 
 
 class Permits:
-    """Permits for sends at a rate. Time is monotonic seconds.
+    """Permits for requests at a rate. Time is monotonic seconds.
 
-    A receiver that answers errno 1000000 asks for less: its next R sends take COST permits each. R is the
-    present rate: the limit of the subscription where it has one, else what was sent in the last full second.
-    Without such an answer a send takes one permit, which the subscription's own rate has given already.
+    A receiver that replies with errno 1000000 asks for a lower rate: its next R requests take COST permits
+    each. R is the present rate: the subscription's limit if it has one, otherwise the requests of the last
+    full second. Without such a reply a request takes one permit, which the subscription's own rate limit has
+    granted already.
     """
 
     __slots__ = ("_next", "_rate", "_second", "_seen", "_seen_before", "_slow_left")
@@ -206,7 +208,7 @@ class Permits:
         self._seen_before = 0
 
     def next_slot(self, now: float) -> float:
-        """The moment of one more send; never before now."""
+        """Return the time of the next request, `now` or later."""
         self._roll_window(now)
         self._seen += 1
         if self._slow_left == 0:
@@ -216,7 +218,8 @@ class Permits:
         return self._next
 
     def slow_down(self, now: float, rate_max: int) -> None:
-        """The receiver asked for it; `rate_max` of the subscription, 0 = none."""
+        """Reduce the rate because the receiver asked for it; `rate_max`: the subscription's limit, 0 =
+        none."""
         self._roll_window(now)
         if self._slow_left == 0:
             self._rate = rate_max or max(self._seen_before, self._seen, 1)
@@ -231,7 +234,8 @@ class Permits:
 
 
 class HttpSink:
-    """The sink of one subscription. `rate_max`: messages a second, as its settings have it now."""
+    """The AsyncHttp sink of one subscription. `rate_max` returns the subscription's present limit in messages
+    per second."""
 
     def __init__(
         self,
@@ -256,16 +260,16 @@ class HttpSink:
 
     @property
     def fault(self) -> str | None:
-        """The first of its URLs that the proxy may not connect to, as push_targets are now."""
+        """The error text for the first URL that push_targets does not allow; None if all are allowed."""
         faults = (self._allowed().url_fault(url) for url in self._urls)
         return next((fault for fault in faults if fault is not None), None)
 
     def close(self) -> None:
-        """Close what is kept open."""
+        """Close the idle connections."""
         self._pool.close()
 
     def push(self, pushed: Pushed) -> Verdict:
-        """One request, if it is its turn."""
+        """Send one request if a permit is due; otherwise return the time of the next attempt."""
         now = self._now()
         if pushed.slot is None:
             pushed.slot = self._permits.next_slot(now)
@@ -281,7 +285,7 @@ class HttpSink:
         return self._build_verdict(pushed, reading)
 
     def _choose_url(self, pushed: Pushed) -> Url:
-        """Choose the URL of this try. Raises ValueError for a target that is none, or is not allowed."""
+        """Choose the URL of this attempt. Raises ValueError for a URL that is invalid or not allowed."""
         callbacks = callback_urls(pushed.job) if self._config.allow_callback else []
         urls = [parse_url(text) for text in callbacks] if callbacks else self._urls
         for url in urls:
@@ -312,7 +316,7 @@ class HttpSink:
     def _build_headers(self, job: ActionJob) -> dict[str, str]:
         own_headers: dict[str, str] = {}
         if self._with_headers:
-            own_headers, ignored = given_headers(job)
+            own_headers, ignored = property_headers(job)
             self._ignored.value += ignored
         theirs = {name.lower() for name in own_headers}
         ours = {name: value for name, value in OUR_HEADERS.items() if name.lower() not in theirs}

@@ -1,12 +1,12 @@
-"""HTTP/1.1 connections that are kept, one stack per origin, on gevent's own sockets.
+"""Reusable HTTP/1.1 connections, one stack per origin, on gevent's own sockets.
 
-A request waits in its greenlet and never on the hub. Whoever calls has checked what goes into the head:
-target, header names and values. A kept connection is used again within IDLE_S, and only if nothing has
-arrived on it meanwhile (an end, or bytes nobody asked for).
+A request waits in its greenlet and never blocks the hub. The caller has checked the parts of the head:
+target, header names and values. An idle connection is reused within IDLE_S, and only if nothing has arrived
+on it meanwhile (its end, or unexpected bytes).
 
-An answer is read to its end: interim answers, head, body by length, in chunks or to the close. Every part
-has a bound of its own beside those of `Receiving`: what a receiver may send before and after the body is
-HEAD_LINES_MAX lines, and chunks may be small, but not many.
+A reply is read to its end: interim responses, head, body by length, in chunks or up to the close. Every part
+has its own bound besides those of `Receiving`: at most HEAD_LINES_MAX lines before and after the body, and at
+most CHUNKS_MAX chunks.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import gevent
 from gevent import ssl
 
 from proxy_consumer.push.actions.targets import Url
-from proxy_consumer.push.sinks.connections import Connection, KeptConnections, Receiving, UnboundedError
+from proxy_consumer.push.sinks.connections import Connection, Receiving, ReusableConnections, UnboundedError
 
-IDLE_S = 4.0  # below what servers keep idle connections open
+IDLE_S = 4.0  # shorter than servers keep idle connections open
 ORIGINS_MAX = 256
-HEAD_BYTES_MAX = 64 << 10  # of all heads and trailers together, and what chunks add to the body
+HEAD_BYTES_MAX = 64 << 10  # all heads, trailers and chunk sizes together
 LINE_BYTES_MAX = 16 << 10
 HEAD_LINES_MAX = 128
-INTERIM_MAX = 8  # answers such as 103 Early Hints before the real one
+INTERIM_MAX = 8  # responses such as 103 Early Hints before the final one
 CHUNKS_MAX = 16_384
 PIECES_MAX = 3 * CHUNKS_MAX + (INTERIM_MAX + 2) * HEAD_LINES_MAX
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: .*)?\Z")
@@ -36,17 +36,20 @@ _WITHOUT_BODY = (204, 304)
 
 
 class NoAnswerError(Exception):
-    """No whole answer came; the text says why."""
+    """No complete reply was received; the text says why."""
 
 
 class _HttpConnection(Connection):
-    """A request leaves with one send, then its answer is read."""
+    """An HTTP connection: a request is written by one send, then its reply is read."""
 
     def send_request(
         self, url: Url, method: str, target: str, body: bytes, headers: dict[str, str], bytes_max: int,
         until: float,
     ) -> HttpAnswer:  # fmt: skip
-        """One request and its answer, with at most `bytes_max` bytes of body. `until`: monotonic seconds."""
+        """Send one request and read its reply, with at most `bytes_max` bytes of body.
+
+        `until`: the deadline in monotonic seconds.
+        """
         self.open()
         host = f"[{url.host}]" if ":" in url.host else url.host
         usual = url.port == (443 if url.scheme == "https" else 80)
@@ -56,11 +59,11 @@ class _HttpConnection(Connection):
         return read_http(self.sock, bytes_max, until)
 
 
-_Origin = KeptConnections[_HttpConnection]
+_Origin = ReusableConnections[_HttpConnection]
 
 
 class HttpPool:
-    """All connections of one sink."""
+    """The HTTP connections of one sink."""
 
     def __init__(self, connections_max: int, response_bytes_max: int) -> None:
         self._connections_max = connections_max
@@ -69,14 +72,17 @@ class HttpPool:
         self._tls: Any = None
 
     def close(self) -> None:
-        """Close what is kept."""
+        """Close the idle connections."""
         for origin in self._origins.values():
             origin.close()
 
     def send_request(
         self, url: Url, method: str, target: str, body: bytes, headers: dict[str, str], timeout_s: float
     ) -> tuple[int, bytes]:
-        """Status and body. Raises NoAnswerError. The time-out begins when there is a connection to use."""
+        """Send a request and return status and body. Raises NoAnswerError.
+
+        The time-out begins when a connection is available.
+        """
         with self._find_origin(url).use_connection(lambda: self._open_connection(url)) as connection:
             try:
                 with gevent.Timeout(timeout_s):
@@ -118,11 +124,11 @@ class HttpPool:
 
 
 class BadAnswerError(Exception):
-    """The answer is not HTTP/1.1, or too long; the text says why."""
+    """The reply is not HTTP/1.1, or too long; the text says why."""
 
 
 class HttpAnswer(NamedTuple):
-    """`whole`: it came to its end, and the connection may be used again."""
+    """A received reply. `whole`: it was read to its end, and the connection can be reused."""
 
     status: int
     body: bytes
@@ -137,9 +143,9 @@ class _AnswerHead(NamedTuple):
 
 
 def read_http(sock: Any, body_bytes_max: int, until: float) -> HttpAnswer:
-    """The answer to one request. Raises BadAnswerError, UnboundedError, EOFError, OSError.
+    """Read the reply to one request. Raises BadAnswerError, UnboundedError, EOFError, OSError.
 
-    `until`: monotonic seconds at which it must have ended.
+    `until`: the deadline in monotonic seconds.
     """
     receiving = Receiving(sock, 2 * body_bytes_max + HEAD_BYTES_MAX, PIECES_MAX, until)
     head = _final_head(receiving)
@@ -152,14 +158,14 @@ def read_http(sock: Any, body_bytes_max: int, until: float) -> HttpAnswer:
             raise BadAnswerError(f"the answer is over {body_bytes_max} bytes")
         body, delimited = receiving.read_exactly(head.length), True
     else:
-        body, delimited = receiving.to_the_end(), False
+        body, delimited = receiving.read_to_end(), False
         if len(body) > body_bytes_max:
             raise BadAnswerError(f"the answer is over {body_bytes_max} bytes")
     return HttpAnswer(head.status, body, delimited and not head.closes and not receiving.left_over)
 
 
 def _final_head(receiving: Receiving) -> _AnswerHead:
-    """The head that is not an interim answer's."""
+    """Read heads up to the final one, past interim responses (1xx)."""
     for _ in range(INTERIM_MAX + 1):
         head = _read_head(receiving)
         if head.status == 101:
@@ -188,7 +194,7 @@ def _read_head(receiving: Receiving) -> _AnswerHead:
         raise BadAnswerError(f"Transfer-Encoding {coding[:40]!r}; allowed: chunked")
     old = match[1] == b"0"
     closes = b"close" in connection or (old and b"keep-alive" not in connection)
-    doubtful = not well_formed or (bool(coding) and bool(lengths))  # where the answer ends
+    doubtful = not well_formed or (bool(coding) and bool(lengths))  # the end of the reply is uncertain
     return _AnswerHead(int(match[2]), _parse_length(lengths), bool(coding), closes or doubtful)
 
 
@@ -202,9 +208,10 @@ def _parse_length(lengths: set[bytes]) -> int | None:
 
 
 def _read_fields(receiving: Receiving) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """The lines of a head, or of trailers: name in lower case and value; and whether all are well-formed.
+    """Read the lines of a head or of trailers as (name in lower case, value), and whether all are
+    well-formed.
 
-    Receivers are sloppy: a line that HTTP does not have is read past, but nobody else shares the connection.
+    Malformed lines are accepted, because receivers are sloppy; such a connection is not reused.
     """
     fields: list[tuple[bytes, bytes]] = []
     size, well_formed = 0, True
@@ -222,7 +229,7 @@ def _read_fields(receiving: Receiving) -> tuple[list[tuple[bytes, bytes]], bool]
 
 
 def _read_chunks(receiving: Receiving, bytes_max: int) -> bytes:
-    """The body of an answer in chunks; the trailers are read and left."""
+    """Read the body of a reply in chunks; the trailers are read and dropped."""
     pieces: list[bytes] = []
     size = 0
     for _ in range(CHUNKS_MAX):

@@ -1,9 +1,10 @@
-"""Redis: the commands of a message, in order, at one of the hosts; the first error fails the job.
+"""The sink Redis: runs the commands of a message, in order, at one of the hosts; the first error fails the
+job.
 
 DEL, SET [NX|XX] [EX|PX n], MSET, HSET, HMSET and HDEL: templates that are checked once and filled in per
 message. An argument that begins with `$` is a path into the JSON; in any other, `{key}`, `{tag}`, `{topic}`,
-`{body}` and `{$.path}` are replaced. None of these commands is answered with an array: one that comes is an
-error before anything of it is read. Connections are gevent's own sockets, one stack per host.
+`{body}` and `{$.path}` are replaced. Redis does not reply to these commands with an array: an array is
+rejected before any of it is read. Connections are gevent's own sockets, one stack per host.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from proxy_consumer.push.actions.config import RedisConfig
 from proxy_consumer.push.actions.job import ABSENT, ActionJob, plain_value
 from proxy_consumer.push.actions.paths import compile_path
 from proxy_consumer.push.actions.targets import AllowList, parse_address
-from proxy_consumer.push.sinks.connections import Connection, KeptConnections, Receiving, UnboundedError
+from proxy_consumer.push.sinks.connections import Connection, Receiving, ReusableConnections, UnboundedError
 from proxy_consumer.push.verdict import DONE, Pushed, Verdict, VerdictKind
 
 _HOLE = re.compile(r"\{([^{}]+)\}")
@@ -45,10 +46,10 @@ class NoValueError(Exception):
 
 
 class Commands:
-    """All commands of a subscription, in order."""
+    """The command templates of a subscription, in order."""
 
     def __init__(self, config: RedisConfig, *, after_json: bool) -> None:
-        """Raises ValueError that names the command and what is allowed."""
+        """Check the templates. Raises ValueError that names the command and what is allowed."""
         if not config.hosts:
             raise ValueError("push.redis.hosts is empty; Redis needs at least one HOST:PORT")
         self.hosts = [_parse_host(text) for text in config.hosts]
@@ -59,7 +60,7 @@ class Commands:
         self._templates = [_parse_template(command, after_json) for command in config.commands]
 
     def fill_commands(self, job: ActionJob) -> list[list[bytes]]:
-        """The commands for one message. Raises NoValueError."""
+        """Return the commands for one message. Raises NoValueError."""
         try:
             return [[filler(job) for filler in template] for template in self._templates]
         except TooMuchWork as error:
@@ -155,15 +156,15 @@ def _body_of(job: ActionJob) -> bytes:
 
 
 class RefusedError(Exception):
-    """The server answered with an error; the connection is sound."""
+    """Redis replied with an error; the connection can be reused."""
 
 
 class WrongReplyError(Exception):
-    """The reply answers none of the sink's commands."""
+    """The reply is not valid for any of the sink's commands."""
 
 
 def encode_command(words: Sequence[bytes]) -> bytes:
-    """A command as it goes over the wire."""
+    """Encode a command for the Redis protocol."""
     parts = [b"*%d\r\n" % len(words)]
     for word in words:
         parts += (b"$%d\r\n" % len(word), word, b"\r\n")
@@ -181,7 +182,7 @@ def read_reply(receiving: Receiving) -> None:
             raise WrongReplyError(f"a text of {rest[:20]!r} bytes; allowed: {BULK_BYTES_MAX}")
         receiving.read_exactly(int(rest) + 2)
     elif kind not in (b"+", b":", b"$"):
-        raise WrongReplyError(f"{line[:40]!r} is no reply to a command of ours")
+        raise WrongReplyError(f"{line[:40]!r} is no reply to a command of the sink")
     if receiving.left_over:
         raise WrongReplyError("more came than the reply")
 
@@ -194,7 +195,7 @@ class _RedisConnection(Connection):
     """A connection that is authenticated at its first command."""
 
     def run(self, commands: Sequence[Sequence[bytes]], password: str, until: float) -> None:
-        """The commands in order, until the first error. Raises RefusedError and what `read_reply` does."""
+        """Run the commands in order until the first error. Raises RefusedError, and as `read_reply` does."""
         if self.open() and password:
             self._run((b"AUTH", password.encode()), until)
         for command in commands:
@@ -209,22 +210,22 @@ class _RedisConnection(Connection):
 
 
 class RedisPool:
-    """At most `connections_max` connections per host."""
+    """Reusable Redis connections, at most `connections_max` per host."""
 
     def __init__(self, password: str, timeout_s: float, connections_max: int) -> None:
         self._password = password
         self._timeout_s = timeout_s
         self._connections_max = connections_max
-        self._hosts: dict[Address, KeptConnections[_RedisConnection]] = {}
+        self._hosts: dict[Address, ReusableConnections[_RedisConnection]] = {}
 
     def close(self) -> None:
-        """Close what is kept; commands under way end by themselves."""
+        """Close the idle connections; commands in progress end by themselves."""
         for connections in self._hosts.values():
             connections.close()
 
     def run(self, address: Address, commands: Sequence[Sequence[bytes]]) -> None:
-        """The commands in order, until the first error. Raises CommandError."""
-        connections = self._hosts.setdefault(address, KeptConnections(self._connections_max))
+        """Run the commands in order until the first error. Raises CommandError."""
+        connections = self._hosts.setdefault(address, ReusableConnections(self._connections_max))
         with connections.use_connection(lambda: _RedisConnection(*address)) as connection:
             try:
                 with gevent.Timeout(self._timeout_s):
@@ -233,7 +234,7 @@ class RedisPool:
             except gevent.Timeout:
                 raise CommandError(f"no answer within {self._timeout_s:g} s") from None
             except RefusedError as error:
-                connection.sound = not str(error).startswith("AUTH: ")  # an answer, though a bad one
+                connection.sound = not str(error).startswith("AUTH: ")  # a complete reply, though an error
                 raise CommandError(str(error)) from error
             except (WrongReplyError, UnboundedError, EOFError) as error:
                 raise CommandError(str(error)) from error
@@ -242,7 +243,7 @@ class RedisPool:
 
 
 class RedisSink:
-    """The sink of one subscription."""
+    """The Redis sink of one subscription."""
 
     def __init__(
         self,
@@ -259,16 +260,16 @@ class RedisSink:
 
     @property
     def fault(self) -> str | None:
-        """The first of its hosts that the proxy may not connect to, as push_targets are now."""
+        """The error text for the first host that push_targets does not allow; None if all are allowed."""
         faults = (self._allowed().find_fault(*host) for host in self._commands.hosts)
         return next((fault for fault in faults if fault is not None), None)
 
     def close(self) -> None:
-        """Close what is kept open."""
+        """Close the idle connections."""
         self._pool.close()
 
     def push(self, pushed: Pushed) -> Verdict:
-        """All commands of the message."""
+        """Run all commands of the message at a random host."""
         pushed.requests += 1
         try:
             commands = self._commands.fill_commands(pushed.job)

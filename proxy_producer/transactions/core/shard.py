@@ -89,6 +89,11 @@ class TransactionShard:
         return next((one.prepared_ms for one in self.open.values()), None)
 
     @property
+    def first_due_ms(self) -> int | None:
+        """Return when the first open transaction is due to be asked about; None: none is open."""
+        return min([one.due_ms for one in self.open.values() if not one.deciding], default=None)
+
+    @property
     def timers(self) -> int:
         """Return how many timers are set, also for ended transactions; the number is bounded."""
         return len(self._timers)

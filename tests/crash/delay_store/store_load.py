@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+from delay_service.store.memory_store import MemoryDelayStore
 from delay_service.store.port import DelayStore, IdKind, IdState, Pending, Scan, StoreChanges
-from tests.delay_store_in_memory import MemoryDelayStore
 
 NUMBER = "number"  # the named value that says how many batches there are
 TOPICS = ("a", "b", "c")

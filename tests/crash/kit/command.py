@@ -9,45 +9,53 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 Say = Callable[[str], None]
+HELP = {
+    "boundaries": "servers kill themselves at named boundaries of commits",
+    "kafka": "on a Kafka broker, not on the file log",
+    "processes": "each part as its own process",
+    "stops": "proxies stand still, too",
+    "seconds": "of sending and faults",
+    "proxies": "consumer proxies as processes of their own",
+}
 
 
-def command_line(description: str, *, seeded: bool = True, **lengths: int) -> argparse.ArgumentParser:
-    """What all of them take; `lengths`: options that say how long it goes on, with their defaults."""
-    parser = argparse.ArgumentParser(description=description)
-    if seeded:
-        parser.add_argument("--seed", type=int, default=int(time.time()))
-    for name, length in lengths.items():
-        parser.add_argument(f"--{name}", type=int, default=length)
-    parser.add_argument(
-        "--dir", type=Path, help="where the data lies (default: the system's temporary folder)"
-    )
-    return parser
+def same_again(module: str, **options: Any) -> str:
+    """Return the command that runs a module of tests/crash with these options, without flags that are off."""
+    shown = {
+        name: f"{value:g}" if isinstance(value, float) else f"{value}" for name, value in options.items()
+    }
+    words = [
+        f"--{name}" + f" {shown[name]}" * (value is not True) for name, value in options.items() if value
+    ]
+    return " ".join([f"python -m tests.crash.{module}", *words])
 
 
-def with_boundaries(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """And that servers kill themselves at named boundaries of commits (kit/boundaries.py)."""
-    told = "servers kill themselves at named boundaries of commits"
-    parser.add_argument("--boundaries", action="store_true", help=told)
-    return parser
+def long_run(doc: str | None, name: str, run: Callable[..., object], **options: Any) -> int:
+    """Read the command line, call `run` in a folder of its own with all options, and return the exit code.
 
-
-def with_kafka(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """And `--kafka`: the `engine` that it is asked of."""
-    told = "on a Kafka broker, not on the file log"
-    parser.add_argument(
-        "--kafka", dest="engine", action="store_const", const="kafka", default="file_log", help=told
-    )
-    return parser
-
-
-def in_folder(given: argparse.Namespace, name: str, run: Callable[[Path, Say], object]) -> int:
-    """The exit code of a run in a folder of its own, which is kept when something was broken."""
+    `options` are the defaults by name: a flag has False, a choice has all its values, the default first, and
+    `seed=None` is the time. What `run` returns is what was broken; its folder is kept then.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    for option, default in options.items():
+        flag, told = f"--{option.replace('_', '-')}", HELP.get(option)
+        if default is False:
+            parser.add_argument(flag, action="store_true", help=told)
+        elif isinstance(default, tuple):
+            parser.add_argument(flag, type=int, choices=default, default=default[0], help=told)
+        else:
+            parser.add_argument(flag, type=type(default or 0), default=default, help=told)
+    parser.add_argument("--dir", type=Path, help="where the data is (default: the temporary folder)")
+    given = vars(parser.parse_args())
+    if "seed" in given and given["seed"] is None:
+        given["seed"] = int(time.time())
     for noisy in ("thrift", "ddmq_client"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)  # they tell of every failed call
-    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=given.dir))
-    if run(folder, lambda text: print(time.strftime("%H:%M:%S"), text, flush=True)):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)  # they report every failed call
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=given.pop("dir")))
+    if run(folder, say=lambda text: print(time.strftime("%H:%M:%S"), text, flush=True), **given):
         print(f"kept for inspection: {folder}")
         return 1
     shutil.rmtree(folder, ignore_errors=True)

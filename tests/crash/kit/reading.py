@@ -1,9 +1,11 @@
-"""What is in topics, read by a client that remembers nothing at the servers."""
+"""What is in topics, read by a client that remembers nothing at the servers, or from an open log."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from backend.port import Backend
+from backend.records import QueueRef, StoredRecord
 from ddmq_client import Message
 from ddmq_client.ranges import QueueBounds, RangeReader
 
@@ -25,3 +27,15 @@ def read_on(
                 for each in read.messages:
                     yield queue, each
                 at = reached[place] = read.next_offset
+
+
+def read_records(log: Backend, topic: str, queue: int = 0) -> Iterator[StoredRecord]:
+    """Yield every record of a queue; a topic that is not there has none."""
+    info = log.topic(topic)
+    at = 0
+    while info is not None:
+        batch = log.read(QueueRef(topic, info.incarnation, queue), at, 1_000, 1 << 24).wait(READ_S)
+        if not batch.offsets:
+            return
+        yield from (batch.record(index) for index in range(len(batch.offsets)))
+        at = batch.next_offset

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from faulty_storage import FaultyStorage
-
 from backend.completion import Completion
 from backend.file_log import FileLog, FileLogOptions, open_log
 from backend.records import (
@@ -29,6 +27,7 @@ from ddmq_common.clock import SystemClock
 from ddmq_common.errors import DdmqError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.send_identity import IDENTITY, key_identity, sequence_identity
+from tests.crash.faulty_storage import FaultyStorage
 from tests.support.constants import build_options
 from tests.support.waits import done as wait
 from tests.support.waits import soon, until

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from log_story import Story, Told, check, open_story, read_all, soon, wait
 
 from backend.file_log.core.layout import FRAME_BYTES, UNSALTED, Frame, Record, RecordKind
 from backend.file_log.core.scan import scan_items
 from backend.file_log.start.format_file import read_format
 from backend.file_log.storage import Storage
+from tests.crash.log.log_story import Story, Told, check, open_story, read_all, soon, wait
 from tests.support.waits import until
 
 SEED = 20_261_121

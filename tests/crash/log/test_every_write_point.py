@@ -6,11 +6,11 @@ import itertools
 from pathlib import Path
 
 import pytest
-from faulty_storage import FaultyStorage
-from log_story import Story, Told, check, check_absent, open_story
 
 from backend.file_log import FileLog
 from ddmq_common.errors import DdmqError
+from tests.crash.faulty_storage import FaultyStorage
+from tests.crash.log.log_story import Story, Told, check, check_absent, open_story
 
 
 def live(folder: Path, plan: dict[int, str], rounds: int) -> tuple[FaultyStorage, Told]:

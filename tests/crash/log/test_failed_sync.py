@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from faulty_storage import FaultyStorage
-from log_story import Story, Told, check, new_record, open_story, read_all, soon, wait
-
 from backend.completion import Completion
 from backend.file_log import FileLog
 from backend.records import AppendResult, AppendStatus, TopicInfo
 from ddmq_common.errors import NotWriterError, RefusedUntilRecoveredError, RemoteError
+from tests.crash.faulty_storage import FaultyStorage
+from tests.crash.log.log_story import Story, Told, check, new_record, open_story, read_all, soon, wait
 from tests.support.waits import until
 
 

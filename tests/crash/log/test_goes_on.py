@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
-from faulty_storage import FaultyStorage
-from log_story import Story, Told, check, open_story
 
 from backend.file_log import FileLog
 from backend.file_log.storage import File
 from backend.records import Durability
+from tests.crash.faulty_storage import FaultyStorage
+from tests.crash.log.log_story import Story, Told, check, open_story
 from tests.support.waits import until
 
 ROUNDS = 2

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faulty_storage import FaultyStorage
-from log_story import open_story, soon, wait
 
 from backend.completion import Completion
 from backend.file_log import FileLog
 from backend.file_log.consume_queue import OTHERS_BYTES_MAX, SYNC_EACH_MAX
 from backend.records import NewRecord, QueueRef, TopicInfo
+from tests.crash.faulty_storage import FaultyStorage
+from tests.crash.log.log_story import open_story, soon, wait
 
 QUEUES = SYNC_EACH_MAX + 4
 

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from faulty_storage import FaultyStorage
-from log_story import Story, Told, check, open_story
 
 from ddmq_common.errors import DdmqError
+from tests.crash.faulty_storage import FaultyStorage
+from tests.crash.log.log_story import Story, Told, check, open_story
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from log_story import wait
-from small_disk import SmallDisk
 
 from backend.file_log import FileLog, FileLogOptions, open_log
 from backend.file_log.commit.committer import FREE_SHARE, LogEnd
@@ -22,6 +20,8 @@ from backend.records import AppendStatus, CommitBatch, NewRecord, ProgressDelta,
 from ddmq_common.clock import ManualClock
 from ddmq_common.errors import DiskFullError
 from ddmq_common.metrics.registry import Registry
+from tests.crash.log.log_story import wait
+from tests.crash.log.small_disk import SmallDisk
 from tests.support.constants import build_options
 from tests.support.waits import until
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from faulty_storage import FaultyStorage
-from log_story import new_record, open_story, soon, wait
-from test_failed_sync import Failing
-
 from backend.file_log import FileLog
 from backend.records import AppendStatus, Durability, TopicInfo
+from tests.crash.faulty_storage import FaultyStorage
+from tests.crash.log.log_story import new_record, open_story, soon, wait
+from tests.crash.log.test_failed_sync import Failing
 from tests.support.constants import replace_options
 from tests.support.waits import until
 

@@ -122,26 +122,6 @@ def test_a_parked_key_waits_until_it_is_replayed(stuck: Stuck) -> None:
     until(lambda: stuck.got[3:] == ["bad-1", "bad-2"], "it goes on where it was")
 
 
-def test_a_queue_as_key_is_named_by_its_number_with_all_that_waits_in_it(shell: Shell, topic: str) -> None:
-    shell("topic", "create", topic, "--queues", "1")
-    shell(
-        "group", "set", topic, "--topic", topic, "--start", "first", "--order-key", "QID",
-        "--ordered-deliveries-max", "-1", "--ordered-interval-ms", "600000", "--retry-intervals-ms", "",
-    )  # fmt: skip
-    for number in range(6):
-        shell("send", topic, f"body-{number}")
-    shell("pull", topic, "--group", topic, "--count", "1", "--fail", "no such customer")
-    until(lambda: shell.json("group", "keys", topic), "the queue is blocked")
-    (key,) = shell.json("group", "keys", topic)
-    assert (key["key"], key["waiting"], key["more"]) == (f'"{topic}/0"', 5, False)
-    assert f'"{topic}/0"' in shell("group", "park", topic, f"{topic}/0")
-    (key,) = shell.json("group", "keys", topic)
-    assert (key["key"], key["state"]) == (f'"{topic}/0"', "parked")
-    shell("group", "replay", topic, f"{topic}/0")
-    bodies = shell("pull", topic, "--group", topic)
-    assert all(f"body-{number}" in bodies for number in range(6))
-
-
 def test_keys_that_are_parked_at_once_are_all_parked(shell: Shell, topic: str) -> None:
     shell("group", "set", topic, "--topic", topic, "--order-key", "KEY")
     names = [f"key-{number}" for number in range(24)]
@@ -154,28 +134,10 @@ def test_keys_that_are_parked_at_once_are_all_parked(shell: Shell, topic: str) -
             list(pool.map(one, names))
 
     act("park")
-    keys = shell.json("group", "keys", topic, "--limit", "100")
+    keys = shell.json("group", "keys", topic, "--count", "100")
     assert {key["key"] for key in keys} == {f'"{name}"' for name in names}
     act("replay")
     assert shell.json("group", "keys", topic) == []
-
-
-def test_a_group_made_anew_has_no_parked_keys(shell: Shell, topic: str) -> None:
-    for _ in range(2):
-        shell("group", "create", topic, "--topic", topic, "--order-key", "KEY")
-        assert shell.json("group", "keys", topic) == []
-        shell("group", "park", topic, "one")
-        shell("group", "park", topic, "other")
-        assert len(shell.json("group", "keys", topic)) == 2
-        shell("group", "delete", topic, "--yes")
-
-
-def test_a_key_that_is_not_there(stuck: Stuck) -> None:
-    for action in ("skip", "replay"):
-        said = stuck.shell.refused("group", action, stuck.name, "nobody")
-        assert '"nobody"' in said
-        assert "ddmq group keys" in said
-    assert "'nogroup' does not exist" in stuck.shell.refused("group", "keys", "nogroup")
 
 
 def test_keys_that_wait_to_be_pulled_are_not_among_the_blocked(stuck: Stuck) -> None:
@@ -283,11 +245,3 @@ def test_a_skip_names_the_client_that_may_go_on(hung: Hung) -> None:
     assert said == f'skipped the first message of "a" ({name}/0/0); `ddmq dlq show {name}` has it\n'
     assert "billing-7f9" in shell.error
     assert "may still be handling it; its answer does not count any more" in shell.error
-
-
-def test_a_key_that_nothing_waits_for(shell: Shell, topic: str) -> None:
-    shell("group", "set", topic, "--topic", topic, "--order-key", "KEY")
-    shell("group", "park", topic, "idle")
-    assert shell("group", "replay", topic, "idle") == '"idle" is not parked any more\n'
-    assert "no message of it is known to wait at this proxy" in shell.error
-    assert "not blocked or parked" in shell.refused("group", "replay", topic, "idle")

@@ -112,10 +112,3 @@ def test_what_is_not_cancelled_is_counted_by_the_reason(
     assert shell("delay", "cancel", "--topic", waiting, "--yes", code=1) == (
         "3 cancelled, 3 not: 3 already fired\n"
     )
-
-
-@pytest.mark.parametrize("option", [("--key", "a"), ("--from", "+1h"), ("--to", "+1h"), ("--dry-run",)])
-def test_a_choice_goes_with_a_topic(shell: Shell, option: tuple[str, ...]) -> None:
-    uuid = "00000000-0000-0000-0000-000000000000"
-    assert "go with --topic" in shell.refused("delay", "cancel", uuid, *option, code=2)
-    assert "name the messages" in shell.refused("delay", "cancel", *option, code=2)

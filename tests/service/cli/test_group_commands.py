@@ -17,73 +17,6 @@ from tests.support.installations import Installation
 from tests.support.waits import until
 
 
-def settings(shell: Shell, group: str) -> dict[str, object]:
-    (found,) = shell.json("group", "show", group)["subscriptions"]
-    return dict(found["settings"])
-
-
-def test_set_makes_a_group_and_then_changes_only_what_is_named(shell: Shell, topic: str) -> None:
-    shell("topic", "create", topic)
-    made = shell.json("group", "set", topic, "--topic", topic, "--start", "first", "--concurrency", "5")
-    assert (made["created"], made["set_here"]) == (True, ["concurrency", "start"])
-    done = shell.json("group", "set", topic, "--topic", topic, "--retry-intervals-ms", "50,100,-1")
-    assert (done["created"], done["changed"]) == (
-        False,
-        [{"key": "retry_intervals_ms", "before": [100, 150, 300], "after": [50, 100, -1]}],
-    )
-    now = settings(shell, topic)
-    assert (now["concurrency"], now["start"], now["retry_intervals_ms"]) == (5, "first", [50, 100, -1])
-    assert (
-        shell("group", "set", topic, "--topic", topic, "--unset", "concurrency") == "concurrency: 5 → 1024\n"
-    )
-    assert settings(shell, topic)["concurrency"] == 1024
-    said = shell("group", "set", topic, "--topic", topic, "--unset", "concurrency")
-    assert said == f"nothing changes: {topic} on {topic} has these settings already\n"
-
-
-def test_a_changed_start_says_that_offsets_do_not_move(shell: Shell, topic: str) -> None:
-    shell("topic", "create", topic)
-    shell("group", "create", topic, "--topic", topic)
-    shell("group", "set", topic, "--topic", topic, "--start", "first")
-    assert "offsets do not move" in shell.error
-    assert f"ddmq offset reset {topic} --topic {topic} --to first" in shell.error
-
-
-def test_what_an_order_over_the_group_means_is_said_when_the_order_changes(shell: Shell, topic: str) -> None:
-    note = "order over the whole group"
-    shell("topic", "create", topic)
-    for options, told in (
-        ("--order-key KEY", True),
-        ("--concurrency 5", False),
-        ("--order-key KEY", False),
-        ("--order-key $.id", True),
-        ("--order-scope topic", False),
-        ("--order-scope group", True),
-        ("--tags a", False),
-        ("--unset order-key", False),
-    ):
-        shell("group", "set", topic, "--topic", topic, *options.split())
-        assert (note in shell.error) is told, options
-
-
-@pytest.mark.parametrize(
-    ("options", "parts"),
-    [
-        ("--concurrency 0", ("concurrency", "is 0", "1 to 1000000")),
-        ("--retry-intervals-ms 1,-1,2", ("[1, -1, 2]", "first or last")),
-        ("--order-key KEY --model broadcasting", ("'KEY'", "broadcasting")),
-        ("--order-key $.a[", ("order_key", "'$.a['")),
-        ("--tags a||", ("tags", "'a||'", "character")),
-        ("--sql amount>>1", ("sql", "'amount>>1'", "character")),
-        ("--unset concurency", ("'concurency'", "did you mean 'concurrency'")),
-        ("--unset batch-max --batch-max 3", ("'batch_max'", "one of the two")),
-    ],
-)
-def test_what_cannot_be_set(shell: Shell, topic: str, options: str, parts: tuple[str, ...]) -> None:
-    said = shell.refused("group", "set", "g", "--topic", "owned", *options.split())
-    assert all(part in said for part in parts), said
-
-
 @pytest.mark.parametrize("made_before", [False, True])
 def test_a_costly_pattern_in_front_of_a_pull_is_refused_when_it_is_set(
     shell: Shell, topic: str, made_before: bool
@@ -96,37 +29,6 @@ def test_a_costly_pattern_in_front_of_a_pull_is_refused_when_it_is_set(
         assert found == status
         assert status == 200 or "'a.{0,200}b.{0,200}c' may take" in answer["error"]
     assert shell.server.ask("POST", path, {"actions": ["Script", "PullServer"]})[0] == 400
-
-
-def test_a_topic_that_is_not_there_yet_is_said(shell: Shell, topic: str) -> None:
-    shell("group", "set", topic, "--topic", topic)
-    assert f"topic {topic!r} does not exist yet" in shell.error
-    shell("group", "delete", topic, "--yes")
-
-
-def test_one_subscription_is_deleted_alone(shell: Shell, topic: str) -> None:
-    shell("topic", "create", topic)
-    shell("group", "create", topic, "--topic", topic, "--topic", "owned")
-    shell("group", "delete", topic, "--topic", topic, "--yes")
-    found = shell.json("group", "show", topic)
-    assert [each["topic"] for each in found["subscriptions"]] == ["owned"]
-    said = shell.refused("group", "delete", topic, "--topic", topic, "--yes")
-    assert "it consumes: owned" in said
-
-
-def test_show_tells_people_where_the_group_stands(shell: Shell, topic: str) -> None:
-    shell("topic", "create", topic, "--queues", "1")
-    shell("group", "set", topic, "--topic", topic, "--start", "first", "--tags", "a || b", "--batch-max", "7")
-    shell("send", topic, "one", "two")
-    said = shell("group", "show", topic)
-    for part in ("lag", "2, the oldest waits", "a || b", "batch-max", "none, messages are independent"):
-        assert part in said, said
-    assert "concurrency" not in said
-    assert "concurrency" in shell("group", "show", topic, "--settings")
-    (found,) = shell.json("group", "show", topic)["subscriptions"]
-    assert found["lag"] == 2
-    assert 0 <= found["lag_age_s"] < 600
-    assert found["queues"][0]["next"] == 2
 
 
 def test_a_connected_client_feels_a_changed_setting(shell: Shell, topic: str) -> None:
@@ -216,17 +118,6 @@ def test_a_wrong_group_in_the_file_changes_nothing(configured: tuple[RealServer,
     assert in_force(server, "g")["concurrency"] == 77
 
 
-def test_a_broadcasting_group_has_no_lag(shell: Shell, topic: str) -> None:
-    shell("group", "set", topic, "--topic", topic, "--model", "broadcasting", "--start", "first")
-    shell("send", topic, "one", "two", "three")
-    (row,) = shell.json("lag", topic)
-    assert (row["lag"], row["lag_age_s"]) == (0, None)
-    assert [row["lag"] for row in shell.json("group", "list") if row["group"] == topic] == [0]
-    assert "every instance has a place of its own" in shell("group", "show", topic)
-    states = {row["state"] for row in shell.json("message", topic, "--group", topic)}
-    assert states == {"broadcast: every instance has its own place"}
-
-
 def test_show_counts_dead_letters_of_a_subscription(shell: Shell, topic: str) -> None:
     shell("topic", "create", topic, "--queues", "1")
     shell("group", "set", topic, "--topic", topic, "--start", "first", "--order-key", "KEY",
@@ -254,17 +145,6 @@ def test_show_names_clients_that_subscribe_differently(shell: Shell, topic: str)
         said = shell("group", "show", topic)
     assert "clients that subscribe differently" in said
     assert "forgetful" in said.partition("clients that subscribe differently")[2]
-
-
-def test_setting_a_push_shows_what_differs_and_that_it_is_held_back(shell: Shell, topic: str) -> None:
-    push = '{"http": {"urls": ["http://127.0.0.1:1/hook"]}}'
-    shell("group", "set", f"g-{topic}", "--topic", topic, "--actions", "AsyncHttp", "--push", push)
-    assert "the push is held back" in shell.error
-    assert "push_targets" in shell.error
-    named = {line.split()[0] for line in shell("group", "show", f"g-{topic}").splitlines()}
-    assert {name for name in named if name.startswith(("actions", "push"))} == {"actions", "push.http.urls"}
-    said = shell("group", "set", f"g-{topic}", "--topic", topic, "--push", push.replace("hook", "other"))
-    assert [line.split(":")[0] for line in said.splitlines()] == ["push.http.urls"]
 
 
 def test_what_a_url_says_in_its_query_is_shown_to_nobody(

@@ -84,7 +84,7 @@ ACTS = {  # what they refuse or do with a hostile name or value
     "delay backup": [Case(("delay", "backup", "/dev/null/" + NASTY.replace("\0", "")))],
     "delay restore": [Case(("delay", "restore", NASTY.replace("\0", ""), "--data-dir", "x"))],
     "topic create": [Case(("topic", "create", NASTY), seen=False)],
-    "topic update": [Case(("topic", "update", NASTY, "--queues", "2"))],
+    "topic set": [Case(("topic", "set", NASTY, "--queues", "2"))],
     "topic delete": [Case(("topic", "delete", NASTY, "--yes"))],
     "group create": [Case(("group", "create", NASTY, "--topic", TOPIC), seen=False)],
     "group set": [
@@ -120,7 +120,15 @@ def test_every_command_has_its_case() -> None:
         assert isinstance(root, Tree)
         command = root.get_command(click.Context(root), name)
         parts = command.commands if isinstance(command, click.Group) else None
-        names |= {name} if parts is None else {f"{name} {part}" for part in parts}
+        names |= (
+            {name}
+            if parts is None
+            else {
+                f"{name} {part}"
+                for part, each in parts.items()
+                if not each.hidden  # an old name of one
+            }
+        )
     assert names == READS.keys() | ACTS.keys() | APART
 
 

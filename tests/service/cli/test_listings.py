@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ddmq_client import Consumer
 from tests.scenarios.real_server import ddmq
 from tests.service.cli.conftest import Shell
 from tests.support.waits import until
@@ -86,12 +87,6 @@ def test_dead_letters_are_as_many_wherever_they_are_told(shell: Shell, topic: st
     assert row["dead_letters_since_start"] == 2
 
 
-def test_words_are_those_of_the_options(shell: Shell, topic: str) -> None:
-    for word in ("sync", "written"):
-        shell("topic", "create", f"{topic}-{word}", "--durability", word)
-        assert shell.json("topic", "show", f"{topic}-{word}")["durability"] == word
-
-
 def test_tables_are_no_wider_than_their_names_want(shell: Shell, topic: str) -> None:
     """Those of other tests are long; none of them is broken."""
     shell("send", topic[:20], "x")
@@ -138,34 +133,6 @@ def test_saved_bodies_are_exact(shell: Shell, topic: str, tmp_path: Path) -> Non
     assert "1 message, acknowledged" in shell.error
     (saved,) = (tmp_path / "saved").iterdir()
     assert (saved.name, saved.read_bytes()) == (f"{topic}-3-0", BINARY)
-
-
-def test_an_id_is_enough(shell: Shell, topic: str) -> None:
-    (sent,) = shell.json("send", topic, "needle")["results"]
-    (found,) = shell.json("message", "--id", sent["id"])
-    assert (found["topic"], found["body"]) == (topic, "needle")
-    assert shell.json("message", "--id", "0" * 32, code=1) == []
-
-
-def test_pull_says_what_it_did(shell: Shell, topic: str) -> None:
-    shell("topic", "create", topic)
-    assert shell("pull", topic, "--group", f"g-{topic}") == ""
-    assert shell.error.splitlines() == [
-        f"created group g-{topic} on {topic}, starting at its first message",
-        f"no messages for group g-{topic}",
-    ]
-    shell("send", topic, "x")
-    shell("pull", topic, "--group", f"g-{topic}", "--no-ack", "--count", "1")
-    assert shell.error == "1 message, not acknowledged\n"
-    shell("pull", topic, "--group", f"g-{topic}")
-    assert shell.error == f"no messages for group g-{topic}; 1 are in flight or wait for their retry\n"
-
-
-def test_a_group_before_its_topic(shell: Shell, topic: str) -> None:
-    shell("group", "create", f"g-{topic}", "--topic", topic)
-    assert f"topic '{topic}' does not exist yet" in shell.error
-    shell("send", topic, "first")
-    until(lambda: shell.lines("pull", topic, "--group", f"g-{topic}", "--count", "1"), "the first message")
 
 
 def test_many_lines_from_standard_input(shell: Shell, topic: str) -> None:
@@ -230,3 +197,25 @@ def test_tail_shows_only_what_is_asked_for(shell: Shell, topic: str, tmp_path: P
     for options, places in chosen.items():
         rows = shell.lines("tail", topic, "--no-follow", *options)
         assert {(row["queue"], row["offset"]) for row in rows} == places, options
+
+
+def test_lag_counts_the_clients_that_pull_a_topic_for_a_group(shell: Shell, topic: str) -> None:
+    for name in (topic, f"x-{topic}"):
+        shell("topic", "create", name)
+    shell("group", "create", topic, "--topic", topic, "--topic", f"x-{topic}")
+
+    def clients() -> dict[str, int]:
+        return {row["topic"]: row["clients"] for row in shell.json("lag", topic)}
+
+    address = f"127.0.0.1:{shell.server.ports['consumer']}"
+    with Consumer(address, topic, [topic], handler=str), Consumer(address, topic, [topic], handler=str):
+        until(lambda: clients() == {topic: 2, f"x-{topic}": 0}, "both pull the one topic")
+    until(lambda: clients() == {topic: 0, f"x-{topic}": 0}, "both have stopped")
+
+
+def test_deleting_answers_programs_too(shell: Shell, topic: str) -> None:
+    shell("topic", "create", topic)
+    shell("group", "create", topic, "--topic", topic)
+    gone = {"group": topic, "topic": None, "deleted": True}
+    assert shell.json("group", "delete", topic, "--yes") == gone
+    assert shell.json("topic", "delete", topic, "--yes") == {"topic": topic, "deleted": True, "delayed": 0}

@@ -26,46 +26,9 @@ def committed(shell: Shell, name: str) -> int:
     return int(row["committed"])
 
 
-@pytest.mark.parametrize(
-    ("to", "offset"),
-    [("first", 0), ("last", 10), ("7", 7), ("10", 10), ("-1h", 0), ("2030-01-01T00:00Z", 10)],
-)
-def test_where_a_reset_goes(shell: Shell, ten: str, to: str, offset: int) -> None:
-    shell("offset", "reset", ten, "--topic", ten, "--to", "3", "--yes")
-    done = shell.json("offset", "reset", ten, "--topic", ten, "--to", to, "--yes")
-    (row,) = done["queues"]
-    assert (row["from"], row["to"]) == (3, offset)
-    assert (row["again"], row["passed_over"]) == (max(0, 3 - offset), max(0, offset - 3))
-    assert committed(shell, ten) == offset
-
-
-def test_a_dry_run_changes_nothing(shell: Shell, ten: str) -> None:
-    said = shell("offset", "reset", ten, "--topic", ten, "--to", "last", "--dry-run")
-    assert said.startswith(f"would reset {ten} on {ten} to the end, behind the last message")
-    assert "0 finished messages would come again; 10 are passed over" in shell.error
-    assert committed(shell, ten) == 0
-    assert shell.json("offset", "show", ten)[0]["generation"] == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "parts"),
-    [
-        ("--to 11", ("offset 11 is out of range", "queue 0: 0 to 10")),
-        ("--to first --queue 3", ("no queue 3", "0 to 0")),
-        (f"--to {'9' * 15}", ("'999999999999999'", "below 1,000,000,000,000")),
-        (f"--to {'9' * 5000}", ("first, last, an offset",)),
-    ],
-)
-def test_what_is_out_of_range(shell: Shell, ten: str, options: str, parts: tuple[str, ...]) -> None:
-    said = shell.refused("offset", "reset", ten, "--topic", ten, *options.split())
-    assert all(part in said for part in parts), said
-
-
-def test_what_is_no_offset(shell: Shell, ten: str) -> None:
-    said = shell.refused("offset", "reset", ten, "--topic", ten, "--to", "soon", code=2)
-    assert all(part in said for part in ("'soon'", "first, last, an offset", "-2h"))
-    assert "ddmq group list" in shell.refused("offset", "show", "nobody")
-    assert f"it consumes: {ten}" in shell.refused("offset", "reset", ten, "--topic", "owned", "--to", "first")
+def test_a_text_without_end_is_no_offset(shell: Shell, ten: str) -> None:
+    said = shell.refused("offset", "reset", ten, "--topic", ten, "--to", "9" * 5_000)
+    assert "first, last, an offset" in said
 
 
 def test_messages_come_again_to_a_connected_client(shell: Shell, ten: str) -> None:

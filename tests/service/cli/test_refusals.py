@@ -16,82 +16,6 @@ from ddmq.cli.messages.sending import HELP
 from tests.scenarios.real_server import ddmq
 from tests.service.cli.conftest import Shell
 
-ABSENT = "0" * 31 + "1"
-
-
-@pytest.mark.parametrize(
-    ("line", "parts"),
-    [
-        ("topic show nope", ("'nope' does not exist", "ddmq topic list")),
-        ("topic create a/b", ("'a/b'", "letter")),
-        ("topic create Ünicode", ("'Ünicode'", "letter")),
-        ("topic create %DLQ%x", ("'%DLQ%x'", "prefix")),
-        ("topic create carrera_heartbeat", ("'carrera_heartbeat'", "heartbeats", "another name")),
-        ("topic create owned", ("'owned' exists", "ddmq topic update owned")),
-        ("topic update nope --queues 3", ("'nope' does not exist",)),
-        ("topic update owned --queues 3", ("'owned'", "topics.yaml", "reload")),
-        ("topic update %DELAY --queues 8", ("'%DELAY'", "belongs to the system")),
-        ("topic update SCHEDULE_TOPIC_XXXX --not-writable", ("belongs to the system",)),
-        ("topic update %DELAY --not-writable", ("'%DELAY'", "belongs to the system", "nothing")),
-        ("topic delete owned --yes", ("'owned'", "topics.yaml")),
-        ("topic delete nope --yes", ("'nope' does not exist",)),
-        ("group show nope", ("'nope' does not exist", "ddmq group list")),
-        ("group delete nope --yes", ("'nope' does not exist",)),
-        ("group create a/b --topic owned", ("'a/b'",)),
-        ("pull nope --group g", ("'nope' does not exist", "ddmq topic list")),
-        ("tail nope", ("'nope' does not exist",)),
-        ("message nope", ("'nope' does not exist",)),
-        (f"message owned --id {ABSENT}", (ABSENT, "'owned'")),
-        (f"message --id {ABSENT}", (ABSENT, "any topic")),
-        ("message owned --key none", ("key 'none'", "'owned'")),
-        ("message owned --queue 7 --offset 0", ("no queue 7", "0 to 1")),
-        ("message owned --queue 1 --offset 5", ("offset 5", "queue 1")),
-        ("message owned --time 2030-01-01T00:00", ("2030-01-01T00:00",)),
-    ],
-)
-def test_what_cannot_be_done(shell: Shell, line: str, parts: tuple[str, ...]) -> None:
-    said = shell.refused(*line.split())
-    assert all(part in said for part in parts), said
-
-
-@pytest.mark.parametrize(
-    ("line", "parts"),
-    [
-        ("snd x", ("'snd'", "'send'")),
-        ("topic lst", ("'lst'", "'list'")),
-        ("stats --wach", ("--wach", "--watch")),
-        ("stats --admin nonsense", ("'nonsense'", "HOST:PORT", "127.0.0.1:9613")),
-        ("stats --admin localhost:99999", ("'localhost:99999'", "0 to 65535")),
-        ("stats --interval 0", ("0.1<=x<=60",)),
-        ("send t", ("nothing to send", "--stdin")),
-        ("send t --file /no/such/file", ("/no/such/file", "does not exist")),
-        ("send t x --property novalue", ("'novalue'", "NAME=VALUE")),
-        ("topic create t --queues 0", ("--queues", "1<=x<=1024")),
-        ("topic create t --durability maybe", ("'maybe'", "'sync', 'written'")),
-        ("topic update owned", ("nothing to change", "--help")),
-        ("group create g", ("--topic",)),
-        ("group create g --topic t --start maybe", ("--start 'maybe'", "first, last", "2026-")),
-        ("message", ("TOPIC", "--id")),
-        ("message t --time yesterday", ("--time 'yesterday'", "epoch milliseconds")),
-        ("message t --offset 3", ("--queue and --offset",)),
-        ("message t --key a --id b", ("--id, --key, --offset, --time",)),
-        ("message t --id zz", ("'zz'", "32 hex digits")),
-        ("send t x --at tomorrow", ("'tomorrow'", "+1d12h")),
-        ("bench t99", ("'t99'", "t01")),
-        ("completion tcsh", ("'tcsh'", "'bash', 'zsh', 'fish'")),
-        ("completion", ("bash, zsh, fish", "ddmq completion --help")),
-        ("topic create t --queues many", ("--queues", "'many'", "1<=x<=1024")),
-        ("topic create t --body-bytes-max 2000000000", ("--body-bytes-max", "1<=x<=1073741824")),
-        ("tail t --count 1.5", ("--count", "'1.5'", "0<=x<=1000")),
-        ("lag --interval soon", ("--interval", "'soon'", "0.1<=x<=60")),
-        ("lag --interval nan", ("--interval", "'nan'", "0.1<=x<=60")),
-        ("group set g", ("Missing option '--topic'", "ddmq group set --help")),
-    ],
-)
-def test_a_wrong_command_line(shell: Shell, line: str, parts: tuple[str, ...]) -> None:
-    said = shell.refused(*line.split(), code=2)
-    assert all(part in said for part in parts), said
-
 
 @pytest.mark.parametrize(
     "line",
@@ -123,19 +47,6 @@ def test_an_empty_topic_deletes_no_group(shell: Shell, topic: str) -> None:
     assert [each["topic"] for each in shell.json("group", "show", topic)["subscriptions"]] == ["owned"]
 
 
-@pytest.mark.parametrize(
-    ("line", "option"),
-    [
-        ("send t x --producer no.such.host.invalid:1", "--producer"),
-        ("delay cancel ID --producer no.such.host.invalid:1", "--producer"),
-        ("pull owned --consumer no.such.host.invalid:1", "--consumer"),
-    ],
-)
-def test_a_host_that_is_not_known(shell: Shell, line: str, option: str) -> None:
-    said = shell.refused(*line.split())
-    assert f"{option} no.such.host.invalid:1: the host 'no.such.host.invalid' is not known" in said
-
-
 def test_what_cannot_be_saved_is_not_taken(shell: Shell, topic: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     shell("send", topic, "one")
@@ -146,12 +57,6 @@ def test_what_cannot_be_saved_is_not_taken(shell: Shell, topic: str, tmp_path: P
     shell("pull", topic, "--group", topic, "--count", "1", "--save-to", str(folder))
     (saved,) = folder.iterdir()
     assert saved.read_text() == "one"
-
-
-@pytest.mark.parametrize("line", ["serve --data-dir _", "serve --config _", "doctor --data-dir _"])
-def test_an_empty_directory_is_not_this_one(shell: Shell, line: str) -> None:
-    said = shell.refused(*(word.replace("_", "") for word in line.split()), code=2)
-    assert "'' is empty; allowed: a directory, . for this one" in said
 
 
 @pytest.fixture
@@ -224,16 +129,6 @@ def test_a_pull_from_another_port_makes_nothing(shell: Shell, part: str) -> None
 def test_not_an_admin_port(shell: Shell) -> None:
     address = f"127.0.0.1:{shell.server.ports['producer']}"
     assert shell.refused("stats", "--admin", address).startswith(f"{address} is not a ddmq admin port")
-
-
-def test_partial_failures_are_named_by_their_place(shell: Shell, topic: str) -> None:
-    shell("topic", "create", topic)
-    assert shell("send", topic, "one", "", "three", code=1).startswith("stored 2 messages")
-    assert shell.error.startswith("not stored (message 2 of 3): the body has 0 bytes; allowed: 1 to ")
-    report = shell.json("send", topic, *["x"] * 25, "", code=1)
-    assert (report["stored"], report["failed"]) == (25, 1)
-    assert [row["message"] for row in report["results"]] == [*range(1, 21), 26]
-    assert report["results"][-1]["code"] == 11
 
 
 def test_deleting_asks(shell: Shell, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,8 +45,8 @@ def test_open_ones_are_listed_and_shown(shell: Shell, topic: str, calls: Transac
     row = found["transactions"][0]
     assert (row["group"], row["messages"], row["checks"], row["topics"]) == (group, 2, 0, [topic])
     assert first in shell("tx", "list", "--group", group)
-    shell("tx", "list", "--group", group, "--limit", "1")
-    assert shell.error == "2 open; --limit shows more\n"
+    shell("tx", "list", "--group", group, "--count", "1")
+    assert shell.error == "2 open; --count shows more\n"
     shown = shell("tx", "show", first)
     assert all(text in shown for text in ("two\\nlines", "open", group, "k1"))
     found = shell.json("tx", "show", first)
@@ -137,7 +137,7 @@ def test_dead_ones_are_shown_sent_again_and_purged(
         assert calls.end(one, COMMIT).outcome == 5
     (row,) = shell.json("dlq", "list", DEAD)
     assert (row["topic"], row["letters"] >= 3) == (DEAD, True)
-    shown = shell.json("dlq", "show", DEAD, "--topic", topic, "--limit", "1000")["shown"]
+    shown = shell.json("dlq", "show", DEAD, "--topic", topic, "--count", "1000")["shown"]
     first, later, last = shown
     assert [one["preview"] for one in shown] == ["one", "later", "dropped"]
     assert [one["transaction"] for one in shown] == [transaction, transaction, dropped]
@@ -157,7 +157,7 @@ def test_dead_ones_are_shown_sent_again_and_purged(
     assert (again["body"], again["key"], again["properties"]) == ("one", "k1", {"dead-letter-resent": "1"})
     shell(*resend, code=1)
     assert "no letter that waits" in shell.error
-    left = shell.json("dlq", "show", DEAD, "--topic", topic, "--limit", "1000")["shown"]
+    left = shell.json("dlq", "show", DEAD, "--topic", topic, "--count", "1000")["shown"]
     assert [one["offset"] for one in left] == [later["offset"], last["offset"]]
     shell("dlq", "purge", DEAD, "--all", "--yes")
     assert shell.json("dlq", "list", DEAD)[0]["letters"] == 0

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from standin import Standin, standing_in
+
+from tests.service.client.standin import Standin, standing_in
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from typing import Any  # noqa: E402
 
 import gevent  # noqa: E402
 from opentelemetry import trace  # noqa: E402
-from standin import AFTER, HOLD, standing_in  # noqa: E402
 
 from ddmq_client import Consumer, Decision, OutgoingMessage, Producer, UnknownOutcomeError  # noqa: E402
+from tests.service.client.standin import AFTER, HOLD, standing_in  # noqa: E402
 from tests.support.spans import Spans  # noqa: E402
 
 ticks = 0

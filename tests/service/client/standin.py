@@ -30,13 +30,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from standin_transactions import StandinTransactions
 from thriftpy2.protocol.compact import TCompactProtocol
 from thriftpy2.thrift import TApplicationException, TMessageType
 from thriftpy2.transport import TMemoryBuffer
 
 from ddmq_client.idl import consumer as consumer_idl
 from ddmq_client.idl import producer as producer_idl
+from tests.service.client.standin_transactions import StandinTransactions
 from tests.support.ports import port_of, reserved
 
 LONG_MS = 10_000

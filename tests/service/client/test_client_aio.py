@@ -6,7 +6,6 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pytest
-from standin import AFTER, BEFORE, FAULT, GARBAGE, HALF, HOLD, PULL_ERROR, WRONG_SEQUENCE, Standin, refuse
 
 from ddmq_client import (
     BusyError,
@@ -22,6 +21,18 @@ from ddmq_client import (
 )
 from ddmq_client.aio import AsyncConsumer, AsyncProducer
 from ddmq_client.core.nodes import ProxyAddress
+from tests.service.client.standin import (
+    AFTER,
+    BEFORE,
+    FAULT,
+    GARBAGE,
+    HALF,
+    HOLD,
+    PULL_ERROR,
+    WRONG_SEQUENCE,
+    Standin,
+    refuse,
+)
 from tests.support.waits import loop_until
 
 UNKNOWN = [AFTER, BEFORE, HALF, GARBAGE, WRONG_SEQUENCE, FAULT, refuse(12)]

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from standin import AFTER, HOLD, Standin
 
 from ddmq_client import Consumer, Message, OptionError, PullError
 from ddmq_client.aio import AsyncConsumer
+from tests.service.client.standin import AFTER, HOLD, Standin
 from tests.support.waits import loop_until
 
 OURS: Any = {"model": "broadcasting", "linger_ms": 20}

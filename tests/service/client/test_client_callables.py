@@ -21,14 +21,14 @@ from typing import Any, Protocol
 from unittest.mock import AsyncMock
 
 import pytest
-from either import bank
-from standin import Standin
-from standin_transactions import NOT_KNOWN_YET
 
 from ddmq_client import Consumer, JsonSerializer, OptionError, OutgoingMessage, Producer, UndecidedTransaction
 from ddmq_client.aio import AsyncConsumer, AsyncProducer
 from ddmq_client.net.transactions import Transaction
 from ddmq_client.sql import DecisionTable, InboxTable, OutboxRelay, OutboxTable
+from tests.service.client.either import bank
+from tests.service.client.standin import Standin
+from tests.service.client.standin_transactions import NOT_KNOWN_YET
 from tests.support.waits import loop_until
 
 Function = Callable[..., Any]

@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from either import KINDS, PATIENCE_MS, Going, Make, bank, going
-from standin import AFTER, FAULT, GARBAGE, Fault, Standin, refuse
-from standin_transactions import COMMIT, COMMITTED, NOT_KNOWN_YET, ROLLBACK, ROLLED_BACK
 
 from ddmq_client import CheckCounts, Decision, OptionError, UndecidedTransaction, UnknownEndError
 from ddmq_client.aio import AsyncProducer
+from tests.service.client.either import KINDS, PATIENCE_MS, Going, Make, bank, going
+from tests.service.client.standin import AFTER, FAULT, GARBAGE, Fault, Standin, refuse
+from tests.service.client.standin_transactions import COMMIT, COMMITTED, NOT_KNOWN_YET, ROLLBACK, ROLLED_BACK
 from tests.support.waits import loop_until, until
 
 pytestmark = pytest.mark.usefixtures("library_log")

@@ -9,10 +9,20 @@ from contextlib import suppress
 from types import FrameType
 
 import pytest
-from standin import AFTER, BEFORE, FAULT, GARBAGE, HALF, HOLD, PULL_ERROR, Standin, standing_in
 
 from ddmq_client import ClientError, ClosedError, Consumer, Message, OptionError, Outcome, Producer, PullError
 from ddmq_client.core.nodes import ProxyAddress
+from tests.service.client.standin import (
+    AFTER,
+    BEFORE,
+    FAULT,
+    GARBAGE,
+    HALF,
+    HOLD,
+    PULL_ERROR,
+    Standin,
+    standing_in,
+)
 
 
 def bodies(count: int) -> list[bytes]:

@@ -6,8 +6,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from either import Either
-from standin import AFTER, BEFORE, FAULT, GARBAGE, HALF, WRONG_SEQUENCE, Standin, refuse
 
 from ddmq_client import (
     ClosedError,
@@ -18,6 +16,8 @@ from ddmq_client import (
     OptionError,
     Producer,
 )
+from tests.service.client.either import Either
+from tests.service.client.standin import AFTER, BEFORE, FAULT, GARBAGE, HALF, WRONG_SEQUENCE, Standin, refuse
 
 HOUR = timedelta(hours=1)
 REPEATED = [AFTER, BEFORE, HALF, GARBAGE, WRONG_SEQUENCE, FAULT, refuse(10), refuse(12), refuse(15)]

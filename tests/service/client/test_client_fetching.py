@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from standin import BEFORE, HOLD, Standin
 
 from ddmq_client import ClosedError, FetchConsumer, FetchedQueue, OptionError, PullError, RangeReader
 from ddmq_client.aio import AsyncFetchConsumer
+from tests.service.client.standin import BEFORE, HOLD, Standin
 
 REFUSE = HOLD._replace(kind="refused")
 

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from standin import Standin
+
+from tests.service.client.standin import Standin
 
 SCRIPT = Path(__file__).with_name("fork_run.py")
 ROOT = Path(__file__).parents[3]

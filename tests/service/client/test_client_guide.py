@@ -10,7 +10,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from standin import Standin
+
+from tests.service.client.standin import Standin
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = ("client.md", "transactions.md")

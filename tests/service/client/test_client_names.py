@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from standin import Standin
 
 from ddmq_client import (
     Consumer,
@@ -21,6 +20,7 @@ from ddmq_client import (
 )
 from ddmq_client.aio import AsyncConsumer, AsyncFetchConsumer, AsyncProducer
 from ddmq_client.core.nodes import ProxyAddress
+from tests.service.client.standin import Standin
 
 NAME = "slow.example:1"
 

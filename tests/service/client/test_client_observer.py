@@ -9,8 +9,6 @@ from dataclasses import replace
 from types import TracebackType
 
 import pytest
-from either import KINDS, going
-from standin import AFTER, BEFORE, HOLD, Standin, refuse
 
 from ddmq_client import (
     ClosedError,
@@ -27,6 +25,8 @@ from ddmq_client import (
 )
 from ddmq_client.aio import AsyncConsumer, AsyncProducer
 from ddmq_client.observer import HandleCall, SendCall
+from tests.service.client.either import KINDS, going
+from tests.service.client.standin import AFTER, BEFORE, HOLD, Standin, refuse
 from tests.support.waits import loop_until, until
 
 M0, M1 = OutgoingMessage("t", b"m0"), OutgoingMessage("t", b"m1")

@@ -6,7 +6,6 @@ from concurrent.futures import CancelledError, Future
 from datetime import timedelta
 
 import pytest
-from standin import AFTER, BEFORE, FAULT, GARBAGE, HALF, HOLD, WRONG_SEQUENCE, Standin, refuse
 
 from ddmq_client import (
     BusyError,
@@ -20,6 +19,17 @@ from ddmq_client import (
     UnknownOutcomeError,
 )
 from ddmq_client.core.nodes import ProxyAddress
+from tests.service.client.standin import (
+    AFTER,
+    BEFORE,
+    FAULT,
+    GARBAGE,
+    HALF,
+    HOLD,
+    WRONG_SEQUENCE,
+    Standin,
+    refuse,
+)
 from tests.support.ports import port_of, reserved
 
 UNKNOWN = [AFTER, BEFORE, HALF, GARBAGE, WRONG_SEQUENCE, FAULT, refuse(10), refuse(12)]

@@ -8,8 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from either import KINDS, Either
-from standin import AFTER, BEFORE, FAULT, GARBAGE, HALF, HOLD, WRONG_SEQUENCE, Fault, Standin, refuse
 
 from ddmq_client import (
     InvalidMessageError,
@@ -18,6 +16,19 @@ from ddmq_client import (
     OutgoingMessage,
     Producer,
     UnknownOutcomeError,
+)
+from tests.service.client.either import KINDS, Either
+from tests.service.client.standin import (
+    AFTER,
+    BEFORE,
+    FAULT,
+    GARBAGE,
+    HALF,
+    HOLD,
+    WRONG_SEQUENCE,
+    Fault,
+    Standin,
+    refuse,
 )
 
 UNKNOWN = [AFTER, BEFORE, HALF, GARBAGE, WRONG_SEQUENCE, FAULT, refuse(10), refuse(12)]

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from standin import BEFORE, Standin, refuse
 
 from ddmq.address import HostPort
 from ddmq.cli.messages import sending
 from ddmq.cli.root import run
 from ddmq_client import Producer, ThrottledError
+from tests.service.client.standin import BEFORE, Standin, refuse
 from tests.support.ports import port_of, reserved
 
 
@@ -191,7 +191,7 @@ def test_a_proxy_that_refuses_is_not_said_to_be_silent(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(sending, "hint", hint)
     patience = sending.Patience(HostPort("mq-1", 9613), 1_000, quiet=False)
-    with patience.waiting(cast(Producer, RefusedProducer())):
+    with patience.watch_request(cast(Producer, RefusedProducer())):
         assert heard.wait(60)
     assert told == ["not stored yet: the disk is full (code 15 by mq-1:9613); trying again for 1,000 ms"]
 

@@ -9,11 +9,11 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from standin import Standin
 
 from ddmq_client import Consumer, OptionError
 from ddmq_client.aio import AsyncConsumer
 from proxy_consumer.groups import consistency
+from tests.service.client.standin import Standin
 from tests.service.consumer.consumer_server import ConsumerServer
 from tests.support.waits import loop_until, until
 

@@ -11,9 +11,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from either import KINDS, PATIENCE_MS, Going, Make, bank
-from standin import AFTER, BEFORE, FAULT, GARBAGE, HALF, HOLD, Fault, Standin, refuse
-from standin_transactions import COMMIT, COMMITTED, ROLLBACK, ROLLED_BACK
 
 from ddmq_client import (
     ClosedError,
@@ -27,6 +24,9 @@ from ddmq_client import (
     UnknownEndError,
     UnknownOutcomeError,
 )
+from tests.service.client.either import KINDS, PATIENCE_MS, Going, Make, bank
+from tests.service.client.standin import AFTER, BEFORE, FAULT, GARBAGE, HALF, HOLD, Fault, Standin, refuse
+from tests.service.client.standin_transactions import COMMIT, COMMITTED, ROLLBACK, ROLLED_BACK
 
 LOST = [AFTER, HALF, BEFORE, GARBAGE, FAULT, refuse(15), refuse(10), refuse(12), refuse(20)]
 pytestmark = pytest.mark.usefixtures("library_log")

@@ -11,7 +11,7 @@ from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError
 from ddmq_rpc.api import Wire
 from proxy_consumer.fetches import instances as module
-from tests.service.consumer.consumer_rig import FIRST, IDL, ConsumerRig, FakeCall, result
+from tests.service.consumer.consumer_rig import FIRST, IDL, ConsumerRig, FakeCall
 from tests.service.consumer.fetch_calls import ack, ask, fetch, shown, values
 from tests.support.waits import until
 
@@ -96,49 +96,10 @@ def test_each_instance_that_pulls_gets_everything_from_its_first_pull_on(
     begun(news, "three")
 
 
-def test_an_instance_may_pull_without_a_topic_and_is_woken(news: ConsumerRig) -> None:
-    begun(news, "one")
-    call = news.ask(group=b"G%one", topic=None, linger=5_000)
-    news.settle()
-    news.send(1)
-    until(lambda: call.answered)
-    assert call.values == [b"m0"]
-
-
-def test_two_pulls_of_one_instance_share_its_messages(news: ConsumerRig) -> None:
-    begun(news, "one")
-    calls = [news.ask(group=b"G%one", count=1, linger=5_000) for _ in range(2)]
-    news.settle()
-    news.send(2)
-    until(lambda: all(call.answered for call in calls))
-    assert sorted(call.values[0] for call in calls) == [b"m0", b"m1"]
-
-
-def test_unacknowledged_ones_are_bounded_and_do_not_come_again(news: ConsumerRig) -> None:
-    begun(news, "one")
-    news.send(12)
-    assert pull(news).offsets == [3, 4, 5, 6, 7]
-    assert pull(news).result.messages == []
-    news.submit(result([3, 4], [5], group="G%one"))
-    assert pull(news).offsets == [8, 9, 10]
-    news.advance(1.3)
-    assert pull(news, count=100).offsets == [11, 12, 13, 14]
-    assert news.counted("ddmq_broadcast_dropped_total", group="G", reason="failed") == 1
-    assert news.counted("ddmq_broadcast_dropped_total", group="G", reason="timed out") == 5
-    assert news.counted("ddmq_acked_total", group="G") == 2
-
-
 def test_a_result_without_topic_or_queue_changes_nothing(news: ConsumerRig) -> None:
     begun(news, "one")
     nowhere = IDL.ConsumeResult(context=IDL.Context(groupId=b"G%one"), successOffsets=[0], failOffsets=[1])
     assert news.submit(nowhere).result is True
-
-
-def test_results_ride_on_a_pull(news: ConsumerRig) -> None:
-    begun(news, "one")
-    news.send(6)
-    offsets = pull(news).offsets
-    assert pull(news, result=result(offsets, group="G%one")).offsets == [8]
 
 
 @pytest.mark.parametrize("settings", [{"tags": "wanted"}, {"sql": "TAGS = 'wanted'"}])
@@ -160,19 +121,6 @@ def test_the_subscriptions_filter_holds(rig: ConsumerRig, settings: dict[str, st
     assert (found.messages, found.nextRequestOffset) == ([], 9)
 
 
-def test_an_instance_is_forgotten_after_a_minute(news: ConsumerRig) -> None:
-    begun(news, "one")
-    news.advance(59)
-    news.send(1)
-    assert pull(news).values == [b"m0"]
-    news.advance(61)
-    news.send(1)
-    begun(news, "one")
-    news.advance(61)
-    news.advance(1)
-    assert news.counted("ddmq_broadcast_instances") == 0
-
-
 def test_instances_are_bounded(news: ConsumerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INSTANCES_MAX", 2)
     begun(news, "one", "two")
@@ -184,15 +132,6 @@ def test_a_pull_by_the_groups_own_name_is_told_how(news: ConsumerRig) -> None:
         error = news.ask(topic=topic).outcome.error
         assert b"G%INSTANCE" in error.message
     assert set(news.group().subscriptions) == {b"T"}
-
-
-def test_deleting_the_group_ends_the_pulls_of_its_instances(news: ConsumerRig) -> None:
-    begun(news, "one")
-    call = news.ask(group=b"G%one", linger=30_000)
-    news.wait(news.service.delete_group("G"))
-    news.settle()
-    news.advance(0.3)
-    until(lambda: call.answered)
 
 
 @pytest.mark.parametrize("name", ["G%one", "H%one", "none%one", "%one", "G%"])

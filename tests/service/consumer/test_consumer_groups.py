@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backend.completion import Completion
-from backend.port import Join
-from backend.records import CommitBatch, TopicInfo
+from backend.records import CommitBatch
 from ddmq_common import token_bucket
 from ddmq_common.config import Overlay, load
 from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, TryLaterError
@@ -25,25 +23,6 @@ def stats_of(
     call = rig.call("getConsumeStats", METHODS["getConsumeStats"].args[0](request=request))
     rig.settle(lambda: call.answered)
     return [(each.topic, each.consumeOffsets, each.produceOffsets) for each in call.result]
-
-
-class Other:
-    """A member that is not ours."""
-
-    def assigned(self, assignment: object) -> None: ...
-    def revoked(self, queues: object, deadline: float) -> None: ...
-    def lost(self, queues: object) -> None: ...
-
-
-def test_a_pull_that_names_a_topic_creates_its_group_at_the_end(rig: ConsumerRig) -> None:
-    rig.topic(queues=2)
-    rig.send(3)
-    assert rig.pull().result.messages == []
-    rig.send(2)
-    assert rig.pull().offsets == [3, 4]
-    assert rig.backend.setting("group/G") is not None
-    assert rig.backend.setting("subscription/G/T") is not None
-    assert rig.progress(queue=1).committed == 0
 
 
 def test_a_subscription_that_another_proxy_has_just_made_is_not_made_again_with_the_defaults(
@@ -76,14 +55,6 @@ def test_without_auto_creation_it_is_empty_at_once_and_nothing_is_created() -> N
     call = rig.ask(linger=30_000)
     assert call.result.messages == []
     assert rig.backend.setting("group/G") is None
-    assert rig.service.groups() == []
-
-
-def test_a_blank_topic_never_creates(rig: ConsumerRig) -> None:
-    rig.topic()
-    for topic in (None, b""):
-        call = rig.ask(topic=topic, linger=30_000)
-        assert call.result.messages == []
     assert rig.service.groups() == []
 
 
@@ -163,35 +134,6 @@ def test_start_positions(rig: ConsumerRig, start: str, first: int) -> None:
     assert rig.pull().offsets == list(range(first, 7))
 
 
-def test_queues_and_topics_that_appear_later_start_at_their_first_message(rig: ConsumerRig) -> None:
-    assert rig.pull().result.messages == []
-    info = rig.topic()
-    rig.send(2)
-    assert rig.pull().offsets == [0, 1]
-    rig.wait(rig.backend.put_topic(TopicInfo("T", info.incarnation, 2), rig.deadline()))
-    rig.send(2, queue=1)
-    call = rig.pull()
-    assert (call.queue, call.offsets) == (1, [0, 1])
-
-
-def test_progress_and_settings_survive_a_restart(rig: ConsumerRig) -> None:
-    rig.ready(5, SubscriptionDefaults(start="first", batch_max=2))
-    rig.submit(result(rig.pull().offsets))
-    rig.restart()
-    assert [group.name for group in rig.service.groups()] == ["G"]
-    assert rig.pull(topic=None).offsets == [2, 3]
-
-
-def test_a_recreated_topic_starts_anew(rig: ConsumerRig) -> None:
-    rig.ready(3)
-    rig.submit(result(rig.pull().offsets))
-    rig.wait(rig.backend.delete_topic("T", rig.deadline()))
-    rig.settle()
-    rig.topic()
-    rig.send(2)
-    assert rig.pull().offsets == [0, 1]
-
-
 def test_settings_changed_elsewhere_apply_without_a_restart(rig: ConsumerRig) -> None:
     rig.ready(10)
     change = {"subscription/G/T": b'{"settings": {"batch_max": 3}}'}
@@ -205,43 +147,6 @@ def test_a_broken_setting_is_passed_over(rig: ConsumerRig) -> None:
     rig.wait(rig.backend.commit(CommitBatch(settings=broken), rig.deadline()))
     rig.settle()
     assert rig.service.groups() == []
-
-
-def test_deleting_a_group_answers_who_waits_and_forgets(rig: ConsumerRig) -> None:
-    rig.ready()
-    waiting = rig.ask(linger=30_000)
-    rig.settle()
-    rig.wait(rig.service.delete_group("G"))
-    rig.settle()
-    assert waiting.result.messages == []
-    assert rig.service.groups() == []
-    with pytest.raises(CallerError):
-        rig.wait(rig.service.delete_group("G"))
-
-
-def test_queues_lost_to_another_member_come_no_more_and_their_acks_are_ignored(rig: ConsumerRig) -> None:
-    rig.ready(4)
-    assert rig.pull(count=2).offsets == [0, 1]
-    rig.backend.join(Join("G", "T"), Other())
-    rig.backend.depose("G", "T")
-    rig.settle()
-    assert rig.submit(result([0, 1])).outcome.error.code == 10, "for a while they may come back"
-    rig.advance(3.1)
-    assert rig.submit(result([0, 1])).result is True
-    assert rig.progress().committed == 0
-    assert rig.pull().result.messages == []
-
-
-def test_revoked_queues_are_flushed_and_come_back_when_the_other_leaves(rig: ConsumerRig) -> None:
-    rig.ready(4)
-    rig.submit(result(rig.pull(count=2).offsets))
-    other = rig.backend.join(Join("G", "T"), Other())
-    rig.backend.revoke("G", "T", rig.clock.monotonic() + 5)
-    rig.settle()
-    assert rig.pull().result.messages == []
-    other.leave()
-    rig.settle()
-    assert rig.pull().offsets == [2, 3]
 
 
 def test_an_idle_subscription_gives_its_queues_up_and_takes_them_again(rig: ConsumerRig) -> None:
@@ -278,44 +183,6 @@ def test_group_stats_show_what_is_going_on(rig: ConsumerRig) -> None:
     assert (found.lag, found.in_flight, found.retrying, found.ack_span) == (10, 3, 1, 3)
     queue = found.queues[0]
     assert (queue.committed, queue.next, queue.qid, queue.held) == (0, 10, "R_default_a_0", True)
-
-
-def test_a_topic_that_may_not_be_read_is_refused_until_it_may(rig: ConsumerRig) -> None:
-    info = rig.topic()
-    rig.subscribe()
-    rig.send(1)
-    rig.wait(rig.backend.put_topic(replace(info, readable=False), rig.deadline()))
-    rig.settle()
-    assert rig.pull().outcome.error.code == 13
-    assert rig.pull(topic=None).result.messages == []
-    rig.wait(rig.backend.put_topic(info, rig.deadline()))
-    rig.settle()
-    assert rig.pull().offsets == [0]
-
-
-def test_draining_answers_who_waits_takes_results_and_delivers_nothing(rig: ConsumerRig) -> None:
-    rig.ready(1)
-    offsets = rig.pull().offsets
-    waiting = rig.ask(linger=30_000)
-    rig.settle()
-    drained = rig.service.drain(rig.clock.monotonic() + 5)
-    assert waiting.result.messages == []
-    assert not drained.done
-    rig.send(1)
-    assert rig.pull(result=result(offsets)).result.messages == []
-    rig.advance(0.01)
-    assert drained.done
-    assert rig.progress().committed == 1
-
-
-def test_draining_does_not_wait_for_ever_for_a_dead_client(rig: ConsumerRig) -> None:
-    rig.ready(1)
-    rig.pull()
-    drained = rig.service.drain(rig.clock.monotonic() + 60)
-    rig.advance(1.01)
-    rig.settle()
-    rig.advance(0.01)
-    assert drained.done
 
 
 def test_groups_declared_in_a_file_are_made_and_brought_up_to_date(rig: ConsumerRig) -> None:

@@ -27,54 +27,10 @@ def test_delivers_from_one_queue_with_the_context_to_echo(rig: ConsumerRig) -> N
     assert (first.messageId, first.leaseId, first.attempt, first.nextOffset) == (None, None, None, None)
 
 
-def test_acknowledged_with_the_next_pull_and_durable_before_its_answer(rig: ConsumerRig) -> None:
-    rig.ready(5)
-    assert rig.pull(count=2).offsets == [0, 1]
-    rig.backend.hold()
-    call = rig.ask(count=2, result=result([0, 1]))
-    rig.settle()
-    assert not call.answered
-    rig.backend.release_held()
-    rig.settle()
-    assert call.offsets == [2, 3]
-    assert rig.progress().committed == 2
-
-
 def test_empty_answer_is_byte_for_byte_what_a_real_ddmq_sent(rig: ConsumerRig) -> None:
     rig.ready()
     call = rig.pull()
     assert call.encoded == bytes.fromhex("0c001c00190c0000")
-
-
-def test_waits_for_the_linger_and_not_longer(rig: ConsumerRig) -> None:
-    rig.ready()
-    call = rig.ask(linger=50)
-    rig.settle()
-    rig.advance(0.045)
-    assert not call.answered
-    rig.advance(0.015)
-    assert call.result.messages == []
-
-
-@pytest.mark.parametrize(("linger", "seconds"), [(None, 0.02), (0, 0.02), (5, 0.02), (1 << 30, 30.0)])
-def test_linger_has_a_floor_and_a_ceiling(rig: ConsumerRig, linger: int | None, seconds: float) -> None:
-    rig.ready()
-    call = rig.ask(linger=linger)
-    rig.settle()
-    rig.advance(seconds - 0.001)
-    assert not call.answered
-    rig.advance(0.011)
-    assert call.result.messages == []
-
-
-def test_a_waiting_pull_is_woken_by_an_append(rig: ConsumerRig) -> None:
-    rig.ready()
-    call = rig.ask(linger=30_000)
-    rig.settle()
-    assert not call.answered
-    rig.send(1)
-    rig.settle()
-    assert call.offsets == [0]
 
 
 def test_what_was_read_to_its_end_is_read_again_when_there_is_more(
@@ -100,28 +56,6 @@ def test_what_was_read_to_its_end_is_read_again_when_there_is_more(
     assert reads == [0, 1, 2]
 
 
-def test_waiters_are_served_in_order_of_arrival_over_both_kinds(rig: ConsumerRig) -> None:
-    rig.ready()
-    calls = [rig.ask(linger=30_000, count=1, topic=topic) for topic in (b"T", None, b"T", None)]
-    rig.settle()
-    for number, call in enumerate(calls):
-        rig.send(1)
-        rig.settle()
-        assert [each.answered for each in calls] == [index <= number for index in range(4)]
-        assert call.offsets == [number]
-
-
-def test_a_client_that_goes_gets_nothing_and_holds_nobody_up(rig: ConsumerRig) -> None:
-    rig.ready()
-    gone, stays = rig.ask(linger=30_000), rig.ask(linger=30_000)
-    rig.settle()
-    gone.go()
-    rig.send(1)
-    rig.settle()
-    assert not gone.answered
-    assert stays.offsets == [0]
-
-
 def test_round_robin_over_queues_and_topics(rig: ConsumerRig) -> None:
     rig.topic("T", 2)
     rig.topic("U", 2)
@@ -136,16 +70,6 @@ def test_round_robin_over_queues_and_topics(rig: ConsumerRig) -> None:
     seen = [(call.result.context.topic, call.queue) for call in calls]
     for start in range(9):
         assert len(set(seen[start : start + 4])) == 4
-
-
-def test_a_named_topic_delivers_that_topic_only(rig: ConsumerRig) -> None:
-    rig.topic("T")
-    rig.topic("U")
-    rig.subscribe()
-    rig.subscribe(topic="U")
-    rig.send(2, topic="U")
-    assert rig.pull(topic=b"T").result.messages == []
-    assert len(rig.pull(topic=b"U").result.messages) == 2
 
 
 def test_batch_is_the_smaller_of_request_and_limit() -> None:
@@ -170,12 +94,6 @@ def test_negative_sizes_get_an_exception_that_says_what_is_allowed(
     error = rig.pull(**wrong).outcome.error
     assert error.code == 11
     assert b"allowed" in error.message
-
-
-def test_a_filter_is_refused_until_there_are_filters(rig: ConsumerRig) -> None:
-    rig.ready()
-    assert rig.pull(filter=b"a = 1", filterType=b"SQL92").outcome.error.code == 11
-    assert rig.pull(filter=b"*").result.messages == []
 
 
 def test_binary_callers_get_the_same_messages(rig: ConsumerRig) -> None:
@@ -210,44 +128,6 @@ def test_hand_built_answers_parse_at_every_length_and_offset(count: int, skip: i
     while left:
         left -= len(rig.pull(count=left).offsets)
     assert rig.pull(count=count).offsets == list(range(skip, skip + count))
-
-
-def test_gaps_are_passed_over_and_finished(rig: ConsumerRig) -> None:
-    rig.ready(10)
-    for offset in (0, 4, 5, 9):
-        rig.backend.lose(rig.ref(), offset)
-    call = rig.pull()
-    assert call.offsets == [1, 2, 3, 6, 7, 8]
-    rig.submit(result(call.offsets))
-    assert rig.progress().committed == 10
-    assert rig.counted("ddmq_skipped_total", reason="missing") == 4
-
-
-def test_pressure_traffic_is_refused_and_counted(rig: ConsumerRig) -> None:
-    rig.ready(2)
-    rig.send(3, pressure=True)
-    rig.send(1)
-    call = rig.pull()
-    assert call.offsets == [0, 1, 5]
-    rig.submit(result(call.offsets))
-    assert rig.progress().committed == 6
-    assert rig.counted("ddmq_skipped_total", reason="pressure") == 3
-
-
-def test_pressure_traffic_reaches_who_accepts_it(rig: ConsumerRig) -> None:
-    rig.ready(config=SubscriptionDefaults(pressure_traffic=True, start="first"))
-    rig.send(3, pressure=True)
-    assert rig.pull().offsets == [0, 1, 2]
-
-
-def test_expired_messages_are_skipped_and_counted(rig: ConsumerRig) -> None:
-    rig.ready(10)
-    rig.backend.expire(rig.ref(), 6)
-    call = rig.pull()
-    assert call.offsets == [6, 7, 8, 9]
-    rig.submit(result(call.offsets))
-    assert rig.progress().committed == 10
-    assert rig.counted("ddmq_skipped_total", reason="expired") == 6
 
 
 def test_context_missing_from_a_result_is_harmless(rig: ConsumerRig) -> None:

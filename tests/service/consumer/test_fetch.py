@@ -14,9 +14,6 @@ from ddmq_rpc.api import Wire
 from proxy_consumer.config import ConsumerConfig
 from tests.service.consumer.consumer_rig import FIRST, ConsumerRig
 from tests.service.consumer.fetch_calls import ack, ask, fetch, finish, shown, values
-from tests.support.waits import until
-
-LAST = replace(FIRST, start="last")
 
 
 def ready(rig: ConsumerRig, queues: int = 1, count: int = 0, topic: str = "T") -> None:
@@ -50,15 +47,6 @@ def test_an_absent_batch_size_means_one_and_the_subscription_has_the_last_word(r
     assert len(fetch(rig, count=1_000_000)["T", 0].messages) == 3
 
 
-def test_start_is_what_the_client_says_else_what_is_stored_else_the_newest(rig: ConsumerRig) -> None:
-    ready(rig, count=5)
-    assert values(fetch(rig, offsets={"T": {0: 3}})["T", 0]) == [b"m3", b"m4"]
-    assert values(fetch(rig)["T", 0])[0] == b"m0"
-    assert ack(rig, {"T": {0: 2}})
-    assert values(fetch(rig)["T", 0])[0] == b"m2"
-    assert rig.progress().committed == 2
-
-
 def test_without_progress_it_starts_at_the_newest_and_passes_nothing_by_afterwards(rig: ConsumerRig) -> None:
     rig.subscribe()
     rig.topic()  # after the group: no progress is stored
@@ -69,57 +57,6 @@ def test_without_progress_it_starts_at_the_newest_and_passes_nothing_by_afterwar
     assert (values(found), found.nextRequestOffset) == ([b"m0"], 4)
 
 
-def test_out_of_range_is_empty_with_the_nearest_offset_at_once(rig: ConsumerRig) -> None:
-    ready(rig, count=5)
-    fetch(rig)
-    call = ask(rig, offsets={"T": {0: 77}}, linger=30_000)
-    until(lambda: call.answered)
-    found = shown(call)["T", 0]
-    assert (found.messages, found.nextRequestOffset) == ([], 5)
-
-
-def test_refused_pressure_messages_are_passed_over(rig: ConsumerRig) -> None:
-    ready(rig)
-    rig.send(2)
-    rig.send(3, pressure=True)
-    rig.send(1)
-    found = fetch(rig)["T", 0]
-    assert ([message.offset for message in found.messages], found.nextRequestOffset) == ([0, 1, 5], 6)
-    rig.send(3, pressure=True)
-    found = fetch(rig, offsets={"T": {0: 6}})["T", 0]
-    assert ([message.offset for message in found.messages], found.nextRequestOffset) == ([], 9)
-
-
-def test_all_empty_waits_and_is_woken(rig: ConsumerRig) -> None:
-    ready(rig, queues=2)
-    fetch(rig)
-    call = ask(rig, linger=5_000)
-    rig.advance(4.9)
-    assert not call.answered
-    rig.send(1, queue=1)
-    until(lambda: call.answered)
-    assert values(shown(call)["T", 1]) == [b"m0"]
-
-
-def test_the_linger_ends_with_every_queue_empty_and_has_a_ceiling(rig: ConsumerRig) -> None:
-    ready(rig, queues=2)
-    fetch(rig)
-    call = ask(rig, linger=3_600_000)
-    rig.advance(29.9)
-    assert not call.answered
-    rig.advance(0.2)
-    until(lambda: call.answered)
-    assert [one.nextRequestOffset for one in shown(call).values()] == [0, 0]
-    assert call.outcome.success.code is None
-
-
-def test_unknown_groups_get_an_empty_list_at_once(rig: ConsumerRig) -> None:
-    call = ask(rig, group="nobody", linger=30_000)
-    assert call.answered
-    assert shown(call) == {}
-    assert rig.counted("ddmq_fetches_total", outcome="refused") == 1
-
-
 def test_our_clients_hear_why_and_see_ids(rig: ConsumerRig) -> None:
     call = ask(rig, group="nobody", clientId=b"me")
     assert b"does not exist" in call.outcome.success.error
@@ -127,72 +64,6 @@ def test_our_clients_hear_why_and_see_ids(rig: ConsumerRig) -> None:
     message = fetch(rig, clientId=b"me", count=1)["T", 0].messages[0]
     assert (len(message.messageId), message.nextOffset) == (32, 3)
     assert message.storedMs >= message.bornMs > 0
-
-
-def test_queues_are_shared_among_the_ids_until_one_stays_away(rig: ConsumerRig) -> None:
-    ready(rig, queues=5)
-    assert len(fetch(rig, "a")) == 5
-    assert [queue for _, queue in fetch(rig, "b")] == [3, 4]
-    assert [queue for _, queue in fetch(rig, "a")] == [0, 1, 2]
-    rig.advance(29)
-    assert len(fetch(rig, "b")) == 2
-    rig.advance(2)
-    assert len(fetch(rig, "b")) == 5
-
-
-def test_an_id_that_leaves_gives_its_queues_to_the_others_at_once(rig: ConsumerRig) -> None:
-    ready(rig, queues=4)
-    fetch(rig, "a")
-    assert len(fetch(rig, "b")) == 2
-    assert ask(rig, "a", leave=True).result.results == []
-    rig.advance(0.3)
-    assert len(fetch(rig, "b")) == 4
-    assert len(fetch(rig, "a")) == 2, "it may come back"
-
-
-def test_more_ids_than_queues(rig: ConsumerRig) -> None:
-    ready(rig, queues=1)
-    assert len(fetch(rig, "a")) == 1
-    assert fetch(rig, "b") == {}
-
-
-def test_a_new_id_wakes_who_waits_and_takes_its_share(rig: ConsumerRig) -> None:
-    ready(rig, queues=2)
-    fetch(rig, "a")
-    waiting = ask(rig, "a", linger=5_000)
-    rig.settle()
-    fetch(rig, "b")
-    rig.send(1, queue=1)
-    rig.settle()
-    assert not waiting.answered, "queue 1 is b's now"
-    rig.send(1, queue=0)
-    until(lambda: waiting.answered)
-    assert list(shown(waiting)) == [("T", 0)]
-
-
-def test_acks_finish_up_to_the_next_offset_and_never_go_back(rig: ConsumerRig) -> None:
-    ready(rig, queues=2, count=10)
-    fetch(rig)
-    assert ack(rig, {"T": {0: 4, 1: 7}})
-    assert (rig.progress(queue=0).committed, rig.progress(queue=1).committed) == (4, 7)
-    assert ack(rig, {"T": {0: 2}})
-    assert rig.progress().committed == 4
-    assert ack(rig, {"T": {0: 1_000}}), "what is still to come cannot be done"
-    assert rig.progress().committed == 10
-    rig.send(1)
-    assert values(fetch(rig)["T", 0]) == [b"m0"]
-    assert rig.counted("ddmq_acked_total", group="G", topic="T") == 17
-
-
-def test_acks_of_others_queues_are_ignored(rig: ConsumerRig) -> None:
-    ready(rig, queues=2, count=3)
-    fetch(rig, "a")
-    fetch(rig, "b")
-    assert ack(rig, {"T": {1: 3}, "U": {0: 3}}, consumer="a")
-    assert ack(rig, {"T": {0: 3}}, consumer="stranger")
-    assert ack(rig, {"T": {0: 3}}, group="nobody")
-    assert [rig.progress(queue=queue).committed for queue in (0, 1)] == [0, 0]
-    assert rig.counted("ddmq_results_ignored_total", group="G", reason="unknown queue") == 3
 
 
 def test_a_fenced_ack_says_try_again_and_then_reaches_the_new_generation(rig: ConsumerRig) -> None:
@@ -263,36 +134,9 @@ def test_a_client_that_goes_leaves_nothing_behind(rig: ConsumerRig) -> None:
     rig.send(1)
     rig.settle()
     assert not call.answered
-    assert rig.service._fetches._wheel.count == 0
+    assert rig.service._fetches.wheel.count == 0
     rig.advance(31)
     assert rig.service._fetches.groups == {}
-
-
-def test_deleting_the_group_ends_its_fetches(rig: ConsumerRig) -> None:
-    ready(rig)
-    fetch(rig)
-    call = ask(rig, linger=30_000)
-    rig.wait(rig.service.delete_group("G"))
-    until(lambda: call.answered)
-    assert fetch(rig) == {}
-
-
-def test_draining_answers_and_gives_the_queues_up(rig: ConsumerRig) -> None:
-    ready(rig)
-    fetch(rig)
-    call = ask(rig, linger=30_000)
-    drained = rig.service.drain(rig.clock.monotonic() + 5)
-    until(lambda: call.answered and drained.done)
-    assert fetch(rig) == {}
-
-
-def test_a_subscription_made_later_joins_in(rig: ConsumerRig) -> None:
-    ready(rig)
-    fetch(rig)
-    rig.topic("U")
-    rig.subscribe(topic="U")
-    rig.settle()
-    assert list(fetch(rig)) == [("T", 0), ("U", 0)]
 
 
 def test_bad_requests(rig: ConsumerRig) -> None:

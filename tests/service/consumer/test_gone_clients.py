@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy_consumer.groups import consistency
-from tests.service.consumer.consumer_rig import IDL, METHODS, ConsumerRig, FakeCall, result
+from tests.service.consumer.consumer_rig import IDL, METHODS, ConsumerRig, FakeCall
 
 ONE, TWO = "10.0.0.1:40001", "10.0.0.1:40002"
 
@@ -27,11 +27,6 @@ def close(rig: ConsumerRig, peer: str) -> None:
     on_closed(peer)
 
 
-def leave(rig: ConsumerRig, client: str = "c") -> None:
-    request = IDL.SettleRequest(groupId=b"G", clientId=client.encode(), leave=True)
-    rig.call("settle", METHODS["settle"].args[0](request=request))
-
-
 def listed(rig: ConsumerRig, group: str = "G") -> dict[str, bool]:
     return {each.client_id: each.connected for each in rig.service.clients(group)}
 
@@ -41,22 +36,6 @@ def ready(rig: ConsumerRig) -> ConsumerRig:
     return rig.ready()
 
 
-def test_one_that_stops_cleanly_is_gone_at_once(ready: ConsumerRig) -> None:
-    pull_over(ready, ONE)
-    pull_over(ready, TWO, "d")
-    leave(ready)
-    assert listed(ready) == {"d": True}
-
-
-def test_one_that_crashes_is_gone_five_seconds_after_its_connection(ready: ConsumerRig) -> None:
-    pull_over(ready, ONE)
-    close(ready, ONE)
-    ready.advance(consistency.RECONNECT_S - 0.1)
-    assert listed(ready) == {"c": True}
-    ready.advance(0.2)
-    assert listed(ready) == {}
-
-
 def test_one_that_has_gone_makes_room_for_others(ready: ConsumerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consistency, "CLIENTS_MAX", 1)
     pull_over(ready, ONE)
@@ -64,17 +43,6 @@ def test_one_that_has_gone_makes_room_for_others(ready: ConsumerRig, monkeypatch
     ready.advance(consistency.RECONNECT_S + consistency.SWEEP_S)
     pull_over(ready, TWO, "d")
     assert listed(ready) == {"d": True}
-
-
-def test_one_of_several_connections_changes_nothing(ready: ConsumerRig) -> None:
-    pull_over(ready, ONE)
-    pull_over(ready, TWO)
-    close(ready, ONE)
-    ready.advance(60)
-    assert listed(ready) == {"c": True}
-    close(ready, TWO)
-    ready.advance(consistency.RECONNECT_S)
-    assert listed(ready) == {}
 
 
 def test_one_that_connects_again_keeps_since_when_it_pulls(ready: ConsumerRig) -> None:
@@ -88,16 +56,6 @@ def test_one_that_connects_again_keeps_since_when_it_pulls(ready: ConsumerRig) -
     assert (after.since_ms, after.connected) == (before.since_ms, True)
 
 
-def test_one_that_comes_back_after_it_stopped_is_listed_again(ready: ConsumerRig) -> None:
-    pull_over(ready, ONE)
-    leave(ready)
-    pull_over(ready, ONE)
-    assert listed(ready) == {"c": True}
-    close(ready, ONE)
-    ready.advance(consistency.RECONNECT_S)
-    assert listed(ready) == {}
-
-
 def test_old_clients_that_connect_for_each_pull_do_not_flicker(ready: ConsumerRig) -> None:
     for port in range(3):
         peer = f"10.0.0.9:{port}"
@@ -107,27 +65,6 @@ def test_old_clients_that_connect_for_each_pull_do_not_flicker(ready: ConsumerRi
         assert listed(ready) == {"10.0.0.9": True}
     ready.advance(consistency.SWEEP_S + 1)
     assert listed(ready) == {}
-
-
-def test_one_that_has_gone_with_messages_is_listed_as_gone_until_they_are_not_its(rig: ConsumerRig) -> None:
-    rig.ready(2)
-    pull_over(rig, ONE)
-    close(rig, ONE)
-    rig.advance(consistency.RECONNECT_S)
-    (client,) = rig.service.clients("G")
-    assert (client.connected, client.in_flight) == (False, 2)
-    rig.submit(result([0, 1]))
-    assert listed(rig) == {}
-
-
-def test_a_connection_of_several_groups_and_clients_ends_for_all(ready: ConsumerRig) -> None:
-    ready.subscribe("H", "T")
-    pull_over(ready, ONE)
-    pull_over(ready, ONE, "d")
-    pull_over(ready, ONE, "c", "H")
-    close(ready, ONE)
-    ready.advance(consistency.RECONNECT_S)
-    assert (listed(ready), listed(ready, "H")) == ({}, {})
 
 
 def test_what_is_remembered_of_connections_is_bounded(

@@ -9,8 +9,6 @@ import pytest
 
 from backend.records import CommitBatch
 from ddmq.server.admin import keys
-from ddmq_common.delivery import decode
-from ddmq_common.errors import ConfigError, RemoteError
 from ddmq_common.metrics import catalogue
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.subscription.parked_notes import HEADS_MAX, exhausted_key
@@ -57,41 +55,6 @@ def parked(rig: ConsumerRig) -> list[dict[str, Any]]:
     return [row for row in keys.list_blocked_keys(rig.service, "G", 20) if row["state"] == "parked"]
 
 
-def test_nothing_of_the_key_overtakes_its_head_and_other_keys_go_on(shop: ConsumerRig) -> None:
-    assert finished(shop) == [b"b1"]
-    shop.advance(100)
-    assert finished(shop) == []
-    (row,) = parked(shop)
-    assert (row["key"], row["topic"], row["offset"], row["attempts"]) == ('"a"', "T", 0, 2)
-    assert (row["reason"], row["error"], row["waiting"]) == ("failed", "no such customer", 2)
-    assert shop.counted("ddmq_dead_letters_total") == 0
-    assert shop.progress().committed == 0
-
-
-def test_a_replay_delivers_the_head_with_its_attempts_counted_anew(shop: ConsumerRig) -> None:
-    act(shop, "replay", "a")
-    call = shop.pull(count=1, clientId=b"me")
-    assert [(message.attempt, message.value) for message in call.result.messages] == [(1, b"a1")]
-    assert parked(shop) == []
-    shop.submit(result(call))
-    assert sorted(finished(shop)) == [b"a2", b"a3", b"b1"]
-
-
-def test_who_fails_as_often_after_the_replay_is_parked_again(shop: ConsumerRig) -> None:
-    act(shop, "replay", "a")
-    use_up(shop)
-    (row,) = parked(shop)
-    assert row["attempts"] == 2
-    assert finished(shop) == [b"b1"]
-
-
-def test_a_skip_makes_the_head_a_dead_letter_and_the_next_goes_on(shop: ConsumerRig) -> None:
-    shop.wait(shop.service.order_keys("G").skip('"a"'))
-    assert shop.counted("ddmq_dead_letters_total", reason="skipped") == 1
-    assert sorted(finished(shop)) == [b"a2", b"a3", b"b1"]
-    assert parked(shop) == []
-
-
 def test_it_stays_parked_over_a_restart(shop: ConsumerRig) -> None:
     """With its error, and as old as it is; also where nothing was pulled for so long that it left."""
     since_ms = parked(shop)[0]["since_ms"]
@@ -129,47 +92,6 @@ def test_notes_of_a_parked_head_that_cannot_be_read_cost_only_the_error(shop: Co
         assert [(row["state"], row["error"]) for row in parked(shop)] == [("parked", "")]
 
 
-def test_a_deleted_subscription_leaves_no_notes(shop: ConsumerRig) -> None:
-    assert list(shop.backend.settings("exhausted/"))
-    shop.wait(shop.service.delete_group("G", "T"))
-    assert not list(shop.backend.settings("exhausted/"))
-
-
-def test_a_replay_is_durable_when_it_is_answered(shop: ConsumerRig) -> None:
-    act(shop, "replay", "a")
-    shop.restart()
-    assert parked(shop) == []
-    call = shop.pull(count=1, clientId=b"me")
-    assert [(message.attempt, message.value) for message in call.result.messages] == [(1, b"a1")]
-
-
-def test_a_replay_that_could_not_be_stored_says_so_and_delivers_all_the_same(shop: ConsumerRig) -> None:
-    shop.backend.fail_next(RemoteError("gone"), times=1, stored=False)
-    with pytest.raises(RemoteError):
-        act(shop, "replay", "a")
-    assert bodies(shop.pull(count=1)) == [b"a1"]
-
-
-def test_time_outs_lead_there_too(rig: ConsumerRig) -> None:
-    rig.ready(config=replace(PARKING, ordered_deliveries_max=-1, max_timeout_redeliveries=1))
-    rig.wait(rig.service.change_subscription("G", "T", {"ordered_deliveries_max": 2}))
-    rig.keyed("a1", "a2")
-    for _ in range(2):
-        assert bodies(rig.pull()) == [b"a1"]
-        rig.advance(11)
-    assert rig.pull().result.messages == []
-    (row,) = parked(rig)
-    assert (row["reason"], row["error"]) == ("timed-out", "no answer within ack_timeout_ms, 2 times")
-
-
-def test_another_proxy_that_takes_the_queues_over_keeps_it_parked(shop: ConsumerRig) -> None:
-    subscription = shop.subscription()
-    subscription.leave()
-    shop.settle()
-    assert finished(shop) == [b"b1"]
-    assert [row["key"] for row in parked(shop)] == ['"a"']
-
-
 def test_what_a_client_gives_up_itself_is_a_dead_letter(rig: ConsumerRig) -> None:
     """The application says that this message is not to be done: the key goes on, as after a skip."""
     rig.ready(config=PARKING)
@@ -204,43 +126,6 @@ def test_what_a_push_gives_up_is_parked(rig: ConsumerRig) -> None:
     assert bodies(rig.pull()) == [b"a1"]
 
 
-def test_setting_it_back_makes_dead_letters_of_what_is_parked(shop: ConsumerRig) -> None:
-    shop.wait(shop.service.change_subscription("G", "T", {"on_dead_letter": "dead_letter"}))
-    assert sorted(finished(shop)) == [b"a2", b"a3", b"b1"]
-    assert shop.counted("ddmq_dead_letters_total", reason="failed") == 1
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_dead_letters_of_what_was_parked_carry_its_last_error(shop: ConsumerRig, restarted: bool) -> None:
-    if restarted:
-        shop.restart()
-    shop.wait(shop.service.change_subscription("G", "T", {"on_dead_letter": "dead_letter"}))
-    assert len(finished(shop)) == 3
-    batch = shop.wait(shop.backend.read(shop.ref(topic="%DLQ%G"), 0, 10, 1 << 20))
-    (letter,) = map(decode, batch.deliveries)
-    assert letter.properties[b"dead-letter-error"] == b"no such customer"
-
-
-def test_a_key_that_an_operator_parks_besides_is_replayed_once(shop: ConsumerRig) -> None:
-    act(shop, "park", "a")
-    shop.settle()
-    assert len(parked(shop)) == 1
-    act(shop, "replay", "a")
-    shop.settle()
-    assert finished(shop)[0] == b"a1"
-
-
-def test_at_retrying_max_nothing_new_is_delivered_until_one_goes_on(rig: ConsumerRig) -> None:
-    rig.ready(config=replace(PARKING, retrying_max=3, ordered_deliveries_max=1))
-    rig.keyed("a1", "b1", "c1", "d1", "a2")
-    for _ in range(3):
-        rig.submit(result(rig.pull(count=1), ack=False))
-    assert len(parked(rig)) == 3
-    assert rig.pull().result.messages == []
-    rig.wait(rig.service.order_keys("G").skip('"b"'))
-    assert bodies(rig.pull()) == [b"d1"]
-
-
 def test_its_keys_are_counted(shop: ConsumerRig) -> None:
     assert finished(shop) == [b"b1"]
     assert (value(shop, catalogue.PARKED_KEYS), value(shop, catalogue.BLOCKED_KEYS)) == (1, 1)
@@ -249,12 +134,6 @@ def test_its_keys_are_counted(shop: ConsumerRig) -> None:
     assert (value(shop, catalogue.PARKED_KEYS), value(shop, catalogue.BLOCKED_KEYS)) == (0, 0)
 
 
-def test_it_is_refused_without_an_order_key(rig: ConsumerRig) -> None:
+def test_it_is_refused_without_an_order_key() -> None:
     with pytest.raises(ValueError, match="on_dead_letter is park and order_key is blank"):
         SubscriptionDefaults(on_dead_letter="park")
-    rig.ready()
-    with pytest.raises(ConfigError, match="on_dead_letter is park and order_key is blank"):
-        rig.wait(rig.service.change_subscription("G", "T", {"on_dead_letter": "park"}))
-    rig.wait(rig.service.change_subscription("G", "T", {"on_dead_letter": "park", "order_key": "KEY"}))
-    with pytest.raises(ConfigError, match="on_dead_letter is park and order_key is blank"):
-        rig.wait(rig.service.change_subscription("G", "T", {"order_key": ""}))

@@ -13,8 +13,7 @@ from ddmq_rpc.api import Service
 from proxy_consumer.service import ConsumerService
 from proxy_producer.config import ProducerConfig
 from proxy_producer.service import ProducerService
-from tests.interop.apache_client import Client, Context, Delivered
-from tests.interop.apache_replies import ReplyMessage, ReplyRequest, ReplyResponse
+from tests.interop.apache_client import Client, Context, Delivered, ReplyMessage, ReplyRequest, ReplyResponse
 from tests.service.consumer.consumer_server import ConsumerServer
 from tests.service.proxy_server import PATIENCE_S
 

@@ -184,42 +184,6 @@ def test_sixteen_steps_and_then_the_dead_letter(house: RetryPathRig) -> None:
     assert house.counted("ddmq_retry_steps_total") == 16
 
 
-def test_an_acknowledgement_ends_it(house: RetryPathRig) -> None:
-    house.subscribe(config=FIRST)
-    house.send(2)
-    for _ in range(2):
-        house.fail()
-    house.advance(0.1)
-    for _ in range(2):
-        house.fail()
-    house.advance(10)
-    answer = house.pull(count=10).result
-    assert [message.value for message in answer.messages] == [b"m0", b"m1"]
-    house.submit(IDL.ConsumeResult(context=answer.context, successOffsets=[0, 1], failOffsets=[]))
-    house.settle()
-    assert (house.progress().committed, house.retry_progress()) == (2, 2)
-    house.advance(100_000)
-    assert house.pull().result.messages == []
-    assert house.backend.topic("%DLQ%G") is None
-
-
-def test_a_time_out_on_the_way_redelivers_at_once_and_is_one_step(house: RetryPathRig) -> None:
-    config = SubscriptionDefaults(
-        start="first", retry_intervals_ms=(), ack_timeout_ms=1_000, max_timeout_redeliveries=1, retry_steps=2
-    )
-    house.subscribe(config=config)
-    house.send(1)
-    attempts = []
-    for wait_s in (0, 10, 30):
-        house.advance(wait_s)
-        for _ in range(2):
-            attempts.append(house.pull(clientId=b"c").result.messages[0].attempt)
-            house.advance(1.01)
-    assert attempts == [1, 2, 3, 4, 5, 6]
-    letter = read_dead_letter(house.letter())
-    assert (letter.attempts, letter.reason) == (6, "timed-out")
-
-
 def test_a_retry_queue_whose_join_is_refused_is_joined_later_and_asked_for_less_and_less(
     house: RetryPathRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,51 +215,11 @@ def test_a_retry_queue_whose_join_is_refused_is_joined_later_and_asked_for_less_
     assert pauses == pytest.approx([0.5, 1, 2, 4, 8], abs=0.25)
 
 
-def test_topics_of_a_group_keep_their_own_way(house: RetryPathRig) -> None:
-    once = SubscriptionDefaults(start="first", retry_intervals_ms=(), retry_steps=1)
-    for topic in ("A", "B"):
-        house.topic(topic)
-        house.subscribe(topic=topic, config=once)
-        house.send(1, topic=topic)
-        answer = house.pull(topic=topic.encode()).result
-        house.submit(IDL.ConsumeResult(context=answer.context, successOffsets=[], failOffsets=[0]))
-        house.settle()
-    house.advance(10)
-    for topic, number in (("B", 1), ("A", 0)):
-        answer = house.pull(topic=topic.encode()).result
-        assert answer.context.topic == topic.encode()
-        assert answer.context.qid == b"R_default_%%RETRY%%_%d" % number
-        assert [message.value for message in answer.messages] == [b"m0"]
-
-
-def test_a_restarted_proxy_goes_on_where_the_message_stands(house: RetryPathRig) -> None:
-    house.takes_a_step()
-    house.advance(10)
-    assert house.pull(clientId=b"c").result.messages[0].attempt == 3
-    house.restart()
-    again = house.pull(clientId=b"c").result
-    assert (again.messages[0].attempt, again.context.qid) == (3, b"R_default_%RETRY%_0")
-    house.restart()
-    house.fail()
-    house.advance(30)
-    assert house.pull(clientId=b"c").result.messages[0].attempt == 4
-
-
 def test_old_clients_and_the_binary_protocol_see_it_too(house: RetryPathRig) -> None:
     house.takes_a_step()
     house.advance(10)
     message = house.pull(clientId=b"c", wire=Wire.BINARY).result.messages[0]
     assert (message.attempt, message.properties) == (3, {b"p": b"v"})
-
-
-def test_a_changed_number_of_steps_holds_from_then_on(house: RetryPathRig) -> None:
-    house.takes_a_step()
-    house.subscription().apply_config(
-        SubscriptionDefaults(start="first", retry_intervals_ms=(100,), retry_steps=1)
-    )
-    house.advance(10)
-    house.fail()
-    assert read_dead_letter(house.letter()).attempts == 3
 
 
 def test_the_error_that_a_client_tells_is_in_the_letter(house: RetryPathRig) -> None:

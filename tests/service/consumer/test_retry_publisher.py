@@ -59,7 +59,7 @@ def fail_and_meet(rig: ConsumerRig, offset: int, error: DdmqError, *, stored: bo
     rig.submit(result(fail=[offset]))
     rig.backend.fail_next(error, AppendStatus.UNKNOWN, times=1, stored=stored)
     rig.clock.advance(1.0)
-    publisher.go_on(rig.clock.monotonic())
+    publisher.start_moves(rig.clock.monotonic())
     rig.settle()
     assert rig.counted("ddmq_progress_failed_total") == counted
 

@@ -32,9 +32,9 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_GROUP, DELAY_TOPIC, FIRED_GROUP, OUTCOME_TOPIC, WAITING_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.service import DelayService
+from delay_service.store.memory_store import MemoryDelayStore
 from delay_service.store.port import DelayStore, Pending, StoreChanges
 from delay_service.waiting.rows import read_row
-from tests.delay_store_in_memory import MemoryDelayStore
 from tests.service.delay.hand_alarm import HandAlarms
 from tests.support.backend_rig import BackendRig
 from tests.support.waits import PATIENCE_S, until

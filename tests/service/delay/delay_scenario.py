@@ -19,10 +19,11 @@ from ddmq_common.delays.command import (
     UNKNOWN,
     Schedule,
 )
-from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
+from ddmq_common.errors import DiskFullError
+from ddmq_common.names import DELAY_DLQ_TOPIC, DELAY_TOPIC, OUTCOME_TOPIC
 from delay_service.config import DelayConfig
 from delay_service.core.decider import INGESTED
-from tests.service.delay.delay_rig import DelayRig
+from tests.service.delay.delay_rig import DelayRig, uuid_of
 
 CODES = {
     ADDED: "done",
@@ -32,6 +33,7 @@ CODES = {
     TOO_OLD: "too old",
     UNKNOWN: "unknown",
 }
+NAMES = {DELAY_DLQ_TOPIC: "dead letters"}
 UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
@@ -43,7 +45,7 @@ class DelayScenario:
         self.rig.make("orders")
         self.rig.make("others")
         self.rig.make(OUTCOME_TOPIC)
-        self.delivered: dict[str, int] = {"orders": 0, "others": 0}
+        self.delivered: dict[str, int] = {"orders": 0, "others": 0, DELAY_DLQ_TOPIC: 0}
         self.answered = 0
         self.lost = False  # commits have no effect and no answer, until the next start
         self.dated = False
@@ -63,6 +65,9 @@ class DelayScenario:
     def add(self, _: list[str], numbers: str, wait: str, topic: str = "orders", **schedule: str) -> None:
         first, _, last = numbers.partition("-")
         kind, what = ONCE, None
+        unless = schedule.pop("unless_cancelled", None)
+        given = {} if unless is None else {"unless_cancelled": uuid_of(int(unless))}
+        body = schedule.pop("body", "").encode() or None
         if schedule:
             kind, what = (
                 SCHEDULE,
@@ -75,11 +80,12 @@ class DelayScenario:
                 ),
             )
         for number in range(int(first), int(last or first) + 1):
-            self.rig.add(number, self._in(wait), topic=topic, kind=kind, schedule=what)
+            self.rig.add(number, self._in(wait), body, topic=topic, kind=kind, schedule=what, **given)
         self._settle()
 
-    def cancel(self, _: list[str], number: str) -> None:
-        self.rig.cancel(int(number), reply_queue=0, reply_id=int(number))
+    def cancel(self, _: list[str], number: str, wait: str = "") -> None:
+        due_ms = self._in(wait) if wait else 0
+        self.rig.cancel(int(number), due_ms, reply_queue=0, reply_id=int(number))
         self._settle()
 
     def move(self, _: list[str], number: str, wait: str) -> None:
@@ -101,9 +107,32 @@ class DelayScenario:
         self.dated = True
 
     def close(self, _: list[str], topic: str) -> None:
+        self._set_writable(topic, False)
+
+    def open(self, _: list[str], topic: str) -> None:
+        self._set_writable(topic, True)
+        self._settle()
+
+    def _set_writable(self, topic: str, writable: bool) -> None:
         info = self.rig.backend.topic(topic)
         assert info is not None
-        self.rig.change(replace(info, writable=False))
+        self.rig.change(replace(info, writable=writable))
+
+    def fail_commits(self, _: list[str], times: str) -> None:
+        """The next commits are refused, for a while only: the disk is full."""
+        self.rig.memory.fail_next(DiskFullError("full"), times=int(times))
+
+    def crash(self, _: list[str]) -> None:
+        """What the stores had not synced is gone."""
+        self.rig.disks.crash()
+
+    def pending(self, found: list[str]) -> None:
+        counts = self.rig.service.pending_counts()
+        found.append("> " + (", ".join(f"{topic} {counts[topic]}" for topic in sorted(counts)) or "nothing"))
+
+    def done(self, found: list[str]) -> None:
+        """How many requests are finished for good."""
+        found.append(f"> {self.rig.fired_to()}")
 
     def lose_store(self, _: list[str]) -> None:
         self.rig.disks.stores.clear()
@@ -143,7 +172,7 @@ class DelayScenario:
             bodies = [body.decode() for body in self.rig.bodies(topic)]
             self.delivered[topic] = len(bodies)
             if bodies[before:]:
-                lines.append(f"> {when}{topic}: {' '.join(bodies[before:])}")
+                lines.append(f"> {when}{NAMES.get(topic, topic)}: {' '.join(bodies[before:])}")
         told = self.rig.outcomes()
         lines += [f"> {one.reply_id} {CODES[one.code]}" for one in told[self.answered :]]
         self.answered = len(told)

@@ -23,7 +23,7 @@ from ddmq.server.delays.backup import (
     copy_shards,
     make_backup,
 )
-from ddmq.server.delays.restore import Restored, pages, restore_backup
+from ddmq.server.delays.restore import Restored, read_pages, restore_backup
 from ddmq.server.http.routing import AdminRequest, Text
 from ddmq_common.clock import SystemClock
 from ddmq_common.delays.command import ADD, COMMAND_PROPERTY, DelayCommand, encode_command
@@ -31,9 +31,9 @@ from ddmq_common.delivery import decode, encode
 from ddmq_common.errors import CallerError, TryLaterError
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import DELAY_TOPIC
+from delay_service.store.memory_store import MemoryDelayStore
 from delay_service.store.opening import open_store
 from delay_service.store.port import Pending, StoreChanges
-from tests.delay_store_in_memory import MemoryDelayStore
 
 LOG = FileLogOptions(request_bytes_max=4 << 20)
 SIZES = [1] * 50 + [40_000] * 300 + [3 << 20] * 3 + [1] * 50
@@ -97,10 +97,10 @@ def test_nothing_is_restored_beside_a_server_that_runs(tmp_path: Path) -> None:
 def test_a_page_ends_by_bytes_too() -> None:
     store = MemoryDelayStore()
     store.write(StoreChanges(added=messages()))
-    sizes = [sum(len(one.delivery) for one in page) for page in pages(store, 1 << 20)]
+    sizes = [sum(len(one.delivery) for one in page) for page in read_pages(store, 1 << 20)]
     assert max(sizes) < (1 << 20) + (4 << 20)
     assert len(sizes) > 10
-    assert sum(len(page) for page in pages(store)) == len(SIZES)
+    assert sum(len(page) for page in read_pages(store)) == len(SIZES)
 
 
 @pytest.mark.parametrize(

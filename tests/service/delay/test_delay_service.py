@@ -19,7 +19,7 @@ from ddmq_common.delays.command import (
     encode_command,
 )
 from ddmq_common.delivery import decode, encode
-from ddmq_common.errors import DiskFullError, RemoteError
+from ddmq_common.errors import RemoteError
 from ddmq_common.names import DELAY_DLQ_TOPIC, DELAY_TOPIC
 from delay_service.core import decider
 from delay_service.core.commands import CommandRecord, command_of
@@ -46,17 +46,6 @@ def test_a_message_fires_when_it_is_due_and_not_a_millisecond_before(delay: Dela
     found = delay.backend.find("orders", key=content.key).wait(5)
     assert len(found) == 1, "it is found by its id"
     assert delay.fired_to() == 1, "nothing is pending below"
-
-
-def test_messages_fire_in_the_order_of_their_due_times(delay: DelayRig) -> None:
-    now = delay.clock.wall_ms()
-    for number in (5, 3, 1, 4, 2):
-        delay.add(number, now + number * 100)
-    delay.settle()
-    delay.advance(1)
-    assert delay.bodies() == [b"1", b"2", b"3", b"4", b"5"]
-    assert delay.value("ddmq_delay_fired_total", topic="orders") == 5
-    assert delay.service.pending_counts().total() == 0
 
 
 def test_an_earlier_one_that_comes_in_moves_the_alarm(delay: DelayRig) -> None:
@@ -91,34 +80,6 @@ def test_a_cancel_in_time_and_one_too_late(delay: DelayRig) -> None:
     }  # fmt: skip
     assert told[8].fired_at_ms == now + 1_000
     assert delay.fired_to() == 6, "orders and messages are all done"
-
-
-def test_adds_are_idempotent_and_a_tombstone_keeps_an_add_out(delay: DelayRig) -> None:
-    now = delay.clock.wall_ms()
-    delay.add(1, now + 100)
-    delay.add(1, now + 100)
-    delay.cancel(2, now + 100)
-    delay.add(2, now + 100)
-    delay.settle()
-    delay.advance(0.1)
-    delay.add(1, now + 200, b"again")
-    delay.settle()
-    delay.advance(1)
-    assert delay.bodies() == [b"1"]
-    delay.advance(3_600)
-    delay.add(1, delay.clock.wall_ms(), b"an hour later")
-    delay.settle()
-    assert delay.bodies() == [b"1", b"an hour later"]
-
-
-def test_a_message_with_the_key_of_a_cancelled_one_stores_nothing(delay: DelayRig) -> None:
-    now = delay.clock.wall_ms()
-    delay.cancel(1, now + 100)
-    delay.add(2, now + 100, unless_cancelled=uuid_of(1))
-    delay.add(3, now + 100, unless_cancelled=uuid_of(4))
-    delay.settle()
-    delay.advance(1)
-    assert delay.bodies() == [b"3"]
 
 
 def test_reschedule_and_fire_now(delay: DelayRig) -> None:
@@ -200,26 +161,6 @@ def test_a_schedule_keeps_its_own_key(delay: DelayRig) -> None:
 # --- restarts
 
 
-@pytest.mark.parametrize("crash", [False, True])
-def test_a_restart_goes_on_where_it_was(delay: DelayRig, crash: bool) -> None:
-    now = delay.clock.wall_ms()
-    for number in range(1, 101):
-        delay.add(number, now + number * 10)
-    delay.settle()
-    delay.advance(0.505)
-    assert len(delay.bodies()) == 50
-    delay.service.close()
-    delay.settle()
-    if crash:
-        delay.disks.crash()
-    delay.start()
-    delay.advance(0)
-    assert len(delay.bodies()) == 50, "nothing twice"
-    delay.advance(1)
-    assert sorted(delay.bodies(), key=int) == [b"%d" % number for number in range(1, 101)]
-    assert delay.fired_to() == 100
-
-
 # --- what goes wrong
 
 
@@ -239,32 +180,6 @@ def test_a_topic_that_is_gone_makes_dead_letters_and_the_others_fire(delay: Dela
     assert letters[0].properties[b"dead-letter-topic"] == b"gone"
     assert letters[0].properties[b"a"] == b"b"
     assert delay.fired_to() == 20
-
-
-def test_a_closed_topic_waits_by_itself_and_comes_back(delay: DelayRig) -> None:
-    from dataclasses import replace
-
-    now = delay.clock.wall_ms()
-    info = delay.make("closed")
-    for number in range(20):
-        delay.add(number, now + 100, topic="closed" if number % 2 else "orders")
-    delay.settle()
-    delay.change(replace(info, writable=False))
-    delay.advance(0.1)
-    delay.advance(5)
-    assert len(delay.bodies()) == 10
-    assert delay.service.pending_counts() == {"closed": 10}
-    delay.cancel(1, reply_queue=0)
-    delay.reschedule(3, delay.clock.wall_ms() + 60_000)
-    delay.settle()
-    delay.change(replace(info, writable=True))
-    delay.settle()
-    delay.advance(1)
-    assert len(delay.bodies("closed")) == 8
-    delay.advance(60)
-    assert len(delay.bodies("closed")) == 9
-    assert [one.code for one in delay.outcomes()] == [CANCELLED]
-    assert delay.fired_to() == 22
 
 
 @pytest.mark.parametrize(
@@ -309,17 +224,6 @@ def test_a_commit_of_which_nobody_knows_is_looked_up(delay: DelayRig) -> None:
         delay.advance(1)
         assert delay.bodies().count(b"%d" % number) == 1
     assert delay.clock.wall_ms() > now
-
-
-def test_a_refusal_that_passes_is_tried_again(delay: DelayRig) -> None:
-    delay.add(1, delay.clock.wall_ms() + 100)
-    delay.settle()
-    delay.memory.fail_next(DiskFullError("full"), times=2)
-    delay.advance(0.1)
-    assert delay.bodies() == []
-    for _ in range(10):
-        delay.advance(0.1)
-    assert delay.bodies() == [b"1"]
 
 
 def test_a_cancel_while_the_message_is_being_committed_waits_for_the_outcome(delay: DelayRig) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.interop.anyframe import I64, LIST, STRUCT, Struct
-from tests.interop.apache_replies import ReplyResponse
+from tests.interop.apache_client import ReplyResponse
 from tests.scenarios.real_server import RealServer
 from tests.service.hostile.attack import Attacker, encoded, message, prefixed, properties, reply_request, text
 from tests.service.hostile.test_hostile_content import MIB, VALUES

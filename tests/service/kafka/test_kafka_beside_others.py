@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import KafkaServer, Tools, kill
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from ddmq.trial.cluster import TrialCluster
 from ddmq.trial.jars import java
 from ddmq_common.errors import ConfigError
 from tests.scenarios.real_server import RealServer, ddmq, ddmq_command
+from tests.service.kafka.cluster_kit import KafkaServer, Tools, kill
 from tests.support.waits import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_kit import KafkaServer, Tools, own_cluster
 
 from ddmq.trial.cluster import TrialCluster
 from tests.scenarios.real_server import ddmq
+from tests.service.kafka.cluster_kit import KafkaServer, Tools, own_cluster
 from tests.support.waits import until
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from cluster_kit import KafkaServer, bodies, is_refused, is_stored, own_cluster
 
+from tests.service.kafka.cluster_kit import KafkaServer, bodies, is_refused, is_stored, own_cluster
 from tests.support.waits import until
 
 pytestmark = pytest.mark.slow

@@ -6,12 +6,12 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from cluster_kit import KafkaServer, Tools, own_cluster, pulled
 from confluent_kafka import TopicPartition
 
 from ddmq.trial.cluster import TrialCluster
 from ddmq_client import Message, Producer
 from ddmq_client.errors import InvalidMessageError, NotStoredError
+from tests.service.kafka.cluster_kit import KafkaServer, Tools, own_cluster, pulled
 from tests.support.waits import until
 
 pytestmark = pytest.mark.slow

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_kit import KafkaServer, Tools, own_cluster
 
 from backend.kafka.opening import FILE, SETTING
 from backend.kafka.state.tables import setting_key, wrap_value
 from ddmq.trial.cluster import TrialCluster
 from tests.scenarios.real_server import NotReady, ddmq
+from tests.service.kafka.cluster_kit import KafkaServer, Tools, own_cluster
 
 pytestmark = pytest.mark.slow
 OTHER = "another-cluster-0000000"

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
-from parts_kit import options
 
 from backend.kafka.clients.admin import UNLIMITED
 from backend.kafka.engine.backend import KafkaBackend
@@ -15,6 +14,7 @@ from backend.kafka.options import KafkaOptions
 from backend.records import Durability, TopicInfo
 from ddmq_common.clock import SystemClock
 from ddmq_common.names import DELAY_TOPIC, SCHEDULE_TOPIC
+from tests.service.kafka.parts_kit import options
 from tests.support.waits import done, soon, until
 
 pytestmark = pytest.mark.slow  # a real broker is started for it

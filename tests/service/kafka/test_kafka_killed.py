@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from parts_kit import TOPICS, Holder, Parts, done, options
 
 from backend.kafka.options import KafkaOptions
 from backend.records import ProgressDelta
+from tests.service.kafka.parts_kit import TOPICS, Holder, Parts, done, options
 from tests.support.waits import until
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from parts_kit import options
 
 from backend.kafka.engine.backend import KafkaBackend
 from backend.records import AppendStatus, CommitBatch, Durability, NewRecord, TopicInfo
 from ddmq_common.errors import UnknownTopicError
+from tests.service.kafka.parts_kit import options
 from tests.support.kafka import delete_topics
 from tests.support.waits import done, soon, until
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from parts_kit import Holder, Parts, done, options
 
 from backend.kafka.clients.producers import fence_names, process_transactional_id
 from backend.kafka.coordination.events import Beat, Event
@@ -16,6 +15,7 @@ from backend.kafka.options import KafkaOptions
 from backend.records import NewRecord, ProgressDelta, ProgressView
 from ddmq_common.clock import SystemClock
 from ddmq_common.errors import FencedError
+from tests.service.kafka.parts_kit import Holder, Parts, done, options
 from tests.support.waits import until
 
 Make = Callable[..., Parts]

@@ -7,7 +7,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from cluster_kit import KafkaServer, Tools, own_cluster, pulled
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
     AclOperation,
@@ -19,6 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from ddmq.trial.cluster import TrialCluster
 from ddmq_client import OutgoingMessage, Producer
 from ddmq_client.errors import InvalidMessageError
+from tests.service.kafka.cluster_kit import KafkaServer, Tools, own_cluster, pulled
 from tests.support.waits import until
 
 pytestmark = pytest.mark.slow

@@ -7,11 +7,19 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from cluster_kit import KafkaServer, bodies, is_refused, is_stored, kill, own_cluster, pulled
 
 from ddmq_client import OutgoingMessage, Producer
 from ddmq_client.errors import ThrottledError
 from tests.scenarios.real_server import ddmq
+from tests.service.kafka.cluster_kit import (
+    KafkaServer,
+    bodies,
+    is_refused,
+    is_stored,
+    kill,
+    own_cluster,
+    pulled,
+)
 from tests.support.waits import until
 
 pytestmark = pytest.mark.slow

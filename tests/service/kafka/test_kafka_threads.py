@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from parts_kit import TOPICS, Holder, Parts, done, options
 
 from backend.kafka.clients.follower import FollowerThread
 from backend.kafka.clients.reader_thread import ReaderThread
@@ -14,6 +13,7 @@ from backend.kafka.engine.backend import KafkaBackend
 from backend.kafka.opening import open_kafka
 from backend.records import Durability, NewRecord, ProgressDelta, QueueRef, ReadStatus, TopicInfo
 from ddmq_common.clock import SystemClock
+from tests.service.kafka.parts_kit import TOPICS, Holder, Parts, done, options
 from tests.support.waits import soon, until
 
 pytestmark = pytest.mark.slow  # a real broker is started for it

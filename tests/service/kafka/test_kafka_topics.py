@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cluster_kit import SPARE_S, KafkaServer, Tools, own_cluster
 
 from ddmq.trial.cluster import TrialCluster
 from tests.scenarios.real_server import RealServer, ddmq
+from tests.service.kafka.cluster_kit import SPARE_S, KafkaServer, Tools, own_cluster
 from tests.support.waits import until
 
 pytestmark = pytest.mark.slow
@@ -72,24 +72,20 @@ def test_a_topic_is_made_and_changed_with_kafkas_settings(
     assert (shown["replication_factor"], shown["min_insync"], shown["retention_ms"]) == (1, 1, 600_000)
     until(partial(keeps, two, "orders", 600_000))
     for retention_ms in (700_000, -1):
-        one.cli("topic", "update", "orders", "--retention-ms", str(retention_ms))
+        one.cli("topic", "set", "orders", "--retention-ms", str(retention_ms))
         began = time.monotonic()
         until(partial(keeps, two, "orders", retention_ms))
         assert time.monotonic() - began < HEARD_S + SPARE_S
         assert tools.config("orders")["retention.ms"] == str(retention_ms)
-    one.cli("topic", "update", "orders", "--not-writable")
+    one.cli("topic", "set", "orders", "--not-writable")
     assert tools.config("orders")["retention.ms"] == "-1", "what is not named stays"
 
 
 def test_what_cannot_be_is_refused(servers: list[KafkaServer]) -> None:
     one = servers[0]
     one.cli("topic", "create", "kept")
-    assert "kafka-reassign-partitions.sh" in refused(
-        one, "topic", "update", "kept", "--replication-factor", "2"
-    )
-    assert "min_insync is 2; allowed: at most 1" in refused(
-        one, "topic", "update", "kept", "--min-insync", "2"
-    )
+    assert "kafka-reassign-partitions.sh" in refused(one, "topic", "set", "kept", "--replication-factor", "2")
+    assert "min_insync is 2; allowed: at most 1" in refused(one, "topic", "set", "kept", "--min-insync", "2")
     assert "min_insync is 2; allowed: at most 1" in refused(one, "topic", "create", "no", "--min-insync", "2")
     assert "replication factor" in refused(one, "topic", "create", "no", "--replication-factor", "3")
     assert one.ask("GET", "/topics/no")[0] == 404

@@ -8,8 +8,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from cluster_kit import KafkaServer, pulled
-from parts_kit import options
 
 from backend.kafka.opening import open_kafka
 from backend.kafka.options import KafkaOptions
@@ -18,6 +16,8 @@ from ddmq_client.delays import DelayStatus
 from ddmq_common.clock import SystemClock
 from ddmq_common.delivery import encode
 from ddmq_common.names import DELAY_TOPIC, WAITING_TOPIC
+from tests.service.kafka.cluster_kit import KafkaServer, pulled
+from tests.service.kafka.parts_kit import options
 from tests.support.waits import done, soon, until
 
 pytestmark = pytest.mark.slow  # a real broker is started for it

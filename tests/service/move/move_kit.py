@@ -10,7 +10,7 @@ from typing import NamedTuple
 from backend.port import Backend
 from backend.records import CommitBatch, NewRecord, ProgressDelta, QueueRef, TopicInfo
 from ddmq.move.context import MoveContext, all_records
-from ddmq.move.core.copies import digest
+from ddmq.move.core.copies import hash_record
 from ddmq.move.core.scope import Scope
 from ddmq.move.engines import source_id
 from ddmq.move.runs import MoveRun
@@ -114,7 +114,7 @@ class MoveSide:
 
     def contents(self, topic: str) -> list[list[bytes]]:
         """By queue, in order, the digests of what lies in it."""
-        return [[digest(record) for record in self.records(queue)] for queue in self.queues(topic)]
+        return [[hash_record(record) for record in self.records(queue)] for queue in self.queues(topic)]
 
     def left(self) -> dict[str, list[Left]]:
         """By group, in order, exactly what comes to it again."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from once_kit import NUMBERS, key, server
-from producer_client import Client
-from producer_server import ProducerServer
+
+from tests.service.producer.once_kit import NUMBERS, key, server
+from tests.service.producer.producer_client import Client
+from tests.service.producer.producer_server import ProducerServer
 
 __all__ = ["client", "key", "server", "topic"]
 

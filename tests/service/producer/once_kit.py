@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from producer_client import Client
-from producer_server import ProducerServer
 
 from backend.records import TopicInfo
 from ddmq_common.names import DELAY_TOPIC
 from ddmq_rpc.api import Service
 from proxy_producer.config import DelayLimits, RateLimit
 from tests.interop.apache_client import Message, Result
+from tests.service.producer.producer_client import Client
+from tests.service.producer.producer_server import ProducerServer
 from tests.service.proxy_server import PATIENCE_S
 from tests.support.waits import until
 from tests.unit.producer.producer_delay_rig import Shards

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from tests.interop import apache_client
 from tests.interop.apache_client import Result
@@ -15,3 +15,6 @@ class Client(apache_client.Client):
         self, topic: str = "orders", body: bytes = b"body", timeout: int = 60_000, **fields: Any
     ) -> Result:
         return super().send(topic, body, timeout, **{"key": "k", **fields})
+
+    def __enter__(self) -> Self:
+        return self

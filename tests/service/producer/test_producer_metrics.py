@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from producer_client import Client
-from producer_server import ProducerServer
 
 from backend.records import TopicInfo
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.metric import Metric
 from proxy_producer.config import RateLimit
 from tests.interop.apache_client import Message
+from tests.service.producer.producer_client import Client
+from tests.service.producer.producer_server import ProducerServer
 from tests.service.proxy_server import PATIENCE_S
 
 TOPICS = tuple(TopicInfo(name, 0, 2) for name in ("orders", "mails", "slow"))

@@ -6,17 +6,16 @@ import threading
 from typing import Any
 
 import pytest
-from once_kit import NUMBERS, OLD_KEY, TIMEOUT_MS, keyed, numbered, place, sent
-from producer_client import Client
-from producer_server import ProducerServer
 
 from backend import idempotency
 from backend.records import AppendStatus
 from ddmq_client import Producer, UnknownOutcomeError
 from ddmq_common.delivery import decode
 from ddmq_common.errors import StorageError
-from tests.interop import apache_client
 from tests.interop.apache_client import Message, Result
+from tests.service.producer.once_kit import NUMBERS, OLD_KEY, TIMEOUT_MS, keyed, numbered, place, sent
+from tests.service.producer.producer_client import Client
+from tests.service.producer.producer_server import ProducerServer
 from tests.service.proxy_server import PATIENCE_S
 from tests.support.lossy_relay import LossyRelay
 from tests.support.waits import until
@@ -104,7 +103,7 @@ class TestKeys:
 class AnyMessage(Message):
     """One whose key may be any bytes."""
 
-    fields = {**Message.fields, 102: ("idempotencyKey", *apache_client.BINARY)}
+    fields = Message.fields.replace("idempotencyKey text", "idempotencyKey binary")
 
 
 class TestIllegal:

@@ -7,7 +7,17 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
-from once_kit import (
+
+from backend.records import AppendStatus
+from ddmq_client.idl.codes import FROM_CHRONOS
+from ddmq_common.delays.command import COMMAND_PROPERTY, decode_command
+from ddmq_common.errors import StorageError
+from ddmq_common.metrics import catalogue
+from ddmq_common.metrics.metric import Metric
+from ddmq_common.names import DELAY_TOPIC, SCHEDULE_TOPIC
+from proxy_producer.config import RateLimit
+from tests.interop.apache_client import Message, Result
+from tests.service.producer.once_kit import (
     NUMBERS,
     OLD_KEY,
     PATIENT,
@@ -19,18 +29,8 @@ from once_kit import (
     place,
     sent,
 )
-from producer_client import Client
-from producer_server import ProducerServer
-
-from backend.records import AppendStatus
-from ddmq_client.idl.codes import FROM_CHRONOS
-from ddmq_common.delays.command import COMMAND_PROPERTY, decode_command
-from ddmq_common.errors import StorageError
-from ddmq_common.metrics import catalogue
-from ddmq_common.metrics.metric import Metric
-from ddmq_common.names import DELAY_TOPIC, SCHEDULE_TOPIC
-from proxy_producer.config import RateLimit
-from tests.interop.apache_client import Message, Result
+from tests.service.producer.producer_client import Client
+from tests.service.producer.producer_server import ProducerServer
 from tests.service.proxy_server import PATIENCE_S
 from tests.support.waits import until
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from producer_client import Client
-from producer_server import ProducerServer
 
 from backend.records import TopicInfo
 from ddmq_common.delivery import decode
 from ddmq_common.names import TRANSACTION_DEAD_TOPIC
 from proxy_producer.config import TransactionLimits
-from tests.interop.apache_client import Message
-from tests.interop.apache_transactions import (
+from tests.interop.apache_client import (
     EndTransactionRequest,
     EndTransactionResponse,
+    Message,
     PollChecksRequest,
     PrepareRequest,
 )
+from tests.service.producer.producer_client import Client
+from tests.service.producer.producer_server import ProducerServer
 from tests.support.transaction_calls import COMMIT, ROLLBACK, new_id
 from tests.support.waits import until
 

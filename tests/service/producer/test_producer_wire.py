@@ -8,8 +8,6 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from producer_client import Client
-from producer_server import ProducerServer
 from thrift.Thrift import TApplicationException
 
 from backend.records import AppendStatus, TopicInfo
@@ -17,6 +15,8 @@ from ddmq_common.delivery import decode
 from ddmq_common.errors import DdmqError, DiskFullError, StorageError, UnknownTopicError
 from tests.interop.apache_client import DelayMessage, Message
 from tests.interop.recorded import Exchange, Raw, exchanges
+from tests.service.producer.producer_client import Client
+from tests.service.producer.producer_server import ProducerServer
 from tests.service.proxy_server import PATIENCE_S
 from tests.support.waits import until
 

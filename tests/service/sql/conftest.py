@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from tests.support.postgres import postgres
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "client"))
-from standin import Standin, standing_in
+from tests.service.client.standin import Standin, standing_in
 
 Connect = Callable[[], Any]
 LITE = ("sqlite", "sqlite-connection", "sqlite-session")

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from standin import AFTER, HOLD, Standin, refuse
 
 from ddmq_client import InvalidMessageError, NoSuchTopicError, Producer, SendError, SendResult
 from ddmq_client.core.sending import result_of
 from ddmq_client.sql import OutboxRelay, OutboxTable
 from ddmq_client.sql.statements import execute, open_transaction
+from tests.service.client.standin import AFTER, HOLD, Standin, refuse
 from tests.support.waits import until
 
 Connect = Callable[[], Any]

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from transaction_rig import TransactionRig
 
 from backend.file_log import FileLogOptions, open_log
 from backend.port import Backend
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.registry import Registry
 from tests.played_memory import PlayedMemory
+from tests.service.transactions.transaction_rig import TransactionRig
 
 LOG_OPTIONS = FileLogOptions(segment_bytes=1 << 20, allocate_bytes=256 << 10, checkpoint_ms=50)
 Opened = Callable[[], Backend]

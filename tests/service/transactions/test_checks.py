@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from transaction_rig import (
+from ddmq_common.delivery import decode, properties_of
+from ddmq_common.names import SCHEDULE_TOPIC
+from proxy_producer.transactions.asking import POLL_BYTES_MAX
+from tests.service.transactions.transaction_rig import (
     COMMIT,
     COMMITTED,
     DEAD_LETTER,
@@ -15,10 +18,6 @@ from transaction_rig import (
     TransactionRig,
     body,
 )
-
-from ddmq_common.delivery import decode, properties_of
-from ddmq_common.names import SCHEDULE_TOPIC
-from proxy_producer.transactions.asking import POLL_BYTES_MAX
 from tests.support.waits import until
 from tests.unit.producer.producer_rig import Args, FakeCall, Wire
 

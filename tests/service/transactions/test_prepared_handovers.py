@@ -9,12 +9,19 @@ import gevent
 import pytest
 from gevent.server import StreamServer
 from gevent.socket import create_connection
-from transaction_rig import COMMIT, COMMITTED, SHARDS, TransactionRig, body, prepare_request
 
 from backend.completion import succeeded
 from ddmq_common.names import HALF_TOPIC, TRANSACTION_GROUP
 from proxy_producer.transactions.codec import shard_of
 from proxy_producer.transactions.owners import is_closed
+from tests.service.transactions.transaction_rig import (
+    COMMIT,
+    COMMITTED,
+    SHARDS,
+    TransactionRig,
+    body,
+    prepare_request,
+)
 from tests.support.waits import until
 
 

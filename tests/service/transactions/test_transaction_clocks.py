@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from transaction_rig import COMMIT, COMMITTED, NOT_KNOWN_YET, SHARDS, TransactionRig, body
 
 from ddmq_common.delivery import properties_of
+from tests.service.transactions.transaction_rig import (
+    COMMIT,
+    COMMITTED,
+    NOT_KNOWN_YET,
+    SHARDS,
+    TransactionRig,
+    body,
+)
 from tests.support.waits import until
 
 DAY_S, HOUR_S = 86_400.0, 3_600.0

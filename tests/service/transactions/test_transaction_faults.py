@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from transaction_rig import COMMIT, COMMITTED, DEAD_LETTER, GROUP, ROLLBACK, SHARDS, S, TransactionRig, body
 
 from backend.completion import Completion, relay
 from backend.records import AppendResult, CommitBatch, NewRecord
@@ -12,6 +11,17 @@ from ddmq_common.errors import BoundReachedError, CallerError, StorageError
 from ddmq_common.names import HALF_TOPIC
 from ddmq_common.send_identity import IDENTITY
 from proxy_producer.transactions.codec import TRANSACTION
+from tests.service.transactions.transaction_rig import (
+    COMMIT,
+    COMMITTED,
+    DEAD_LETTER,
+    GROUP,
+    ROLLBACK,
+    SHARDS,
+    S,
+    TransactionRig,
+    body,
+)
 from tests.support.waits import until
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transaction_rig import COMMIT, TransactionRig, body
-
 from backend.file_log import FileLogOptions, open_log
 from backend.records import NewRecord
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.send_identity import IDENTITY, key_identity
+from tests.service.transactions.transaction_rig import COMMIT, TransactionRig, body
 
 
 def test_keys_in_transactions_take_no_room_from_others(tmp_path: Path, clock: ManualClock) -> None:

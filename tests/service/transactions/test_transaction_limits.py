@@ -7,7 +7,9 @@ from typing import Any
 
 import gevent
 import pytest
-from transaction_rig import (
+
+from ddmq_client import InvalidMessageError, NotCommittedError, OutgoingMessage, Producer
+from tests.service.transactions.transaction_rig import (
     COMMIT,
     COMMITTED,
     ROLLBACK,
@@ -17,8 +19,6 @@ from transaction_rig import (
     body,
     prepare_request,
 )
-
-from ddmq_client import InvalidMessageError, NotCommittedError, OutgoingMessage, Producer
 from tests.support.waits import until
 
 MESSAGES_MAX, BYTES_MAX = 6, 6_300  # bytes: room for 6 bodies of 1,000 with what is around them

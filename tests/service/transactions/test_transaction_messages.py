@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from transaction_rig import (
+
+from backend.records import TopicInfo
+from ddmq_common.delays.command import COMMAND_PROPERTY, decode_command
+from ddmq_common.delivery import decode, properties_of
+from ddmq_common.names import DELAY_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC
+from tests.service.transactions.transaction_rig import (
     COMMIT,
     COMMITTED,
     DEAD_LETTER,
@@ -15,11 +20,6 @@ from transaction_rig import (
     TransactionRig,
     body,
 )
-
-from backend.records import TopicInfo
-from ddmq_common.delays.command import COMMAND_PROPERTY, decode_command
-from ddmq_common.delivery import decode, properties_of
-from ddmq_common.names import DELAY_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC
 from tests.support.waits import until
 from tests.unit.producer.producer_delay_rig import Shards
 

@@ -4,7 +4,13 @@ predecessor knew."""
 from __future__ import annotations
 
 import pytest
-from transaction_rig import (
+
+from backend.records import AppendStatus, QueueRef
+from ddmq_common.delivery import decode, properties_of
+from ddmq_common.errors import BoundReachedError, RemoteError
+from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
+from tests.played_memory import PlayedMemory
+from tests.service.transactions.transaction_rig import (
     COMMIT,
     COMMITTED,
     DEAD_LETTER,
@@ -18,12 +24,6 @@ from transaction_rig import (
     body,
     prepare_request,
 )
-
-from backend.records import AppendStatus, QueueRef
-from ddmq_common.delivery import decode, properties_of
-from ddmq_common.errors import BoundReachedError, RemoteError
-from ddmq_common.names import HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
-from tests.played_memory import PlayedMemory
 from tests.support.waits import until
 
 

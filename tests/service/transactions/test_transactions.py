@@ -3,7 +3,7 @@ back."""
 
 from __future__ import annotations
 
-from transaction_rig import (
+from tests.service.transactions.transaction_rig import (
     COMMIT,
     COMMITTED,
     NEVER_THERE,

@@ -9,7 +9,7 @@ import pytest
 
 from backend.engines import BUNDLED, ENGINES, EngineSettings, open_engine, registered_engines
 from backend.memory import MemoryBackend
-from ddmq.server.config import load_folder, shown, with_flags
+from ddmq.server.config import load_folder, resolved_values, with_flags
 from ddmq_common.clock import ManualClock
 from ddmq_common.errors import ConfigError
 from ddmq_common.metrics.registry import Registry
@@ -68,7 +68,7 @@ def test_a_registered_engine_is_opened_with_the_options_of_its_file(tmp_path: Pa
     from toy_engine import opened  # type: ignore[import-not-found]
 
     assert opened[-1].options == {"color": "green"}
-    assert shown(config)["backend"]["options"] == "***"  # it may be a password
+    assert resolved_values(config)["backend"]["options"] == "***"  # it may be a password
 
 
 @pytest.mark.usefixtures("toy")

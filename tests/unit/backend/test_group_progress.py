@@ -19,8 +19,12 @@ def delta(epoch: int = 0, generation: int = 0, queue: QueueRef = QUEUE, **rest: 
     return ProgressDelta("g", queue, epoch, generation, **rest)  # type: ignore[arg-type]
 
 
-def test_nothing_recorded_has_no_committed_offset() -> None:
-    table = ProgressTable()
+@pytest.fixture
+def table() -> ProgressTable:
+    return ProgressTable()
+
+
+def test_nothing_recorded_has_no_committed_offset(table: ProgressTable) -> None:
     assert table.view("g", QUEUE) == NO_PROGRESS
     table.apply(delta(epoch=4))
     view = table.view("g", QUEUE)
@@ -78,8 +82,7 @@ def test_attempts_only_rise_and_end_with_finishing() -> None:
     assert progress.view().attempts == {4: 1}
 
 
-def test_check_sees_what_earlier_deltas_of_the_batch_leave() -> None:
-    table = ProgressTable()
+def test_check_sees_what_earlier_deltas_of_the_batch_leave(table: ProgressTable) -> None:
     with pytest.raises(FencedError):
         table.check([delta(epoch=3), delta(epoch=2)])
     assert table.check([delta(epoch=3), delta(epoch=2, queue=OTHER)]) == {
@@ -89,16 +92,14 @@ def test_check_sees_what_earlier_deltas_of_the_batch_leave() -> None:
     assert len(table) == 0
 
 
-def test_check_sees_what_batches_ahead_leave() -> None:
-    table = ProgressTable()
+def test_check_sees_what_batches_ahead_leave(table: ProgressTable) -> None:
     ahead = table.check([delta(generation=1, reset_to=5)])
     with pytest.raises(FencedError):
         table.check([delta(finished=((0, 1),))], ahead)
     table.check([delta(generation=1, finished=((5, 6),))], ahead)
 
 
-def test_more_pairs_than_the_bound_are_refused_and_those_there_go_on() -> None:
-    table = ProgressTable()
+def test_more_pairs_than_the_bound_are_refused_and_those_there_go_on(table: ProgressTable) -> None:
     table.apply(delta(finished=((0, 1),)))
     with pytest.raises(BoundReachedError, match="1 pairs"):
         table.check([delta(finished=((1, 2),)), delta(queue=OTHER)], entries_max=1)
@@ -109,15 +110,13 @@ def test_more_pairs_than_the_bound_are_refused_and_those_there_go_on() -> None:
     assert len(table.check(again, ahead, entries_max=2)) == 2
 
 
-def test_a_refused_first_delta_leaves_no_entry() -> None:
-    table = ProgressTable()
+def test_a_refused_first_delta_leaves_no_entry(table: ProgressTable) -> None:
     with pytest.raises(FencedError):
         table.apply(delta(generation=3, finished=((0, 1),)))
     assert len(table) == 0
 
 
-def test_progress_of_a_deleted_topic_goes() -> None:
-    table = ProgressTable()
+def test_progress_of_a_deleted_topic_goes(table: ProgressTable) -> None:
     table.apply(delta(finished=((0, 1),)))
     table.apply(delta(queue=QueueRef("orders", 2, 0), finished=((0, 1),)))
     assert table.drop_queues("orders", 1) == 1

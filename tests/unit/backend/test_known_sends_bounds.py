@@ -34,8 +34,12 @@ def is_known(known: StoredSends, producer: int, sequence: int) -> bool:
     return known.find_first(sequence_identity(b"%d" % producer, sequence, 0), 1, NOW_MS) is not None
 
 
-def test_of_one_producer_the_oldest_are_forgotten_and_refused() -> None:
-    known = StoredSends()
+@pytest.fixture
+def known() -> StoredSends:
+    return StoredSends()
+
+
+def test_of_one_producer_the_oldest_are_forgotten_and_refused(known: StoredSends) -> None:
     store(known, 1, *range(25))
     assert known.forgotten == 5
     assert [is_known(known, 1, sequence) for sequence in (5, 24)] == [True, True]
@@ -56,8 +60,7 @@ def test_sequences_that_lie_far_apart_cost_no_more() -> None:
     assert known.forgotten == 0
 
 
-def test_all_that_a_producer_has_answers_of_go_in_one_pass() -> None:
-    known = StoredSends()
+def test_all_that_a_producer_has_answers_of_go_in_one_pass(known: StoredSends) -> None:
     store(known, 1, *[number << 40 for number in range(20)])
     places = known.producers[b"1".hex()].locations = PassedOver(known.producers[b"1".hex()].locations)
     known.restore(sequence_identity(b"1", 20 << 40, 20 << 40), bytes(16), 20, 0, 1, NOW_MS)
@@ -102,9 +105,8 @@ def test_what_is_taken_back_makes_room_again() -> None:
         known.find_first(key_identity(b"t", b"5", b""), 1, NOW_MS)
 
 
-def test_who_has_many_pays_for_all() -> None:
+def test_who_has_many_pays_for_all(known: StoredSends) -> None:
     """A producer with one open sequence keeps it, however many another one opens."""
-    known = StoredSends()
     store(known, 1, 0)
     store(known, 2, *range(19))
     store(known, 3, *range(19))
@@ -114,8 +116,7 @@ def test_who_has_many_pays_for_all() -> None:
     assert known.forgotten == 1 + 19 + 19 - 32
 
 
-def test_of_too_many_producers_the_one_that_was_not_heard_of_for_longest_goes() -> None:
-    known = StoredSends()
+def test_of_too_many_producers_the_one_that_was_not_heard_of_for_longest_goes(known: StoredSends) -> None:
     for producer in (1, 2, 3, 4):
         store(known, producer, 0)
     store(known, 1, 1)
@@ -128,9 +129,8 @@ def sent_again(known: StoredSends, sequence: int, under_way_ms: int, at_ms: int)
     return known.find_first(sequence_identity(b"1", sequence, 0, under_way_ms), 1, at_ms)
 
 
-def test_what_a_forgotten_producer_sends_again_is_refused() -> None:
+def test_what_a_forgotten_producer_sends_again_is_refused(known: StoredSends) -> None:
     """Nobody can know whether it is stored; also when the producer is heard of again."""
-    known = StoredSends()
     store(known, 1, 0)
     for producer in (2, 3, 4):
         store(known, producer, 0)
@@ -144,8 +144,7 @@ def test_what_a_forgotten_producer_sends_again_is_refused() -> None:
         sent_again(known, 0, 5_000, NOW_MS + 5_000)
 
 
-def test_what_is_newer_than_all_that_was_forgotten_is_sent_again_as_ever() -> None:
-    known = StoredSends()
+def test_what_is_newer_than_all_that_was_forgotten_is_sent_again_as_ever(known: StoredSends) -> None:
     for producer in (1, 2, 3, 4, 5):
         store(known, producer, 0)
     late_ms = idempotency.ARRIVES_MS

@@ -79,11 +79,15 @@ def sent(messages: Sequence[bytes]) -> Any:
     return args.request
 
 
+@pytest.fixture
+def taker() -> Taker:
+    return Taker()
+
+
 # --- the block
 
 
-def test_what_is_sent_in_the_block_goes_with_the_acknowledgement() -> None:
-    taker = Taker()
+def test_what_is_sent_in_the_block_goes_with_the_acknowledgement(taker: Taker) -> None:
     with taker.replies(timeout_ms=500) as tx:
         tx.send("out", "ü", key="k", tags="t", properties={"a": "b"}, shard_key="k")
         tx.send("later", b"\x00", delay=timedelta(seconds=5), queue=3)
@@ -102,8 +106,7 @@ def test_what_is_sent_in_the_block_goes_with_the_acknowledgement() -> None:
     assert (second.partitionId, second.properties, second.dueTimes) == (3, {"deliver-after": "5000"}, True)
 
 
-def test_many_are_one_list() -> None:
-    taker = Taker()
+def test_many_are_one_list(taker: Taker) -> None:
     with taker.replies() as tx:
         for number in range(200):
             tx.send("out", str(number))
@@ -111,15 +114,13 @@ def test_many_are_one_list() -> None:
     assert [one.body for one in request.messages] == [str(number).encode() for number in range(200)]
 
 
-def test_an_exception_sends_nothing_and_goes_on_its_way() -> None:
-    taker = Taker()
+def test_an_exception_sends_nothing_and_goes_on_its_way(taker: Taker) -> None:
     with pytest.raises(ZeroDivisionError), taker.replies() as tx:
         tx.send("out", bytes(1 // len(taker.taken)))
     assert (taker.taken, taker.acked) == ([], 0)
 
 
-def test_a_block_without_messages_is_a_plain_acknowledgement() -> None:
-    taker = Taker()
+def test_a_block_without_messages_is_a_plain_acknowledgement(taker: Taker) -> None:
     with taker.replies():
         pass
     assert (taker.taken, taker.acked) == ([], 1)
@@ -138,8 +139,7 @@ def test_in_asyncio_it_is_awaited() -> None:
         pass
 
 
-def test_a_block_is_entered_once_and_sends_stand_in_it() -> None:
-    taker = Taker()
+def test_a_block_is_entered_once_and_sends_stand_in_it(taker: Taker) -> None:
     tx = taker.replies()
     with pytest.raises(ClientError, match="not entered"):
         tx.send("out", b"x")
@@ -152,8 +152,7 @@ def test_a_block_is_entered_once_and_sends_stand_in_it() -> None:
     assert len(taker.taken) == 1
 
 
-def test_wrong_sends_are_refused_at_once() -> None:
-    taker = Taker()
+def test_wrong_sends_are_refused_at_once(taker: Taker) -> None:
     with taker.replies() as tx:
         for wrong in ({"body": b""}, {"body": 7}, {"topic": "\ud800"}, {"properties": {"a": 1}}):
             with pytest.raises(InvalidMessageError):
@@ -171,8 +170,7 @@ def test_wrong_sends_are_refused_at_once() -> None:
         taker.replies(timeout_ms=0)
 
 
-def test_at_most_so_many() -> None:
-    taker = Taker()
+def test_at_most_so_many(taker: Taker) -> None:
     with taker.replies() as tx:
         for _ in range(MESSAGES_MAX):
             tx.send("out", b"x")

@@ -1,5 +1,7 @@
 """The consumer's core: results on their way back (against a model), the prefetch buffer, pacing."""
 
+from __future__ import annotations
+
 from collections import Counter
 
 import pytest
@@ -104,9 +106,8 @@ def test_what_is_settled_is_not_extended_as_well() -> None:
 
 
 @pytest.mark.parametrize("end", ["ack", "skip", "fail"])
-def test_an_extension_that_comes_behind_its_result_is_not_late(end: str) -> None:
+def test_an_extension_that_comes_behind_its_result_is_not_late(table: Table, end: str) -> None:
     """They go by two calls, the extension first; whichever the proxy sees first."""
-    table = Table()
     table.arrive(2)
     mine, other = table.buffer.take_messages(2)
     assert mine.extend()
@@ -177,6 +178,11 @@ class Table:
         self.buffer.add_pulled(source or self.source, ORIGINS[0], messages, self.buffer, lease_ms)
 
 
+@pytest.fixture
+def table() -> Table:
+    return Table()
+
+
 def test_handlers_are_fed_whole_batches_while_they_fit() -> None:
     table = Table(prefetch=10)
     assert table.buffer.count_pullable(table.source, 4) == 4
@@ -204,8 +210,7 @@ def test_without_handlers_only_what_was_asked_for_is_pulled() -> None:
     assert table.buffer.count_pullable(table.source, 32) == 0
 
 
-def test_what_waited_longer_than_its_lease_is_not_handed_out() -> None:
-    table = Table()
+def test_what_waited_longer_than_its_lease_is_not_handed_out(table: Table) -> None:
     table.arrive(2)
     table.clock.now += 3
     table.arrive(2)
@@ -214,8 +219,7 @@ def test_what_waited_longer_than_its_lease_is_not_handed_out() -> None:
     assert (table.buffer.counts.expired, table.source.open, table.source.waiting) == (2, 2, 0)
 
 
-def test_settled_once() -> None:
-    table = Table()
+def test_settled_once(table: Table) -> None:
     table.arrive(4)
     one, two, three, four = table.buffer.take_messages(4)
     assert one.ack()
@@ -239,8 +243,7 @@ def test_settled_once() -> None:
     assert (counts.acked, counts.failed, counts.skipped, counts.extended) == (1, 1, 1, 1)
 
 
-def test_handed_back_once() -> None:
-    table = Table()
+def test_handed_back_once(table: Table) -> None:
     table.arrive(3, lease_ms=5_000)
     one, two, three = table.buffer.take_messages(3)
     assert one.hand_back()
@@ -254,8 +257,7 @@ def test_handed_back_once() -> None:
     assert (table.buffer.counts.returned, table.source.open, table.source.waiting) == (1, 1, 0)
 
 
-def test_what_an_older_proxy_leased_cannot_go_back() -> None:
-    table = Table()
+def test_what_an_older_proxy_leased_cannot_go_back(table: Table) -> None:
     table.arrive(1)
     (one,) = table.buffer.take_messages(1)
     assert not one.hand_back()
@@ -263,8 +265,7 @@ def test_what_an_older_proxy_leased_cannot_go_back() -> None:
     assert one.ack(), "it is as before"
 
 
-def test_results_wait_for_a_pull_but_not_for_long() -> None:
-    table = Table()
+def test_results_wait_for_a_pull_but_not_for_long(table: Table) -> None:
     table.arrive(2)
     one, two = table.buffer.take_messages(2)
     assert table.buffer.submit_due(table.proxy) is None
@@ -278,8 +279,7 @@ def test_results_wait_for_a_pull_but_not_for_long() -> None:
     assert table.buffer.submit_due(table.proxy) == 0.0, "the pull is away and nothing else is open"
 
 
-def test_while_others_of_the_source_are_open_results_are_gathered() -> None:
-    table = Table()
+def test_while_others_of_the_source_are_open_results_are_gathered(table: Table) -> None:
     table.arrive(2)
     one, two = table.buffer.take_messages(2)
     table.buffer.begin_pull(table.source)
@@ -289,8 +289,7 @@ def test_while_others_of_the_source_are_open_results_are_gathered() -> None:
     assert table.buffer.submit_due(table.proxy) == 0.0, "an extension cannot wait"
 
 
-def test_a_failed_pull_owes_its_results_again() -> None:
-    table = Table()
+def test_a_failed_pull_owes_its_results_again(table: Table) -> None:
     table.arrive(1)
     table.buffer.take_messages(1)[0].ack()
     acks = table.buffer.begin_pull(table.source)
@@ -299,8 +298,7 @@ def test_a_failed_pull_owes_its_results_again() -> None:
     assert table.buffer.counts.pull_errors == 1
 
 
-def test_a_vanished_proxy_leaves_its_results_to_another() -> None:
-    table = Table()
+def test_a_vanished_proxy_leaves_its_results_to_another(table: Table) -> None:
     failover = table.buffer.get_proxy("b:1")
     table.arrive(3)
     one, two, three = table.buffer.take_messages(3)

@@ -58,14 +58,18 @@ def carried(spans: Spans, message: OutgoingMessage, call: SendCall = SINGLE) -> 
     return dict(send.messages[0].properties or {})
 
 
+@pytest.fixture
+def spans() -> Spans:
+    return Spans()
+
+
 def test_the_application_s_own_message_stays_as_it_is() -> None:
     message = OutgoingMessage("orders", b"x", properties={"p": "1"})
     assert set(carried(Spans(), message)) == {"p", "traceparent", "traceId", "spanId"}
     assert message == OutgoingMessage("orders", b"x", properties={"p": "1"})
 
 
-def test_a_context_that_the_application_gave_stays_and_is_linked() -> None:
-    spans = Spans()
+def test_a_context_that_the_application_gave_stays_and_is_linked(spans: Spans) -> None:
     properties = {"traceparent": GIVEN, "tracestate": "a=b"}
     found = carried(spans, OutgoingMessage("orders", b"x", properties=properties))
     assert found == properties | {"traceId": "1" * 32, "spanId": "2" * 16}
@@ -73,8 +77,7 @@ def test_a_context_that_the_application_gave_stays_and_is_linked() -> None:
     assert (span.kind, linked(span)) == (SpanKind.CLIENT, [GIVEN_PLACE])
 
 
-def test_what_names_no_context_makes_room_for_one() -> None:
-    spans = Spans()
+def test_what_names_no_context_makes_room_for_one(spans: Spans) -> None:
     found = carried(spans, OutgoingMessage("o", b"x", properties={"traceparent": "odd", "tracestate": "a=b"}))
     assert found.pop("traceparent") == traceparent(spans.one("send o"))
     assert set(found) == {"traceId", "spanId"}
@@ -98,8 +101,7 @@ def test_a_batch_of_one_trace_and_of_several_topics() -> None:
     assert "messaging.destination.name" not in (span.attributes or {})
 
 
-def test_of_a_batch_each_message_s_own_end_is_told() -> None:
-    spans = Spans()
+def test_of_a_batch_each_message_s_own_end_is_told(spans: Spans) -> None:
     send = spans.observer.sending([OutgoingMessage("o", b"x")] * 3, BATCH)
     stored = SendResult()
     stored.message_id, stored.queue_id, stored.offset, stored.proxy = "id", 3, 7, "[::1]:9613"
@@ -120,8 +122,7 @@ def test_an_observer_is_an_object_with_its_methods(odd: Any) -> None:
             make("h:1", observer=odd)
 
 
-def test_nothing_is_sent_with_nothing() -> None:
-    spans = Spans()
+def test_nothing_is_sent_with_nothing(spans: Spans) -> None:
     send = spans.observer.sending([], BATCH)
     send.ended([])
     assert (list(send.messages), spans.all()) == ([], [])
@@ -151,9 +152,8 @@ def test_without_an_sdk_messages_go_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(("size", "left"), [(30_000, 3), (30_600, 1), (30_700, 0), (32_767, 0)])
-def test_a_context_goes_with_it_as_far_as_there_is_room(size: int, left: int) -> None:
+def test_a_context_goes_with_it_as_far_as_there_is_room(spans: Spans, size: int, left: int) -> None:
     """All of it, traceparent alone, nothing."""
-    spans = Spans()
     found = carried(spans, OutgoingMessage("o", b"x", properties={"p": "x" * size}))
     assert len(found) == 1 + left
     assert spans.observer.not_carried == (not left)
@@ -161,14 +161,12 @@ def test_a_context_goes_with_it_as_far_as_there_is_room(size: int, left: int) ->
 
 
 @pytest.mark.parametrize("body", [b"x" * 4_990_000, "ü" * 1_300_000])
-def test_nor_is_a_frame_made_too_large(body: bytes | str) -> None:
-    spans = Spans()
+def test_nor_is_a_frame_made_too_large(spans: Spans, body: bytes | str) -> None:
     assert carried(spans, OutgoingMessage("o", body)) == {}
     assert spans.observer.not_carried == 1
 
 
-def test_nor_a_transaction_s_request() -> None:
-    spans = Spans()
+def test_nor_a_transaction_s_request(spans: Spans) -> None:
     call = SendCall("me", batch=True, transaction="tx")
     send = spans.observer.sending([OutgoingMessage("o", b"x" * 2_470_000)] * 2, call)
     assert [message.properties for message in send.messages] == [None, None]
@@ -205,9 +203,8 @@ def test_a_span_of_one_trace_or_of_its_own() -> None:
     [(60_000, {}, True), (60_001, {}, False), (10, {"from_chronos": "from_chronos"}, False), (-5, {}, True)],
 )
 def test_what_was_held_on_its_way_has_a_trace_of_its_own(
-    held_ms: int, properties: dict[str, str], goes_on: bool
+    spans: Spans, held_ms: int, properties: dict[str, str], goes_on: bool
 ) -> None:
-    spans = Spans()
     message = received(properties | {"traceparent": GIVEN}, stored_ms=1_000_000, born_ms=1_000_000 - held_ms)
     spans.observer.handed_out([message], "you", None)
     with spans.observer.handling([message], HandleCall("you")):
@@ -217,8 +214,7 @@ def test_what_was_held_on_its_way_has_a_trace_of_its_own(
     assert len(spans.all("deliver orders")) == goes_on
 
 
-def test_the_block_of_an_application_is_part_of_what_goes_on_around_it() -> None:
-    spans = Spans()
+def test_the_block_of_an_application_is_part_of_what_goes_on_around_it(spans: Spans) -> None:
     with (
         spans.tracer.start_as_current_span("request"),
         spans.observer.handling([received({"traceparent": GIVEN})]),
@@ -228,8 +224,7 @@ def test_the_block_of_an_application_is_part_of_what_goes_on_around_it() -> None
     assert (parent(handled), linked(handled)) == (place(spans.one("request")), [GIVEN_PLACE])
 
 
-def test_a_consumer_s_handler_is_not_part_of_what_started_the_consumer() -> None:
-    spans = Spans()
+def test_a_consumer_s_handler_is_not_part_of_what_started_the_consumer(spans: Spans) -> None:
     with (
         spans.tracer.start_as_current_span("main"),
         spans.observer.handling([received({})], HandleCall("you")),
@@ -238,8 +233,7 @@ def test_a_consumer_s_handler_is_not_part_of_what_started_the_consumer() -> None
     assert parent(spans.one("process orders")) is None
 
 
-def test_what_raises_in_the_block_is_an_error_and_goes_on() -> None:
-    spans = Spans()
+def test_what_raises_in_the_block_is_an_error_and_goes_on(spans: Spans) -> None:
     with pytest.raises(KeyError), spans.observer.handling([received({})]):
         raise KeyError("k")
     span = spans.one("process orders")
@@ -247,8 +241,7 @@ def test_what_raises_in_the_block_is_an_error_and_goes_on() -> None:
     assert trace.get_current_span() is trace.INVALID_SPAN
 
 
-def test_of_a_batch_it_counts_what_failed() -> None:
-    spans = Spans()
+def test_of_a_batch_it_counts_what_failed(spans: Spans) -> None:
     messages = [received({}, outcome=outcome) for outcome in (Outcome.ACKED, Outcome.FAILED, None)]
     with spans.observer.handling(messages, HandleCall("you", batch=True)):
         pass
@@ -258,9 +251,8 @@ def test_of_a_batch_it_counts_what_failed() -> None:
     assert found.status.description == "1 of 3 messages failed"
 
 
-def test_the_time_from_the_store_to_the_hand_out() -> None:
+def test_the_time_from_the_store_to_the_hand_out(spans: Spans) -> None:
     """Where the clocks disagree it has no length; what the messages say stands in the attributes."""
-    spans = Spans()
     now_ms = time.time_ns() // 1_000_000
     for stored_ms in (now_ms - 5_000, now_ms + 3_600_000, None):
         message = received({"traceparent": GIVEN}, stored_ms=stored_ms)
@@ -279,8 +271,7 @@ def test_the_time_from_the_store_to_the_hand_out() -> None:
     ("queue", "said"),
     [("R_default_a_3", "3"), ("R_default_%RETRY%_0", "R_default_%RETRY%_0"), ("odd", "odd"), ("", "")],
 )
-def test_a_queue_is_named_as_producers_hear_it(queue: str, said: str) -> None:
-    spans = Spans()
+def test_a_queue_is_named_as_producers_hear_it(spans: Spans, queue: str, said: str) -> None:
     with spans.observer.handling([received({}, queue=queue)]):
         pass
     assert (spans.one("process orders").attributes or {})["messaging.destination.partition.id"] == said
@@ -348,8 +339,7 @@ def test_what_breaks_here_breaks_no_message() -> None:
     assert ran
 
 
-def test_nor_does_what_is_called_with_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
-    spans = Spans()
+def test_nor_does_what_is_called_with_nonsense(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
     nonsense: Any = [object()]
     spans.observer.handed_out(nonsense, "you", None)
     handling = spans.observer.handling(nonsense, HandleCall("you"))

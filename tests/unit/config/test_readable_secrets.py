@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddmq.cli.doctor import FAILED, examine
+from ddmq.cli.doctor import FAILED, run_checks
 from ddmq.server.config import load_folder
 from ddmq.server.readable_secrets import readable_secrets, warn_of_secrets
 
@@ -102,10 +102,10 @@ def test_doctor_fails_the_check(conf: Path, tmp_path: Path) -> None:
     path = put(conf, "token_key", 0o644)
     ports = "".join(f"{part}: 127.0.0.1:0\n" for part in ("producer", "consumer", "admin"))
     (conf / "ddmq.yaml").write_text(f"data_dir: {tmp_path / 'log'}\n{ports}")
-    (found,) = [finding for finding in examine(None, conf) if finding.check == "secrets"]
+    (found,) = [finding for finding in run_checks(None, conf) if finding.check == "secrets"]
     assert (found.status, str(path) in found.found, "chmod 640" in found.remedy) == (FAILED, True, True)
     path.chmod(0o640)
-    assert not [finding for finding in examine(None, conf) if finding.check == "secrets"]
+    assert not [finding for finding in run_checks(None, conf) if finding.check == "secrets"]
 
 
 def test_the_files_of_this_project_hold_none() -> None:

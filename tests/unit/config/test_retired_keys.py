@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddmq.cli.doctor import WARNING, examine
+from ddmq.cli.doctor import WARNING, run_checks
 from ddmq.server.config import FILES, KEYS, Configuration, load_folder
 from ddmq.server.retired_keys import RETIRED, warn_of_retired
 from ddmq_common.config import SIZE_UNITS
@@ -86,6 +86,6 @@ def test_the_other_keys_of_the_file_are_in_force(tmp_path: Path) -> None:
 
 def test_doctor_warns(tmp_path: Path) -> None:
     path = put(tmp_path, "rpc.yaml", "oneway_open_max", 3)
-    warnings = [check for check in examine(tmp_path / "data", tmp_path) if check.check == "configuration"]
+    warnings = [check for check in run_checks(tmp_path / "data", tmp_path) if check.check == "configuration"]
     assert [(check.status, check.remedy) for check in warnings[1:]] == [(WARNING, "remove it")]
     assert f"{path}:2: oneway_open_max is no longer a setting" in warnings[1].found

@@ -19,7 +19,7 @@ from proxy_consumer.core.order.chains import ChainTable
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.pull_buffer import PullBuffer
 from proxy_consumer.core.queue_feed import FILTERED, Refusal
-from proxy_consumer.core.replying import AckTaking
+from proxy_consumer.core.replying import ReservationResult
 from proxy_consumer.core.steps import Delivery, ReadRequest
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.tally import Tally
@@ -45,7 +45,7 @@ class Scenario:
         self.durable = [GroupProgress(), GroupProgress()]
         self.restart()
 
-    def judge(self, delivery: bytes) -> Refusal | None:
+    def find_refusal(self, delivery: bytes) -> Refusal | None:
         """The filter: `-name` is not wanted, `!name` cannot be judged."""
         return {b"-": FILTERED, b"!": Refusal("faulty")}.get(delivery[:1])
 
@@ -127,22 +127,23 @@ class Scenario:
     def take_up(self, *names: str) -> str:
         """Their acknowledgements are being committed, with messages."""
         return self.result(
-            names, lambda state, at, lease: replying.take_up(state, at, lease) is AckTaking.TAKEN_UP
+            names,
+            lambda state, at, lease: replying.reserve_message(state, at, lease) is ReservationResult.RESERVED,
         )
 
     def stored(self, *names: str) -> None:
         """They are: the finish is durable."""
         for queue, offset in map(self.where.__getitem__, names):
             state = self.buffer.queues[queue]
-            self.durable[queue.queue_id].apply(state.finish_of("G", offset))
-            replying.finish_taken_up(state, offset)
+            self.durable[queue.queue_id].apply(state.build_finish("G", offset))
+            replying.finish_reserved(state, offset)
             self.buffer.on_news(state)
 
     def put_down(self, *names: str) -> None:
         """They are not, and nothing is stored."""
         for queue, offset in map(self.where.__getitem__, names):
             state = self.buffer.queues[queue]
-            replying.put_down(state, offset)
+            replying.end_reservation(state, offset)
             self.buffer.on_news(state)
 
     def extend(self, *names: str) -> str:
@@ -161,7 +162,7 @@ class Scenario:
         told = []
         for durable, queue, state in zip(self.durable, self.queues, self.buffer.queues.values(), strict=True):
             for job in state.table.take_spent():
-                durable.apply(state.finish_of("G", job.offset))
+                durable.apply(state.build_finish("G", job.offset))
                 state.on_published(job.offset)
                 self.buffer.on_news(state)
                 told.append(f"{queue[job.offset][2].lstrip('-!')} ({job.reason})")

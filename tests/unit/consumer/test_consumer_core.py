@@ -254,7 +254,7 @@ class LetsAllThrough:
 
     tags = None
 
-    def judge(self, delivery: bytes) -> None:
+    def find_refusal(self, delivery: bytes) -> None:
         return None
 
 

@@ -52,7 +52,7 @@ def test_whoever_waits_or_is_spent_without_a_right_to_leaves_no_trace() -> None:
         lambda: table.wait(spent, 5.0),
         lambda: table.spend_job(spent, "again"),
         lambda: table.make_ready(spent, JobEvent.DUE),
-        lambda: table.go_back(spent),
+        lambda: table.return_to_chain(spent),
     ):
         with pytest.raises(IllegalJobEventError):
             change()

@@ -9,7 +9,7 @@ from backend.records import ProgressView, QueueRef
 from proxy_consumer.core import replying
 from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.queue_feed import Slice
-from proxy_consumer.core.replying import Ack, AckTaking, KnownReply, Replied, reply_id
+from proxy_consumer.core.replying import Ack, KnownReply, Replied, ReservationResult, reply_id
 from proxy_consumer.core.retry_policy import RetryPolicy
 from proxy_consumer.core.subscribed_queue import ReadPlan, SubscribedQueue
 from proxy_consumer.core.tally import Budget, Count, Tally
@@ -75,28 +75,28 @@ def test_their_results_are_bounded_together() -> None:
 def test_who_names_no_lease_does_not_finish_what_is_taken_up() -> None:
     one = leased_queue(Budget())
     one.delivered_until = 10  # handed out before the queue was lost, and came back
-    assert replying.take_up(one, 2, 7) is AckTaking.TAKEN_UP
+    assert replying.reserve_message(one, 2, 7) is ReservationResult.RESERVED
     assert one.finish_messages([2], None, 1.0) == 0
     assert one.finish_messages([0, 1, 2, 3, 4], None, 1.0) == 4
     assert not one.ack_map.is_finished(2)
     assert [run[:3] for run in one.leases.leased_runs()] == [(2, 3, 10)], "who has the queue next hears of it"
-    assert replying.finish_taken_up(one, 2).id == 7
+    assert replying.finish_reserved(one, 2).id == 7
     assert one.ack_map.committed == 5
 
 
 def test_retention_may_finish_it_meanwhile() -> None:
     one = leased_queue(Budget())
-    replying.take_up(one, 2, 7)
+    replying.reserve_message(one, 2, 7)
     one.expire_ranges([(0, 4)])
-    assert replying.take_up(one, 2, 7) is AckTaking.FINISHED
-    replying.put_down(one, 2)
+    assert replying.reserve_message(one, 2, 7) is ReservationResult.FINISHED
+    replying.end_reservation(one, 2)
     assert (one.leases.lease_of(2), one.ack_map.committed) == (None, 4)
 
 
 def test_a_queue_that_goes_leaves_nothing_in_the_budget() -> None:
     budget = Budget()
     one = leased_queue(budget)
-    replying.take_up(one, 2, 7)
+    replying.reserve_message(one, 2, 7)
     assert (budget.leased, budget.leased_bytes) == (4, 40)
     one.release_all()
     assert (budget.leased, budget.leased_bytes) == (0, 0)

@@ -12,7 +12,7 @@ import pytest
 
 from backend.memory import MemoryBackend
 from ddmq.address import HostPort
-from ddmq.cli.operate.stats import view
+from ddmq.cli.operate.stats import build_view
 from ddmq.cli.output import console
 from ddmq.server.admin import figures
 from ddmq.server.admin.api import AdminApi
@@ -108,9 +108,9 @@ def test_other_parts_are_asked_and_the_silent_are_named() -> None:
     with socket.create_server((HOST, 0)) as silent:  # it accepts, and says nothing
         mute, gone = silent.getsockname()[1], socket.create_server((HOST, 0))
         for name, port in (("producer", server.server_port), ("mute", mute), ("gone", gone.getsockname()[1])):
-            others.hear(component_line(name, HostPort(HOST, port)).strip())
+            others.record_address(component_line(name, HostPort(HOST, port)).strip())
         gone.close()
-        counters, named = others.merged({})
+        counters, named = others.merge_counters({})
     server.stop(timeout=0)
     assert set(named) == {"mute", "gone"}
     assert named["mute"] == f"{HOST}:{mute}"
@@ -118,7 +118,7 @@ def test_other_parts_are_asked_and_the_silent_are_named() -> None:
     stats = {"health": {"ready": True, "reason": ""}, "topics": [], "counters": {}, "silent_parts": named}
     screen = console()
     with screen.capture() as shown:
-        screen.print(view(None, stats))
+        screen.print(build_view(None, stats))
     assert "server: ready; without figures of gone, mute: no answer" in shown.get()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -27,6 +28,8 @@ def test_every_benchmark_of_the_tree_is_listed_with_what_it_measures() -> None:
     assert ran.exit_code == 0
     assert {line.split()[0] for line in ran.output.splitlines()} >= {"t01", "t09b", "peers"}
     assert all(len(line.split()) > 3 for line in ran.output.splitlines())
+    rows = json.loads(CliRunner().invoke(bench.bench, ["--list", "--json"]).output)
+    assert [row["name"] for row in rows] == [line.split()[0] for line in ran.output.splitlines()]
 
 
 @pytest.mark.slow

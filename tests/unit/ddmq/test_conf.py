@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddmq.server.config import DECLARED, FILES, ServeConfig, load_folder, shown, with_flags
+from ddmq.server.config import DECLARED, FILES, ServeConfig, load_folder, resolved_values, with_flags
 from ddmq_common.config import load
 from ddmq_common.errors import ConfigError
 
@@ -26,7 +26,7 @@ def test_the_folder_loads_as_a_whole() -> None:
     assert config.topics.topics["orders"].queues == 4
     assert config.groups.groups == {}
     assert config.serve == ServeConfig()
-    assert shown(config)["serve"]["drain_ms"] == 10_000
+    assert resolved_values(config)["serve"]["drain_ms"] == 10_000
 
 
 def test_the_page_about_configuration_lists_every_file() -> None:
@@ -55,7 +55,7 @@ def test_the_engine_of_the_command_line_goes_over_the_file() -> None:
 
 def test_secrets_for_kafka_are_not_shown(tmp_path: Path) -> None:
     (tmp_path / "backend.yaml").write_text("kafka: {librdkafka: {sasl.password: hush, linger.ms: '1'}}")
-    found = shown(load_folder(tmp_path))["backend"]["kafka"]["librdkafka"]
+    found = resolved_values(load_folder(tmp_path))["backend"]["kafka"]["librdkafka"]
     assert found == {"sasl.password": "***", "linger.ms": "1"}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddmq.demo.reported import ClientCounts, Compared, compared, tell
+from ddmq.demo.reported import ClientCounts, Compared, compare_counts, print_comparison
 from metrics_job.report.core.facts import Report, report_of
 from metrics_job.report.core.material import Counted as Row
 from metrics_job.report.core.material import Material, Sums, span_of
@@ -38,19 +38,21 @@ def counted(**other: int) -> ClientCounts:
     [(100, 0, True), (70, 0, True), (69, 0, False), (101, 0, False), (102, 2, True), (103, 2, False)],
 )
 def test_sends_may_lack_what_the_kill_took_and_no_more(sent: int, again: int, same: bool) -> None:
-    rows = compared(made(sent=sent, delivered=100, acked=100), [counted(sent_again=again)], KILLED_MS)
-    assert [row.same for row in rows] == [same, True, True, True, True]
+    rows = compare_counts(made(sent=sent, delivered=100, acked=100), [counted(sent_again=again)], KILLED_MS)
+    assert [row.is_same for row in rows] == [same, True, True, True, True]
 
 
 @pytest.mark.parametrize("wrong", [{"delivered": 99}, {"delivered": 101}, {"acked": 99}])
 def test_everything_else_must_be_equal(wrong: dict[str, int], capsys: pytest.CaptureFixture[str]) -> None:
     totals = {"sent": 100, "delivered": 100, "acked": 100} | wrong
-    assert not tell(compared(made(**totals), [counted()], KILLED_MS))
+    assert not print_comparison(compare_counts(made(**totals), [counted()], KILLED_MS))
     assert "BUT COUNTED 100" in capsys.readouterr().out
 
 
 def test_what_is_told_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tell([Compared("t: sent", 80, 100, 70, 100), Compared("t: delivered", 101, 100, 100, 102)])
+    assert print_comparison(
+        [Compared("t: sent", 80, 100, 70, 100), Compared("t: delivered", 101, 100, 100, 102)]
+    )
     said = capsys.readouterr().out
     assert "80 of 100 counted: 20 of the 30 answered after the killed server" in said
     assert "101 and 100 counted: 1 more whose answers" in said
@@ -58,4 +60,4 @@ def test_what_is_told_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_topic_that_the_report_lacks_is_wrong() -> None:
-    assert not tell(compared(made(), [counted()], KILLED_MS))
+    assert not print_comparison(compare_counts(made(), [counted()], KILLED_MS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -111,8 +112,10 @@ class DeadLettersRig:
 
 
 @pytest.fixture
-def house() -> DeadLettersRig:
-    return DeadLettersRig()
+def house() -> Iterator[DeadLettersRig]:
+    made = DeadLettersRig()
+    yield made
+    made.backend.close()
 
 
 def test_many_who_resend_at_once_send_each_once(house: DeadLettersRig) -> None:
@@ -123,7 +126,6 @@ def test_many_who_resend_at_once_send_each_once(house: DeadLettersRig) -> None:
     ids = [record.message_id for record in house.stored("T")]
     assert ids == [number.to_bytes(16, "big") for number in range(350)]
     assert house.letters() == 0
-    house.backend.close()
 
 
 def test_purging_while_resending_does_one_or_the_other(house: DeadLettersRig) -> None:
@@ -132,7 +134,6 @@ def test_purging_while_resending_does_one_or_the_other(house: DeadLettersRig) ->
     gevent.joinall([sending, purging], timeout=30, raise_error=True)
     assert sending.value["resent"].get("T", 0) + purging.value == 350
     assert len(house.stored("T")) == sending.value["resent"].get("T", 0)
-    house.backend.close()
 
 
 def test_a_long_run_goes_on_at_its_cursor_and_ends_where_it_began(
@@ -148,7 +149,6 @@ def test_a_long_run_goes_on_at_its_cursor_and_ends_where_it_began(
         answer = house.resend(all=True, cursor=answer["cursor"])
         sent += answer["resent"].get("T", 0)
     assert (sent, house.letters()) == (250, 10)
-    house.backend.close()
 
 
 def test_choices_go_together(house: DeadLettersRig) -> None:
@@ -160,7 +160,6 @@ def test_choices_go_together(house: DeadLettersRig) -> None:
     assert house.resend(since_ms=house.clock.wall_ms() + 1)["resent"] == {}
     assert house.resend(since_ms=house.clock.wall_ms(), dry_run=True)["resent"] == {"T": 2, "U": 2}
     assert house.letters() == 4
-    house.backend.close()
 
 
 def test_an_unknown_outcome_is_an_error_and_the_next_try_finds_out(house: DeadLettersRig) -> None:
@@ -172,7 +171,6 @@ def test_an_unknown_outcome_is_an_error_and_the_next_try_finds_out(house: DeadLe
             house.resend(all=True)
         house.resend(all=True)
         assert len(house.stored("T")) == before + 5
-    house.backend.close()
 
 
 def groups_named(records: list[StoredRecord]) -> list[str]:
@@ -193,7 +191,6 @@ def test_letters_go_to_their_own_group_and_to_the_topic_on_request(house: DeadLe
     every = house.resend(offsets=[1], to_topic=True)
     assert (every["resent"], every["to_topic"], every["reached"]) == ({"T": 1}, True, dry["reached"])
     assert groups_named(house.stored("T")) == ["G", ""]
-    house.backend.close()
 
 
 def test_the_groups_that_are_named_are_bounded_and_all_counted(house: DeadLettersRig) -> None:
@@ -202,7 +199,6 @@ def test_the_groups_that_are_named_are_bounded_and_all_counted(house: DeadLetter
     house.die(1)
     (reached,) = house.resend(all=True, to_topic=True, dry_run=True)["reached"].values()
     assert (reached["count"], len(reached["groups"])) == (dlq_changes.GROUPS_SHOWN + 6, 100)
-    house.backend.close()
 
 
 def test_a_letter_of_a_deleted_subscription_stays_until_it_is_sent_to_the_topic(
@@ -220,7 +216,6 @@ def test_a_letter_of_a_deleted_subscription_stays_until_it_is_sent_to_the_topic(
     assert house.resend(offsets=[0])["resent"] == {"T": 1}
     assert house.resend(all=True, to_topic=True)["resent"] == {"T": 1}
     assert groups_named(house.stored("T")) == ["G", ""]
-    house.backend.close()
 
 
 @pytest.mark.parametrize("group", ["TRANS_CHECK_MAX_TIME_TOPIC", "%DELAY", "SCHEDULE_TOPIC_XXXX"])
@@ -238,7 +233,6 @@ def test_a_letter_that_no_group_had_goes_to_every_group(house: DeadLettersRig, g
         assert (dry["resent"], dry["to_topic"], dry["reached"]["T"]["groups"]) == ({"T": 1}, True, ["G"])
     dlq_changes.resend(house.backend, house.clock, group, {"all": True})
     assert groups_named(house.stored("T")) == [""]
-    house.backend.close()
 
 
 def test_what_dies_again_keeps_nothing_of_where_it_was_resent_to(house: DeadLettersRig) -> None:
@@ -256,7 +250,6 @@ def test_what_dies_again_keeps_nothing_of_where_it_was_resent_to(house: DeadLett
     assert house.resend(all=True, to_topic=True)["resent"] == {"T": 1}
     assert groups_named(house.stored("T")) == ["G", ""]
     assert [one.message_id for one in house.stored("T")] == [resent.message_id] * 2
-    house.backend.close()
 
 
 def test_letters_whose_topic_is_closed_or_gone_are_kept(house: DeadLettersRig) -> None:
@@ -270,7 +263,6 @@ def test_letters_whose_topic_is_closed_or_gone_are_kept(house: DeadLettersRig) -
         "topic gone does not exist any more": 1,
     }
     assert house.letters() == 3
-    house.backend.close()
 
 
 def test_a_letter_that_is_too_large_by_now_is_kept_and_holds_up_no_other(house: DeadLettersRig) -> None:
@@ -287,7 +279,6 @@ def test_a_letter_that_is_too_large_by_now_is_kept_and_holds_up_no_other(house: 
     assert sum(answer["resent"].values()) == 5
     assert answer["kept"] == {"larger than topic T takes (body_bytes_max of the log)": 1}
     assert house.letters() == 1
-    house.backend.close()
 
 
 def test_purge_before_a_moment(house: DeadLettersRig) -> None:
@@ -302,7 +293,6 @@ def test_purge_before_a_moment(house: DeadLettersRig) -> None:
     ]
     assert house.purge(all=True) == 2
     assert house.purge(all=True) == 0
-    house.backend.close()
 
 
 def test_show_goes_on_and_looks_at_so_many_only(
@@ -316,7 +306,6 @@ def test_show_goes_on_and_looks_at_so_many_only(
     monkeypatch.setattr(dlq, "SCANNED_MAX", 200)
     none = dlq.show_dead_letters(house.backend, "G", Choice(reason="timed-out"), 0, 10)
     assert (none["shown"], none["next"]) == ([], 200)
-    house.backend.close()
 
 
 def test_bodies_are_begun_only() -> None:
@@ -343,7 +332,6 @@ def test_bodies_are_begun_only() -> None:
 def test_requests_that_are_wrong(house: DeadLettersRig, body: dict[str, Any], text: str) -> None:
     with pytest.raises(CallerError, match=text):
         house.resend(**body)
-    house.backend.close()
 
 
 def test_purge_wants_one_of_both(house: DeadLettersRig) -> None:
@@ -353,4 +341,3 @@ def test_purge_wants_one_of_both(house: DeadLettersRig) -> None:
     assert choice_of({"since_ms": "12"}).since_ms == 12
     with pytest.raises(NoSuchGroupError, match="has no dead letters"):
         dlq.letter_queues(house.backend, "nobody")
-    house.backend.close()

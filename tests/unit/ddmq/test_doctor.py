@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from ddmq.address import HostPort
-from ddmq.cli.doctor import FAILED, NEEDED, OK, WARNING, CheckResult, examine
+from ddmq.cli.doctor import FAILED, NEEDED, OK, WARNING, CheckResult, run_checks
 
 
 def findings(data_dir: Path | None, config_dir: Path | None) -> dict[str, CheckResult]:
-    return {finding.check: finding for finding in examine(data_dir, config_dir)}
+    return {finding.check: finding for finding in run_checks(data_dir, config_dir)}
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from ddmq.server.process import logs
-from ddmq.server.process.logs import ALIKE_MAX, ALIKE_S, Bounded, extras
+from ddmq.server.process.logs import ALIKE_MAX, ALIKE_S, Bounded, extra_fields
 
 
 def record(line: int, at: float) -> logging.LogRecord:
@@ -21,16 +21,16 @@ def test_lines_of_one_kind_are_bounded_and_counted() -> None:
     flood = [record(7, start + number / 1_000) for number in range(ALIKE_MAX + 50)]
     written = [each for each in flood if bounded.filter(each)]
     assert written == flood[:ALIKE_MAX]
-    assert [extras(each) for each in written[:-1]] == [{}] * (ALIKE_MAX - 1)
-    assert extras(written[-1]) == {"further_ones": f"left out for up to {ALIKE_S:g} s"}
+    assert [extra_fields(each) for each in written[:-1]] == [{}] * (ALIKE_MAX - 1)
+    assert extra_fields(written[-1]) == {"further_ones": f"left out for up to {ALIKE_S:g} s"}
     assert bounded.filter(record(8, start + 1)), "others are written"
 
     other = record(8, start + ALIKE_S)
     assert bounded.filter(other)
-    assert extras(other) == {}
+    assert extra_fields(other) == {}
     again = record(7, start + ALIKE_S + 1)
     assert bounded.filter(again)
-    assert extras(again) == {"left_out_before": 50}
+    assert extra_fields(again) == {"left_out_before": 50}
     assert bounded.filter(record(7, start - 60)), "a clock that is put back stops nothing"
 
 

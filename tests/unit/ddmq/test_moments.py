@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddmq.moments import WALL_MS_MAX, age, is_relative, moment, shown
+from ddmq.moments import WALL_MS_MAX, format_age, format_moment, is_relative, read_moment
 
 NOW = 1_800_000_000_000
 
@@ -29,7 +29,7 @@ NOW = 1_800_000_000_000
     ],
 )
 def test_what_is_a_moment(text: str, found: int) -> None:
-    assert moment(text, NOW) == found
+    assert read_moment(text, NOW) == found
 
 
 @pytest.mark.parametrize(
@@ -39,15 +39,15 @@ def test_what_is_a_moment(text: str, found: int) -> None:
 )  # fmt: skip
 def test_what_is_none(text: str) -> None:
     with pytest.raises(ValueError, match=r"allowed: epoch milliseconds, a time like .*, or so far from now"):
-        moment(text, NOW)
+        read_moment(text, NOW)
 
 
 def test_a_zone_is_wanted_unless_this_machines_is_meant() -> None:
     with pytest.raises(ValueError, match="no time zone"):
-        moment("2026-11-21T12:00", NOW)
-    assert abs(moment("2026-11-21T12:00", NOW, local=True) - 1_795_262_400_000) <= 14 * 3_600_000
-    assert moment(shown(NOW), 0) == NOW
-    assert shown(WALL_MS_MAX)
+        read_moment("2026-11-21T12:00", NOW)
+    assert abs(read_moment("2026-11-21T12:00", NOW, local=True) - 1_795_262_400_000) <= 14 * 3_600_000
+    assert read_moment(format_moment(NOW), 0) == NOW
+    assert format_moment(WALL_MS_MAX)
 
 
 def test_relative_ones_are_known() -> None:
@@ -68,4 +68,4 @@ def test_relative_ones_are_known() -> None:
     ],
 )
 def test_spans(seconds: float, text: str) -> None:
-    assert age(seconds) == text
+    assert format_age(seconds) == text

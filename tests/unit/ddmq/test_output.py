@@ -3,13 +3,25 @@
 import re
 from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from ddmq.cli.messages.pull import _queue_number
 from ddmq.cli.operate.group_show import stall_text
-from ddmq.cli.operate.stats import LAG_COLUMNS, LAG_SPARE, lag_cells, print_lag, view
-from ddmq.cli.output import cell, print_table, reason, show_body, show_row_body, table
+from ddmq.cli.operate.stats import LAG_COLUMNS, LAG_SPARE, build_view, lag_cells, print_lag
+from ddmq.cli.output import (
+    cell,
+    print_facts,
+    print_table,
+    reason,
+    say_verdict,
+    show_body,
+    show_row_body,
+    state_style,
+    table,
+)
 from ddmq_common.plain_text import body_fields
 
 
@@ -79,25 +91,25 @@ def moment(at_ms: int, topics: int, groups: int, stored: int) -> dict[str, Any]:
 def drawn(*arguments: Any) -> list[str]:
     console = Console(width=80)
     with console.capture() as captured:
-        console.print(view(*arguments))
+        console.print(build_view(*arguments))
     return captured.get().splitlines()
 
 
 def test_a_table_of_lag_fits_a_terminal_with_a_line_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddmq.cli.output.WIDE", 80)
     row = {
-        "group": "billing", "topic": "orders", "lag": 12_345, "lag_age_s": 1_607.0, "in_flight": 1_024,
-        "retrying": 10, "retry_waiting": 3, "retry_waiting_whole": False, "delivered_per_s": 4_096.5,
-        "acked_per_s": 4_096.5,
+        "group": "billing", "topic": "orders", "lag": 12_345, "lag_age_s": 1_607.0, "clients": 2,
+        "in_flight": 1_024, "retrying": 10, "retry_waiting": 3, "retry_waiting_whole": False,
+        "delivered_per_s": 4_096.5, "acked_per_s": 4_096.5,
     }  # fmt: skip
     console = Console(width=80)
     with console.capture() as captured:
-        console.print(table("", LAG_COLUMNS, lag_cells([row])))
+        console.print(table("", LAG_COLUMNS, lag_cells([row]), LAG_SPARE))
     lines = [" ".join(line.split()) for line in captured.get().splitlines()]
     assert lines == [
-        "in delivered acked",
-        "group topic lag oldest flight retrying later /s /s",
-        "billing orders 12,345 26 m 47 s 1,024 10 ≥ 3 4,096.5 4,096.5",
+        "in delivered",
+        "group topic lag oldest clients flight retrying later /s",
+        "billing orders 12,345 26 m 47 s 2 1,024 10 ≥ 3 4,096.5",
     ]
 
 
@@ -130,8 +142,9 @@ def test_no_name_in_a_table_is_broken_at_any_width(
 @pytest.mark.parametrize(
     ("columns", "shown"),
     [
-        (80, {"in flight", "retrying", "later", "delivered/s", "acked/s"}),
-        (73, {"in flight", "retrying", "delivered/s", "acked/s"}),
+        (89, {"in flight", "retrying", "later", "delivered/s", "acked/s"}),
+        (82, {"in flight", "retrying", "delivered/s", "acked/s"}),
+        (80, {"in flight", "retrying", "delivered/s"}),
         (45, {"in flight"}),
         (20, {"in flight"}),
     ],
@@ -141,17 +154,49 @@ def test_columns_that_can_be_spared_give_way_to_names_those_without_a_number_fir
 ) -> None:
     monkeypatch.setattr("ddmq.cli.output.WIDE", columns)
     row = {
-        "group": "web-shipping", "topic": "web-orders", "lag": 299, "lag_age_s": 44.0, "in_flight": 1,
-        "retrying": 2, "retry_waiting": 0, "retry_waiting_whole": True, "delivered_per_s": 1.0,
-        "acked_per_s": 1.0,
+        "group": "web-shipping", "topic": "web-orders", "lag": 299, "lag_age_s": 44.0, "clients": 3,
+        "in_flight": 1, "retrying": 2, "retry_waiting": 0, "retry_waiting_whole": True,
+        "delivered_per_s": 1.0, "acked_per_s": 1.0,
     }  # fmt: skip
     print_lag([row])
     captured = capsys.readouterr()
     words = captured.out.split()
-    assert {"group", "topic", "lag", "oldest", "web-shipping", "web-orders", "299"} <= set(words)
+    assert {"group", "topic", "lag", "oldest", "clients", "web-shipping", "web-orders", "299"} <= set(words)
     spare = {name: name.replace("/", " /").split() for name in (*LAG_SPARE, "in flight")}
     assert {name for name, parts in spare.items() if set(parts) <= set(words)} == shown
     assert ("no room here" in captured.err) == (len(shown) < 5)
+
+
+def test_states_have_colours_on_a_terminal_that_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = table("", ("key", "state"), [["retrying", "retrying"], ["b", "in flight"], ["c", "unheard of"]])
+    for colours, codes in ((True, {"33", "36"}), (False, set())):
+        console = Console(width=80, force_terminal=True, color_system="standard", no_color=not colours)
+        with console.capture() as captured:
+            console.print(built)
+        lines = captured.get().splitlines()[1:]
+        assert {code for code in ("33", "36") if f"[{code}m" in "".join(lines)} == codes
+        assert "[33m" not in lines[0].partition(" ")[0], "a key named like a state has none"
+        assert "[" not in lines[2]
+    assert [state_style(text) for text in ("ok", "NOT READY: x", "parked (operator)", "new")] == [
+        "green", "bold red", "yellow", "",
+    ]  # fmt: skip
+
+
+def test_lines_have_colours_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def show() -> None:
+        say_verdict(True, "kept")
+        print_facts({"state": "parked", "NOBODY CONSUMES": "3 wait", "key": "parked"})
+
+    def run_shown() -> list[str]:
+        return CliRunner().invoke(show, color=True).output.splitlines()
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert ["\x1b[" in line for line in run_shown()] == [True, True, True, False]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert run_shown()[0] == "✓ kept"
+    assert not any("\x1b[" in line for line in run_shown())
 
 
 @pytest.mark.parametrize("height", [24, 40, 60])

@@ -63,18 +63,18 @@ def test_no_part_waits_for_the_pause_of_another() -> None:
     failing.start()
     now = 0.0
     for _ in range(10):
-        supervisor.tend(failing, now)
+        supervisor.tend_part(failing, now)
         now = failing.again_at
-        supervisor.tend(failing, now)
-    supervisor.tend(failing, now)
+        supervisor.tend_part(failing, now)
+    supervisor.tend_part(failing, now)
     assert failing.again_at == now + 5.0
     other.start()
-    supervisor.tend(other, now)
+    supervisor.tend_part(other, now)
     assert other.again_at == now + 0.1
-    supervisor.tend(other, other.again_at)
+    supervisor.tend_part(other, other.again_at)
     assert (other.starts, other.again_at) == (2, NEVER)
     supervisor.stopping = True
-    supervisor.tend(failing, failing.again_at)
+    supervisor.tend_part(failing, failing.again_at)
     assert failing.starts == 11, "nothing is started any more"
 
 
@@ -102,6 +102,6 @@ def test_a_signal_that_comes_while_a_part_is_started_reaches_it(
     part = InterruptedPart("late", [])
     part.supervisor, part.meanwhile = Supervisor([part]), meanwhile
     part.again_at = 1.0
-    part.supervisor.tend(part, 1.0)
+    part.supervisor.tend_part(part, 1.0)
     assert part.child is not None
     assert part.child.wait(60) == -number

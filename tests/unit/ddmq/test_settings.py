@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ddmq.cli.operate.group import given, setting_name, settings_options
+from ddmq.cli.operate.group import select_settings, setting_name, settings_options
 from ddmq.settings import TABLE, WORDS
 from proxy_consumer.config import SubscriptionDefaults
 
@@ -29,7 +29,7 @@ def test_the_help_names_the_default_and_what_is_allowed() -> None:
 @click.command()
 @settings_options
 def probe(**options: object) -> None:
-    click.echo(repr(given(options)))
+    click.echo(repr(select_settings(options)))
 
 
 @pytest.mark.parametrize(

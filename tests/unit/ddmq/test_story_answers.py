@@ -64,6 +64,13 @@ class StoryRig:
         )  # fmt: skip
         self.backend.append([record], FAR).wait(5)
 
+    def finish(self, end: int) -> None:
+        """Group g has finished the first messages of queue 0."""
+        info = self.backend.topic("orders")
+        assert info is not None
+        delta = ProgressDelta("g", info.refs()[0], 1, 0, ((0, end),))
+        self.backend.commit(CommitBatch(progress=[delta]), FAR).wait(5)
+
     def trace(self, body: bytes) -> None:
         if self.backend.topic(TRACE_TOPIC) is None:
             self.topic(TRACE_TOPIC)
@@ -130,10 +137,7 @@ def test_events_that_are_not_in_the_log_yet_are_no_reason_to_say_untraced(
 def test_what_is_finished_says_so(rig: StoryRig) -> None:
     rig.group()
     rig.put()
-    info = rig.backend.topic("orders")
-    assert info is not None
-    delta = ProgressDelta("g", info.refs()[0], 1, 0, ((0, 1),))
-    rig.backend.commit(CommitBatch(progress=[delta]), FAR).wait(5)
+    rig.finish(1)
     rig.clock.advance(1.0)
     (one,) = rig.story()["stories"]
     assert (one["state"], one["end"]) == ("done", None)
@@ -154,10 +158,7 @@ def test_what_the_filter_keeps_back_was_not_consumed(rig: StoryRig, settings: An
     value = json.dumps({"settings": settings}).encode()
     rig.backend.commit(CommitBatch(settings={subscription_key("g", "orders"): value}), FAR).wait(5)
     rig.put()
-    info = rig.backend.topic("orders")
-    assert info is not None
-    delta = ProgressDelta("g", info.refs()[0], 1, 0, ((0, 1),))
-    rig.backend.commit(CommitBatch(progress=[delta]), FAR).wait(5)
+    rig.finish(1)
     rig.clock.advance(1.0)
     assert said in rig.story()["stories"][0]["spans"][-1]["why"]
     rig.event(1, K.READ, "g", queue=0, offset=0)
@@ -238,12 +239,9 @@ def test_a_letter_that_was_sent_again_and_consumed_is_dead_no_more(rig: StoryRig
     rig.topic("%DLQ%g")
     rig.put()
     rig.put("%DLQ%g", system={"dead-letter-reason": "failed", "dead-letter-topic": "orders"})
-    info = rig.backend.topic("orders")
-    assert info is not None
     states = []
     for finished in (1, 2):
-        delta = ProgressDelta("g", info.refs()[0], 1, 0, ((0, finished),))
-        rig.backend.commit(CommitBatch(progress=[delta]), FAR).wait(5)
+        rig.finish(finished)
         states.append(rig.story()["stories"][0]["state"])
         rig.put()
         states.append(rig.story()["stories"][0]["state"])

@@ -30,8 +30,8 @@ from delay_service.core.commands import DEAD_TEXT, CommandRecord, DecisionContex
 from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.core.fire_command import FireCommand, PassedOver, dead_fire, fire_command
 from delay_service.due.backend import GONE, UNREADABLE, TargetTopic
+from delay_service.store.memory_store import MemoryDelayStore
 from delay_service.store.port import IdKind, IdState, Pending, StoreChanges
-from tests.delay_store_in_memory import MemoryDelayStore
 
 NOW = 1_700_000_000_000
 UUID_TEXT = "00000000-0000-0000-0000-000000000007"

@@ -10,8 +10,8 @@ from ddmq_common.delivery import decode, encode
 from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.core.fire_command import with_key
 from delay_service.due.backend import TargetTopic
+from delay_service.store.memory_store import MemoryDelayStore
 from delay_service.store.port import Pending, StoreChanges
-from tests.delay_store_in_memory import MemoryDelayStore
 
 NOW = 1_700_000_000_000
 

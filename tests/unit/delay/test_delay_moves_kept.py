@@ -31,8 +31,8 @@ from delay_service.core.decider import INGESTED
 from delay_service.core.due_scans import DueScans, SliceLimits
 from delay_service.core.fire_command import catch_up_delivery, progress_of
 from delay_service.due.backend import TargetTopic
+from delay_service.store.memory_store import MemoryDelayStore
 from delay_service.store.port import StoreChanges
-from tests.delay_store_in_memory import MemoryDelayStore
 from tests.examples import some_of
 
 NOW = 1_700_000_000_000

@@ -111,6 +111,13 @@ class LogRig(Rig):
         self.log.write_checkpoint(lambda: written.append(True))
         until(lambda: written, "a checkpoint")
 
+    def append_held(self, *bodies: bytes, **more: Any) -> Completion[list[AppendResult]]:
+        """One that the storage holds from here on; what comes later waits behind it."""
+        self.storage.hold()
+        appended = self.append(*bodies, **more)
+        self.in_flight()
+        return appended
+
     def in_flight(self) -> None:
         until(lambda: self.storage.waiting, "a group commit that waits in the thread")
 

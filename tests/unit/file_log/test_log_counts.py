@@ -15,9 +15,7 @@ def test_the_sizes_of_group_commits_are_observed(tmp_path: Path) -> None:
     records = rig.metrics.histogram(catalogue.LOG_COMMIT_RECORDS)
     sizes = rig.metrics.histogram(catalogue.LOG_COMMIT_BYTES)
     before, bytes_before = sum(records.counts), sizes.total
-    rig.storage.hold()
-    first = rig.append(b"one")
-    rig.in_flight()
+    first = rig.append_held(b"one")
     rest = [rig.append(b"two" * 100), rig.append(b"three" * 100)]
     rig.storage.let_go()
     assert done(first)[0].offset == 0

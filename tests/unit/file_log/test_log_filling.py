@@ -58,9 +58,7 @@ def test_a_commit_that_cannot_be_packed_is_refused_alone(
     logged: bool,
 ) -> None:
     ref = rig.make(queues=2)
-    rig.storage.hold()
-    rig.append(b"first")
-    rig.in_flight()
+    rig.append_held(b"first")
     before = rig.append(b"before")
     progress = [ProgressDelta("g", ref, 7, 0, [(0, 1)])]
     batch = CommitBatch([record(b"x"), record(b"y", queue=1), bad()], progress, {"a": b"1"})
@@ -95,9 +93,7 @@ def test_half_a_commit_is_taken_out_again(rig: LogRig, monkeypatch: pytest.Monke
         add(kind, apply, **fields)
 
     monkeypatch.setattr(packer, "add_internal", faulty)
-    rig.storage.hold()
-    rig.append(b"first")
-    rig.in_flight()
+    rig.append_held(b"first")
     high = [ProgressDelta("g", ref, 9, 0, [(0, 1)])]
     failing = rig.log.commit(CommitBatch([record(b"x")], high, {"a": b"1"}, absent=["a"]), rig.soon)
     low = [ProgressDelta("g", ref, 1, 0, [(0, 1)])]
@@ -112,9 +108,7 @@ def test_half_a_commit_is_taken_out_again(rig: LogRig, monkeypatch: pytest.Monke
 
 def test_an_append_that_cannot_be_packed_is_refused_alone(rig: LogRig) -> None:
     ref = rig.make()
-    rig.storage.hold()
-    first = rig.append(b"first")
-    rig.in_flight()
+    first = rig.append_held(b"first")
     before = rig.append(b"before", b"and more")
     plain = record(b"bad")
     bad = Faulty(plain.topic, plain.queue_id, plain.message_id, plain.born_ms, plain.delivery)

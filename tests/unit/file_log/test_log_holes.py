@@ -38,8 +38,12 @@ def stored_over_segments(rig: LogRig) -> QueueRef:
     return ref
 
 
-def test_message_ids_are_read_over_several_segments(tmp_path: Path) -> None:
-    rig = LogRig(tmp_path / "log")
+@pytest.fixture
+def rig(tmp_path: Path) -> LogRig:
+    return LogRig(tmp_path / "log")
+
+
+def test_message_ids_are_read_over_several_segments(rig: LogRig) -> None:
     ref = stored_over_segments(rig)
     assert len(commitlog(rig)) > 2
     stored = [record.message_id for record in rig.stored(ref)]
@@ -50,10 +54,7 @@ def test_message_ids_are_read_over_several_segments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut short"])
-def test_a_hole_in_the_middle_is_damage_and_what_lies_behind_it_is_served(
-    tmp_path: Path, damage: str
-) -> None:
-    rig = LogRig(tmp_path / "log")
+def test_a_hole_in_the_middle_is_damage_and_what_lies_behind_it_is_served(rig: LogRig, damage: str) -> None:
     ref = stored_over_segments(rig)
     rig.log.close()
     forget_checkpoints(rig)
@@ -69,8 +70,7 @@ def test_a_hole_in_the_middle_is_damage_and_what_lies_behind_it_is_served(
     assert len(rig.bodies(ref)) >= 60
 
 
-def test_a_hole_below_the_checkpoint_is_told_at_each_opening(tmp_path: Path) -> None:
-    rig = LogRig(tmp_path / "log")
+def test_a_hole_below_the_checkpoint_is_told_at_each_opening(rig: LogRig) -> None:
     ref = stored_over_segments(rig)
     rig.checkpoint()
     rig.log.close()
@@ -101,9 +101,8 @@ def test_a_last_segment_that_is_shorter_than_its_checkpoint_says(tmp_path: Path,
     assert done(rig.append(b"newer"))[0].offset == 101
 
 
-def test_an_acknowledgement_never_outlives_its_message(tmp_path: Path) -> None:
+def test_an_acknowledgement_never_outlives_its_message(rig: LogRig) -> None:
     """The last record of a queue is damaged, and the entry that knew of it was never synced."""
-    rig = LogRig(tmp_path / "log")
     ref = rig.make()
     done(rig.append(*(b"message %d" % number for number in range(5))))
     done(rig.append(b"the victim"))
@@ -126,8 +125,7 @@ def test_an_acknowledgement_never_outlives_its_message(tmp_path: Path) -> None:
     assert done(rig.append(b"newer"))[0].offset == 7
 
 
-def test_an_attempt_keeps_its_offset_too(tmp_path: Path) -> None:
-    rig = LogRig(tmp_path / "log")
+def test_an_attempt_keeps_its_offset_too(rig: LogRig) -> None:
     ref = rig.make()
     done(rig.append(b"message 0"))
     done(rig.append(b"the victim"))
@@ -146,8 +144,7 @@ def test_an_attempt_keeps_its_offset_too(tmp_path: Path) -> None:
     assert done(rig.append(b"new"))[0].offset == 2
 
 
-def test_an_acknowledgement_ahead_of_a_sound_log_moves_nothing(tmp_path: Path) -> None:
-    rig = LogRig(tmp_path / "log")
+def test_an_acknowledgement_ahead_of_a_sound_log_moves_nothing(rig: LogRig) -> None:
     ref = rig.make()
     finish(rig, ref, 9)
     rig.reopen()

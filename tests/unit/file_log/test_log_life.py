@@ -47,9 +47,7 @@ def rig(tmp_path: Path) -> LogRig:
 
 def test_past_the_deadline_before_it_was_handed_over_is_not_stored(rig: LogRig) -> None:
     ref = rig.make()
-    rig.storage.hold()
-    first = rig.append(b"first")
-    rig.in_flight()
+    first = rig.append_held(b"first")
     late = rig.append(b"late", deadline=rig.clock.monotonic() + 5)
     rig.clock.advance(6)
     result = done(late)[0]
@@ -64,9 +62,7 @@ def test_past_the_deadline_before_it_was_handed_over_is_not_stored(rig: LogRig) 
 
 def test_past_the_deadline_while_it_is_written_is_unknown_and_settled_once(rig: LogRig) -> None:
     ref = rig.make()
-    rig.storage.hold()
-    flying = rig.append(b"flying", deadline=rig.clock.monotonic() + 5)
-    rig.in_flight()
+    flying = rig.append_held(b"flying", deadline=rig.clock.monotonic() + 5)
     rig.clock.advance(6)
     result = done(flying)[0]
     assert result.status is AppendStatus.UNKNOWN
@@ -103,9 +99,7 @@ def test_a_commit_past_its_deadline(rig: LogRig) -> None:
 def test_what_waits_for_the_disk_is_bounded(tmp_path: Path) -> None:
     rig = LogRig(tmp_path, pending_bytes_max=10_000, request_bytes_max=6_000, body_bytes_max=6_000)
     rig.make()
-    rig.storage.hold()
-    rig.append(b"x")
-    rig.in_flight()
+    rig.append_held(b"x")
     taken = [rig.append(b"%d" % n + bytes(3000)) for n in range(5)]
     refused = [done(call)[0] for call in taken[3:]]
     assert all(isinstance(result.error, BoundReachedError) for result in refused)
@@ -130,9 +124,7 @@ def test_topics_of_clients_leave_places_for_the_systems_own(tmp_path: Path) -> N
 def test_topics_that_share_a_commit_are_bounded_together(tmp_path: Path) -> None:
     rig = LogRig(tmp_path, topics_max=3)
     rig.make()
-    rig.storage.hold()
-    rig.append(b"x")
-    rig.in_flight()
+    rig.append_held(b"x")
 
     def put(name: str) -> Completion[TopicInfo]:
         return rig.log.put_topic(TopicInfo(name, 0, 1), rig.soon)
@@ -259,9 +251,7 @@ def test_a_drain_finishes_what_is_there_and_takes_nothing_new(rig: LogRig) -> No
 
 def test_a_drain_that_cannot_finish_says_so(rig: LogRig) -> None:
     rig.make()
-    rig.storage.hold()
-    rig.append(b"a")
-    rig.in_flight()
+    rig.append_held(b"a")
     drained = rig.log.drain(rig.clock.monotonic() + 5)
     rig.clock.advance(6)
     with pytest.raises(TryLaterError):
@@ -270,9 +260,7 @@ def test_a_drain_that_cannot_finish_says_so(rig: LogRig) -> None:
 
 def test_closing_answers_everybody(rig: LogRig) -> None:
     ref = rig.make()
-    rig.storage.hold()
-    flying = rig.append(b"flying")
-    rig.in_flight()
+    flying = rig.append_held(b"flying")
     waiting = rig.append(b"waiting")
     wait = rig.log.wait(ref, 5, rig.soon)
     rig.storage.let_go()
@@ -346,9 +334,7 @@ def test_a_topic_deleted_by_the_commit_of_its_last_messages_leaves_nothing(tmp_p
     rig.make("other")
     rig.make(queues=2)
     done(rig.append(b"waits in memory"))
-    rig.storage.hold()
-    rig.append(b"first", topic="other")
-    rig.in_flight()
+    rig.append_held(b"first", topic="other")
     last = [rig.append(b"last", queue=queue) for queue in (0, 1)]
     gone = rig.log.delete_topic("orders", rig.soon)
     rig.storage.let_go()

@@ -27,8 +27,10 @@ WINDOW_MS = 8_000
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> LogRig:
-    return LogRig(tmp_path / "log", idempotency_window_ms=WINDOW_MS)
+def rig(tmp_path: Path) -> Iterator[LogRig]:
+    made = LogRig(tmp_path / "log", idempotency_window_ms=WINDOW_MS)
+    yield made
+    made.close()
 
 
 def send_key(rig: LogRig, number: int) -> AppendResult:
@@ -74,7 +76,6 @@ def test_files_stay_as_long_as_a_checkpoint_names_them(rig: LogRig) -> None:
         done(rig.append(b"more"))
         rig.checkpoint()
     assert first.isdisjoint(files(rig))
-    rig.close()
 
 
 def test_a_start_after_the_window_numbers_its_files_anew(rig: LogRig) -> None:
@@ -89,7 +90,6 @@ def test_a_start_after_the_window_numbers_its_files_anew(rig: LogRig) -> None:
     send_key(rig, 2)
     rig.checkpoint()
     assert files(rig) > first, "the older checkpoint may name the file of before"
-    rig.close()
 
 
 def test_a_number_waits_for_no_sync_that_its_topic_does_not(rig: LogRig) -> None:
@@ -100,7 +100,6 @@ def test_a_number_waits_for_no_sync_that_its_topic_does_not(rig: LogRig) -> None
     assert (result.status, result.durability, result.first) == (AppendStatus.STORED, Durability.WRITTEN, None)
     (again,) = done(send_number(rig, 1, "events"))
     assert (again.offset, again.first is not None) == (result.offset, True)
-    rig.close()
 
 
 def test_of_a_durable_one_nothing_is_answered_before_it_is(rig: LogRig) -> None:
@@ -115,7 +114,6 @@ def test_of_a_durable_one_nothing_is_answered_before_it_is(rig: LogRig) -> None:
     assert done(first)[0].first is None
     assert done(again)[0].first is not None
     assert len(rig.stored(ref)) == 1
-    rig.close()
 
 
 def test_keys_whose_files_are_lost_come_from_all_segments_of_the_window(
@@ -165,7 +163,6 @@ def test_a_clock_that_steps_forward_forgets_nothing(rig: LogRig) -> None:
     assert send_key(rig, 1).first is not None
     rig.clock.advance(0.7 * WINDOW_MS / 1_000)
     assert [send_key(rig, number).first is None for number in (1, 2)] == [True, False]
-    rig.close()
 
 
 @pytest.mark.parametrize("back", [False, True])
@@ -186,7 +183,6 @@ def test_nor_does_a_restart_behind_it(rig: LogRig, back: bool) -> None:
         rig.checkpoint()
     rig.clock.advance(1.1 * WINDOW_MS / 1_000)
     assert [send_key(rig, number).first is None for number in (1, 2, 3)] == [True] * 3
-    rig.close()
 
 
 def test_nor_does_a_kill_soon_after_it(rig: LogRig, tmp_path: Path) -> None:
@@ -212,7 +208,6 @@ def test_the_time_without_a_server_counts(rig: LogRig) -> None:
     over(rig)
     rig.open()
     assert send_key(rig, 1).first is None
-    rig.close()
 
 
 def test_a_topic_that_finds_no_room_is_named(tmp_path: Path) -> None:
@@ -251,7 +246,6 @@ def test_that_producers_are_forgotten_is_known_after_a_restart(
     assert (refused.status, type(refused.error)) == (AppendStatus.REFUSED, CallerError)
     assert "not known any more" in str(refused.error)
     assert send_again(rig, b"two").first is not None
-    rig.close()
 
 
 def test_what_is_lost_with_the_log_and_its_checkpoints_is_not_taken_for_new(tmp_path: Path) -> None:
@@ -321,7 +315,6 @@ def test_a_lost_row_of_a_topic_that_is_gone_hides_none_of_the_new_one(rig: LogRi
     rig.open()
     assert damaged(rig) == 1
     assert send_key(rig, 1).first is not None
-    rig.close()
 
 
 @pytest.mark.parametrize("space_again", [False, True])
@@ -348,4 +341,3 @@ def test_a_full_disk_holds_up_no_checkpoint(
     rig.reopen()
     assert bool(damaged(rig)) is not space_again
     assert [send_key(rig, number).first is None for number in (1, 2, 3)] == [False, False, True]
-    rig.close()

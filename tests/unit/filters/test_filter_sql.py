@@ -121,7 +121,7 @@ def test_the_largest_expressions_are_quick_to_judge(sql: str) -> None:
 
 def judge(sql: str, key: bytes = b"", tag: bytes = b"", **properties: str) -> bool:
     given = {name.encode(): value.encode() for name, value in properties.items()}
-    return SqlFilter(sql).judge(encode(key, b"body", tag, given)) is None
+    return SqlFilter(sql).find_refusal(encode(key, b"body", tag, given)) is None
 
 
 def test_tag_and_key_of_the_message() -> None:

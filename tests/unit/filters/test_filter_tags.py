@@ -80,15 +80,15 @@ def test_settings_are_checked_when_they_are_made() -> None:
 def test_the_filter_pushes_hashes_down_and_compares_texts() -> None:
     found = tag_filter(tags="A || ü")
     assert found.tags == {tag_hash(b"A"), tag_hash("ü".encode())}
-    assert found.judge(message(b"A")) is None
-    assert found.judge(message("ü".encode(), b"key", {b"p": b"v"})) is None
+    assert found.find_refusal(message(b"A")) is None
+    assert found.find_refusal(message("ü".encode(), b"key", {b"p": b"v"})) is None
     for tag in (b"B", b"", b"a", b"A ", b"AA", b"A||B"):
-        assert found.judge(message(tag)) is FILTERED
+        assert found.find_refusal(message(tag)) is FILTERED
 
 
 def test_a_tag_with_two_bars_is_one_tag() -> None:
-    assert tag_filter(tags="A || B").judge(message(b"A||B")) is FILTERED
-    assert tag_filter(sql="TAGS = 'A||B'").judge(message(b"A||B")) is None
+    assert tag_filter(tags="A || B").find_refusal(message(b"A||B")) is FILTERED
+    assert tag_filter(sql="TAGS = 'A||B'").find_refusal(message(b"A||B")) is None
 
 
 def test_too_many_tags_are_compared_but_not_pushed_down() -> None:
@@ -98,12 +98,12 @@ def test_too_many_tags_are_compared_but_not_pushed_down() -> None:
     assert len(most.tags or ()) == HASHES_MAX
     more = tag_filter(tags="||".join(names[: HASHES_MAX + 1]))
     assert more.tags is None
-    assert more.judge(message(names[HASHES_MAX].encode())) is None
-    assert more.judge(message(names[HASHES_MAX + 1].encode())) is FILTERED
+    assert more.find_refusal(message(names[HASHES_MAX].encode())) is None
+    assert more.find_refusal(message(names[HASHES_MAX + 1].encode())) is FILTERED
 
 
 def test_what_does_not_parse_is_a_fault() -> None:
     for found in (tag_filter(tags="A"), tag_filter(sql="TAGS = 'A'"), tag_filter(sql="p = 'A'")):
-        refusal = found.judge(b"\x18\x05ab")
+        refusal = found.find_refusal(b"\x18\x05ab")
         assert refusal is not None
         assert "do not parse" in refusal.fault

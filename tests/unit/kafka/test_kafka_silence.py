@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,8 +45,12 @@ class Watching:
         return ended
 
 
-def test_who_was_heard_within_the_session_is_left_alone() -> None:
-    watching = Watching()
+@pytest.fixture
+def watching() -> Watching:
+    return Watching()
+
+
+def test_who_was_heard_within_the_session_is_left_alone(watching: Watching) -> None:
     assert watching.at(2.0, "b", "c", "d") == []
     assert watching.at(5.0) == []
 
@@ -72,8 +77,7 @@ def test_who_takes_part_in_nothing_comes_last() -> None:
     assert alone.at(SESSION_S + TURN_S + 0.1) == ["a"]
 
 
-def test_nobody_is_ended_while_the_log_stands_still() -> None:
-    watching = Watching()
+def test_nobody_is_ended_while_the_log_stands_still(watching: Watching) -> None:
     watching.stuck = True
     assert watching.at(3.1) == []
     assert watching.at(60.0) == [], "its own beats do not come back either"
@@ -82,8 +86,7 @@ def test_nobody_is_ended_while_the_log_stands_still() -> None:
     assert watching.at(61.0, "b", "c") == ["d"], "what they had written meanwhile came before that beat"
 
 
-def test_an_answer_to_an_older_beat_says_nothing() -> None:
-    watching = Watching()
+def test_an_answer_to_an_older_beat_says_nothing(watching: Watching) -> None:
     watching.beat(2.9)
     watching.stuck = True
     assert watching.at(3.1, "c", "d") == [], "b may have written at 3.0"
@@ -92,8 +95,7 @@ def test_an_answer_to_an_older_beat_says_nothing() -> None:
     assert watching.at(3.3) == ["b"]
 
 
-def test_a_beat_is_asked_for_once() -> None:
-    watching = Watching()
+def test_a_beat_is_asked_for_once(watching: Watching) -> None:
     for process in "acd":
         watching.silence.on_seen(process, 3.0)
     assert watching.silence.check("a", EVERYBODY, 3.1, 2.9, 2.9).needs_heartbeat
@@ -101,8 +103,7 @@ def test_a_beat_is_asked_for_once() -> None:
     assert not watching.silence.check("a", EVERYBODY, 3.2, 3.1, 3.1).needs_heartbeat, "it has come back"
 
 
-def test_a_process_is_ended_once_and_again_where_that_has_failed() -> None:
-    watching = Watching()
+def test_a_process_is_ended_once_and_again_where_that_has_failed(watching: Watching) -> None:
     assert watching.at(3.1, "c", "d") == ["b"]
     assert watching.at(4.0, "c", "d") == []
     watching.silence.on_end_failed("b")
@@ -112,8 +113,7 @@ def test_a_process_is_ended_once_and_again_where_that_has_failed() -> None:
     assert watching.at(4.2, "c", "d") == []
 
 
-def test_who_may_have_been_stopped_begins_to_count_anew() -> None:
-    watching = Watching()
+def test_who_may_have_been_stopped_begins_to_count_anew(watching: Watching) -> None:
     watching.silence.clear()
     assert watching.at(60.0) == []
     assert watching.at(62.9) == []

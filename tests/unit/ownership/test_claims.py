@@ -155,6 +155,17 @@ def grant(owner: Owner, epoch: int, *queues: QueueRef) -> None:
     owner.claims.assigned(Assignment(queues, epoch))
 
 
+def hold(owner: Owner, epoch: int, *queues: QueueRef) -> None:
+    """They are granted, and loaded at once."""
+    grant(owner, epoch, *queues)
+    owner.backend.answer()
+
+
+@pytest.fixture
+def owner() -> Owner:
+    return member()
+
+
 def test_a_queue_is_handed_over_when_its_progress_and_bounds_are_known() -> None:
     for bounds_first in (False, True):
         owner = member()
@@ -192,8 +203,7 @@ def test_joining_is_tried_again_after_a_pause_and_done_once() -> None:
     assert (len(owner.backend.places), owner.claims.retry_at) == (1, None)
 
 
-def test_loading_is_tried_again_after_a_pause() -> None:
-    owner = member()
+def test_loading_is_tried_again_after_a_pause(owner: Owner) -> None:
     grant(owner, 3, A)
     owner.claims.join(JOIN)
     assert len(owner.backend.asked) == 1, "it is being asked"
@@ -207,11 +217,9 @@ def test_loading_is_tried_again_after_a_pause() -> None:
     assert owner.has == {A: 3}
 
 
-def test_what_cannot_be_used_yet_is_loaded_again() -> None:
-    owner = member()
+def test_what_cannot_be_used_yet_is_loaded_again(owner: Owner) -> None:
     owner.ready = False
-    grant(owner, 3, A)
-    owner.backend.answer()
+    hold(owner, 3, A)
     assert (owner.has, dict(owner.claims.loading)) == ({}, {A: 3})
     owner.ready, owner.backend.recorded[A] = True, 5
     owner.claims.join(JOIN)
@@ -219,31 +227,25 @@ def test_what_cannot_be_used_yet_is_loaded_again() -> None:
     assert (owner.has, owner.offsets) == ({A: 3}, {A: 5})
 
 
-def test_a_queue_that_is_gone_is_not_handed_over() -> None:
-    owner = member()
+def test_a_queue_that_is_gone_is_not_handed_over(owner: Owner) -> None:
     owner.backend.gone.add(A)
-    grant(owner, 3, A, B)
-    owner.backend.answer()
+    hold(owner, 3, A, B)
     assert owner.has == {B: 3}
     assert owner.claims.complete
 
 
-def test_an_answer_from_before_a_loss_is_not_used_after_it() -> None:
-    owner = member()
+def test_an_answer_from_before_a_loss_is_not_used_after_it(owner: Owner) -> None:
     grant(owner, 3, A)
     owner.claims.lost((A,))
     owner.backend.recorded[A] = 8
-    grant(owner, 5, A)
-    owner.backend.answer()
+    hold(owner, 5, A)
     assert owner.has == {}
     owner.backend.answer()
     assert (owner.has, owner.offsets) == ({A: 5}, {A: 8})
 
 
-def test_what_was_lost_is_known_for_a_while_or_until_it_is_back() -> None:
-    owner = member()
-    grant(owner, 3, A, B)
-    owner.backend.answer()
+def test_what_was_lost_is_known_for_a_while_or_until_it_is_back(owner: Owner) -> None:
+    hold(owner, 3, A, B)
     owner.claims.lost((A, B))
     assert (owner.has, owner.claims.complete, owner.claims.lost_lately()) == ({}, False, [A, B])
     grant(owner, 4, A)
@@ -254,10 +256,8 @@ def test_what_was_lost_is_known_for_a_while_or_until_it_is_back() -> None:
     assert owner.claims.lost_lately() == []
 
 
-def test_release_reaches_the_membership_that_revoked_and_no_later_one() -> None:
-    owner = member()
-    grant(owner, 3, A, B)
-    owner.backend.answer()
+def test_release_reaches_the_membership_that_revoked_and_no_later_one(owner: Owner) -> None:
+    hold(owner, 3, A, B)
     owner.claims.revoked((A, B), 110.0)
     assert (owner.has, dict(owner.claims.held)) == ({}, {})
     _, release, first = owner.to_release[0]
@@ -269,10 +269,8 @@ def test_release_reaches_the_membership_that_revoked_and_no_later_one() -> None:
     assert (first.released, owner.place.released, first.left) == ([B], [], True)
 
 
-def test_a_reset_queue_is_loaded_anew_under_its_epoch() -> None:
-    owner = member()
-    grant(owner, 3, A)
-    owner.backend.answer()
+def test_a_reset_queue_is_loaded_anew_under_its_epoch(owner: Owner) -> None:
+    hold(owner, 3, A)
     owner.has.clear()
     owner.backend.recorded[A] = 2
     owner.claims.reload(A)
@@ -283,10 +281,8 @@ def test_a_reset_queue_is_loaded_anew_under_its_epoch() -> None:
 
 
 @pytest.mark.parametrize("why", ["epoch", "gone"])
-def test_reading_again_finds_what_is_held_no_more(why: str) -> None:
-    owner = member()
-    grant(owner, 3, A, B)
-    owner.backend.answer()
+def test_reading_again_finds_what_is_held_no_more(owner: Owner, why: str) -> None:
+    hold(owner, 3, A, B)
     calls: list[int] = []
     owner.backend.recorded[B] = 6
     if why == "gone":
@@ -299,10 +295,8 @@ def test_reading_again_finds_what_is_held_no_more(why: str) -> None:
     assert (dict(owner.claims.held), owner.offsets[B]) == ({B: 3}, 6)
 
 
-def test_reading_again_asks_once_more_of_what_was_raised_meanwhile() -> None:
-    owner = member()
-    grant(owner, 3, A)
-    owner.backend.answer()
+def test_reading_again_asks_once_more_of_what_was_raised_meanwhile(owner: Owner) -> None:
+    hold(owner, 3, A)
     owner.claims.reread([A, B])
     grant(owner, 4, A)
     owner.backend.epochs[A] = 4
@@ -313,10 +307,8 @@ def test_reading_again_asks_once_more_of_what_was_raised_meanwhile() -> None:
     assert (owner.seen, owner.offsets, owner.has) == ([A], {A: 6}, {A: 4})
 
 
-def test_what_follows_reading_again_follows_in_any_case() -> None:
-    owner = member()
-    grant(owner, 3, A)
-    owner.backend.answer()
+def test_what_follows_reading_again_follows_in_any_case(owner: Owner) -> None:
+    hold(owner, 3, A)
     calls: list[str] = []
     owner.claims.reread([A], lambda: calls.append("failed"))
     owner.backend.answer(error=StorageError("disk"))
@@ -326,20 +318,16 @@ def test_what_follows_reading_again_follows_in_any_case() -> None:
     assert (calls, owner.seen) == (["failed", "left"], [])
 
 
-def test_nothing_is_settled_where_nothing_was_asked() -> None:
-    owner = member()
-    grant(owner, 3, A)
-    owner.backend.answer()
+def test_nothing_is_settled_where_nothing_was_asked(owner: Owner) -> None:
+    hold(owner, 3, A)
     owner.claims.revoked((A,), 110.0)
     calls: list[str] = []
     owner.claims.reread([A], lambda: calls.append("then"))
     assert (owner.settlings, calls, owner.backend.asked) == (1, ["then"], [])
 
 
-def test_nothing_is_settled_by_an_answer_that_comes_too_late() -> None:
-    owner = member()
-    grant(owner, 3, A)
-    owner.backend.answer()
+def test_nothing_is_settled_by_an_answer_that_comes_too_late(owner: Owner) -> None:
+    hold(owner, 3, A)
     owner.claims.reread([A])
     owner.claims.lost((A,))
     owner.has.clear()
@@ -347,10 +335,8 @@ def test_nothing_is_settled_by_an_answer_that_comes_too_late() -> None:
     assert (owner.settlings, owner.seen) == (1, [])
 
 
-def test_a_late_release_leaves_out_what_was_granted_anew() -> None:
-    owner = member()
-    grant(owner, 3, A, B)
-    owner.backend.answer()
+def test_a_late_release_leaves_out_what_was_granted_anew(owner: Owner) -> None:
+    hold(owner, 3, A, B)
     owner.claims.revoked((A, B), 110.0)
     _, release, place = owner.to_release[0]
     owner.claims.lost((A, B))
@@ -362,10 +348,8 @@ def test_a_late_release_leaves_out_what_was_granted_anew() -> None:
     assert (place.released, owner.has) == ([B], {A: 4})
 
 
-def test_reading_again_that_fails_after_leaving_delays_no_joining() -> None:
-    owner = member()
-    grant(owner, 3, A)
-    owner.backend.answer()
+def test_reading_again_that_fails_after_leaving_delays_no_joining(owner: Owner) -> None:
+    hold(owner, 3, A)
     owner.claims.reread([A])
     owner.claims.leave()
     owner.backend.answer(error=StorageError("disk"))

@@ -12,8 +12,12 @@ def late(rig, outcome):
     return rig.metrics.cell(catalogue.SEND_LATE, outcome).value
 
 
-def test_the_backend_gets_the_callers_deadline():
-    rig = ProducerRig()
+@pytest.fixture
+def rig():
+    return ProducerRig()
+
+
+def test_the_backend_gets_the_callers_deadline(rig):
     rig.send(timeout=50)
     rig.send(timeout=0)
     rig.send(timeout=-7)
@@ -25,8 +29,7 @@ def test_the_backend_gets_the_callers_deadline():
     assert waits == [0.05, 10, 10, 10, 10, 10]
 
 
-def test_a_silent_backend_is_answered_for_before_the_time_is_up():
-    rig = ProducerRig()
+def test_a_silent_backend_is_answered_for_before_the_time_is_up(rig):
     call = rig.send(timeout=50)
     rig.advance(0.044)
     assert call.open
@@ -36,8 +39,7 @@ def test_a_silent_backend_is_answered_for_before_the_time_is_up():
     assert "may or may not be stored" in call.answer.msg
 
 
-def test_what_the_backend_says_after_that_changes_nothing_but_is_counted():
-    rig = ProducerRig()
+def test_what_the_backend_says_after_that_changes_nothing_but_is_counted(rig):
     stored, lost = rig.send(timeout=50), rig.send(timeout=50)
     rig.advance(0.05)
     assert rig.proxy.flow.inflight == 2, "the backend still holds them"
@@ -49,8 +51,7 @@ def test_what_the_backend_says_after_that_changes_nothing_but_is_counted():
     assert (rig.proxy.flow.inflight, rig.proxy.flow.inflight_bytes) == (0, 0)
 
 
-def test_each_is_swept_at_its_own_time():
-    rig = ProducerRig()
+def test_each_is_swept_at_its_own_time(rig):
     calls = {timeout: rig.send(timeout=timeout) for timeout in (300, 50, 100)}
     for now in (50, 100, 300):
         rig.advance(now / 1000 - (rig.clock.monotonic() - 1_000))
@@ -59,8 +60,7 @@ def test_each_is_swept_at_its_own_time():
         }
 
 
-def test_the_sweep_rests_when_nothing_is_pending():
-    rig = ProducerRig()
+def test_the_sweep_rests_when_nothing_is_pending(rig):
     assert rig.timer.sweep is None
     rig.send()
     assert rig.timer.sweep is not None
@@ -194,8 +194,7 @@ class TestRates:
 
 
 class TestDrain:
-    def test_new_sends_are_20_and_pending_ones_are_waited_for(self):
-        rig = ProducerRig()
+    def test_new_sends_are_20_and_pending_ones_are_waited_for(self, rig):
         pending = rig.send()
         drained = rig.proxy.drain(rig.clock.monotonic() + 5)
         assert rig.code() == 20
@@ -210,29 +209,25 @@ class TestDrain:
         assert pending.answer.code == 0
         assert drained.done
 
-    def test_an_idle_proxy_is_drained_at_once(self):
-        rig = ProducerRig()
+    def test_an_idle_proxy_is_drained_at_once(self, rig):
         assert rig.proxy.drain(rig.clock.monotonic()).done
         assert rig.timer.sweep is None
 
-    def test_at_the_deadline_the_rest_is_answered_12(self):
-        rig = ProducerRig()
+    def test_at_the_deadline_the_rest_is_answered_12(self, rig):
         pending = rig.send(timeout=10_000)
         drained = rig.proxy.drain(rig.clock.monotonic() + 1)
         rig.advance(1.0)
         assert pending.answer.code == 12
         assert drained.done
 
-    def test_draining_twice_is_one_drain(self):
-        rig = ProducerRig()
+    def test_draining_twice_is_one_drain(self, rig):
         rig.send()
         first = rig.proxy.drain(rig.clock.monotonic() + 1)
         assert rig.proxy.drain(rig.clock.monotonic() + 1) is first
 
 
-def test_the_sweep_does_not_look_at_everyone_each_time():
+def test_the_sweep_does_not_look_at_everyone_each_time(rig):
     """Until the earliest deadline comes, a sweep costs the same however many are pending."""
-    rig = ProducerRig()
     for _ in range(100):
         rig.send(timeout=10_000)
     touched = []

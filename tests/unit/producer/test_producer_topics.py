@@ -1,5 +1,7 @@
 """Topics on first use: created once, waited for in order, and never without a bound."""
 
+import pytest
+
 from backend.records import TopicInfo
 from ddmq_common.errors import BoundReachedError, StorageError
 from ddmq_common.metrics import catalogue
@@ -24,6 +26,11 @@ def make(rig, index=0, **changes):
     completion.succeed(rig.backend.topic(info.name))
 
 
+@pytest.fixture
+def rig():
+    return held()
+
+
 def test_a_topic_is_created_on_its_first_send_with_four_queues():
     rig = ProducerRig()
     call = rig.send(topic=b"fresh", hashId=7)
@@ -42,8 +49,7 @@ def test_the_number_of_queues_is_configured():
     assert rig.backend.creations[0][0] == TopicInfo("fresh", 0, 9)
 
 
-def test_sends_meanwhile_wait_for_the_same_creation_and_keep_their_order():
-    rig = held()
+def test_sends_meanwhile_wait_for_the_same_creation_and_keep_their_order(rig):
     for number in range(3):
         rig.send(topic=b"fresh", key=b"%d" % number)
     assert len(rig.backend.creations) == 1
@@ -52,8 +58,7 @@ def test_sends_meanwhile_wait_for_the_same_creation_and_keep_their_order():
     assert rig.proxy.flow.inflight == 3
 
 
-def test_a_failed_creation_fails_its_sends_and_may_be_tried_again():
-    rig = held()
+def test_a_failed_creation_fails_its_sends_and_may_be_tried_again(rig):
     calls = [rig.send(topic=b"fresh") for _ in range(2)]
     rig.backend.creations[0][1].fail(StorageError("bad disk"))
     assert [call.answer.code for call in calls] == [10, 10]
@@ -72,15 +77,13 @@ def test_off_means_13():
     assert rig.send().open
 
 
-def test_a_malformed_or_reserved_name_is_never_created():
-    rig = held()
+def test_a_malformed_or_reserved_name_is_never_created(rig):
     for name in (b"", b"a/../b", b"x" * 128, b"%RETRY%g", b"\xff"):
         assert rig.code(topic=name) == 11
     assert not rig.backend.creations
 
 
-def test_an_illegal_message_creates_nothing():
-    rig = held()
+def test_an_illegal_message_creates_nothing(rig):
     assert rig.code(topic=b"fresh", body=b"") == 11
     assert rig.code(topic=b"fresh", properties={b"DELAY": b"x"}) == 11
     assert not rig.backend.creations
@@ -132,8 +135,7 @@ def test_a_batch_cannot_go_past_the_bound_either():
     assert len(rig.backend.creations) == 2
 
 
-def test_time_runs_out_while_a_topic_is_created():
-    rig = held()
+def test_time_runs_out_while_a_topic_is_created(rig):
     call = rig.send(topic=b"fresh", timeout=50)
     rig.advance(0.05)
     assert call.answer.code == 12
@@ -143,8 +145,7 @@ def test_time_runs_out_while_a_topic_is_created():
     assert rig.proxy.flow.inflight == 0
 
 
-def test_a_topic_made_by_someone_else_meanwhile_has_its_own_rules():
-    rig = held()
+def test_a_topic_made_by_someone_else_meanwhile_has_its_own_rules(rig):
     closed, only = rig.send(topic=b"fresh"), rig.send(topic=b"late")
     make(rig, 0, writable=False)
     make(rig, 1, delay="only")
@@ -152,8 +153,7 @@ def test_a_topic_made_by_someone_else_meanwhile_has_its_own_rules():
     assert not rig.backend.sent
 
 
-def test_a_topic_deleted_as_soon_as_it_was_made():
-    rig = held()
+def test_a_topic_deleted_as_soon_as_it_was_made(rig):
     call = rig.send(topic=b"fresh")
     rig.backend.creations[0][1].succeed(TopicInfo("fresh", 1, 4))
     assert call.answer.code == 14

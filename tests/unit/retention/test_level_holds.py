@@ -61,8 +61,7 @@ def test_they_hold_until_they_are_fired(house: RetainedLog) -> None:
     [held] = house.log.read(level(house, 18), 0, 1, 0).wait(60).positions
     assert house.segments()[0] <= held
     fired(house, 18, 1)
-    for _ in range(20):
-        house.send()
+    house.send_many(20)
     house.settle()
     assert house.clean() > 0
     assert house.segments()[0] > held

@@ -69,6 +69,14 @@ class RetainedLog:
         )
         return self.log.append([record], self.deadline()).wait(60)[0].status
 
+    def send_many(self, count: int) -> None:
+        for _ in range(count):
+            self.send()
+
+    def reopen(self) -> None:
+        self.log.close()
+        self.open()
+
     def ref(self, topic: str) -> QueueRef:
         info = self.log.topic(topic)
         assert info is not None
@@ -113,12 +121,10 @@ def house(tmp_path: Path) -> Iterator[RetainedLog]:
 
 
 def test_expired_segments_go_and_readers_continue_at_the_oldest(house: RetainedLog) -> None:
-    for _ in range(40):
-        house.send()
+    house.send_many(40)
     before = house.segments()
     house.clock.advance(4 * DAY_S)
-    for _ in range(3):
-        house.send()
+    house.send_many(3)
     house.settle()
     assert house.clean() > 0
     after = house.segments()
@@ -139,10 +145,8 @@ def test_expired_segments_go_and_readers_continue_at_the_oldest(house: RetainedL
 
 
 def test_a_segment_left_behind_right_after_a_restart_keeps_its_age(house: RetainedLog) -> None:
-    for _ in range(7):
-        house.send()
-    house.log.close()
-    house.open()
+    house.send_many(7)
+    house.reopen()
     house.clock.advance(60)
     house.send(size=30_000)
     assert len(house.segments()) == 2, "the first send fits no more"
@@ -155,8 +159,7 @@ def test_a_segment_left_behind_right_after_a_restart_keeps_its_age(house: Retain
 
 
 def test_a_segment_before_one_that_begins_with_damage_keeps_its_age(house: RetainedLog) -> None:
-    for _ in range(20):
-        house.send()
+    house.send_many(20)
     second = house.segments()[1]
     house.settle()
     house.log.close()
@@ -171,11 +174,9 @@ def test_a_segment_before_one_that_begins_with_damage_keeps_its_age(house: Retai
 
 @pytest.mark.parametrize("entry", range(38, 46))
 def test_a_damaged_entry_hides_no_other_message(house: RetainedLog, entry: int) -> None:
-    for _ in range(40):
-        house.send()
+    house.send_many(40)
     house.clock.advance(4 * DAY_S)
-    for _ in range(3):
-        house.send()
+    house.send_many(3)
     house.settle()
     then_ms = house.clock.wall_ms()
     house.log.close()
@@ -264,8 +265,7 @@ def test_dead_letters_keep_their_own_segments_and_what_is_between_goes(kept: Ret
     assert any(start > kept.kept()[0] for start in gone)
     assert_only_letters_are_left_of_what_went(kept)
     kept.settle()
-    kept.log.close()
-    kept.open()
+    kept.reopen()
     assert len(kept.kept()) == 3
     assert_only_letters_are_left_of_what_went(kept)
     assert kept.clean() == 0
@@ -327,8 +327,7 @@ def test_a_crash_between_keeping_and_deleting_loses_nothing(
         broken.setattr(kept.storage, "remove", refuse)
         kept.clean()
     assert len(kept.kept()) == 1
-    kept.log.close()
-    kept.open()
+    kept.reopen()
     assert letters(kept) == ALL_LETTERS
     assert kept.log.damaged_ranges == 0
     kept.clean()
@@ -338,8 +337,7 @@ def test_a_crash_between_keeping_and_deleting_loses_nothing(
 def test_a_lost_segment_is_told_from_what_went_between_kept_ones(kept: RetainedLog) -> None:
     kept.clean()
     kept.settle()
-    for _ in range(20):
-        kept.send()
+    kept.send_many(20)
     kept.settle()
     plain = [start for start in kept.segments() if start not in kept.kept()]
     kept.log.close()
@@ -401,11 +399,9 @@ def test_a_full_disk_takes_no_trace_events(house: RetainedLog) -> None:
 
 
 def test_without_a_checkpoint_the_messages_that_are_left_are_still_there(house: RetainedLog) -> None:
-    for _ in range(40):
-        house.send()
+    house.send_many(40)
     house.clock.advance(4 * DAY_S)
-    for _ in range(3):
-        house.send()
+    house.send_many(3)
     house.settle()
     assert house.clean() > 0
     left = [(record.offset, record.message_id) for record in house.found()]
@@ -420,8 +416,7 @@ def test_without_a_checkpoint_the_messages_that_are_left_are_still_there(house: 
     assert house.log.damaged_ranges == 1, "what the checkpoint alone had is lost, and this is said"
     house.settle()
     assert house.bounds() == (low, high + 3)
-    house.log.close()
-    house.open()
+    house.reopen()
     assert house.bounds() == (low, high + 3)
     assert house.log.damaged_ranges == 0
 
@@ -439,15 +434,13 @@ def test_the_index_survives_a_restart(tmp_path: Path) -> None:
 
 
 def test_what_nobody_asked_about_is_expired_after_a_restart_and_not_damaged(house: RetainedLog) -> None:
-    for _ in range(40):
-        house.send()
+    house.send_many(40)
     house.clock.advance(4 * DAY_S)
     house.send()
     house.settle()
     assert house.clean() > 0
     house.settle()
-    house.log.close()
-    house.open()
+    house.reopen()
     batch = house.log.read(house.ref("t"), 0, 10, 1 << 20).wait(60)
     assert batch.status is ReadStatus.OUT_OF_RANGE
     low, high = house.bounds()
@@ -463,8 +456,7 @@ def test_entries_of_a_topic_that_nobody_reads_go_with_the_log(
     monkeypatch.setattr("backend.file_log.consume_queue.FILE_ENTRIES", 8)
     monkeypatch.setattr("backend.file_log.opened.FILE_ENTRIES", 8)
     house = RetainedLog(tmp_path)
-    for _ in range(60):
-        house.send()
+    house.send_many(60)
     house.clock.advance(4 * DAY_S)
     house.send()
     house.settle()
@@ -495,8 +487,7 @@ def test_a_writer_with_other_limits_than_the_last_says_so(
 
 @pytest.mark.interpreted
 def test_what_goes_while_it_is_fetched_from_the_disk_is_expired_and_not_damaged(house: RetainedLog) -> None:
-    for _ in range(40):
-        house.send()
+    house.send_many(40)
     house.settle()
     house.log.close()
     house.open()  # nothing of it has been read: it is fetched in a thread

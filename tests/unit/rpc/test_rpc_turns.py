@@ -129,12 +129,18 @@ WORST = {  # processor seconds and bytes of one request
 }
 
 
+@pytest.fixture
+def loop() -> Loop:
+    return Loop()
+
+
 @pytest.mark.parametrize("slowed", [1.0, 5.0])
 @pytest.mark.parametrize("what", WORST)
-def test_sixty_four_connections_of_one_address_cost_another_little(what: str, slowed: float) -> None:
+def test_sixty_four_connections_of_one_address_cost_another_little(
+    loop: Loop, what: str, slowed: float
+) -> None:
     """The honest one asks 100 times a second; its median is at most twice what it has alone, also where the
     server has a fifth of its core."""
-    loop = Loop()
     loop.slowed = slowed
     honest = loop.connect("10.0.0.1", 0.0002, every_s=0.01)
     loop.run(1.0)
@@ -149,9 +155,8 @@ def test_sixty_four_connections_of_one_address_cost_another_little(what: str, sl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", [*WORST, "just not costly"])
-def test_an_answer_that_takes_rounds_of_the_loop_is_given_way_to(what: str) -> None:
+def test_an_answer_that_takes_rounds_of_the_loop_is_given_way_to(loop: Loop, what: str) -> None:
     """A send waits for the thread that writes: each time that needs the interpreter a slice could go by."""
-    loop = Loop()
     honest = loop.connect("10.0.0.1", 0.0001, every_s=0.01, rounds=10)
     loop.run(1.0)
     alone = median(honest.waits)
@@ -164,9 +169,8 @@ def test_an_answer_that_takes_rounds_of_the_loop_is_given_way_to(what: str) -> N
     assert median(honest.waits) <= 2 * max(alone, 0.0005)
 
 
-def test_nobody_gives_way_to_calls_that_are_held() -> None:
+def test_nobody_gives_way_to_calls_that_are_held(loop: Loop) -> None:
     """Pulls that wait for messages, 20 ms and longer, cost a busy address nothing."""
-    loop = Loop()
     for number in range(5):
         loop.connect(f"10.0.1.{number}", 0.00005, every_s=0.05, rounds=1_200)
     busy = [loop.connect("10.0.0.2", 0.0001) for _ in range(16)]
@@ -176,16 +180,14 @@ def test_nobody_gives_way_to_calls_that_are_held() -> None:
     assert (sum(each.served for each in busy) - before) * 0.0001 > 0.85 * 4.0
 
 
-def test_busy_addresses_do_not_give_way_to_each_other() -> None:
-    loop = Loop()
+def test_busy_addresses_do_not_give_way_to_each_other(loop: Loop) -> None:
     all_of_them = [loop.connect(f"10.0.1.{number % 4}", 0.0001, rounds=3) for number in range(64)]
     loop.run(2.0)
     assert sum(each.served for each in all_of_them) * 0.0001 > 0.85 * 2.0
 
 
-def test_who_gave_way_goes_on_at_the_latest_after_its_time() -> None:
+def test_who_gave_way_goes_on_at_the_latest_after_its_time(loop: Loop) -> None:
     """An answer that never comes holds nobody up for longer than GIVE_WAY_S."""
-    loop = Loop()
     loop.connect("10.0.0.1", 0.0001, rounds=1_000_000)
     busy = [loop.connect("10.0.0.2", 0.0001) for _ in range(16)]
     loop.run(1.0)
@@ -207,8 +209,7 @@ def test_clients_of_another_server_on_the_loop_count_as_others() -> None:
 
 
 @pytest.mark.slow
-def test_costly_requests_take_a_part_of_the_core_while_others_are_about() -> None:
-    loop = Loop()
+def test_costly_requests_take_a_part_of_the_core_while_others_are_about(loop: Loop) -> None:
     loop.connect("10.0.0.1", 0.0001, every_s=0.05)
     hostile = [loop.connect("10.0.0.2", 0.005) for _ in range(8)]
     loop.run(10.0)
@@ -217,17 +218,15 @@ def test_costly_requests_take_a_part_of_the_core_while_others_are_about() -> Non
     assert loop.rested > 100
 
 
-def test_alone_an_address_has_all_of_the_core() -> None:
-    loop = Loop()
+def test_alone_an_address_has_all_of_the_core(loop: Loop) -> None:
     only = [loop.connect("10.0.0.2", 0.005) for _ in range(8)]
     loop.run(10.0)
     assert sum(each.served for each in only) * 0.005 == pytest.approx(10.0, rel=0.05)
     assert loop.rested == 0
 
 
-def test_cheap_requests_have_what_others_leave() -> None:
+def test_cheap_requests_have_what_others_leave(loop: Loop) -> None:
     """Fair turns cost nobody throughput: a busy address beside a quiet one loses only what that one takes."""
-    loop = Loop()
     loop.connect("10.0.0.1", 0.0001, every_s=0.01)
     busy = [loop.connect("10.0.0.2", 0.0001) for _ in range(16)]
     loop.run(5.0)
@@ -235,8 +234,7 @@ def test_cheap_requests_have_what_others_leave() -> None:
 
 
 @pytest.mark.parametrize("cost_s", [0.0001, COSTLY_S * 5])
-def test_connections_of_one_address_have_equal_turns(cost_s: float) -> None:
-    loop = Loop()
+def test_connections_of_one_address_have_equal_turns(loop: Loop, cost_s: float) -> None:
     loop.connect("10.0.0.1", 0.0001, every_s=0.05)
     one = [loop.connect("10.0.0.2", cost_s) for _ in range(10)]
     loop.run(10.0)
@@ -244,8 +242,7 @@ def test_connections_of_one_address_have_equal_turns(cost_s: float) -> None:
     assert max(counts) - min(counts) <= 2
 
 
-def test_busy_addresses_have_equal_parts() -> None:
-    loop = Loop()
+def test_busy_addresses_have_equal_parts(loop: Loop) -> None:
     few = [loop.connect("10.0.0.1", 0.0001) for _ in range(12)]
     many = [loop.connect("10.0.0.2", 0.0001) for _ in range(64)]
     loop.run(2.0)
@@ -253,8 +250,7 @@ def test_busy_addresses_have_equal_parts() -> None:
     assert parts[0] == pytest.approx(parts[1], rel=0.1)
 
 
-def test_long_requests_that_their_bytes_explain_do_not_rest() -> None:
-    loop = Loop()
+def test_long_requests_that_their_bytes_explain_do_not_rest(loop: Loop) -> None:
     loop.connect("10.0.0.1", 0.0001, every_s=0.05)
     loop.connect("10.0.0.2", 0.005, size=1_000_000)
     loop.run(5.0)
@@ -262,9 +258,8 @@ def test_long_requests_that_their_bytes_explain_do_not_rest() -> None:
 
 
 @pytest.mark.slow
-def test_time_that_another_process_took_is_nobodys_fault() -> None:
+def test_time_that_another_process_took_is_nobodys_fault(loop: Loop) -> None:
     """A request that looks long once is measured the next times, and found cheap."""
-    loop = Loop()
     loop.connect("10.0.0.1", 0.0001, every_s=0.01)
     other = loop.connect("10.0.0.2", 0.0001, every_s=0.01)
     for _ in range(20):
@@ -275,9 +270,8 @@ def test_time_that_another_process_took_is_nobodys_fault() -> None:
     assert loop.rested == 0
 
 
-def test_a_rest_is_bounded_by_the_processor_time() -> None:
+def test_a_rest_is_bounded_by_the_processor_time(loop: Loop) -> None:
     """The server had no core for half a second while it worked on a request that is just costly."""
-    loop = Loop()
     loop.connect("10.0.0.1", 0.0001)
     other = loop.connect("10.0.0.2", COSTLY_S * 1.1)
     loop.turns.begin_event(other.share, loop.now)
@@ -287,8 +281,7 @@ def test_a_rest_is_bounded_by_the_processor_time() -> None:
     assert 0.0 < other.share.rest_until - loop.now < 0.1
 
 
-def test_what_has_left_is_forgotten() -> None:
-    loop = Loop()
+def test_what_has_left_is_forgotten(loop: Loop) -> None:
     loop.connect("10.0.0.1", 0.0001, every_s=0.01)
     gone = [loop.connect(f"10.0.1.{number}", 0.01) for number in range(100)]
     loop.run(1.0)
@@ -300,8 +293,7 @@ def test_what_has_left_is_forgotten() -> None:
     assert list(loop.turns.shares) == ["10.0.0.1"]
 
 
-def test_who_gives_way() -> None:
-    loop = Loop()
+def test_who_gives_way(loop: Loop) -> None:
     turns = loop.turns
     first = loop.connect("10.0.0.1", 0.0)
     silent = [loop.connect("10.0.0.2", 0.0) for _ in range(3)]

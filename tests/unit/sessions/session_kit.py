@@ -106,17 +106,36 @@ class SessionsRig(Rig):
         self.attach(member)
         return member
 
-    def served_member(self) -> MemberBackend:
+    def served_by(self) -> tuple[SessionServer, MemberBackend]:
         """A topic, a server, and a member of it."""
         self.make()
-        self.serve()
-        return self.member()
+        return self.serve(), self.member()
+
+    def served_member(self) -> MemberBackend:
+        return self.served_by()[1]
+
+    def stuck_member(
+        self, on_lost: Callable[[], object] = lambda: None, **limits: Any
+    ) -> tuple[MemberBackend, RawServer]:
+        """A member that is welcomed by nobody."""
+        server = RawServer(self.directory)
+        member = MemberBackend(CLOCK, Registry(), SessionLimits(**limits), on_lost=on_lost)
+        self._closers += [member.close, server.close]
+        sock = connect(self.directory)
+        assert sock is not None
+        member.link.attach_socket(sock)
+        return member, server
 
     def attach(self, member: MemberBackend) -> None:
         sock = connect(self.directory)
         assert sock is not None
         member.link.attach_socket(sock)
         until(lambda: member.link.is_ready or not member.link.is_attached, "the member has its session")
+
+    def serve_again(self, member: MemberBackend) -> None:
+        """By another server, and the member has a session with it."""
+        self.serve()
+        self.attach(member)
 
     def make(self, name: str = "orders", queues: int = 1) -> None:
         done(self.engine.put_topic(TopicInfo(name, 0, queues), soon()))

@@ -21,7 +21,7 @@ from ddmq_common.metrics.registry import Registry
 from tests.played_memory import PlayedMemory
 from tests.support.heard import Heard
 from tests.support.waits import PATIENCE_S, done, soon, until
-from tests.unit.sessions.session_kit import CLOCK, RawServer, house, queue, record
+from tests.unit.sessions.session_kit import CLOCK, RawServer, SessionsRig, house, queue, record
 
 
 def test_the_first_writes_the_others_are_members(tmp_path: Path) -> None:
@@ -54,8 +54,7 @@ def test_the_face_leads_straight_to_the_backend_of_the_moment() -> None:
     second.close()
 
 
-def test_a_member_takes_over_and_nobody_notices_but_what_was_under_way(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_a_member_takes_over_and_nobody_notices_but_what_was_under_way(home: SessionsRig) -> None:
     metrics = Registry()
     first, _ = home.enter()
     second, face = home.enter(metrics=metrics)
@@ -90,17 +89,15 @@ def test_a_member_takes_over_and_nobody_notices_but_what_was_under_way(tmp_path:
         assert metrics.cell(catalogue.TAKEOVERS).value == 1
 
 
-def test_takeovers_are_told_before_the_first(tmp_path: Path) -> None:
+def test_takeovers_are_told_before_the_first(home: SessionsRig) -> None:
     """Else whoever watches sees a series that begins with 1, not a rise."""
-    home = house(tmp_path)
     metrics = Registry()
     home.enter()
     home.enter(metrics=metrics)
     assert b"ddmq_takeovers_total 0.0\n" in metrics.exposition()
 
 
-def test_a_membership_is_carried_over_with_all_that_it_asked_for(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_a_membership_is_carried_over_with_all_that_it_asked_for(home: SessionsRig) -> None:
     first, writer = home.enter()
     second, face = home.enter()
     home.make()
@@ -114,8 +111,7 @@ def test_a_membership_is_carried_over_with_all_that_it_asked_for(tmp_path: Path)
     assert done(face.holders("g", "orders", soon())) == {queue(queue_id=1): "host:9713"}
 
 
-def test_takeovers_one_after_the_other(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_takeovers_one_after_the_other(home: SessionsRig) -> None:
     home.make()
     elections, faces = zip(*(home.enter() for _ in range(4)), strict=True)
     living = dict(zip(elections, faces, strict=True))
@@ -132,8 +128,7 @@ def test_takeovers_one_after_the_other(tmp_path: Path) -> None:
     assert offsets == list(range(4 + 3 + 2 + 1))
 
 
-def test_waits_and_watchers_stay_where_they_were_asked(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_waits_and_watchers_stay_where_they_were_asked(home: SessionsRig) -> None:
     home.make()
     first, _ = home.enter()
     second, face = home.enter()
@@ -145,8 +140,7 @@ def test_waits_and_watchers_stay_where_they_were_asked(tmp_path: Path) -> None:
     assert all(done(wait) for wait in waits)
 
 
-def test_a_failed_takeover_is_tried_again(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_a_failed_takeover_is_tried_again(home: SessionsRig) -> None:
     home.make()
     first, _ = home.enter()
     second, face = home.enter()
@@ -172,8 +166,7 @@ def test_an_engine_that_does_not_open_gives_the_lock_back(tmp_path: Path) -> Non
     DirectoryLock.acquire(tmp_path, 0).release()
 
 
-def test_a_tool_without_a_server_says_so_at_once(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_a_tool_without_a_server_says_so_at_once(home: SessionsRig, tmp_path: Path) -> None:
     began = CLOCK.monotonic()
     with pytest.raises(RemoteError, match=f"no server is running on {tmp_path}; start one with: ddmq serve"):
         home.enter(may_write=False)
@@ -181,8 +174,7 @@ def test_a_tool_without_a_server_says_so_at_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_tool_waits_for_a_takeover_that_is_under_way(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_a_tool_waits_for_a_takeover_that_is_under_way(home: SessionsRig, tmp_path: Path) -> None:
     listen(tmp_path).close()  # what a killed writer leaves
     home.engine.hold()
     turns = 0
@@ -229,8 +221,7 @@ def test_paths_longer_than_a_socket_takes(tmp_path: Path) -> None:
     assert (directory / SOCKET_FILE).is_socket()
 
 
-def test_a_clean_stop_leaves_only_the_lock_file(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_a_clean_stop_leaves_only_the_lock_file(home: SessionsRig, tmp_path: Path) -> None:
     election, face = home.enter()
     done(face.drain(soon()))
     face.close()
@@ -239,8 +230,7 @@ def test_a_clean_stop_leaves_only_the_lock_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["writer.lock"]
 
 
-def test_a_draining_writer_makes_members_hold_what_is_new(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_a_draining_writer_makes_members_hold_what_is_new(home: SessionsRig) -> None:
     home.make()
     _, writer = home.enter()
     second, member = home.enter()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,14 @@ import pytest
 from backend.completion import Completion
 from backend.file_log.sessions import codec
 from backend.file_log.sessions.member import MemberBackend
-from backend.file_log.sessions.pipe import FrameKind, SessionLimits, encode_frame
-from backend.file_log.sessions.server import connect
+from backend.file_log.sessions.pipe import FrameKind, encode_frame
 from backend.port import Join, Sharing
 from backend.records import AppendResult, AppendStatus, CommitBatch, Durability, ProgressDelta, TopicInfo
 from ddmq_common.errors import BoundReachedError, DrainingError, RemoteError, TryLaterError
-from ddmq_common.metrics.registry import Registry
 from tests.support.heard import Heard
 from tests.support.passed_over import PassedOver
 from tests.support.waits import done, soon, until
-from tests.unit.sessions.session_kit import CLOCK, Engine, RawServer, SessionsRig, house, queue, record
+from tests.unit.sessions.session_kit import CLOCK, Engine, SessionsRig, house, queue, record
 
 FINISH = CommitBatch(progress=[ProgressDelta("g", queue(), 0, 0, [(0, 1)])])
 
@@ -28,21 +25,7 @@ def statuses(completion: Completion[list[AppendResult]]) -> list[AppendStatus]:
     return [result.status for result in done(completion)]
 
 
-def stuck_member(
-    directory: Path, on_lost: Callable[[], object] = lambda: None, **limits: object
-) -> tuple[MemberBackend, RawServer]:
-    """A member that is welcomed by nobody."""
-    server = RawServer(directory)
-    bounds = SessionLimits(**limits)  # type: ignore[arg-type]
-    member = MemberBackend(CLOCK, Registry(), bounds, on_lost=on_lost)
-    sock = connect(directory)
-    assert sock is not None
-    member.link.attach_socket(sock)
-    return member, server
-
-
-def test_small_appends_of_one_turn_travel_together(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_small_appends_of_one_turn_travel_together(home: SessionsRig) -> None:
     member = home.served_member()
     calls = [member.append([record(body=b"%d" % n)], soon()) for n in range(200)]
     assert [done(call)[0].offset for call in calls] == list(range(200))
@@ -57,8 +40,7 @@ def test_a_turn_of_many_bytes_travels_in_several(tmp_path: Path) -> None:
     assert 5 <= home.engine.appends <= 8
 
 
-def test_appends_and_commits_keep_their_order(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_appends_and_commits_keep_their_order(home: SessionsRig) -> None:
     member = home.served_member()
     calls = []
     for _ in range(20):
@@ -67,8 +49,7 @@ def test_appends_and_commits_keep_their_order(tmp_path: Path) -> None:
     assert [done(call)[0].offset for call in calls] == list(range(40))
 
 
-def test_durable_and_written_appends_do_not_share_a_frame(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_durable_and_written_appends_do_not_share_a_frame(home: SessionsRig) -> None:
     home.make()
     fast = TopicInfo("fast", 0, 1, durability=Durability.WRITTEN)
     done(home.engine.put_topic(fast, soon()))
@@ -80,8 +61,7 @@ def test_durable_and_written_appends_do_not_share_a_frame(tmp_path: Path) -> Non
     assert home.engine.appends == 3
 
 
-def test_bad_arguments_of_one_call_do_not_refuse_the_others(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_bad_arguments_of_one_call_do_not_refuse_the_others(home: SessionsRig) -> None:
     member = home.served_member()
     bad = record()
     bad.born_ms = 1 << 70
@@ -105,8 +85,7 @@ def test_an_append_larger_than_a_frame_is_refused_alone(tmp_path: Path) -> None:
     assert isinstance(done(calls[1])[0].error, BoundReachedError)
 
 
-def test_its_own_changes_are_seen_when_they_are_answered(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_its_own_changes_are_seen_when_they_are_answered(home: SessionsRig) -> None:
     home.serve()
     member = home.member()
     told: list[str] = []
@@ -123,8 +102,7 @@ def test_its_own_changes_are_seen_when_they_are_answered(tmp_path: Path) -> None
     assert told == ["topic/orders", "group/g", "group/g", "topic/orders"]
 
 
-def test_members_see_each_other_s_changes(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_members_see_each_other_s_changes(home: SessionsRig) -> None:
     home.serve()
     one, other = home.member(), home.member()
     done(one.put_topic(TopicInfo("orders", 0, 2), soon()))
@@ -135,11 +113,8 @@ def test_members_see_each_other_s_changes(tmp_path: Path) -> None:
 # --- when the writer goes
 
 
-def test_what_was_sent_and_not_answered_is_unknown(tmp_path: Path) -> None:
-    home = house(tmp_path)
-    home.make()
-    server = home.serve()
-    member = home.member()
+def test_what_was_sent_and_not_answered_is_unknown(home: SessionsRig) -> None:
+    server, member = home.served_by()
     home.engine.hold()
     sent = member.append([record(), record()], soon())
     mixed = member.commit(CommitBatch([record()], FINISH.progress), soon())
@@ -151,11 +126,8 @@ def test_what_was_sent_and_not_answered_is_unknown(tmp_path: Path) -> None:
     assert not member.health().ready
 
 
-def test_progress_reads_and_waits_go_to_the_next_writer(tmp_path: Path) -> None:
-    home = house(tmp_path)
-    home.make()
-    server = home.serve()
-    member = home.member()
+def test_progress_reads_and_waits_go_to_the_next_writer(home: SessionsRig) -> None:
+    server, member = home.served_by()
     home.engine.hold()
     finished = member.commit(FINISH, soon())
     wait = member.wait(queue(), 0, soon())
@@ -166,8 +138,7 @@ def test_progress_reads_and_waits_go_to_the_next_writer(tmp_path: Path) -> None:
     held = member.append([record()], soon())
     home.engine.release_held()
     assert not any(pending.done for pending in (finished, wait, asked, held))
-    home.serve()
-    home.attach(member)
+    home.serve_again(member)
     assert done(finished) == []
     assert done(asked)[0] is not None
     assert statuses(held) == [AppendStatus.STORED]
@@ -178,9 +149,7 @@ def test_progress_reads_and_waits_go_to_the_next_writer(tmp_path: Path) -> None:
 def without_writer(tmp_path: Path) -> tuple[SessionsRig, MemberBackend]:
     """A member whose session is lost: what it is asked for is held."""
     home = house(tmp_path)
-    home.make()
-    server = home.serve()
-    member = home.member()
+    server, member = home.served_by()
     server.close()
     until(lambda: not member.link.is_attached, "the session is lost")
     return home, member
@@ -192,8 +161,7 @@ def test_what_was_held_goes_to_the_next_writer_in_one_pass(tmp_path: Path) -> No
     waits = [member.wait(queue(), 0, soon()) for _ in range(50)]
     outstanding = member.link.outstanding
     held = outstanding.held = PassedOver(outstanding.held)
-    home.serve()
-    home.attach(member)
+    home.serve_again(member)
     assert statuses(member.append([record()], soon())) == [AppendStatus.STORED]
     assert all(done(wait) for wait in waits)
     assert not held
@@ -214,8 +182,7 @@ def test_what_was_never_sent_is_not_stored(tmp_path: Path) -> None:
     assert len(member.link.outstanding) == 0
 
 
-def test_deadlines_pass_while_the_writer_keeps_silent(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_deadlines_pass_while_the_writer_keeps_silent(home: SessionsRig) -> None:
     member = home.served_member()
     home.engine.hold()
     now = CLOCK.monotonic()
@@ -228,17 +195,13 @@ def test_deadlines_pass_while_the_writer_keeps_silent(tmp_path: Path) -> None:
     assert home.engine.appends == 1
 
 
-def test_memberships_are_lost_and_assigned_anew_under_a_higher_epoch(tmp_path: Path) -> None:
-    home = house(tmp_path)
-    home.make()
-    server = home.serve()
-    member, heard = home.member(), Heard()
+def test_memberships_are_lost_and_assigned_anew_under_a_higher_epoch(home: SessionsRig) -> None:
+    (server, member), heard = home.served_by(), Heard()
     membership = member.join(Join("g", "orders"), heard)
     until(lambda: heard.epochs, "the first assignment")
     server.close()
     until(lambda: heard.names == ["assigned", "lost"], "it is lost")
-    home.serve()
-    home.attach(member)
+    home.serve_again(member)
     until(lambda: len(heard.epochs) == 2, "the second assignment")
     assert heard.epochs[1] > heard.epochs[0]
     membership.leave()
@@ -248,11 +211,8 @@ def test_memberships_are_lost_and_assigned_anew_under_a_higher_epoch(tmp_path: P
     assert heard.names == ["assigned", "lost", "assigned"]
 
 
-def test_unanswered_progress_comes_before_the_new_epoch(tmp_path: Path) -> None:
-    home = house(tmp_path)
-    home.make()
-    server = home.serve()
-    member, heard = home.member(), Heard()
+def test_unanswered_progress_comes_before_the_new_epoch(home: SessionsRig) -> None:
+    (server, member), heard = home.served_by(), Heard()
     member.join(Join("g", "orders"), heard)
     until(lambda: heard.epochs, "the assignment")
     server.close()
@@ -261,14 +221,12 @@ def test_unanswered_progress_comes_before_the_new_epoch(tmp_path: Path) -> None:
     finished = member.commit(CommitBatch(progress=[delta]), soon())
     for request in list(member.link.outstanding.held):
         request.is_sent = True  # as if it had been sent to the writer that went
-    home.serve()
-    home.attach(member)
+    home.serve_again(member)
     assert done(finished) == []
     until(lambda: len(heard.epochs) == 2, "the second assignment")
 
 
-def test_releases_reach_the_writer(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_releases_reach_the_writer(home: SessionsRig) -> None:
     home.make()
     home.serve()
     first, second = Heard(), Heard()
@@ -283,45 +241,34 @@ def test_releases_reach_the_writer(tmp_path: Path) -> None:
     until(lambda: second.epochs, "the second holds")
 
 
-def test_a_silent_writer_is_given_up(tmp_path: Path) -> None:
+def test_a_silent_writer_is_given_up(home: SessionsRig) -> None:
     lost: list[int] = []
-    member, server = stuck_member(tmp_path, lambda: lost.append(1), silence_s=0.2)
+    member, _ = home.stuck_member(lambda: lost.append(1), silence_s=0.2)
     until(lambda: lost, "the member gives up")
     assert not member.link.is_attached
-    member.close()
-    server.close()
 
 
-def test_nonsense_from_the_writer_ends_the_session(tmp_path: Path) -> None:
-    member, server = stuck_member(tmp_path)
+def test_nonsense_from_the_writer_ends_the_session(home: SessionsRig) -> None:
+    member, server = home.stuck_member()
     peer = server.accept()
     peer.send(b"\xff" * 100)
     until(lambda: not member.link.is_attached, "the member gives up")
-    member.close()
-    server.close()
 
 
-def test_a_writer_that_is_going_gets_nothing_new(tmp_path: Path) -> None:
-    home = house(tmp_path)
-    home.make()
-    server = home.serve()
-    member = home.member()
+def test_a_writer_that_is_going_gets_nothing_new(home: SessionsRig) -> None:
+    server, member = home.served_by()
     server.announce_stop()
     until(lambda: member.link.is_writer_leaving, "the member has heard it")
     held = member.append([record()], soon())
     server.close()
     assert home.engine.appends == 0
     until(lambda: not member.link.is_attached, "the session is over")
-    home.serve()
-    home.attach(member)
+    home.serve_again(member)
     assert statuses(held) == [AppendStatus.STORED]
 
 
-def test_what_a_draining_writer_refuses_goes_to_the_next_in_order(tmp_path: Path) -> None:
-    home = house(tmp_path)
-    home.make()
-    server = home.serve()
-    member = home.member()
+def test_what_a_draining_writer_refuses_goes_to_the_next_in_order(home: SessionsRig) -> None:
+    server, member = home.served_by()
     first = member.append([record()], soon())
     done(home.engine.drain(soon()))  # unlike an election, it has told nobody
     commit = member.commit(CommitBatch([record()]), soon())
@@ -334,14 +281,13 @@ def test_what_a_draining_writer_refuses_goes_to_the_next_in_order(tmp_path: Path
     home.engine.end()
     home.engine = Engine()
     home.make()
-    home.serve()
-    home.attach(member)
+    home.serve_again(member)
     assert [done(call)[0].offset for call in (first, commit, second, held)] == [0, 1, 2, 3]
     assert not wait.done
 
 
-def test_a_malformed_answer_ends_the_session_and_leaves_nothing_open(tmp_path: Path) -> None:
-    member, server = stuck_member(tmp_path)
+def test_a_malformed_answer_ends_the_session_and_leaves_nothing_open(home: SessionsRig) -> None:
+    member, server = home.stuck_member()
     peer = server.accept()
     pong = codec.encode((0, True, ""))
     peer.send(encode_frame(FrameKind.READY, 0, pong))
@@ -351,12 +297,9 @@ def test_a_malformed_answer_ends_the_session_and_leaves_nothing_open(tmp_path: P
     peer.send(encode_frame(FrameKind.ANSWER, next(iter(member.link.outstanding.sent)), b"\x93\x01"))
     assert statuses(append) == [AppendStatus.UNKNOWN]
     assert not member.link.is_attached
-    member.close()
-    server.close()
 
 
-def test_a_callback_that_raises_does_not_keep_the_others_waiting(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_a_callback_that_raises_does_not_keep_the_others_waiting(home: SessionsRig) -> None:
     member = home.served_member()
 
     def fail(_: object) -> None:
@@ -373,24 +316,20 @@ def test_a_callback_that_raises_does_not_keep_the_others_waiting(tmp_path: Path)
 # --- bounds and the end
 
 
-def test_bytes_outstanding_are_bounded(tmp_path: Path) -> None:
-    member, server = stuck_member(tmp_path, in_flight_bytes_max=10_000)
+def test_bytes_outstanding_are_bounded(home: SessionsRig) -> None:
+    member, _ = home.stuck_member(in_flight_bytes_max=10_000)
     held, over = (member.append([record(body=b"x" * 6000)], soon()) for _ in range(2))
     assert statuses(over) == [AppendStatus.REFUSED]
     assert isinstance(over.value[0].error, BoundReachedError)
     assert not held.done
-    member.close()
-    server.close()
 
 
-def test_requests_outstanding_are_bounded(tmp_path: Path) -> None:
-    member, server = stuck_member(tmp_path, requests_max=5)
+def test_requests_outstanding_are_bounded(home: SessionsRig) -> None:
+    member, _ = home.stuck_member(requests_max=5)
     waits = [member.wait(queue(), 0, soon()) for _ in range(6)]
     with pytest.raises(BoundReachedError, match="5 requests"):
         done(waits[5])
     assert not any(wait.done for wait in waits[:5])
-    member.close()
-    server.close()
 
 
 def test_waits_given_up_make_room(tmp_path: Path) -> None:
@@ -402,8 +341,7 @@ def test_waits_given_up_make_room(tmp_path: Path) -> None:
     assert not wait.done
 
 
-def test_draining_answers_what_is_under_way(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_draining_answers_what_is_under_way(home: SessionsRig) -> None:
     member = home.served_member()
     home.engine.hold()
     pending, wait = member.append([record()], soon()), member.wait(queue(), 0, soon())
@@ -418,11 +356,8 @@ def test_draining_answers_what_is_under_way(tmp_path: Path) -> None:
     assert statuses(pending) == [AppendStatus.STORED]
 
 
-def test_closing_fails_what_is_pending(tmp_path: Path) -> None:
-    home = house(tmp_path)
-    home.make()
-    server = home.serve()
-    member = home.member()
+def test_closing_fails_what_is_pending(home: SessionsRig) -> None:
+    server, member = home.served_by()
     home.engine.hold()
     append, wait, asked = member.append([record()], soon()), member.wait(queue(), 0, soon()), None
     until(lambda: home.engine.appends, "it is at the engine")

@@ -18,7 +18,7 @@ from backend.records import Capabilities, TopicInfo
 from ddmq_common.errors import BoundReachedError, RemoteError, UnknownTopicError
 from ddmq_common.metrics import catalogue
 from tests.support.waits import done, soon, until
-from tests.unit.sessions.session_kit import RawClient, house, queue, record
+from tests.unit.sessions.session_kit import RawClient, SessionsRig, house, queue, record
 
 
 class FailingListener:
@@ -44,8 +44,7 @@ def wait_body(offset: int, left_ms: int = 20_000) -> bytes:
     return codec.encode((queue(), offset, left_ms))
 
 
-def test_a_welcome_brings_everything_in_one_piece(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_a_welcome_brings_everything_in_one_piece(home: SessionsRig, tmp_path: Path) -> None:
     home.make("orders", 3)
     server = home.serve()
     client = RawClient(tmp_path, greet=False)
@@ -61,18 +60,21 @@ def test_a_welcome_brings_everything_in_one_piece(tmp_path: Path) -> None:
     assert server.session_count == 1
 
 
-def test_only_the_owner_may_connect(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_only_the_owner_may_connect(home: SessionsRig, tmp_path: Path) -> None:
     home.serve()
     assert stat.S_IMODE((tmp_path / SOCKET_FILE).stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize(("uid", "taken"), [(os.geteuid(), True), (0, True), (os.geteuid() + 1, False)])
 def test_a_member_of_another_user_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, uid: int, taken: bool
+    home: SessionsRig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    uid: int,
+    taken: bool,
 ) -> None:
     """Root's are taken: it reads the directory anyway."""
-    home = house(tmp_path)
     server = home.serve()
     client = RawClient(tmp_path, greet=False)
     monkeypatch.setattr(
@@ -101,8 +103,9 @@ def test_a_member_of_another_user_is_refused(
     ],
 )
 @pytest.mark.parametrize("greet", [True, False])
-def test_what_is_malformed_ends_the_session_and_only_that(tmp_path: Path, data: bytes, greet: bool) -> None:
-    home = house(tmp_path)
+def test_what_is_malformed_ends_the_session_and_only_that(
+    home: SessionsRig, tmp_path: Path, data: bytes, greet: bool
+) -> None:
     server = home.serve()
     other = RawClient(tmp_path)
     bad = RawClient(tmp_path, greet)
@@ -114,8 +117,7 @@ def test_what_is_malformed_ends_the_session_and_only_that(tmp_path: Path, data: 
     assert home.metrics.cell(catalogue.SESSIONS_ENDED, "malformed").value == 1
 
 
-def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_another_version_is_refused_by_name(home: SessionsRig, tmp_path: Path) -> None:
     home.serve()
     client = RawClient(tmp_path, greet=False)
     client.send(FrameKind.HELLO, 0, codec.encode((MAGIC, 9, "newer")))
@@ -222,8 +224,7 @@ def test_silence_ends_a_session_and_frees_its_queues(tmp_path: Path) -> None:
     assert second[1] > first[1]
 
 
-def test_the_end_of_the_socket_frees_its_queues(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_the_end_of_the_socket_frees_its_queues(home: SessionsRig, tmp_path: Path) -> None:
     home.make()
     home.serve()
     first, second = RawClient(tmp_path), RawClient(tmp_path)
@@ -234,8 +235,7 @@ def test_the_end_of_the_socket_frees_its_queues(tmp_path: Path) -> None:
     second.next(FrameKind.ASSIGNED)
 
 
-def test_the_engine_is_told_whether_anybody_reads_its_files(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_the_engine_is_told_whether_anybody_reads_its_files(home: SessionsRig, tmp_path: Path) -> None:
     home.serve()
     first, second = RawClient(tmp_path), RawClient(tmp_path)
     for client in (first, second):
@@ -247,8 +247,7 @@ def test_the_engine_is_told_whether_anybody_reads_its_files(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_commit_wakes_a_session_with_one_write_and_nobody_else(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_a_commit_wakes_a_session_with_one_write_and_nobody_else(home: SessionsRig, tmp_path: Path) -> None:
     home.make("orders", 4)
     home.serve()
     waiting, other = RawClient(tmp_path), RawClient(tmp_path)
@@ -262,8 +261,7 @@ def test_a_commit_wakes_a_session_with_one_write_and_nobody_else(tmp_path: Path)
     assert other.unread == []
 
 
-def test_changes_are_pushed_to_everyone(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_changes_are_pushed_to_everyone(home: SessionsRig, tmp_path: Path) -> None:
     home.serve()
     client = RawClient(tmp_path)
     done(home.engine.put_topic(TopicInfo("bills", 0, 2), soon()))
@@ -272,8 +270,7 @@ def test_changes_are_pushed_to_everyone(tmp_path: Path) -> None:
     assert codec.decode_topics(client.next(FrameKind.TOPICS)[2]) == ([], ["bills"])
 
 
-def test_errors_of_the_engine_are_faults(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_errors_of_the_engine_are_faults(home: SessionsRig, tmp_path: Path) -> None:
     home.serve()
     client = RawClient(tmp_path)
     client.send(FrameKind.DELETE_TOPIC, 1, codec.encode((1000, "nowhere")))
@@ -285,8 +282,7 @@ def test_errors_of_the_engine_are_faults(tmp_path: Path) -> None:
     assert isinstance(codec.error_from(codec.decode_fault(body)), ValueError)
 
 
-def test_frames_may_come_in_any_pieces(tmp_path: Path) -> None:
-    home = house(tmp_path)
+def test_frames_may_come_in_any_pieces(home: SessionsRig, tmp_path: Path) -> None:
     home.make()
     home.serve()
     client = RawClient(tmp_path)

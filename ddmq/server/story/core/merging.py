@@ -25,20 +25,20 @@ def streams_of(
 ) -> list[list[TimedEvent]]:
     """The events of each start of a process, in its order; none is before the copy that it is about."""
     by_instance: dict[str, list[HeardEvent]] = {}
-    for heard in events:
-        by_instance.setdefault(heard.instance, []).append(heard)
+    for report in events:
+        by_instance.setdefault(report.instance, []).append(report)
     streams = []
     for instance_events in by_instance.values():
         at_ms, stream = 0, list[TimedEvent]()
-        for heard in sorted(instance_events, key=lambda one: one.event.number):
-            event = heard.event
+        for report in sorted(instance_events, key=lambda one: one.event.number):
+            event = report.event
             place = (
                 bool(event.number_of("retry")),
                 event.number_of("queue", -1),
                 event.number_of("offset", -1),
             )
             at_ms = max(at_ms, event.at_ms, stored.get(place, 0))
-            stream.append(TimedEvent(at_ms, heard.process, event))
+            stream.append(TimedEvent(at_ms, report.process, event))
         streams.append(stream)
     return streams
 

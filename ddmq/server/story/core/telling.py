@@ -185,7 +185,7 @@ class _Teller:
                 self._timeline.mark(again_ms, Phase.QUEUED, "", "the group's offset was reset")
 
     def copy(self, copy: MessageCopy) -> None:
-        """A record was stored."""
+        """Put a record that was stored on the timeline."""
         timeline, at_ms = self._timeline, copy.stored_ms
         self.reset_by(at_ms)
         if copy.kind is CopyKind.LEVEL:

@@ -39,7 +39,7 @@ class Timeline:
         self._until: tuple[int, Phase] | None = None
 
     def copy(self) -> Timeline:
-        """One that goes on by itself."""
+        """Return a copy that goes on by itself."""
         twin = Timeline(self.marks[0])
         twin.marks = [StoryMark(mark.at_ms, mark.phase, mark.who, mark.why) for mark in self.marks]
         twin._until = self._until
@@ -69,7 +69,7 @@ class Timeline:
             self.marks.append(StoryMark(max(until[0], last.at_ms), until[1]))
 
     def note(self, text: str) -> None:
-        """Something more about the present phase."""
+        """Add a note about the present phase."""
         add_why(self.last, text)
 
     def waited(self, waits: Iterable[Wait], until_ms: int, teller: str = "") -> None:
@@ -112,7 +112,7 @@ def _is_of(mark: StoryMark, teller: str) -> bool:
 
 
 def add_why(mark: StoryMark, text: str) -> None:
-    """Another sentence to a mark, once."""
+    """Add a sentence to a mark, once."""
     if text and text not in mark.why:
         mark.why = f"{mark.why}; {text}" if mark.why else text
 

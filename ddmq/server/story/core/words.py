@@ -18,13 +18,13 @@ def describe_client(event: TraceEvent) -> str:
 
 
 def describe_key(event: TraceEvent) -> str:
-    """The order key that an event names."""
+    """Describe the order key that an event names."""
     key = event.text_of("key")
     return f"key {key}" if key else ""
 
 
 def describe_position(copy: MessageCopy) -> str:
-    """Topic, queue and offset."""
+    """Describe a position: topic, queue and offset."""
     return f"{copy.topic} {copy.queue_id}/{copy.offset}"
 
 
@@ -34,7 +34,7 @@ def count_deliveries(copy: MessageCopy) -> str:
 
 
 def with_error(text: str, error: str) -> str:
-    """The error behind a text, where there is one."""
+    """Append the error to a text, if there is one."""
     return f"{text}: {error}" if error else text
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from small_redis import SmallRedis
+from tests.service.consumer.push.small_redis import SmallRedis
 
 START_S = 20.0
 INSTALL_S = 120.0

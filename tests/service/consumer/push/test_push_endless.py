@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from test_push_hostile import raw_server
 
 from proxy_consumer.push.actions.config import PushConfig, RedisConfig
 from tests.service.consumer.push.http_receiver import Receiver
 from tests.service.consumer.push.push_rig import PushRig
+from tests.service.consumer.push.test_push_hostile import raw_server
 from tests.support.waits import until
 
 Speak = Callable[[socket.socket, threading.Event], None]

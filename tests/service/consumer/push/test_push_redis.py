@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis_server import PASSWORD, Server, ask, redis_server
-from small_redis import SmallRedis
 
 from proxy_consumer.push.actions.config import PushConfig, RedisConfig
 from tests.service.consumer.push.push_rig import PushRig
+from tests.service.consumer.push.redis_server import PASSWORD, Server, ask, redis_server
+from tests.service.consumer.push.small_redis import SmallRedis
 from tests.support.waits import until
 
 QUICK = {"retry_intervals_ms": (), "retry_steps": 0}

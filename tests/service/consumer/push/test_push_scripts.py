@@ -149,7 +149,7 @@ def test_a_task_whose_process_is_killed_gets_another(workers: ScriptWorkers, reg
         assert registry.cell(SCRIPTS_ENDED).value == 1
         os.kill(started[1]._process.pid, signal.SIGKILL)
         mortal = {3}
-        with pytest.raises(ScriptError, match="killed again and again"):
+        with pytest.raises(ScriptError, match="killed repeatedly from outside"):
             workers.run(config, message({"a": 1}), True)
         assert len(started) == 3
         assert workers.run(config, message({"a": 2}), True).ending is Ending.FINISH
@@ -225,6 +225,6 @@ def test_in_front_of_a_pull_it_is_refused(what: str) -> None:
     )
     refusing = filter_for_actions(config.actions, config.push)
     assert refusing is not None
-    refusal = refusing.judge(encode(b"k", msgspec.json.encode(body), b"", {}))
+    refusal = refusing.find_refusal(encode(b"k", msgspec.json.encode(body), b"", {}))
     assert isinstance(refusal, Refusal)
     assert "too much work for a script in front of a pull" in refusal.fault

@@ -233,7 +233,7 @@ def test_form_params2_of_no_object_is_the_body_alone(body: bytes) -> None:
         (["Hdfs"], PushConfig(), "use File"),
         (["Hbase"], PushConfig(), "use AsyncHttp"),
         (["Json"], PushConfig(), "the last must be one of PullServer"),
-        (["PullServer", "Json", "PullServer"], PushConfig(), "stands twice"),
+        (["PullServer", "Json", "PullServer"], PushConfig(), "is listed twice"),
         (["PullServer", "AsyncHttp"], PushConfig(http=HTTP), "PullServer is a sink"),
         (["Transit", "Json", "PullServer"], PushConfig(transit={"a": "b"}), "put Json before"),
         (["QueryParams", "AsyncHttp"], PushConfig(query_params={"a": "b"}), "put Json before"),
@@ -274,7 +274,7 @@ def test_usual_chains_are_taken(actions: tuple[str, ...]) -> None:
 
 
 def test_what_is_pushed_is_not_broadcast() -> None:
-    with pytest.raises(ValueError, match="shared out"):
+    with pytest.raises(ValueError, match="divided among the proxies"):
         SubscriptionDefaults(actions=("AsyncHttp",), push=PushConfig(http=HTTP), model="broadcasting")
 
 
@@ -321,7 +321,7 @@ def test_a_filter_of_actions_before_a_pull() -> None:
     config = SubscriptionDefaults(
         actions=("Json", "Script", "PullServer"), push=PushConfig(script=ScriptConfig(filter="body.a > 1"))
     )
-    judge = pull_filter(config).judge
+    judge = pull_filter(config).find_refusal
     assert judge(encode(b"k", b'{"a":2}', b"", None)) is None
     assert judge(encode(b"k", b'{"a":1}', b"", None)) is FILTERED
     assert judge(encode(b"k", b"", b"", None)) is FILTERED
@@ -381,7 +381,7 @@ def test_a_fault_in_an_action_fails_its_message_and_is_not_thrown(monkeypatch: p
     monkeypatch.setattr(ActionJob, "properties_text", lambda _: 1 // 0)
     script = PushConfig(script=ScriptConfig(filter="properties.a == 'x'"))
     config = SubscriptionDefaults(actions=("Script", "PullServer"), push=script)
-    assert "ZeroDivisionError" in pull_filter(config).judge(encode(b"k", b"x", b"", None)).fault
+    assert "ZeroDivisionError" in pull_filter(config).find_refusal(encode(b"k", b"x", b"", None)).fault
 
 
 WIDE = b'{"items":[' + b",".join([b"[]"] * 400_000) + b"]}"

@@ -70,8 +70,8 @@ def test_a_query_is_read_back_as_it_was(query: list[tuple[str, str]]) -> None:
     ],
 )
 def test_headers_that_a_message_brings(given_headers: bytes, sent: dict[str, str], ignored: int) -> None:
-    assert http.given_headers(job({b"carrera_headers": given_headers})) == (sent, ignored)
-    assert http.given_headers(job()) == ({}, 0)
+    assert http.property_headers(job({b"carrera_headers": given_headers})) == (sent, ignored)
+    assert http.property_headers(job()) == ({}, 0)
 
 
 def test_targets_that_a_message_names() -> None:

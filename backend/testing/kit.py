@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,8 +23,8 @@ from backend.records import (
     StoredRecord,
     TopicInfo,
 )
+from backend.testing.waits import done, soon
 from ddmq_common.delivery import encode
-from tests.support.waits import done, soon
 
 
 class KitClock:
@@ -46,12 +46,14 @@ class Engine(ABC):
     `batches_whole`: a batch ends only where the caller's limits or the queue do. The port does not promise
     that: who reads files that another process writes answers with what they hold, and then goes on.
     `stamps`: the store's clock is the one given. `gapless`: offsets are counted, which is no promise.
+    `not_kept`: tests of the contract that it cannot keep, say for lack of a capability, with the reasons.
     """
 
     persists: ClassVar[bool]
     batches_whole: ClassVar[bool] = True
     stamps: ClassVar[bool] = True
     gapless: ClassVar[bool] = True
+    not_kept: ClassVar[Mapping[str, str]] = {}
     backend: Backend
 
     def __init__(self, directory: Path) -> None:

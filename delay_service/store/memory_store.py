@@ -98,14 +98,14 @@ class MemoryDelayStore(DelayStore):
 
     def due(self, until_ms: int, limit: int, bytes_max: int, after: DueKey | None = None) -> list[Pending]:
         self._check()
-        found: list[Pending] = []
+        matches: list[Pending] = []
         size = 0
         for message in self._due.behind(after):
             size += len(message.delivery)
-            if message.due_ms > until_ms or len(found) >= limit or (found and size > bytes_max):
+            if message.due_ms > until_ms or len(matches) >= limit or (matches and size > bytes_max):
                 break
-            found.append(message)
-        return found
+            matches.append(message)
+        return matches
 
     def next_due(self, after: DueKey | None = None) -> DueKey | None:
         self._check()
@@ -146,13 +146,13 @@ class MemoryDelayStore(DelayStore):
         self._check()
         topic, from_ms, to_ms, limit, after, bytes_max = scan
         walks = (ordered.behind(after) for ordered in (self._due, *self._aside.values()))
-        found = (
+        matches = (
             message
             for message in merge(*walks, key=lambda message: message.key)
             if from_ms <= message.due_ms < to_ms and topic in (None, message.topic)
         )
         messages: list[Pending] = []
-        for message in islice(found, limit):
+        for message in islice(matches, limit):
             messages.append(message)
             bytes_max -= len(message.delivery)
             if bytes_max <= 0:

@@ -1,0 +1,59 @@
+"""Old names of options and commands: they work for one release, are in no help, and name the new one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from ddmq.cli.options import combine_options
+from ddmq.cli.output import hint
+from ddmq.cli.values import Whole
+
+
+class OldOption(click.Option):
+    """The old name of an option: it sets the option under its present name, and says so on standard error."""
+
+    def __init__(self, declarations: list[str], *, now: str, **settings: Any) -> None:
+        super().__init__(declarations, hidden=True, expose_value=False, is_eager=True, **settings)
+        self._now = now
+
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
+    ) -> tuple[Any, list[str]]:
+        assert self.name is not None
+        if self.name in opts and isinstance(opts, dict):
+            opts.setdefault(self._now.removeprefix("--"), opts.pop(self.name))
+            _hint_renamed(self.opts[0], self._now)
+        return None, args
+
+
+def count_option(
+    text: str = "At most.", *, default: int = 20, old_name: str = "--limit"
+) -> Callable[[Any], Any]:
+    """Return --count of a listing, which has had another name."""
+    return combine_options(
+        click.option("--count", default=default, show_default=True, type=Whole(1, 1000), help=text),
+        click.option(old_name, f"old_{old_name.removeprefix('--')}", cls=OldOption, now="--count"),
+    )
+
+
+def add_old_name(group: click.Group, old_name: str, command: click.Command) -> None:
+    """Let a command of the group answer to its old name, too, which no help shows."""
+    old = copy.copy(command)
+    old.name, old.hidden = old_name, True
+    callback, path = command.callback, f"ddmq {group.name}"
+    assert callback is not None
+
+    def run_renamed(*arguments: Any, **options: Any) -> Any:
+        _hint_renamed(f"{path} {old_name}", f"{path} {command.name}")
+        return callback(*arguments, **options)
+
+    old.callback = run_renamed
+    group.add_command(old)
+
+
+def _hint_renamed(old: str, new: str) -> None:
+    hint(f"note: {old} is called {new} now; the old name will go with the next release")

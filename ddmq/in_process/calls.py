@@ -1,0 +1,144 @@
+"""The connections of clients that live in the same process: frames in, answers out, nothing in between.
+
+A held call (a pull that finds nothing, a poll for checks) waits as at a server that listens. Only the
+client's own clock can say for how long, because that of the server stands still; `end_wait` then answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ddmq_common.clock import Clock
+from ddmq_rpc.api import Call, Fault, Service
+from ddmq_rpc.codec import Codec, DecodeError, Method, encode_fault, encode_result, methods
+from ddmq_rpc.envelope import EXCEPTION, REPLY, Envelope, Header, HeaderError, read_header
+
+Answered = Callable[[bytes], object]
+HELD_MS = 1 << 30  # on the server's clock, for what waits on the client's
+FRAME_BYTES_MAX, ELEMENTS_MAX, DECODE_S = 16 << 20, 16_384, 60.0
+
+
+class InProcessCall(Call):
+    """One request. `on_answer` gets the frame of its answer."""
+
+    __slots__ = ("_header", "_linger_ms", "_method", "_on_answer", "is_answered", "is_gone", "is_rejected")
+
+    def __init__(
+        self, method: Method, header: Header, args: Any, size: int, peer: str, at: float, on_answer: Answered
+    ) -> None:
+        self._method = method
+        self._header = header
+        self._on_answer = on_answer
+        self._linger_ms = _stretch_wait(args)
+        self.args = args
+        self.wire = header.wire
+        self.received_at = at
+        self.frame_bytes = size
+        self.peer = peer
+        self.on_abandoned = None
+        self.is_answered = self.is_gone = self.is_rejected = False
+
+    @property
+    def open(self) -> bool:
+        return not (self.is_answered or self.is_gone)
+
+    @property
+    def linger_ms(self) -> int:
+        """The time for which the client lets the call wait."""
+        return self._linger_ms
+
+    @property
+    def method_name(self) -> str:
+        """The method that is called."""
+        return self._method.name
+
+    def reply(self, value: Any) -> None:
+        self.reply_encoded(
+            b"" if self._method.oneway else encode_result(self._method, self.wire, success=value)
+        )
+
+    def throw(self, exception: Any) -> None:
+        self.is_rejected = True
+        declared = next(entry for entry in self._method.result[1][1:] if entry)
+        self.reply_encoded(encode_result(self._method, self.wire, **{declared[2]: exception}))
+
+    def reply_encoded(self, result: bytes) -> None:
+        self._send_answer(REPLY, result)
+
+    def fault(self, kind: Fault, text: str) -> None:
+        self._send_answer(EXCEPTION, encode_fault(self.wire, kind, text))
+
+    def _send_answer(self, kind: int, body: bytes) -> None:
+        if self.is_answered:
+            raise RuntimeError(f"{self.method_name} was answered twice")
+        self.is_answered = True
+        if not (self._method.oneway or self.is_gone):
+            envelope = Envelope(self._method.name.encode(), kind)
+            self._on_answer(envelope.build_frame(self.wire, self._header.sequence, bytes(body)))
+
+    def abandon_call(self) -> None:
+        """The client goes before the answer."""
+        if self.open:
+            self.is_gone = True
+            on_abandoned, self.on_abandoned = self.on_abandoned, None
+            if on_abandoned is not None:
+                on_abandoned(self)
+
+
+class ServedPart:
+    """One service of the server, for all of its connections."""
+
+    def __init__(self, service: Service, clock: Clock) -> None:
+        self._methods = methods(service.idl, service.name)
+        self._handlers = service.handlers
+        self._on_closed = service.on_closed
+        self._clock = clock
+        self._codec = Codec(FRAME_BYTES_MAX, ELEMENTS_MAX, DECODE_S)
+
+    def open_call(self, frame: bytes, peer: str, on_answer: Answered) -> InProcessCall | None:
+        """Serve one whole frame; None where it was refused, which is answered."""
+        try:
+            header = read_header(frame)
+        except HeaderError as error:
+            body = encode_fault(error.wire, Fault.PROTOCOL_ERROR, str(error))
+            on_answer(Envelope(b"", EXCEPTION).build_frame(error.wire, error.sequence, body))
+            return None
+        method = self._methods.get(header.name.decode("utf-8", "replace"))
+        handler = None if method is None else self._handlers.get(method.name)
+        if method is None or handler is None:
+            text = f"unknown method {header.name.decode('utf-8', 'replace')[:100]}"
+            _answer_fault(header, Fault.UNKNOWN_METHOD, text, on_answer)
+            return None
+        try:
+            args = self._codec.decode(header.wire, frame, header.body_at, method.args)
+        except DecodeError as error:
+            text = f"{method.name}: arguments do not decode: {error}"
+            _answer_fault(header, Fault.PROTOCOL_ERROR, text, on_answer)
+            return None
+        now = self._clock.monotonic()
+        call = InProcessCall(method, header, args, len(frame), peer, now, on_answer)
+        handler(call)
+        return call
+
+    def close_connection(self, peer: str) -> None:
+        """Note that a client closed its connection."""
+        if self._on_closed is not None:
+            self._on_closed(peer)
+
+
+def _stretch_wait(args: Any) -> int:
+    """Let a request that may be held wait as long as the server's clock allows; return its own wait."""
+    request = getattr(args, "request", None)
+    for name in ("maxLingerTime", "timeout"):
+        own_ms: int | None = getattr(request, name, None)
+        if own_ms is not None and (name == "maxLingerTime" or hasattr(request, "countMax")):
+            if own_ms > 0:
+                setattr(request, name, HELD_MS)
+            return own_ms
+    return 0
+
+
+def _answer_fault(header: Header, kind: Fault, text: str, on_answer: Answered) -> None:
+    body = encode_fault(header.wire, kind, text)
+    on_answer(Envelope(header.name, EXCEPTION).build_frame(header.wire, header.sequence, body))

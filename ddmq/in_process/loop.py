@@ -1,0 +1,124 @@
+"""An event loop that runs by hand: callbacks in the order of their calls, timers by a clock.
+
+Time passes only in `move_to`. A timer that is due rings once for a move, however long that was. A timer that
+repeats counts on from there, as on a machine that has slept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+from ddmq_common.clock import NEVER, ManualClock
+from ddmq_common.event_loop import LoopByHand
+
+TURNS_MAX = 1_000_000  # callbacks and timers of one `run`: more than that is a loop without an end
+
+
+class ManualTimer:
+    """A timer of one loop. `rings_at`: monotonic seconds; NEVER: it is not set."""
+
+    __slots__ = ("_after", "_callback", "_loop", "_repeat", "rings_at")
+
+    def __init__(self, loop: ManualLoop, after: float, repeat: float) -> None:
+        self._loop = loop
+        self._after = after
+        self._repeat = repeat
+        self._callback: Callable[[], object] | None = None
+        self.rings_at = NEVER
+
+    def start(self, callback: Callable[[], object]) -> None:
+        """Ring once the time has passed, by calling `callback`."""
+        self._callback = callback
+        self._set(self._after)
+
+    def stop(self) -> None:
+        """Do not ring until it is started again."""
+        self._callback, self.rings_at = None, NEVER
+
+    def close(self) -> None:
+        """Stop the timer for good."""
+        self.stop()
+
+    def ring_now(self) -> None:
+        """Call the callback; a timer that repeats is set again before."""
+        callback, self.rings_at = self._callback, NEVER
+        if self._repeat > 0:
+            self._set(self._repeat)
+        if callback is not None:
+            callback()
+
+    def _set(self, seconds: float) -> None:
+        self.rings_at = self._loop.clock.monotonic() + seconds
+        self._loop.put_timer(self)
+
+
+class ManualLoop(LoopByHand):
+    """A loop whose callbacks and timers run when its owner says so."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self._ready: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._timers: list[tuple[float, int, ManualTimer]] = []
+        self._numbers = count()
+
+    def run_callback(self, callback: Callable[..., object], *arguments: Any) -> None:
+        """Call it later, in the order of the calls."""
+        self._ready.append((callback, arguments))
+
+    def timer(self, after: float, repeat: float = 0.0, ref: bool = True) -> ManualTimer:
+        """Return a timer that rings after so many seconds; then each `repeat`, unless that is 0."""
+        return ManualTimer(self, after, repeat)
+
+    def put_timer(self, timer: ManualTimer) -> None:
+        """Remember a timer that was set."""
+        heappush(self._timers, (timer.rings_at, next(self._numbers), timer))
+
+    def run(self) -> None:
+        """Run every callback that is ready, and each timer that is due at this moment."""
+        for _ in range(TURNS_MAX):
+            if not self._run_one() and not self._ring_due():
+                return
+        raise RuntimeError(f"the server in this process does not come to rest in {TURNS_MAX} steps")
+
+    def run_until(self, condition: Callable[[], bool]) -> bool:
+        """Run what is ready until the condition holds; return whether it does."""
+        for _ in range(TURNS_MAX):
+            if condition():
+                return True
+            if not self._run_one() and not self._ring_due():
+                return condition()
+        return False
+
+    def move_to(self, moment: float) -> None:
+        """Let the time be `moment` (monotonic seconds), and do what is due then."""
+        self.clock.advance(max(0.0, moment - self.clock.monotonic()))
+        self.run()
+
+    def next_ring(self) -> float:
+        """Return when the next timer rings, in monotonic seconds; NEVER: none is set."""
+        while self._timers and self._timers[0][2].rings_at != self._timers[0][0]:
+            heappop(self._timers)
+        return self._timers[0][0] if self._timers else NEVER
+
+    def _run_one(self) -> bool:
+        if not self._ready:
+            return False
+        callback, arguments = self._ready.popleft()
+        callback(*arguments)
+        return True
+
+    def _ring_due(self) -> bool:
+        """Ring the timers that are due, those that were set meanwhile for a later call; whether any rang."""
+        now, due = self.clock.monotonic(), []
+        while self._timers and self._timers[0][0] <= now:
+            rings_at, _, timer = heappop(self._timers)
+            if timer.rings_at == rings_at:
+                due.append(timer)
+        for timer in due:
+            if timer.rings_at <= now:
+                timer.ring_now()
+        return bool(due)

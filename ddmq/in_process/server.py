@@ -1,0 +1,386 @@
+"""InProcessServer: all parts of a server over the memory engine, on a loop by hand and a clock that is moved.
+
+Nothing runs on its own. A client's request is served on the client's thread in these steps: one thread enters
+the server, the request is handled, everything runs that is ready at this moment, and the thread leaves. Time
+passes in `step_time`, from one thing that is due to the next. A request may need a little time, because the
+first one of its kind creates topics; single timers, of milliseconds, ring for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+from backend.memory import MemoryBackend
+from backend.records import QueueRef, TopicInfo
+from ddmq.in_process import views
+from ddmq.in_process.calls import HELD_MS, Answered, InProcessCall, ServedPart
+from ddmq.in_process.loop import ManualLoop
+from ddmq_common.clock import NEVER, ManualClock
+from ddmq_common.errors import DdmqError
+from ddmq_common.event_loop import use_loop
+from ddmq_common.metrics.registry import Registry
+from ddmq_common.names import QUEUES_DEFAULT
+from ddmq_rpc.envelope import FrameRefusedError, Frames
+from delay_service.config import DelayConfig
+from delay_service.levels.service import LevelService
+from delay_service.service import DelayService
+from delay_service.store.memory_store import MemoryDelayStore
+from delay_service.store.port import DelayStore
+from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
+from proxy_consumer.groups.ordering import KeyOutcome
+from proxy_consumer.groups.stats import SubscriptionStats
+from proxy_consumer.order_keys.canonical import bound_text, text_of_raw
+from proxy_consumer.service import ConsumerService
+from proxy_producer.config import ProducerConfig, TransactionLimits
+from proxy_producer.service import ProducerService
+
+ADDRESS = "192.0.2.1"  # of a network that is kept for documentation, so it is nobody's
+NUDGES_MAX = 2_000  # timers that may ring for one request
+STEP_S = 4.0  # the longest step: the clock of transactions counts no longer pauses
+FRAME_BYTES_MAX = 32 << 20
+WAIT_S = 1.0
+KEYS_MAX = 1_000
+OVERDUE_S = 0.1  # until what is due already, and could not be done, is looked at again
+PULL, POLL = "pull", "pollTransactionChecks"
+HELD_CALLS = frozenset({PULL, "fetch", POLL})  # calls that are held
+
+
+class InProcessServer:
+    """One server. `seed` is what its random choices follow. Safe for many threads."""
+
+    rejection = DdmqError  # what its operators' calls raise for wrong arguments
+
+    def __init__(self, wall_ms: int, seed: int = 0) -> None:
+        self.clock = ManualClock(wall_ms)
+        self.loop = ManualLoop(self.clock)
+        self.metrics = Registry()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(threading.Lock())
+        self._watchers: list[Callable[[], object]] = []
+        self._numbers = itertools.count(1)
+        self._closed = False
+        self._holding: list[InProcessConnection] = []  # those that have pulled, or polled for checks
+        with self._lock, use_loop(self.loop):
+            self._start(Random(seed))
+            self._run_until(self._is_started)
+
+    # --- putting it together
+
+    def _start(self, random: Random) -> None:
+        clock, metrics = self.clock, self.metrics
+        backend = self.backend = MemoryBackend(clock)
+        delay = DelayConfig(shards=1)
+        self.levels = LevelService(backend, delay, metrics, clock)
+        self.delays = DelayService(backend, delay, metrics, clock, _open_store)
+        producer = ProducerConfig(transactions=TransactionLimits(shards=1))
+        self.producer = ProducerService(backend, producer, metrics, clock, random)
+        self.consumer = ConsumerService(
+            backend,
+            ConsumerConfig(linger_max_ms=HELD_MS),
+            metrics,
+            clock,
+            random,
+            replies=self.producer.replies,
+        )
+        self.levels.start()
+        self.delays.start()
+        self.producer.transactions.advertise(f"{ADDRESS}:1")
+        self.producer.transactions.begin()
+        self.consumer.start()
+        self._parts = {
+            "producer": ServedPart(self.producer.service(), clock),
+            "consumer": ServedPart(self.consumer.service(), clock),
+        }
+
+    def _is_started(self) -> bool:
+        return self.levels.held == len(DelayConfig().levels) and self.delays.health().ready
+
+    def close(self) -> None:
+        """Stop every part. Clients that are connected find their connections closed."""
+        with self.enter_loop():
+            if self._closed:
+                return
+            self._closed = True
+            self.producer.close()
+            self.levels.close()
+            self.delays.close()
+            self.backend.close()
+
+    # --- entering
+
+    @contextmanager
+    def enter_loop(self) -> Iterator[None]:
+        """Enter the server: one thread at a time; what is ready is run before it is left."""
+        with self._lock, use_loop(self.loop):
+            yield
+            self.loop.run()
+        self.report_change()
+
+    def report_change(self) -> None:
+        """Wake those who wait for a change."""
+        with self._changed:
+            self._changed.notify_all()
+        for watcher in list(self._watchers):
+            watcher()
+
+    def watch_changes(self, watcher: Callable[[], object]) -> Callable[[], None]:
+        """Call `watcher()` after each entry, on that thread, until the function returned is called."""
+        self._watchers.append(watcher)
+        return lambda: self._watchers.remove(watcher)
+
+    def wait_for_change(self, seconds: float) -> None:
+        """Wait until some other thread has been in, at most so long."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+    # --- connections
+
+    def connect(self, part: str) -> InProcessConnection:
+        """Return a connection to "producer" or "consumer"."""
+        return InProcessConnection(self, self._parts[part], f"{ADDRESS}:{1023 + next(self._numbers)}")
+
+    def serve_frame(
+        self, connection: InProcessConnection, part: ServedPart, frame: bytes, on_answer: Answered
+    ) -> None:
+        """Serve one request of a connection, up to its answer unless it is held."""
+        with self.enter_loop():
+            if self._closed:
+                connection.close()
+                return
+            call = part.open_call(frame, connection.peer, on_answer)
+            connection.call = call
+            if call is not None and call.method_name in (PULL, POLL) and not call.is_rejected:
+                self._note_holding(connection, call)
+            if call is not None and call.open and call.method_name not in HELD_CALLS:
+                self._run_until(lambda: not call.open)
+
+    def _note_holding(self, connection: InProcessConnection, call: InProcessCall) -> None:
+        request = call.args.request
+        if call.method_name == PULL and request.clientId is not None:
+            connection.pulls = request.groupId.decode(), request.clientId.decode()
+        self._holding = [each for each in self._holding if not each.closed and each is not connection]
+        self._holding.append(connection)
+
+    def _list_pulling(self) -> set[tuple[str, str]]:
+        """Group and client of every connection that pulls."""
+        return {each.pulls for each in self._holding if each.pulls is not None and not each.closed}
+
+    def end_wait(self, call: InProcessCall) -> None:
+        """Answer a held call: its client will wait no longer."""
+        with self.enter_loop():
+            if call.open:
+                self.consumer.end_wait(call)
+                self.producer.transactions.polls.held.end_wait(call)
+
+    def _run_until(self, condition: Callable[[], bool]) -> None:
+        """Run until the condition holds; let single timers ring where nothing else is left to run."""
+        for _ in range(NUDGES_MAX):
+            if self.loop.run_until(condition):
+                return
+            moment = self.loop.next_ring()
+            if moment == NEVER:
+                return
+            self.loop.move_to(moment)
+
+    # --- time
+
+    def next_event(self) -> float:
+        """Return when the next delay, retry, lease or check is due, in monotonic seconds; NEVER: none."""
+        now, wall_ms = self.clock.monotonic(), self.backend.clock_ms()
+        moments = [self.consumer.next_due()]
+        for shard in self.delays.shards.values():
+            moments.append(_to_moment(shard.first_due_ms(), now, self.clock.wall_ms()))
+        moments += [_to_moment(due_ms, now, wall_ms) for due_ms in self.levels.first_due()]
+        steady_ms = self.producer.transactions.now_ms()
+        moments += [_to_moment(due_ms, now, steady_ms) for due_ms in self.producer.transactions.first_due()]
+        return min((moment if moment > now else now + OVERDUE_S for moment in moments), default=NEVER)
+
+    def step_time(self, until: float) -> None:
+        """Let time pass to the next thing that is due, at most to `until` (monotonic seconds), and do it."""
+        with self.enter_loop():
+            moment = min(self.next_event(), until)
+            step_s = STEP_S if self.producer.transactions.first_due() else NEVER
+            while self.clock.monotonic() < moment:
+                self.loop.move_to(min(moment, self.clock.monotonic() + step_s))
+                self._do_due_work()
+            self._do_due_work()
+
+    def _do_due_work(self) -> None:
+        self.loop.run()
+        self.consumer.tick()
+        self.producer.transactions.look()
+        self.loop.run()
+
+    # --- topics and groups
+
+    def create_topic(self, name: str, queues: int = QUEUES_DEFAULT) -> TopicInfo:
+        """Create a topic, or return the one that exists."""
+        with self.enter_loop():
+            info = self.backend.topic(name)
+            if info is None:
+                info = self.backend.put_topic(TopicInfo(name, 0, queues), self._next_deadline()).wait(WAIT_S)
+            return info
+
+    def set_group(self, group: str, topic: str, settings: Mapping[str, Any]) -> None:
+        """Create a group's subscription with these settings, or change them. Raises CallerError."""
+        with self.enter_loop():
+            exists = any(each.name == group and topic in each.topics for each in self.consumer.groups())
+            if not exists:
+                start = settings.get("start", SubscriptionDefaults().start)
+                self.consumer.subscribe(group, topic, SubscriptionDefaults(start=start)).wait(WAIT_S)
+            rest = {name: value for name, value in settings.items() if name != "start"}
+            if rest:
+                self.consumer.change_subscription(group, topic, rest).wait(WAIT_S)
+
+    def list_stats(self, group: str) -> list[SubscriptionStats]:
+        """Every subscription of a group; none where there is no such group."""
+        with self.enter_loop():
+            return self._read_stats(group)
+
+    def list_clients(self, group: str) -> list[str]:
+        """The ids of the clients that pull for a group."""
+        with self.enter_loop():
+            return [client for name, client in self._list_pulling() if name == group]
+
+    def busy_reason(self, ignored: Collection[str] = ()) -> str:
+        """Say what some client is about to do, or could do now; "" when all of them wait.
+
+        `ignored`: ids of clients without a handler, which keep what they have until the test settles it."""
+        with self.enter_loop():
+            for group in {group for group, client in self._list_pulling() if client not in ignored}:
+                for each in self._read_stats(group):
+                    open_count, what = each.lag + each.retry_lag, f"topic {each.topic} of group {group}"
+                    if each.in_flight:
+                        return f"{each.in_flight} messages of {what} are in flight"
+                    if open_count and not each.waiters:
+                        return f"{open_count} messages of {what} wait for a client that does not pull"
+            return self._checking_reason()
+
+    def _read_stats(self, group: str) -> list[SubscriptionStats]:
+        if not any(each.name == group for each in self.consumer.groups()):
+            return []
+        return self.consumer.group_stats(group).wait(WAIT_S)
+
+    def _checking_reason(self) -> str:
+        """A client that polls for checks polls again once it has answered them."""
+        answering = any(each.pulls is None and not (each.closed or each.is_polling) for each in self._holding)
+        undecided = any(owned.held.core.open for owned in self.producer.transactions.ready())
+        return "a producer's check is asked about a transaction" if answering and undecided else ""
+
+    def waiting_for_retry(self, topic: str) -> str:
+        """Name a group that pulls the topic and has unfinished messages of it; "": there is none."""
+        with self.enter_loop():
+            positions = self.levels.positions()
+            for group in {group for group, _ in self._list_pulling()}:
+                for each in self._read_stats(group):
+                    if each.topic == topic:
+                        count = views.count_retries(self.backend, positions, group, topic)
+                        count += each.lag + each.retry_lag
+                        if count:
+                            return f"{count} messages of group {group}"
+            return ""
+
+    def list_messages(self, topic: str) -> list[dict[str, Any]]:
+        """The messages of a topic, in the order in which they were stored."""
+        with self.enter_loop():
+            return views.list_messages(self.backend, topic)
+
+    def dead_letters(self, group: str) -> list[dict[str, Any]]:
+        """The dead letters of a group, oldest first."""
+        with self.enter_loop():
+            return views.list_dead_letters(self.backend, group)
+
+    def waiting_delays(self) -> list[dict[str, Any]]:
+        """The delayed messages that wait, the one that is due first first."""
+        with self.enter_loop():
+            return views.list_delays(self.delays)
+
+    def blocked_keys(self, group: str, limit: int = KEYS_MAX) -> list[dict[str, Any]]:
+        """The order keys of a group whose head is not finished."""
+        with self.enter_loop():
+            return [dataclasses.asdict(each) for each in self.consumer.order_keys(group).blocked_keys(limit)]
+
+    def act_on_key(self, group: str, action: str, key: str) -> list[KeyOutcome]:
+        """Park, skip or replay the key that this text means. Raises CallerError."""
+        with self.enter_loop():
+            ordering = self.consumer.order_keys(group)
+            actions = {"park": ordering.park, "skip": ordering.skip, "replay": ordering.replay}
+            as_text = canonical_key(json.dumps(key, ensure_ascii=False))
+            blocked = {each.key for each in ordering.blocked_keys(KEYS_MAX)} | ordering.parked_keys
+            internal = key if key in blocked and as_text not in blocked else as_text
+            return actions[action](internal).wait(WAIT_S)
+
+    def _next_deadline(self) -> float:
+        return self.clock.monotonic() + WAIT_S
+
+
+class InProcessConnection:
+    """One client's connection. `closed`: by the server or by the client."""
+
+    def __init__(self, server: InProcessServer, part: ServedPart, peer: str) -> None:
+        self.peer = peer
+        self.call: InProcessCall | None = None
+        self.pulls: tuple[str, str] | None = None  # group and client of its pulls
+        self.closed = False
+        self._server = server
+        self._part = part
+        self._frames = Frames(FRAME_BYTES_MAX)
+
+    def send(self, data: bytes, on_answer: Answered) -> None:
+        """Take bytes of the client; `on_answer` gets the frame of each answer, perhaps on another thread."""
+        try:
+            frame = self._frames.feed_bytes(bytes(data))
+            while frame is not None and not self.closed:
+                self._server.serve_frame(self, self._part, frame, on_answer)
+                frame = self._frames.next_frame()
+        except FrameRefusedError:
+            self.close()
+
+    def end_wait(self) -> None:
+        """Have the call that is held answered now."""
+        call = self.call
+        if call is not None and call.open:
+            self._server.end_wait(call)
+
+    @property
+    def is_polling(self) -> bool:
+        """Whether its poll is held."""
+        return self.call is not None and self.call.open
+
+    @property
+    def linger_s(self) -> float | None:
+        """The time for which the client lets the open call wait; None: it is not held."""
+        call = self.call
+        if call is None or not call.open or call.method_name not in HELD_CALLS:
+            return None
+        return call.linger_ms / 1_000
+
+    def close(self) -> None:
+        """Close the connection from the client's side."""
+        if self.closed:
+            return
+        self.closed = True
+        with self._server.enter_loop():
+            if self.call is not None:
+                self.call.abandon_call()
+            self._part.close_connection(self.peer)
+
+
+def canonical_key(text: str) -> str:
+    """Return a key, given as JSON, as the proxies compare keys."""
+    return bound_text(text_of_raw(text.encode()) or "null")
+
+
+def _to_moment(due_ms: int | None, now: float, clock_ms: int) -> float:
+    return NEVER if due_ms is None else now + max(0, due_ms - clock_ms) / 1_000
+
+
+def _open_store(queue: QueueRef, epoch: int) -> DelayStore:
+    return MemoryDelayStore()

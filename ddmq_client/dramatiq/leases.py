@@ -1,0 +1,69 @@
+"""Extends the leases of the messages that a Dramatiq worker holds: those that run, and those that wait for a
+worker thread.
+
+Dramatiq keeps a message for as long as its actor takes. A lease lasts for the group's ack time-out, 30 s by
+default, so a thread here extends each lease when a third of it has passed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from math import inf
+
+from ddmq_client.received import Message
+
+LEASE_PART = 1 / 3
+
+
+class LeaseKeeper:
+    """The leases of one broker. Its thread starts with the first message, and ends with `stop`."""
+
+    def __init__(self, extend_for_s: float) -> None:
+        """Extend the lease of each message for so long after it came; 0: never."""
+        self._extend_for_s = extend_for_s
+        self._held: dict[int, tuple[Message, float]] = {}  # by id(): the message, and when to leave it
+        self._changed = threading.Condition()
+        self._wake_at = inf
+        self._thread: threading.Thread | None = None
+
+    def add(self, message: Message) -> None:
+        """Extend the message's lease from now on."""
+        if not self._extend_for_s:
+            return
+        with self._changed:
+            self._held[id(message)] = message, time.monotonic() + self._extend_for_s
+            if self._thread is None or not self._thread.is_alive():  # none yet, or that of a forked process
+                self._thread = threading.Thread(target=self._run, name="ddmq-dramatiq-leases", daemon=True)
+                self._thread.start()
+            elif extension_due(message) < self._wake_at:
+                self._changed.notify()
+
+    def remove(self, message: Message) -> None:
+        """Leave the message's lease alone: it is settled."""
+        with self._changed:
+            self._held.pop(id(message), None)
+
+    def stop(self) -> None:
+        """Extend no lease any more."""
+        with self._changed:
+            self._thread = None
+            self._changed.notify()
+
+    def _run(self) -> None:
+        with self._changed:
+            while self._thread is threading.current_thread():
+                now = time.monotonic()
+                for message, until in self._held.values():
+                    if extension_due(message) <= now < until and not message.lost:
+                        message.extend()
+                extendable = [
+                    message for message, until in self._held.values() if until > now and not message.lost
+                ]
+                self._wake_at = min(map(extension_due, extendable), default=inf)
+                self._changed.wait(None if self._wake_at == inf else max(0.01, self._wake_at - now))
+
+
+def extension_due(message: Message) -> float:
+    """Return when the message's lease is to be extended: monotonic seconds."""
+    return message.leased_at + (message.expires_at - message.leased_at) * LEASE_PART

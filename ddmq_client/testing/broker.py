@@ -1,0 +1,424 @@
+"""TestBroker: a broker in the test's process, for the ordinary producers and consumers, in milliseconds.
+
+    with TestBroker() as broker:
+        producer = broker.producer()
+        consumer = broker.consumer("orders", "billing", handle)
+        producer.send("orders", b"one espresso", key="order-17")
+        broker.run_until_idle()
+
+It is the server's own code over its engine in memory. Consumers handle on their own threads, as ever; the
+broker itself does nothing between calls, and its time stands still until `clock.advance`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, Self
+
+from ddmq_client.aio.consumer import AsyncConsumer
+from ddmq_client.aio.producer import AsyncProducer
+from ddmq_client.callables import function_kind
+from ddmq_client.delays import to_datetime
+from ddmq_client.errors import ClientError, OptionError
+from ddmq_client.net.consumer import Consumer
+from ddmq_client.producer import Producer
+from ddmq_client.testing.engine import load_server_class
+from ddmq_client.testing.proxies import enter_proxy, remove_proxy
+from ddmq_client.testing.sockets import BrokerProxy
+from ddmq_client.testing.views import DeadLetterView, DelayedMessageView, KeyView, MessageView, view_of
+
+HOST = "192.0.2.1"  # of a network that is kept for documentation, so it is nobody's
+TIMEOUT_S = 10.0
+CHANGE_S = 0.05  # the longest wait for a change before it is looked again
+ACK_FLUSH_MS = 1
+LAST_MS = 0.001  # a delay counts from the end of the millisecond in which it was accepted
+JOIN_MAX = timedelta(days=30)
+_ports = itertools.count(1)
+
+
+class BusyBrokerError(ClientError, TimeoutError):
+    """The clients of a broker did not come to rest in time; the text says what was under way."""
+
+
+class BrokerClock:
+    """The broker's time. It stands still until a test advances it."""
+
+    def __init__(self, broker: TestBroker) -> None:
+        self._broker = broker
+
+    def now(self) -> datetime:
+        """The time, in UTC."""
+        return to_datetime(self._broker.server.clock.wall_ms())
+
+    def advance(self, by: timedelta, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Let so much time pass: from one delay, retry, lease or check that is due to the next.
+
+        Where a delay ends within a millisecond after that, it passes too: proxies count whole milliseconds.
+        Handlers run in between as `run_until_idle` lets them, so that what they cause happens in its time.
+        """
+        for _ in self._broker.pass_time(by):
+            self._broker.run_until_idle(timeout_s)
+
+
+class BrokerClients(ABC):
+    """The clients that a broker makes, and stops when it closes."""
+
+    @abstractmethod
+    def producer(self, **options: Any) -> Any:
+        """Return a producer of this broker. `options`: as the class takes them."""
+
+    @abstractmethod
+    def consumer(
+        self,
+        topics: str | Sequence[str],
+        group: str,
+        handler: Callable[..., object] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Return a consumer of this broker, started if it has a handler."""
+
+
+class TestBroker(BrokerClients):
+    """A broker of the test's own. Close it, or use it as a context manager.
+
+    now        the time at which it begins, with a time zone; the machine's when absent
+    seed       what its random choices follow, lease ids for example
+    producers  where producers find it, as any producer takes it: Producer(broker.producers)
+    consumers  the same for consumers
+    clock      its time: see BrokerClock
+    aio        the same for asyncio: see AsyncBroker
+    """
+
+    __test__ = False  # pytest: this is no test
+
+    def __init__(self, *, now: datetime | None = None, seed: int = 0) -> None:
+        """ClientError where the packages that it needs are not installed."""
+        begin = datetime.now(UTC) if now is None else now
+        self.server: Any = load_server_class()(int(begin.timestamp() * 1000), seed)
+        self.clock = BrokerClock(self)
+        self.aio = AsyncBroker(self)
+        self.producers = self._enter_proxy("producer")
+        self.consumers = self._enter_proxy("consumer")
+        self._clients: list[Producer | Consumer] = []
+        self._pull_clients: set[str] = set()
+        self.running = RunningHandlers(self)
+        self._is_closed = False
+
+    def _enter_proxy(self, part: str) -> str:
+        address = (HOST, next(_ports) % 65_535 + 1)
+        enter_proxy(address, BrokerProxy(lambda: self.server.connect(part)))
+        return f"{address[0]}:{address[1]}"
+
+    # --- clients
+
+    def producer(self, **options: Any) -> Producer:
+        """Return a producer of this broker, which closes it. `options`: as the class takes them."""
+        producer = Producer(self.producers, **options)
+        self._clients.append(producer)
+        return producer
+
+    def consumer(
+        self,
+        topics: str | Sequence[str],
+        group: str,
+        handler: Callable[..., object] | None = None,
+        **options: Any,
+    ) -> Consumer:
+        """Return a consumer of this broker, started if it has a handler; the broker stops it when it closes.
+
+        A group that does not exist is created, and starts at the first message (`start`). `options`: as the
+        class takes them.
+        """
+        handler, options = self.running.count_calls(handler, options)
+        consumer = Consumer(self.consumers, group, topics, handler=handler, **options)
+        self._clients.append(consumer)
+        if self.note_handling(consumer, handler, options):
+            consumer.start()
+            self._wait(lambda: self.arrival_reason(consumer, group), TIMEOUT_S)
+        return consumer
+
+    def note_handling(
+        self, consumer: Consumer | AsyncConsumer, handler: object, options: Mapping[str, object]
+    ) -> bool:
+        """Return whether a consumer has a handler; nothing waits for one that has none."""
+        is_handling = handler is not None or options.get("batch_handler") is not None
+        if not is_handling:
+            self._pull_clients.add(consumer.client_id)
+        return is_handling
+
+    def busy_reason(self) -> str:
+        """Say what some client is about to do; "" when all of them wait."""
+        reason: str = self.server.busy_reason(self._pull_clients)
+        return reason or ("a handler has not returned" if self.running.calls else "")
+
+    def arrival_reason(self, consumer: Consumer | AsyncConsumer, group: str) -> str:
+        """Say why a consumer that was started does not pull yet; "" when it does. ClientError: refused."""
+        if consumer.client_id in self.server.list_clients(group):
+            return ""
+        if consumer.last_error is not None:
+            raise ClientError(consumer.last_error)
+        return f"consumer {consumer.client_id} has not pulled yet"
+
+    # --- topics and groups
+
+    def create_topic(self, topic: str, queues: int = 4) -> None:
+        """Create a topic, which a first send would do too; one that exists stays as it is."""
+        with self._translate_rejections():
+            self.server.create_topic(topic, queues)
+
+    def create_group(self, group: str, topic: str, **settings: Any) -> None:
+        """Create a group's subscription to a topic, or change it, as `ddmq group set` does.
+
+        `settings`: order_key, retry_intervals_ms, retry_steps, on_dead_letter … (docs/configuration.md).
+        """
+        if settings.get("actions"):
+            raise OptionError(
+                f"actions={settings['actions']!r}; allowed: none, the test broker pushes nothing"
+            )
+        with self._translate_rejections():
+            self.server.set_group(group, topic, {"start": "first", **settings})
+
+    def park(self, group: str, key: str) -> None:
+        """Deliver nothing of an order key until it is replayed."""
+        self._act_on_key(group, "park", key)
+
+    def skip(self, group: str, key: str) -> None:
+        """Make the head of a blocked order key a dead letter; the messages behind it go on."""
+        self._act_on_key(group, "skip", key)
+
+    def replay(self, group: str, key: str) -> None:
+        """Deliver the head of a blocked or parked order key now, its attempts counted anew."""
+        self._act_on_key(group, "replay", key)
+
+    def _act_on_key(self, group: str, action: str, key: str) -> None:
+        with self._translate_rejections():
+            self.server.act_on_key(group, action, key)
+
+    @contextmanager
+    def _translate_rejections(self) -> Iterator[None]:
+        """Raise OptionError for what the server rejects."""
+        try:
+            yield
+        except self.server.rejection as error:
+            raise OptionError(str(error)) from error
+
+    # --- running
+
+    def run_until_idle(self, timeout_s: float = TIMEOUT_S) -> None:
+        """Wait until no handler runs and every consumer has pulled what it can have now. Time stands still.
+
+        What waits for its time, a delay or a retry, is not waited for: see `clock.advance` and `join`. A
+        consumer without a handler is not either. BusyBrokerError when the time is up first.
+        """
+        self._flush(timeout_s)
+        self._wait(self.busy_reason, timeout_s)
+
+    def join(self, topic: str, timeout_s: float = TIMEOUT_S) -> None:
+        """Let time pass until every message of the topic is finished, or a dead letter.
+
+        That is in each group that has a consumer. Delayed messages are not waited for. BusyBrokerError where
+        it takes more than 30 days, for example because a key is parked.
+        """
+        for _ in self.join_steps(topic):
+            self.run_until_idle(timeout_s)
+
+    def pass_time(self, by: timedelta) -> Iterator[None]:
+        """Let time pass; at each yield the clients should come to rest."""
+        server = self.server
+        until = server.clock.monotonic() + max(0.0, by.total_seconds())
+        yield
+        while server.clock.monotonic() < until:
+            server.step_time(until)
+            yield
+        if server.next_event() <= until + LAST_MS:
+            server.step_time(until + LAST_MS)
+            yield
+
+    def join_steps(self, topic: str) -> Iterator[None]:
+        """The steps of `join`."""
+        server = self.server
+        until = server.clock.monotonic() + JOIN_MAX.total_seconds()
+        yield
+        while reason := server.waiting_for_retry(topic):
+            if server.clock.monotonic() >= until or server.next_event() > until:
+                raise BusyBrokerError(f"topic {topic} is not finished: {reason}")
+            server.step_time(until)
+            yield
+
+    def _wait(self, find_reason: Callable[[], str], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while reason := find_reason():
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise BusyBrokerError(f"the broker is not idle after {timeout_s:g} s: {reason}")
+            self.server.wait_for_change(min(remaining, CHANGE_S))
+
+    def _flush(self, timeout_s: float) -> None:
+        for client in self._clients:
+            if isinstance(client, Producer):
+                with suppress(ClientError):
+                    client.flush(int(timeout_s * 1000))
+
+    # --- looking
+
+    def messages(self, topic: str) -> list[MessageView]:
+        """Every message of a topic, consumed or not, in the order in which they were stored."""
+        return [view_of(MessageView, row) for row in self.server.list_messages(topic)]
+
+    def dead_letters(self, group: str) -> list[DeadLetterView]:
+        """The dead letters of a group, oldest first."""
+        return [view_of(DeadLetterView, row) for row in self.server.dead_letters(group)]
+
+    def delayed_messages(self) -> list[DelayedMessageView]:
+        """The delayed messages that wait, the one that is due first first. Not those of a delay level."""
+        return [view_of(DelayedMessageView, row) for row in self.server.waiting_delays()]
+
+    def blocked_keys(self, group: str) -> list[KeyView]:
+        """The order keys of a group whose head is not finished."""
+        return [view_of(KeyView, row) for row in self.server.blocked_keys(group)]
+
+    def group_lag(self, group: str, topic: str) -> int:
+        """Count the messages of a topic that a group has not finished, without those on the retry path."""
+        return sum(each.lag for each in self.server.list_stats(group) if each.topic == topic)
+
+    # --- the end
+
+    def close(self) -> None:
+        """Stop the clients that it has made, and the broker."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for client in reversed(self._clients):
+            if isinstance(client, Producer):
+                client.close(1_000)
+            else:
+                client.stop(1_000)
+        self.server.close()
+        for address in (self.producers, self.consumers):
+            host, _, port = address.rpartition(":")
+            remove_proxy((host, int(port)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncBroker(BrokerClients):
+    """A broker's clients and waits for asyncio. What TestBroker shows never blocks: use it as it is."""
+
+    def __init__(self, broker: TestBroker) -> None:
+        self._broker = broker
+
+    def producer(self, **options: Any) -> AsyncProducer:
+        """Return a producer; close it, or use it in an `async with`."""
+        return AsyncProducer(self._broker.producers, **options)
+
+    async def consumer(
+        self,
+        topics: str | Sequence[str],
+        group: str,
+        handler: Callable[..., object] | None = None,
+        **options: Any,
+    ) -> AsyncConsumer:
+        """Return a consumer, started if it has a handler; stop it. Else as TestBroker's."""
+        broker = self._broker
+        handler, options = broker.running.count_calls(handler, options)
+        consumer = AsyncConsumer(broker.consumers, group, topics, handler=handler, **options)
+        if broker.note_handling(consumer, handler, options):
+            await consumer.start()
+            await self._wait(lambda: broker.arrival_reason(consumer, group), TIMEOUT_S)
+        return consumer
+
+    async def run_until_idle(self, timeout_s: float = TIMEOUT_S) -> None:
+        """Wait as TestBroker.run_until_idle does."""
+        await self._wait(self._broker.busy_reason, timeout_s)
+
+    async def advance(self, by: timedelta, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Let time pass as BrokerClock.advance does."""
+        for _ in self._broker.pass_time(by):
+            await self.run_until_idle(timeout_s)
+
+    async def join(self, topic: str, timeout_s: float = TIMEOUT_S) -> None:
+        """Let time pass as TestBroker.join does."""
+        for _ in self._broker.join_steps(topic):
+            await self.run_until_idle(timeout_s)
+
+    async def _wait(self, find_reason: Callable[[], str], timeout_s: float) -> None:
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        deadline = loop.time() + timeout_s
+        stop = self._broker.server.watch_changes(lambda: loop.call_soon_threadsafe(changed.set))
+        try:
+            while True:
+                changed.clear()
+                reason = find_reason()
+                if not reason:
+                    return
+                remaining = deadline - loop.time()
+                if remaining <= 0:
+                    raise BusyBrokerError(f"the broker is not idle after {timeout_s:g} s: {reason}")
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(remaining, CHANGE_S)):
+                        await changed.wait()
+        finally:
+            stop()
+
+
+class RunningHandlers:
+    """The handlers of a broker's consumers: how many calls of them have not returned.
+
+    A handler may go on after it has acknowledged its messages, for example behind a block of replies.
+    """
+
+    def __init__(self, broker: TestBroker) -> None:
+        self.calls = 0
+        self._broker = broker
+        self._lock = threading.Lock()
+
+    def count_calls(
+        self, handler: Callable[..., object] | None, options: dict[str, Any]
+    ) -> tuple[Callable[..., object] | None, dict[str, Any]]:
+        """Return the handler and the options of a consumer with every call of a handler counted."""
+        counted = {"start": "first", "ack_flush_ms": ACK_FLUSH_MS, **options}
+        if callable(options.get("batch_handler")):
+            counted["batch_handler"] = self._wrap_handler(options["batch_handler"])
+        return self._wrap_handler(handler) if callable(handler) else handler, counted
+
+    def _wrap_handler(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        kind = function_kind(handler)
+        if kind == "an async function":
+
+            async def handle_async(*arguments: Any) -> Any:
+                with self._count_call():
+                    return await handler(*arguments)
+
+            return handle_async
+        if kind:
+            return handler  # which the consumer rejects
+
+        def handle(*arguments: Any) -> Any:
+            with self._count_call():
+                return handler(*arguments)
+
+        return handle
+
+    @contextmanager
+    def _count_call(self) -> Iterator[None]:
+        self._add(1)
+        try:
+            yield
+        finally:
+            self._add(-1)
+            self._broker.server.report_change()
+
+    def _add(self, count: int) -> None:
+        with self._lock:
+            self.calls += count

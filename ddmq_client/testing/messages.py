@@ -1,0 +1,149 @@
+"""Messages for unit tests of handlers, made without a broker, as a consumer hands them over.
+
+    message = make_message(b'{"id": 17}', key="order-17", attempt=3)
+    handle(message)
+    assert message.outcome is Outcome.ACKED
+
+A handler that settles nothing leaves the outcome None, for it is the consumer that acknowledges after it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from types import MappingProxyType
+from typing import Any
+
+from ddmq_client.errors import ClientError
+from ddmq_client.idl import consumer as idl
+from ddmq_client.idl.codes import OK_TEXT, Code
+from ddmq_client.outgoing import OutgoingMessage, SendResult
+from ddmq_client.received import DEAD_LETTER, DeliveryContext, Message, Origin, Outcome, Settling
+from ddmq_client.wire.codec import Specs, decode
+
+_offsets = count()
+_REPLY = Specs().register_struct(idl.ReplyMessage)
+
+
+@dataclass(slots=True)
+class RecordedOutcome:
+    """The outcome of a message of `make_message`, as its handler stated it.
+
+    `outcome` None: the handler has not settled it. `delay`: what a fail asked for. `is_dead_letter`: a fail
+    without a retry. `extensions`: calls of `extend`. `replies`: what was sent with its acknowledgement.
+    """
+
+    outcome: Outcome | None = None
+    delay: timedelta | None = None
+    reason: str = ""
+    is_dead_letter: bool = False
+    extensions: int = 0
+    replies: list[OutgoingMessage] = field(default_factory=list)
+
+
+class RecordedSettling(Settling):
+    """The receiver of a message's outcome, which keeps it."""
+
+    def __init__(self, *, inline: bool) -> None:
+        self.inline = inline
+        self.recorded = RecordedOutcome()
+
+    def settle(self, message: Message, outcome: Outcome, delay_ms: int | None, reason: str) -> bool:
+        if message.outcome is not None:
+            return False
+        message.outcome = self.recorded.outcome = outcome
+        self.recorded.reason = reason
+        self.recorded.is_dead_letter = delay_ms == DEAD_LETTER
+        if delay_ms is not None and delay_ms >= 0:
+            self.recorded.delay = timedelta(milliseconds=delay_ms)
+        return True
+
+    def extend(self, message: Message) -> bool:
+        if message.outcome is not None:
+            return False
+        message.extended_at = time.monotonic()
+        self.recorded.extensions += 1
+        return True
+
+    def hand_back(self, message: Message) -> bool:
+        return self.settle(message, Outcome.HANDED_BACK, None, "")
+
+    def reply(self, message: Message, messages: Sequence[bytes], timeout_ms: int | None) -> Any:
+        if self.inline:
+            return self._reply(message, messages)
+        return self._reply_later(message, messages)
+
+    async def _reply_later(self, message: Message, messages: Sequence[bytes]) -> Sequence[SendResult]:
+        return self._reply(message, messages)
+
+    def _reply(self, message: Message, messages: Sequence[bytes]) -> Sequence[SendResult]:
+        if message.outcome is not None:
+            raise ClientError(f"{message!r} is settled, or has no lease; nothing is sent with it")
+        self.settle(message, Outcome.ACKED, None, "")
+        self.recorded.replies += map(_read_reply, messages)
+        return [_stored_result() for _ in messages]
+
+
+def make_message(
+    body: bytes | str = b"",
+    *,
+    topic: str = "topic",
+    key: str | None = None,
+    tags: str | None = None,
+    properties: Mapping[str, str] | None = None,
+    group: str = "group",
+    queue: str = "R_default_a_0",
+    offset: int | None = None,
+    attempt: int = 1,
+    message_id: str | None = None,
+    sent_at: datetime | None = None,
+    lease: timedelta | None = None,
+    inline: bool = True,
+) -> Message:
+    """Return a message as a consumer would hand it to a handler.
+
+    body      a text is encoded as UTF-8
+    offset    each message has the next one when it is absent
+    attempt   1 for the first delivery
+    sent_at   when a proxy accepted and stored it, with a time zone; now when absent
+    lease     how long until the ack time-out; for ever when absent
+    inline    False: for a handler of an asyncio consumer, which writes `async with message.replies()`
+    """
+    message = Message()
+    message.body = body.encode() if isinstance(body, str) else body
+    message.key, message.tags, message.attempt, message.lease_id = key, tags, attempt, 1
+    message.properties = MappingProxyType(dict(properties or {}))
+    number = next(_offsets)
+    message.offset = number if offset is None else offset
+    message.next_offset = message.offset + 1
+    message.message_id = message_id or f"{number:032x}"
+    message.born_ms = message.stored_ms = int((sent_at or datetime.now(UTC)).timestamp() * 1000)
+    lease_s = math.inf if lease is None else lease.total_seconds()
+    settling, now = RecordedSettling(inline=inline), time.monotonic()
+    message.delivery = DeliveryContext(Origin(group, topic, queue), now, None, settling, lease_s, True)
+    return message
+
+
+def read_outcome(message: Message) -> RecordedOutcome:
+    """Return the outcome of a message of `make_message`. ClientError for any other message."""
+    settling = message.delivery.settling
+    if not isinstance(settling, RecordedSettling):
+        raise ClientError(f"{message!r} is not made by make_message; the broker keeps its outcome")
+    return settling.recorded
+
+
+def _read_reply(encoded: bytes) -> OutgoingMessage:
+    wire = decode(encoded, 0, _REPLY)
+    return OutgoingMessage(
+        wire.topic, wire.body or b"", wire.key or None, wire.tags or None, wire.properties or None
+    )
+
+
+def _stored_result() -> SendResult:
+    result = SendResult()
+    result.code, result.text = int(Code.OK), OK_TEXT
+    return result

@@ -1,0 +1,84 @@
+"""The event loop of the calling thread: gevent's hub, or a loop that its owner runs by hand.
+
+A process that serves sockets runs on gevent. A server inside a test runs on a `LoopByHand` (`use_loop`): it
+does nothing until it is told to, no greenlet is switched, and gevent is not even imported. Code that needs
+"later" asks here, when it is made, and works on both.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+
+class Timer(Protocol):
+    """A timer of a loop, as gevent's watchers are."""
+
+    def start(self, callback: Callable[[], object]) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class LoopByHand(Protocol):
+    """The part of gevent's loop that is used here, and what replaces greenlets."""
+
+    def run_callback(self, callback: Callable[..., object], *arguments: Any) -> object:
+        """Call it later, in the order of the calls."""
+
+    def timer(self, after: float, repeat: float = 0.0, ref: bool = True) -> Timer:
+        """Return a timer that rings after so many seconds; then each `repeat`, unless that is 0."""
+
+    def run_until(self, condition: Callable[[], bool]) -> bool:
+        """Run what is ready until the condition holds; return whether it does."""
+
+
+class _Loops(threading.local):
+    by_hand: LoopByHand | None = None
+
+
+_loops = _Loops()
+
+
+@contextmanager
+def use_loop(loop: LoopByHand) -> Iterator[None]:
+    """Let this loop be the calling thread's in the block."""
+    before, _loops.by_hand = _loops.by_hand, loop
+    try:
+        yield
+    finally:
+        _loops.by_hand = before
+
+
+def loop_by_hand() -> LoopByHand | None:
+    """Return the loop of `use_loop`; None where gevent runs the thread."""
+    return _loops.by_hand
+
+
+def current_loop() -> Any:
+    """Return the loop that runs callbacks and timers of this thread."""
+    if _loops.by_hand is not None:
+        return _loops.by_hand
+    from gevent import get_hub
+
+    return get_hub().loop
+
+
+def spawn(call: Callable[..., object], *arguments: Any) -> None:
+    """Run `call` in a greenlet; on a loop by hand as a callback, whose waits run the loop."""
+    if _loops.by_hand is not None:
+        _loops.by_hand.run_callback(call, *arguments)
+        return
+    import gevent
+
+    gevent.spawn(call, *arguments)
+
+
+def sleep(seconds: float) -> None:
+    """Let this greenlet wait. Nothing that waits so runs on a loop by hand."""
+    import gevent
+
+    gevent.sleep(seconds)

@@ -1,0 +1,145 @@
+"""Order as a picture: one row for each key, time from left to right. Plain data, drawn by terminal.py and
+sections.py alike.
+
+A client that watches its own messages makes the picture of its events, as `ddmq demo` does. The samples do
+not have it: metrics have no label for a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import groupby
+from typing import NamedTuple
+
+KEYS_MAX = 8  # keys with a row of their own; the others share the last row
+
+
+class KeyMark(IntEnum):
+    """The marks of a key in a slice of time: the last ending in it, else that it is blocked, else stored."""
+
+    NOTHING = 0
+    STORED = 1
+    BLOCKED = 2
+    FINISHED = 3
+    FAILED = 4
+
+
+class KeyEvent(NamedTuple):
+    """A message of a key was stored, finished, or failed, at a time in epoch ms."""
+
+    at_ms: int
+    key: str
+    mark: KeyMark
+
+
+class Outage(NamedTuple):
+    """The time without a server, epoch ms: from its kill until its successor was ready."""
+
+    killed_ms: int
+    ready_ms: int
+
+
+class OrderPhase(NamedTuple):
+    """A part of the time with a name, from its start in epoch ms to the start of the next."""
+
+    start_ms: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """The row of one key, or of `keys` others together. `blocked`: stretches in epoch ms in which nothing but
+    failures of the key was seen."""
+
+    name: str
+    keys: int
+    events: list[KeyEvent]
+    blocked: list[tuple[int, int]]
+
+
+class Stretch(NamedTuple):
+    """Equal marks side by side: shares of the whole time, from 0 to 1."""
+
+    mark: KeyMark
+    start: float
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class OrderPicture:
+    """The rows from the first event to the last, and the outages meanwhile."""
+
+    start_ms: int
+    end_ms: int
+    rows: list[KeyRow]
+    outages: list[Outage]
+    phases: list[OrderPhase]
+
+    def share_of(self, at_ms: int) -> float:
+        """Return the place of a moment in the whole time, from 0 to 1."""
+        return min(1.0, max(0.0, (at_ms - self.start_ms) / self._length_ms))
+
+    def column_of(self, at_ms: int, columns: int) -> int:
+        """Return the column that shows a moment."""
+        return min(columns - 1, int(self.share_of(at_ms) * columns))
+
+    def marks_of(self, row: KeyRow, columns: int) -> list[KeyMark]:
+        """Return the mark of each column of a row."""
+        marks = [KeyMark.NOTHING] * columns
+        for start_ms, end_ms in row.blocked:
+            for column in range(self.column_of(start_ms, columns), self.column_of(end_ms, columns) + 1):
+                marks[column] = KeyMark.BLOCKED
+        for event in row.events:
+            column = self.column_of(event.at_ms, columns)
+            if event.mark is not KeyMark.STORED or marks[column] is KeyMark.NOTHING:
+                marks[column] = event.mark  # the last ending, for events are in their order
+        return marks
+
+    def stretches_of(self, row: KeyRow, columns: int) -> list[Stretch]:
+        """Return the marks of a row, equal ones joined, without those of nothing."""
+        stretches, column = [], 0
+        for mark, equal in groupby(self.marks_of(row, columns)):
+            width = len(list(equal))
+            if mark is not KeyMark.NOTHING:
+                stretches.append(Stretch(mark, column / columns, width / columns))
+            column += width
+        return stretches
+
+    @property
+    def _length_ms(self) -> int:
+        return max(1, self.end_ms - self.start_ms)
+
+
+def draw_order(
+    events: Iterable[KeyEvent], outages: Sequence[Outage] = (), phases: Sequence[OrderPhase] = ()
+) -> OrderPicture | None:
+    """Make the picture; None without events. Keys that failed come first, then those with most messages."""
+    ordered = sorted(events)
+    if not ordered:
+        return None
+    by_key: dict[str, list[KeyEvent]] = {}
+    for event in ordered:
+        by_key.setdefault(event.key, []).append(event)
+    names = sorted(by_key, key=lambda name: (not _count_failures(by_key[name]), -len(by_key[name]), name))
+    rows = [KeyRow(name, 1, by_key[name], _blocked_stretches(by_key[name])) for name in names[:KEYS_MAX]]
+    rest = set(names[KEYS_MAX:])
+    if rest:
+        shared = [event for event in ordered if event.key in rest]
+        rows.append(KeyRow(f"{len(rest):,} other keys", len(rest), shared, []))
+    return OrderPicture(ordered[0].at_ms, ordered[-1].at_ms, rows, list(outages), list(phases))
+
+
+def _count_failures(events: Iterable[KeyEvent]) -> int:
+    return sum(event.mark is KeyMark.FAILED for event in events)
+
+
+def _blocked_stretches(events: Iterable[KeyEvent]) -> list[tuple[int, int]]:
+    """Return the times from a first failure to the last before something of the key was finished."""
+    endings = [event for event in events if event.mark in (KeyMark.FAILED, KeyMark.FINISHED)]
+    return [
+        (run[0].at_ms, run[-1].at_ms)
+        for is_failed, group in groupby(endings, lambda event: event.mark is KeyMark.FAILED)
+        if is_failed and len(run := list(group)) > 1
+    ]

@@ -1,1 +1,0 @@
-"""Crash tests share faulty_storage.py; this file puts its folder on the path."""

@@ -1,0 +1,30 @@
+"""A whole consumer proxy as text scenarios: events, and the results of each.
+
+`--update-transcripts` writes the results as they are now; read the difference before it is kept.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.service.consumer.consumer_scenario import ConsumerScenario, WrittenScenario, read_scenarios
+from tests.support.text_scenarios import played
+
+SCENARIOS = list(read_scenarios(Path(__file__).parent / "scenarios"))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=[f"{each.file.stem}: {each.title}" for each in SCENARIOS])
+def test_what_is_written_is_what_comes(scenario: WrittenScenario, request: pytest.FixtureRequest) -> None:
+    run = ConsumerScenario()
+    try:
+        found = played(scenario.text, run.play).strip("\n")
+    finally:
+        run.rig.close()
+    if request.config.getoption("--update-transcripts") and found != scenario.text:
+        text = scenario.file.read_text(encoding="utf-8")
+        old, new = (f"== {scenario.title}\n{part}\n" for part in (scenario.text, found))
+        scenario.file.write_text(text.replace(old, new), encoding="utf-8")
+        return
+    assert found == scenario.text

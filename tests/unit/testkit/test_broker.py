@@ -1,0 +1,226 @@
+"""TestBroker: what a test does with it that no server can do, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from ddmq_client import ClientError, Consumer, Message, OptionError, OutgoingMessage, Producer, SendError
+from ddmq_client.aio import AsyncProducer
+from ddmq_client.testing import BusyBrokerError, TestBroker
+from tests.support.waits import until
+
+HOUR = timedelta(hours=1)
+
+
+def test_time_stands_still_until_it_is_advanced() -> None:
+    begin = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    with TestBroker(now=begin) as broker:
+        assert abs(broker.clock.now() - begin) < timedelta(seconds=1)
+        before = broker.clock.now()
+        broker.clock.advance(HOUR)
+        assert broker.clock.now() - before == HOUR
+
+
+def test_delays_fire_at_their_times_and_in_their_order() -> None:
+    seen: list[tuple[str, timedelta]] = []
+    with TestBroker() as broker:
+        begin = broker.clock.now()
+        producer = broker.producer()
+        broker.consumer("reminders", "mailer", lambda m: seen.append((m.text(), broker.clock.now() - begin)))
+        for hours in (30, 2, 500):
+            producer.send("reminders", str(hours), delay=hours * HOUR)
+        assert [delay.body for delay in broker.delayed_messages()] == [b"2", b"30", b"500"]
+        broker.clock.advance(29 * HOUR)
+        assert [body for body, _ in seen] == ["2"]
+        broker.clock.advance(500 * HOUR)
+    assert [body for body, _ in seen] == ["2", "30", "500"]
+    for body, after in seen:
+        assert timedelta(0) <= after - int(body) * HOUR < timedelta(milliseconds=300)
+
+
+def test_retries_happen_while_time_passes() -> None:
+    attempts: list[tuple[int | None, timedelta]] = []
+    with TestBroker() as broker:
+        begin = broker.clock.now()
+        broker.create_group(
+            "billing", "orders", retry_intervals_ms=[1_000, 60_000], retry_steps=1
+        )  # and then level 3: ten seconds
+
+        def handle(message: Message) -> None:
+            attempts.append((message.attempt, broker.clock.now() - begin))
+            raise RuntimeError("down")
+
+        broker.consumer("orders", "billing", handle)
+        broker.producer().send("orders", b"one")
+        broker.run_until_idle()
+        assert len(attempts) == 1
+        broker.clock.advance(timedelta(seconds=59))
+        assert len(attempts) == 2
+        broker.join("orders")
+        assert broker.group_lag("billing", "orders") == 0
+        (letter,) = broker.dead_letters("billing")
+    assert [attempt for attempt, _ in attempts[:3]] == [1, 2, 3]
+    assert letter.attempts == len(attempts)
+    assert letter.error == "RuntimeError: down"
+
+
+def test_join_says_what_cannot_be_finished() -> None:
+    with TestBroker() as broker:
+        broker.create_group("billing", "orders", order_key="KEY")
+        broker.consumer("orders", "billing", lambda message: None)
+        broker.park("billing", "a")
+        broker.producer().send("orders", b"one", key="a")
+        with pytest.raises(BusyBrokerError, match="1 messages of group billing"):
+            broker.join("orders")
+        (key,) = broker.blocked_keys("billing")
+        assert (key.key, key.state, key.waiting) == ('"a"', "parked", 0)
+
+
+def test_a_handler_that_hangs_is_named() -> None:
+    going = threading.Event()
+    with TestBroker() as broker:
+        broker.consumer("orders", "billing", lambda message: going.wait())
+        broker.producer().send("orders", b"one")
+        with pytest.raises(BusyBrokerError, match="1 messages of topic orders of group billing are"):
+            broker.run_until_idle(timeout_s=0.2)
+        going.set()
+        broker.run_until_idle()
+
+
+def test_a_lease_ends_while_time_passes() -> None:
+    with TestBroker() as broker:
+        broker.create_group("billing", "orders", ack_timeout_ms=30_000)
+        broker.producer().send("orders", b"one")
+        consumer = broker.consumer("orders", "billing")
+        (first,) = consumer.pull(timeout_ms=10_000)
+        broker.clock.advance(timedelta(seconds=31))
+        (second,) = consumer.pull(timeout_ms=10_000)
+        assert (first.attempt, second.attempt, second.body) == (1, 2, b"one")
+        assert second.ack()
+
+
+def test_ordinary_clients_use_its_addresses() -> None:
+    seen = []
+    with TestBroker() as broker:
+        with (
+            Producer(broker.producers) as producer,
+            Consumer(broker.consumers, "billing", "orders", handler=seen.append, start="first"),
+        ):
+            producer.send_async(OutgoingMessage("orders", "one")).result(10)
+            until(lambda: seen, "it is handled")
+        broker.run_until_idle()
+        assert broker.messages("orders")[0].body == b"one"
+
+
+def test_asyncio_clients_work_with_it() -> None:
+    async def scenario() -> None:
+        seen: list[str] = []
+        failing = ["once"]
+
+        async def handle(message: Message) -> None:
+            await asyncio.sleep(0)
+            if failing:
+                raise RuntimeError(failing.pop())
+            async with message.replies() as replies:
+                replies.send("bills", b"bill")
+            seen.append(message.text())
+
+        broker.create_group("billing", "orders", retry_intervals_ms=[1_000])
+        async with broker.aio.producer() as producer:
+            assert isinstance(producer, AsyncProducer)
+            consumer = await broker.aio.consumer("orders", "billing", handle)
+            await producer.send("orders", b"one", key="k")
+            await broker.aio.run_until_idle()
+            assert seen == []
+            await broker.aio.join("orders")
+            assert seen == ["one"]
+            await producer.send("orders", b"later", delay=HOUR)
+            await broker.aio.advance(HOUR)
+            assert seen == ["one", "later"]
+            assert await consumer.stop()
+
+    with TestBroker() as broker:
+        asyncio.run(scenario())
+        assert [message.body for message in broker.messages("bills")] == [b"bill", b"bill"]
+
+
+def test_two_brokers_know_nothing_of_each_other() -> None:
+    with TestBroker() as one, TestBroker() as other:
+        one.producer().send("orders", b"one")
+        other.producer().send("orders", b"two")
+        assert [m.body for m in one.messages("orders")] == [b"one"]
+        assert [m.body for m in other.messages("orders")] == [b"two"]
+
+
+def test_a_closed_broker_answers_nobody() -> None:
+    broker = TestBroker()
+    with Producer(broker.producers, timeout_ms=200) as producer:
+        producer.send("orders", b"one")
+        broker.close()
+        broker.close()
+        with pytest.raises(SendError):
+            producer.send("orders", b"two")
+
+
+def test_a_refused_consumer_says_why() -> None:
+    with TestBroker() as broker:
+        broker.create_group("billing", "orders", tags="red")
+        with pytest.raises(ClientError, match="blue"):
+            broker.consumer("orders", "billing", lambda message: None, tags="blue")
+
+
+def test_settings_that_there_are_not_are_refused() -> None:
+    with TestBroker() as broker:
+        with pytest.raises(OptionError, match="actions"):
+            broker.create_group("billing", "orders", actions=["AsyncHttp"])
+        with pytest.raises(OptionError, match="order_kye"):
+            broker.create_group("billing", "orders", order_kye="KEY")
+
+
+LOADED = """
+import sys
+from ddmq_client.testing import TestBroker
+with TestBroker() as broker:
+    seen = []
+    broker.consumer("orders", "billing", seen.append)
+    broker.producer().send("orders", b"one")
+    broker.run_until_idle()
+    assert len(seen) == 1
+unwanted = ["gevent", "greenlet", "rocksdict", "cel_expr_python", "click", "rich", "confluent_kafka"]
+assert [name for name in unwanted if name in sys.modules] == []
+"""
+
+
+@pytest.mark.slow
+def test_it_loads_neither_gevent_nor_an_engine_on_disk() -> None:
+    subprocess.run([sys.executable, "-c", LOADED], check=True, timeout=300)
+
+
+GEVENT = """
+from gevent import monkey
+monkey.patch_all()
+import gevent
+from datetime import timedelta
+from ddmq_client.testing import TestBroker
+with TestBroker() as broker:
+    seen = []
+    broker.consumer("orders", "billing", lambda message: (gevent.sleep(0.001), seen.append(message.text())))
+    producer = broker.producer()
+    gevent.joinall([gevent.spawn(producer.send, "orders", str(n)) for n in range(20)], raise_error=True)
+    producer.send("orders", b"later", delay=timedelta(hours=1))
+    broker.run_until_idle()
+    assert len(seen) == 20
+    broker.clock.advance(timedelta(hours=1))
+    assert seen[-1] == "later"
+"""
+
+
+@pytest.mark.slow
+def test_it_works_under_gevents_monkey_patching() -> None:
+    subprocess.run([sys.executable, "-c", GEVENT], check=True, timeout=300)
