@@ -32,7 +32,8 @@ PROMISES = {
     CONTRACT
     + "append": "a record is stored complete, in the order of the calls, with an answer for each message",
     CONTRACT + "read": "a reader gets all messages within its limits, and learns which ones were deleted",
-    CONTRACT + "read_tags": "reading by tag returns all matches, and continues after the messages that it skips",
+    CONTRACT
+    + "read_tags": "reading by tag returns all matches, and continues after the messages that it skips",
     CONTRACT + "carried": "the short form of a message agrees with the complete one",
     CONTRACT + "wait": "a waiting reader is woken at once, and never forgotten",
     CONTRACT
@@ -43,14 +44,14 @@ PROMISES = {
     CONTRACT + "settings": "settings are durable, and their watchers are notified",
     CONTRACT + "topics": "topics can be created, enlarged, changed and deleted; a new topic inherits nothing",
     CONTRACT
-    + "members": "a queue has one holder at a time; each holder has a higher epoch, and older ones are rejected",
+    + "members": "a queue has one holder at a time; each has a higher epoch, and older ones are rejected",
     CONTRACT + "sharing": "queues are shared as the group requests, and move when they are released or lost",
     CONTRACT + "lifecycle": "each call is answered, even while the engine drains and closes",
     CONTRACT + "lasting": "messages, topics, settings, progress and epochs are still there after a restart",
     CONTRACT + "killed": "answered calls survive repeated kills (kill -9) of the writer",
     CONTRACT + "model": "long random histories give the same results as a naive model",
     "interop": "old clients, of which five kinds were recorded, get the answers that they know",
-    "scenarios": "complete servers: order keys, retries, dead letters, levels, push, results at another proxy",
+    "scenarios": "servers: order keys, retries, dead letters, levels, push, results at another proxy",
     "service/cli": "the commands and the admin API",
     "service/kafka": "brokers and our processes are killed, suspended or cut off; full disks; foreign topics",
 }

@@ -215,7 +215,7 @@ class InProcessServer:
     def _do_due_work(self) -> None:
         self.loop.run()
         self.consumer.tick()
-        self.producer.transactions.look()
+        self.producer.transactions.run_periodic_work()
         self.loop.run()
 
     # --- topics and groups

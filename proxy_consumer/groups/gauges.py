@@ -28,7 +28,7 @@ from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
 from proxy_consumer.groups.stalled import Stalled
-from proxy_consumer.groups.unheld import Name, QueueLag, Unheld
+from proxy_consumer.groups.unheld import Name, UnheldQueue, Unheld
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import Subscription
 
@@ -68,7 +68,7 @@ class Share(NamedTuple):
     proxy."""
 
     subscription: Subscription
-    late: list[QueueLag]
+    late: list[UnheldQueue]
     ack_span: int = 0
 
 
@@ -145,7 +145,7 @@ class Gauges:
         self._oldest.look_up(row for share in shares.values() for row in _late_queues(share))
         self._show_shares(unknown)
 
-    def _on_unheld(self, subscription: Subscription, rows: list[QueueLag]) -> None:
+    def _on_unheld(self, subscription: Subscription, rows: list[UnheldQueue]) -> None:
         """Set the gauges of a subscription that no proxy owns; with no `rows`, some proxy owns it or it has
         no lag."""
         name = _name_of(subscription)
@@ -245,10 +245,10 @@ def _late_queues(share: Share) -> Iterator[tuple[str, QueueRef, int]]:
         yield share.subscription.group.name, row.queue, row.committed
 
 
-def _find_behind(committed: Mapping[QueueRef, int], nexts: Mapping[QueueRef, int]) -> list[QueueLag]:
+def _find_behind(committed: Mapping[QueueRef, int], nexts: Mapping[QueueRef, int]) -> list[UnheldQueue]:
     """Return the queues that have a lag."""
     return [
-        QueueLag(queue, offset, nexts[queue])
+        UnheldQueue(queue, offset, nexts[queue])
         for queue, offset in committed.items()
         if nexts.get(queue, 0) > offset
     ]

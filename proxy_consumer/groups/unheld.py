@@ -26,7 +26,7 @@ CHECKS_MAX = 100
 Name = tuple[str, str]  # group, topic
 
 
-class QueueLag(NamedTuple):
+class UnheldQueue(NamedTuple):
     """One queue with a lag: all offsets below `committed` are finished, the next message gets offset
     `next`."""
 
@@ -40,7 +40,7 @@ class KnownLag(NamedTuple):
     known yet."""
 
     at: float  # monotonic seconds
-    rows: list[QueueLag] | None
+    rows: list[UnheldQueue] | None
 
 
 class Unheld(ClaimOwner):
@@ -49,7 +49,7 @@ class Unheld(ClaimOwner):
     `told(subscription, rows)` is called with each result.
     """
 
-    def __init__(self, runtime: Runtime, told: Callable[[Subscription, list[QueueLag]], None]) -> None:
+    def __init__(self, runtime: Runtime, told: Callable[[Subscription, list[UnheldQueue]], None]) -> None:
         self._runtime = runtime
         self._told = told
         self._claims = QueueClaims(runtime.backend, self, runtime.now, load=False)
@@ -71,7 +71,7 @@ class Unheld(ClaimOwner):
             "lags of subscriptions without an owner are not reported yet", extra={"error": str(error)}
         )
 
-    def find_unheld(self, others: Iterable[Subscription]) -> Mapping[Name, list[QueueLag] | None]:
+    def find_unheld(self, others: Iterable[Subscription]) -> Mapping[Name, list[UnheldQueue] | None]:
         """Return the lagging queues of those among `others` that no proxy owns; None: not known yet.
 
         Returns {} if another proxy reports them.
@@ -116,19 +116,19 @@ class Unheld(ClaimOwner):
         except DdmqError:
             self._note_rows(name, subscription, [])
 
-    def _note_rows(self, name: Name, subscription: Subscription, rows: list[QueueLag]) -> None:
+    def _note_rows(self, name: Name, subscription: Subscription, rows: list[UnheldQueue]) -> None:
         lag = self._known.get(name)
         if lag is not None:
             self._known[name] = lag._replace(rows=rows)
             self._told(subscription, rows)
 
 
-def _behind_rows(subscription: Subscription, found: SubscriptionStats, runtime: Runtime) -> list[QueueLag]:
+def _behind_rows(subscription: Subscription, found: SubscriptionStats, runtime: Runtime) -> list[UnheldQueue]:
     info = runtime.backend.topic(subscription.topic)
     if info is None:
         return []
     return [
-        QueueLag(QueueRef(info.name, info.incarnation, row.queue_id), row.committed, row.next)
+        UnheldQueue(QueueRef(info.name, info.incarnation, row.queue_id), row.committed, row.next)
         for row in found.queues
         if row.lag
     ]

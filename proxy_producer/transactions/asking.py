@@ -108,7 +108,7 @@ class WaitingPolls:
     def end_wait(self, call: Call) -> None:
         """Answer the poll of this call, as if its time were up; nothing happens where it does not wait."""
         for poll in [poll for waiting in self._by_group.values() for poll in waiting if poll.call is call]:
-            if not poll.asking:
+            if not poll.is_served:
                 poll.answer(())
 
     def end(self, fault: SendRefusal) -> None:
