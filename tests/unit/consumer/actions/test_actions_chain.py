@@ -354,7 +354,7 @@ def test_compact_is_json() -> None:
 @pytest.mark.parametrize("number", ["1e99999999999999999999", "0.1e-99999999999999999999"])
 def test_an_exponent_beyond_all_bounds_fails_the_message_and_nothing_else(number: str) -> None:
     body = f'{{"a":{number}}}'.encode()
-    judged = pull_filter(SubscriptionDefaults(actions=("Json", "PullServer"))).judge(
+    judged = pull_filter(SubscriptionDefaults(actions=("Json", "PullServer"))).find_refusal(
         encode(b"k", body, b"", None)
     )
     assert "exponent" in judged.fault
