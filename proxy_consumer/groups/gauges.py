@@ -28,7 +28,7 @@ from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
 from proxy_consumer.groups.stalled import Stalled
-from proxy_consumer.groups.unheld import Name, UnheldQueue, Unheld
+from proxy_consumer.groups.unheld import Name, Unheld, UnheldQueue
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import Subscription
 
