@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from ddmq.cli.root import root
-from ddmq.server.config import ServeConfig
+from ddmq.server.config import ServeConfig, load_folder
 from tools import charts
 
 KAFKA = ["--set=backend=kafka", "--set=kafka.bootstrap=broker:9092"]
@@ -91,10 +91,24 @@ def test_the_plain_manifests_are_what_the_chart_renders_and_valid() -> None:
 
 
 @needs_helm
+def test_the_files_of_the_documented_example_are_what_the_server_reads(tmp_path: Path) -> None:
+    lines = (charts.CHART / "values.yaml").read_text().splitlines()
+    example = [line.removeprefix("# ") for line in lines if line.startswith(("# config:", "#   "))]
+    (tmp_path / "values.yaml").write_text("\n".join(example))
+    manifests = read_manifests(charts.render_release(f"--values={tmp_path / 'values.yaml'}"))
+    (tmp_path / "conf").mkdir()
+    for name, text in manifests["ConfigMap"]["data"].items():
+        (tmp_path / "conf" / name).write_text(text)
+    configuration = load_folder(tmp_path / "conf", {})
+    assert "billing" in str(configuration)
+    assert "orders" in str(configuration)
+
+
+@needs_helm
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(["--set=config.topics.orders.queues=8"], id="a topic"),
+        pytest.param(["--set=config.topics.topics.orders.queues=8"], id="a topic"),
         pytest.param(["--set=config.ddmq.admin_names[0]=queue.example"], id="a name of the admin port"),
         pytest.param(["--set=env.DDMQ__LOG_FORMAT=json"], id="a setting by environment"),
         pytest.param([*KAFKA, "--set=replicas=2", "--set=persistence.enabled=false"], id="without volumes"),

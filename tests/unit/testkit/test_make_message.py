@@ -31,7 +31,7 @@ def test_a_message_without_arguments_is_complete() -> None:
     first, second = make_message(), make_message()
     assert second.offset == first.offset + 1
     assert first.message_id != second.message_id
-    assert repr(first).startswith("Message(topic/R_default_a_0/")
+    assert repr(first).startswith("Message(topic/0/")
     assert first.attempt == 1
 
 
