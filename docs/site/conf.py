@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 
 MENU = {
-    "Start": "first-steps README promises from-ddmq from-celery",
+    "Start": "first-steps README promises from-ddmq from-rocketmq from-celery",
     "Use": """client order-keys retries delay filters transactions replies push fetching spark dramatiq
         opentelemetry testing-handlers""",
     "Operate": """running deployment kubernetes kafka operating-groups configuration bounds retention metrics
