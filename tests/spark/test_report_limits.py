@@ -44,6 +44,8 @@ LIMITS = {
     "sections.OFFENDERS_SHOWN": "test_report_page.py::test_what_is_left_out_of_a_list_opens_below_it",
     "terminal.ROWS_SHOWN": f"{HERE}test_missed_promises_come_before_kept_ones_and_all_are_counted",
     "changes.TOPICS_SHOWN": f"{HERE}test_topics_that_changed_less_are_counted",
+    "order.KEYS_MAX": "../unit/metrics_job/test_report_order.py::"
+    "test_one_failure_blocks_nothing_and_other_keys_share_a_row",
     "read.AGAIN_MAX": "test_arrow_reading.py::test_more_odd_intervals_than_are_named_are_all_read_again",
     "read.WHOLE_BYTES_MAX": "test_arrow_reading.py::test_long_files_are_read_in_parts",
     "work.KNOWN_MAX": "../unit/metrics_job/test_pieces.py::"
@@ -51,7 +53,7 @@ LIMITS = {
 }
 NO_ROWS = {  # limits of something else than rows
     "figures.NAME_MAX", "material.POINTS_MAX", "health.SILENT_AFTER_MAX_MS", "groups.MINUTES_APART_MAX",
-    "processes.VANISHED_AFTER_MAX_S",
+    "processes.VANISHED_AFTER_MAX_S", "terminal.LABEL_MAX",
 }  # fmt: skip
 
 
