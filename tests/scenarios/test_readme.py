@@ -95,7 +95,7 @@ def python_blocks(page: str) -> list[str]:
     ("page", "group"), [(README, "shipping"), (FIRST_STEPS, "billing")], ids=["README", "first steps"]
 )
 def test_its_python_prints_its_message_on_a_fresh_server(page: str, group: str, tmp_path: Path) -> None:
-    (block,) = python_blocks(page)
+    block = python_blocks(page)[0]
     with running(tmp_path) as server:
         for part, port in (("producer", 9613), ("consumer", 9713)):
             block = block.replace(f"127.0.0.1:{port}", f"127.0.0.1:{server.ports[part]}")

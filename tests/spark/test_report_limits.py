@@ -46,7 +46,7 @@ LIMITS = {
     "changes.TOPICS_SHOWN": f"{HERE}test_topics_that_changed_less_are_counted",
     "order.KEYS_MAX": "../unit/metrics_job/test_report_order.py::"
     "test_one_failure_blocks_nothing_and_other_keys_share_a_row",
-    "read.AGAIN_MAX": "test_arrow_reading.py::test_more_odd_intervals_than_are_named_are_all_read_again",
+    "read.RETRIES_MAX": "test_arrow_reading.py::test_more_odd_intervals_than_are_named_are_all_read_again",
     "read.WHOLE_BYTES_MAX": "test_arrow_reading.py::test_long_files_are_read_in_parts",
     "work.KNOWN_MAX": "../unit/metrics_job/test_pieces.py::"
     "test_a_worker_that_forgets_the_names_of_series_still_counts_every_line",

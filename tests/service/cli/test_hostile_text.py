@@ -73,6 +73,7 @@ READS = {
     "doctor": [Case(("doctor", "--config", NASTY.replace("\0", "")))],
 }
 ACTS = {  # what they refuse or do with a hostile name or value
+    "config show": [Case(("config", "show", "--config", NASTY.replace("\0", "")), seen=False)],
     "send": [
         Case(("send", NASTY, "x"), seen=False),
         Case(("send", TOPIC, NASTY, "--key", NASTY), seen=False),
