@@ -45,7 +45,8 @@ def is_loopback(host: str) -> bool:
 
 
 def ready_line(addresses: dict[str, HostPort], data_dir: Path) -> str:
-    """Return the line that tells people and programs where everything answers, in the order of PARTS."""
+    """Return the line that announces the address of every part, in the order of PARTS, and the data
+    directory."""
     where = " ".join(f"{part}={addresses[part]}" for part in sorted(addresses, key=PARTS.index))
     return f"ready {where} data-dir={data_dir}"
 

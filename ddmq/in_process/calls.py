@@ -78,7 +78,8 @@ class InProcessCall(Call):
             self._on_answer(envelope.build_frame(self.wire, self._header.sequence, bytes(body)))
 
     def abandon_call(self) -> None:
-        """The client goes before the answer."""
+        """Mark the call as abandoned and report that, because the client disconnected before the answer. Does
+        nothing if the call is answered already."""
         if self.open:
             self.is_gone = True
             on_abandoned, self.on_abandoned = self.on_abandoned, None
@@ -97,7 +98,8 @@ class ServedPart:
         self._codec = Codec(FRAME_BYTES_MAX, ELEMENTS_MAX, DECODE_S)
 
     def open_call(self, frame: bytes, peer: str, on_answer: Answered) -> InProcessCall | None:
-        """Serve one whole frame; None where it was refused, which is answered."""
+        """Start to serve one complete frame and return the open call. If the frame is invalid or its method
+        unknown, answer with an error at once and return None."""
         try:
             header = read_header(frame)
         except HeaderError as error:

@@ -66,7 +66,7 @@ class ManualLoop(LoopByHand):
         self._numbers = count()
 
     def run_callback(self, callback: Callable[..., object], *arguments: Any) -> None:
-        """Call it later, in the order of the calls."""
+        """Run `callback` later; callbacks run in the order in which they were passed."""
         self._ready.append((callback, arguments))
 
     def timer(self, after: float, repeat: float = 0.0, ref: bool = True) -> ManualTimer:

@@ -42,7 +42,8 @@ class TopicNote(msgspec.Struct, frozen=True):
 
 
 class MoveNotes:
-    """The records of one move in the settings of its target."""
+    """The progress of one move (run number, finished topics …), stored in the settings of the target server
+    so that a later run can continue the move."""
 
     def __init__(self, context: MoveContext) -> None:
         self._context = context

@@ -218,7 +218,7 @@ def reschedule(delay_id: str, timeout_ms: int, producer: HostPort, as_json: bool
 def fire(ids: tuple[str, ...], timeout_ms: int, producer: HostPort, as_json: bool) -> None:
     """Deliver the messages with these IDS now (of one that repeats: its next delivery).
 
-    Exit code 1 when one is neither delivered by this nor before it.
+    Exit code 1 if one was delivered neither by this command nor earlier.
     """
     outcomes = _ask_each(producer, timeout_ms, ids, lambda client, one: client.fire_now(one), as_json)
     _say_outcomes(ids, outcomes, as_json, DelayStatus.FIRED)

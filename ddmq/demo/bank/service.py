@@ -39,7 +39,8 @@ class NotEnoughError(Exception):
 
 
 class Bank:
-    """One of the two services."""
+    """One of the demo's two bank services. Each has accounts in a database of its own, and transfers money to
+    its `peer`."""
 
     def __init__(self, name: str, peer: str, folder: Path) -> None:
         self.name = name

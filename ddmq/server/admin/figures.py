@@ -97,7 +97,8 @@ class OtherParts:
 
 
 def component_line(name: str, address: HostPort) -> str:
-    """Return the line that `hear` takes."""
+    """Return the line that reports the address of one part of the server, `part NAME HOST:PORT`; `hear`
+    parses it."""
     return f"part {name} {address}\n"
 
 

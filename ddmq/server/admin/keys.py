@@ -60,10 +60,11 @@ def _canonical_key(text: str) -> str:
 def act_on_key(
     consumer: ConsumerService, group: str, action: str, text: object, take_away: object = False
 ) -> dict[str, Any]:
-    """Park, skip or replay the key that `text` means; durable when it returns. Raises CallerError.
+    """Park, skip or replay the key that `text` names; the change is durable on return. Raises CallerError.
 
-    Answers which key it was, whether it was `parked` before, and for each head at this proxy (one, unless the
-    key has chains in several scopes) how it was and the `outcome` (groups/ordering.py has the words).
+    The answer contains the key, whether it was `parked` before, and one entry for the first unfinished
+    message of each of its chains at this proxy (one chain, unless the key has several scopes): the message's
+    earlier state, and `outcome`, one of the words in groups/ordering.py.
     """
     if not isinstance(text, str):
         raise CallerError(f"key is {text!r}; the key as text is wanted, as `ddmq group keys` shows it")

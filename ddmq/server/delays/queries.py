@@ -170,8 +170,9 @@ class DelayQueries:
     def _find_messages(
         self, choice: DelayChoice, count: int, told: Callable[[Pending], T]
     ) -> tuple[list[T], Cursor | None]:
-        """Return up to `count` messages as `told` makes them, whose bodies are let go meanwhile, and where to
-        go on: None at the end. By key, LOOKED_MAX messages are looked at in one go."""
+        """Return up to `count` matching messages, each converted by `told` (its body is freed right after
+        that), and the position to continue from, which is None at the end. A search by key examines at most
+        LOOKED_MAX messages per call."""
         walks = [self._walk_shard(one, choice) for one in self._open_shards()]
         rows: list[T] = []
         looked, last = 0, None

@@ -40,7 +40,7 @@ class Account:
 
     @property
     def debt_s(self) -> float:
-        """The present debt in seconds."""
+        """The processor time in seconds that this address owes now. It falls by SHARE_S each second."""
         now = self._clock()
         self._debt_s, self._at = max(0.0, self._debt_s - (now - self._at) * SHARE_S), now
         return self._debt_s

@@ -153,7 +153,8 @@ class _Sweep:
             return []
 
     def own_files(self, hour: _Hour) -> Iterator[tuple[Path, SampleName]]:
-        """Yield the sample files of an hour, of all processes."""
+        """Yield the sample files in the folder of an hour, whichever process wrote them; other files are left
+        out."""
         for path in self.list_entries(hour.path):
             name = samples.parse(path.name)
             if name is not None:
