@@ -24,7 +24,8 @@ class Timer(Protocol):
 
 
 class LoopByHand(Protocol):
-    """The part of gevent's loop that is used here, and what replaces greenlets."""
+    """An event loop that its owner runs by hand, in tests and in the in-process server: the part of gevent's
+    loop that is used here, and `run_until` in place of switching greenlets."""
 
     def run_callback(self, callback: Callable[..., object], *arguments: Any) -> object:
         """Call it later, in the order of the calls."""

@@ -61,7 +61,8 @@ class HubTimer:
 
 
 def spawn_later(seconds: float, call: Callable[..., object], *arguments: Any) -> None:
-    """Run `call` in a greenlet after so many seconds; on a loop by hand as a callback."""
+    """Run `call` in a greenlet after `seconds`. On a loop that is run by hand (LoopByHand), which has no
+    greenlets, run it as a callback."""
     if loop_by_hand() is not None:
         HubTimer().once(seconds, lambda: call(*arguments))
         return

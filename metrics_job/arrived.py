@@ -109,7 +109,8 @@ class Arrived:
     def write(self, batch: int, rows: DataFrame, limit_ms: int) -> DataFrame:
         """Store the rows of a batch, replacing earlier ones, and return them as stored.
 
-        A `to` above `limit_ms` (from a wrong clock) does not advance the window of late lines.
+        Rows whose interval ends (`to_ms`) after `limit_ms` come from a wrong clock; they do not move the time
+        behind which lines count as late.
         """
         own = Range(batch, batch)
         self._write(own, rows)

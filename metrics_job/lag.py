@@ -100,8 +100,8 @@ def sum_steps(owners: Mapping[str, tuple[Sequence[Run], StepsByRun]], until_ms: 
 
 
 def highest_steps(owners: Mapping[str, tuple[Sequence[Run], StepsByRun]]) -> list[Step]:
-    """Return the highest last value of all processes at every instant, for ages, which must not be
-    summed."""
+    """Return, for every instant, the maximum over all processes of their most recent values. For gauges that
+    hold an age, whose sum has no meaning."""
     span_lists = [
         spans for runs, steps_by_run in owners.values() if (spans := build_spans(runs, steps_by_run))
     ]

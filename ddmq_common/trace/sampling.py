@@ -14,7 +14,8 @@ _WHOLE = 1 << 32
 
 
 def limit_of(one_in: int) -> int:
-    """Return the sampling limit for one message in `one_in`; 0 means that none is traced."""
+    """Return the limit for the hash of a message that makes one in `one_in` messages traced; OFF if `one_in`
+    is 0."""
     return -(-_WHOLE // one_in) if one_in > 0 else OFF
 
 

@@ -44,7 +44,8 @@ class Offenders:
 
 
 def list_offenders(material: Material, end_ms: int) -> list[Offenders]:
-    """Return all lists, also empty ones. `end_ms`: the time of the last sample."""
+    """Return one list of the worst topics or groups for each kind of problem (refused sends, dead letters …),
+    including empty lists. `end_ms`: the time of the last sample."""
     counters = material.now.counters
     delivered = _by_place(counters, catalogue.DELIVERED)
 
