@@ -27,7 +27,8 @@ class HostPort(NamedTuple):
 
 
 def parse(text: str) -> HostPort:
-    """Parse `HOST:PORT` or `[V6]:PORT`; port 0 takes a free one. Raises ValueError with the allowed form."""
+    """Parse `HOST:PORT` or `[V6]:PORT`. Port 0 means any free port. Raises ValueError, whose text shows the
+    allowed form."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:

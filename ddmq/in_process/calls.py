@@ -20,7 +20,7 @@ FRAME_BYTES_MAX, ELEMENTS_MAX, DECODE_S = 16 << 20, 16_384, 60.0
 
 
 class InProcessCall(Call):
-    """One request. `on_answer` gets the frame of its answer."""
+    """One request that the in-process server handles. `on_answer` is called with the frame of its answer."""
 
     __slots__ = ("_header", "_linger_ms", "_method", "_on_answer", "is_answered", "is_gone", "is_rejected")
 
@@ -45,12 +45,12 @@ class InProcessCall(Call):
 
     @property
     def linger_ms(self) -> int:
-        """The time for which the client lets the call wait."""
+        """How long the client lets the server hold this call, in ms."""
         return self._linger_ms
 
     @property
     def method_name(self) -> str:
-        """The method that is called."""
+        """The name of the called method."""
         return self._method.name
 
     def reply(self, value: Any) -> None:
@@ -88,7 +88,7 @@ class InProcessCall(Call):
 
 
 class ServedPart:
-    """One service of the server, for all of its connections."""
+    """One Thrift service of the in-process server, shared by all of its connections."""
 
     def __init__(self, service: Service, clock: Clock) -> None:
         self._methods = methods(service.idl, service.name)
@@ -130,7 +130,8 @@ class ServedPart:
 
 
 def _stretch_wait(args: Any) -> int:
-    """Let a request that may be held wait as long as the server's clock allows; return its own wait."""
+    """Raise the wait time in a request that may be held to HELD_MS, because its client ends the wait itself;
+    return the original wait time in ms."""
     request = getattr(args, "request", None)
     for name in ("maxLingerTime", "timeout"):
         own_ms: int | None = getattr(request, name, None)
