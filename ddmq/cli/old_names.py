@@ -34,7 +34,8 @@ class OldOption(click.Option):
 def count_option(
     text: str = "At most.", *, default: int = 20, old_name: str = "--limit"
 ) -> Callable[[Any], Any]:
-    """Return a decorator with the option --count of a listing, and the hidden option `old_name` for the same."""
+    """Return a decorator with the option --count of a listing, and the hidden option `old_name` for the
+    same."""
     return combine_options(
         click.option("--count", default=default, show_default=True, type=Whole(1, 1000), help=text),
         click.option(old_name, f"old_{old_name.removeprefix('--')}", cls=OldOption, now="--count"),

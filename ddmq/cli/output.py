@@ -203,7 +203,8 @@ def _styled_cell(column: str, value: Any) -> Text:
 
 
 def _columns_that_fit(columns: Sequence[str], rows: list[Sequence[Any]], spare: Sequence[str]) -> list[int]:
-    """Return the indexes of the columns that fit into the terminal; the `spare` columns are left out first."""
+    """Return the indexes of the columns that fit into the terminal; the `spare` columns are left out
+    first."""
     indexes = list(range(len(columns)))
     idle = [name for name in spare if _is_idle(rows, columns.index(name))]
     for name in dict.fromkeys([*idle, *spare]):
@@ -304,7 +305,8 @@ def reason(error: BaseException) -> str:
 
 
 def confirm(question: str) -> None:
-    """Ask the question. Unless the answer is yes, raise ClickException with the text that nothing was done."""
+    """Ask the question. Unless the answer is yes, raise ClickException with the text that nothing was
+    done."""
     try:
         agreed = click.confirm(plain(question), err=True)
     except click.Abort as error:

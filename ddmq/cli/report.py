@@ -142,7 +142,8 @@ def need_packages() -> None:
 
 
 def samples_folder(config_dir: Path | None, data_dir: Path | None) -> Path:
-    """Return the folder into which a server with this configuration writes its samples. Raises ConfigError."""
+    """Return the folder into which a server with this configuration writes its samples. Raises
+    ConfigError."""
     from ddmq.server.config import load_folder
 
     serve = load_folder(config_dir).serve

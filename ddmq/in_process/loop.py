@@ -57,7 +57,8 @@ class ManualTimer:
 
 
 class ManualLoop(LoopByHand):
-    """An event loop that runs callbacks and timers only when its owner calls `run`, `run_until` or `move_to`."""
+    """An event loop that runs callbacks and timers only when its owner calls `run`, `run_until` or
+    `move_to`."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
@@ -86,7 +87,8 @@ class ManualLoop(LoopByHand):
         raise RuntimeError(f"the server in this process does not come to rest in {TURNS_MAX} steps")
 
     def run_until(self, condition: Callable[[], bool]) -> bool:
-        """Run ready callbacks until the condition is true or none is left; return whether it is true."""
+        """Run ready callbacks and due timers until the condition is true or none is left; return whether it
+        is true."""
         for _ in range(TURNS_MAX):
             if condition():
                 return True

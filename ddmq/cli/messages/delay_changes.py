@@ -135,7 +135,8 @@ class _Cancelling:
         return self.outcomes[DelayStatus.CANCELLED.value]
 
     def cancel_all(self, named: Sequence[str]) -> None:
-        """Cancel these messages and wait for each outcome. A damaged message has no id and is not cancelled."""
+        """Cancel these messages and wait for each outcome. A damaged message has no id and is not
+        cancelled."""
         ids = [one for one in named if one]
         if len(ids) < len(named):
             self.outcomes["damaged in the store, `ddmq delay list --json` says how"] += len(named) - len(ids)

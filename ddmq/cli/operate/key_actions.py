@@ -78,7 +78,8 @@ def _request_action(admin: AdminClient, name: str, key: str, action: str, **more
 
 
 def _end(answer: Mapping[str, Any], failures: list[str], as_json: bool) -> None:
-    """Print the answer for programs with `as_json`. If there are failures, print them and exit with code 1."""
+    """Print the answer for programs with `as_json`. If there are failures, print them and exit with code
+    1."""
     if as_json:
         print_json(answer)
     if failures and as_json:
