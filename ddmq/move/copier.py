@@ -39,8 +39,8 @@ from ddmq_common.names import MOVED_PROPERTY
 
 
 class QueueCopier:
-    """Copies one queue. `copied`, `pure`: the recorded progress on the target's queue. `first`: the oldest
-    offset of the source's queue."""
+    """Copies one queue of the source. `copied`, `pure`: the progress recorded on the target's queue (see
+    MoveContext). `first`: the oldest offset of the source's queue."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class QueueCopier:
         self._skip: AckMap | None = None
 
     def skip(self, finished: AckMap) -> None:
-        """Skip the offsets that `finished` contains."""
+        """Do not copy the offsets that `finished` contains."""
         self._skip = finished
 
     def is_already_finished(self, offset: int) -> bool:
@@ -166,7 +166,7 @@ class QueueCopier:
     # --- where the target has copies alone
 
     def _look_pure(self, results: Sequence[AppendResult]) -> None:
-        """Move `pure` behind the stored copies, if no records of others are in between."""
+        """Move `pure` behind these stored copies, if no records of other senders lie in between."""
         if self._mixed or not results:
             return
         first, last = results[0].offset, results[-1].offset
@@ -178,7 +178,8 @@ class QueueCopier:
             self.look_pure()
 
     def look_pure(self) -> int:
-        """Move `pure` to the end of the leading records that are all copies, and return it."""
+        """Read the target's queue from `pure` on, move `pure` behind the last record before the first one
+        that is no copy, and return it."""
         context, self._marker_next = self._context, False
         while not self._mixed:
             run = read_run(context, context.target, self.target, self.pure)

@@ -52,8 +52,9 @@ _END = 1 << 64
 
 
 class ShardNote(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The progress of a shard: the last pending message and the last id (hexadecimal) moved, and `done`.
-    `moved`: pending messages sent; `check`: the sum of their digests."""
+    """The progress of moving a delay shard: the last pending message and the last id (hexadecimal) that were
+    moved, and whether it is `done`. `moved`: the number of pending messages sent; `check`: the sum of their
+    digests."""
 
     due_ms: int = -1
     offset: int = 0
@@ -70,7 +71,8 @@ def note_of(notes: MoveNotes, context: MoveContext, shard: int) -> ShardNote:
 
 
 class DelayMove:
-    """Moves the pending delays. `opener` opens the source's stores. `queues`: of %DELAY on both sides."""
+    """Moves the pending delayed messages. `opener` opens the source's stores. `queues`: the number of queues
+    of %DELAY on both sides."""
 
     def __init__(
         self, context: MoveContext, notes: MoveNotes, config: DelayConfig, opener: StoreOpener
@@ -81,7 +83,7 @@ class DelayMove:
         self._opener = opener
 
     def run(self) -> int:
-        """Move all pending delays. Returns the number of messages that wait at the target because of it."""
+        """Move all pending delayed messages; return how many now wait at the target."""
         context = self._context
         source, target = (side.topic(DELAY_TOPIC) for side in (context.source, context.target))
         if source is None or target is None:
@@ -155,7 +157,8 @@ class DelayMove:
     def _add_commands(
         self, page: Iterable[Pending], shard: ShardContext, target: QueueRef, origin: CopyOrigin
     ) -> tuple[list[NewRecord], list[IdOutcome], int]:
-        """Return the commands for waiting messages, the ids that are over, and the sum of digests."""
+        """Return the commands that add waiting messages at the target, the outcomes of ids that are finished,
+        and the digest sum of the messages."""
         now_ms, config, tally = self._context.clock.wall_ms(), self._config, self._context.tally
         records: list[NewRecord] = []
         over: list[IdOutcome] = []

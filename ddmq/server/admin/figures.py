@@ -86,8 +86,8 @@ class OtherParts:
         self._addresses[name] = parse(address)
 
     def merge_counters(self, own: Counters) -> tuple[Counters, dict[str, str]]:
-        """Return all counters, with `own`, and the addresses of the parts that did not answer within
-        ASK_S."""
+        """Return the counters of all parts added up, beginning with `own`, and the addresses of the parts
+        that did not answer within ASK_S."""
         requests = {name: gevent.spawn(_fetch_counters, address) for name, address in self._addresses.items()}
         gevent.joinall(list(requests.values()), timeout=ASK_S)
         answers = {name: each.value for name, each in requests.items() if each.value is not None}
@@ -97,8 +97,8 @@ class OtherParts:
 
 
 def component_line(name: str, address: HostPort) -> str:
-    """Return the line that reports the address of one part of the server, `part NAME HOST:PORT`; `hear`
-    parses it."""
+    """Return the line that reports the admin address of one part of the server, `part NAME HOST:PORT`.
+    `OtherParts.record_address` parses it."""
     return f"part {name} {address}\n"
 
 
