@@ -279,8 +279,8 @@ class AdminGroups:
         return max((age for age in ages if age is not None), default=None)
 
     def _backend_columns(self, each: SubscriptionStats, *, with_age: bool) -> dict[str, Any]:
-        """Return the columns of a row that need further requests to the backend; None (unknown) if the
-        requests fail."""
+        """Return the columns of a row that need further requests to the backend; without `with_age`, return
+        None (unknown) for each."""
         if not with_age:
             return {"lag_age_s": None, "consumed": None}
         return {"lag_age_s": self._oldest_s(each), "consumed": self._is_consumed(each)}
