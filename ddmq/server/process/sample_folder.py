@@ -68,8 +68,8 @@ class FolderCalls:
 
 
 class Swept(NamedTuple):
-    """The result of a sweep: how many files were merged, how many deleted (by reason), the remaining bytes,
-    and the errors."""
+    """The result of a sweep: how many files were deleted, by reason (also those that a merged file replaces),
+    the remaining bytes, and the errors."""
 
     deleted: dict[str, int]
     bytes_kept: int
