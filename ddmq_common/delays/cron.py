@@ -167,8 +167,8 @@ class Cron:
         return None
 
     def back_ms(self, from_ms: int, times: int) -> int | None:
-        """Return the time of the cron that is `times` steps back from `from_ms` (which counts as the first if
-        it is one), or an earlier moment near it; None if there is none."""
+        """Return the `times`-th time of the cron at or before `from_ms`, counted backwards, or an earlier
+        moment near it; None if there is none."""
         try:
             walk = _Walk(self.expression, _moment_at(from_ms + 1_000, self.zone), reverse=True)
             moment = walk.dt

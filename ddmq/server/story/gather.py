@@ -73,8 +73,8 @@ class StoryGatherer:
         self._notes: list[str] = []
 
     def gather(self, found: StoredRecord, only: str | None) -> GatheredStory:
-        """Gather the facts about the message of the record `found`. `only`: the only group to include; if
-        empty, all groups."""
+        """Gather the facts about the message of the record `found`. `only`: the only group to include; None
+        means all groups."""
         message_id = found.message_id
         levels = () if topic_of(found) else self._find_records(names.SCHEDULE_TOPIC, message_id)
         topic = next(filter(None, map(topic_of, (found, *levels))), "")

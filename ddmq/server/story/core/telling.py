@@ -91,8 +91,8 @@ def _timeline_to_topic(facts: StoryFacts) -> tuple[Timeline, bool]:
 
 
 def _note_late_firing(timeline: Timeline, stored_ms: int, before: Sequence[MessageCopy]) -> None:
-    """Add a note to the timeline of a message that fired late: it may have been rescheduled, because its
-    records do not contain a changed due time."""
+    """Add a note to the timeline of a message that fired late: it may have been rescheduled, which its
+    records do not show."""
     timeline.pass_to(stored_ms)
     late_ms = stored_ms - timeline.last.at_ms
     if timeline.phase is Phase.OVERDUE and before[-1].kind is CopyKind.COMMAND and late_ms >= MOVED_MS:
