@@ -112,8 +112,8 @@ def highest_steps(owners: Mapping[str, tuple[Sequence[Run], StepsByRun]]) -> lis
 
 
 def by_minute(steps: Sequence[Step]) -> dict[int, Minute]:
-    """Return the Minute of each minute since the epoch that has a step, and of those between that have a
-    value above 0."""
+    """Return a Minute for each minute (since the epoch) that has a step, and for each minute between steps in
+    which the value is above 0."""
     minutes: dict[int, Minute] = {}
     former: Minute | None = None
     for minute, some in groupby(steps, key=lambda step: step[0] // MINUTE_MS):

@@ -24,8 +24,8 @@ from metrics_job.folders import Days
 
 
 class Units(NamedTuple):
-    """The units of some files. A unit is a group of files that may contain the same lines, because one merges
-    others."""
+    """The units of some files. A unit is a group of files that may contain the same lines, such as a merged
+    file and its parts."""
 
     shared: dict[str, str]  # name of a file that shares its unit -> the unit: its first name
     strange: bool  # a name is of another kind

@@ -116,7 +116,8 @@ def message_row(record: StoredRecord, bytes_max: int | None = None) -> dict[str,
 
 
 class _ByteBudget:
-    """The number of bytes that may still be put into a message's row; None means no limit."""
+    """The number of bytes of a message that its row may still take up; None means no limit. `cut`: something
+    was left out."""
 
     def __init__(self, bytes_max: int | None) -> None:
         self._left = bytes_max
@@ -155,8 +156,8 @@ def read(
 ) -> list[StoredRecord]:
     """Read up to `count` records of one queue from `offset` on (clamped to the readable range).
 
-    Reading ends at `bytes_max`, after at least one record. If `held` (bytes of other records in the same
-    answer) is given, reaching the limit raises CallerError instead.
+    Reading ends before `bytes_max` is exceeded, but after at least one record. With `held`, the bytes that
+    other records of the same answer take up, exceeding `bytes_max` in total raises CallerError instead.
     """
     bounds = backend.bounds([queue]).wait(WAIT_S)[0]
     if bounds is None:

@@ -145,7 +145,7 @@ class Counted(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """The percentiles of a histogram over the whole span and all processes."""
+    """The buckets of a histogram, summed over the whole span and all processes."""
 
     metric: str
     topic: str
