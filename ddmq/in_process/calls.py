@@ -45,7 +45,7 @@ class InProcessCall(Call):
 
     @property
     def linger_ms(self) -> int:
-        """How long the client lets the server hold this call, in ms."""
+        """The time in ms for which the client lets the server hold this call."""
         return self._linger_ms
 
     @property

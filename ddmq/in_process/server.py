@@ -367,7 +367,8 @@ class InProcessConnection:
 
     @property
     def linger_s(self) -> float | None:
-        """How long the client lets the server hold the open call, in seconds; None if no call is held."""
+        """The time in seconds for which the client lets the server hold the open call; None if no call is
+        held."""
         call = self.call
         if call is None or not call.open or call.method_name not in HELD_CALLS:
             return None

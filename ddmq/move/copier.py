@@ -1,12 +1,12 @@
 """Copies one queue of the source into one of the target, in order, each message once.
 
-A run of records, and the note of how far that was, are one commit of the target: after a crash the note says
-where to go on, and nothing was copied that it does not speak of. The note is progress of the group
-`copied_group` on the target's queue, under the epoch of this run of the command, so that two runs at once
-cannot both copy. Of a commit whose outcome nobody knows the note is read again.
+Each commit to the target contains a run of copies and the source offset that it reaches. So after a crash the
+recorded offset says where to continue, and it covers everything that was copied. It is stored as progress of
+the group `copied_group` on the target's queue, under the epoch of this run of the command, so that two runs
+at the same time cannot both copy. If the outcome of a commit is unknown, the recorded offset is read again.
 
-`pure` is noted with it: below that offset of the target's queue there are copies alone, nothing that the
-target was sent itself. It lets the last step begin where the two can first be mixed.
+`pure` is recorded with it: below that offset of the target's queue, all records are copies, and none was sent
+to the target itself. The last step begins there, where the two kinds may first be mixed.
 """
 
 from __future__ import annotations

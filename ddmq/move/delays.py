@@ -1,13 +1,12 @@
-"""Pending delays of a source, and what is known of ids that are over, into the target: its last step but one.
+"""Moves the pending delayed messages of a source, and the outcomes of finished ids, to the target.
 
-The source's shards are had from the log as their owner has them, by a delay service that fires nothing: its
-stores then hold what waits, whatever they were before (on Kafka they are made in an empty folder). Each
-pending message becomes an add in the same shard of the target's %DELAY, with its own uuid, its occurrence and
-its due time, so that cancels by any of its ids find it; ids that fired or were cancelled follow as KNOWN
-commands.
+This process owns the source's shards meanwhile, with a delay service that fires nothing. Its stores are
+brought up to date from the log (on Kafka, they begin in an empty folder). Each pending message becomes an add
+in the same shard of the target's %DELAY, with its own uuid, occurrence and due time, so that a cancel by any
+of its ids finds it. Ids that fired or were cancelled follow as KNOWN commands.
 
-Every page is one commit with the place that was reached in the shard, so nothing is sent twice. That rests on
-a source where nothing changes any more: once this has begun, delays belong to the target.
+Every page is one commit, together with the position that was reached in the shard, so nothing is sent twice.
+This requires that nothing changes at the source any more: from now on, delays belong to the target.
 """
 
 from __future__ import annotations

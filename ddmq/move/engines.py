@@ -1,7 +1,7 @@
 """Opens the two sides of a move, each named as ENGINE:WHERE (`file_log:./data`, `kafka:HOST:PORT,…`).
 
-A directory over which a server runs is used through that server, which stays its writer. One without a server
-is locked for the time of the command, so none can begin to change it.
+If a server runs over a directory, the directory is used through that server, which stays its writer. If none
+runs, the directory is locked until the command ends, so that no server can start there meanwhile.
 """
 
 from __future__ import annotations

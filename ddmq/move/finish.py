@@ -190,8 +190,8 @@ class Finish:
         return offset_map
 
     def _copy_at(self, copier: QueueCopier, wanted: int, pure: int) -> int:
-        """Return the target offset below which all copies come from source offsets below `wanted`. All
-        records below `pure` are copies. A binary search; each step reads one record."""
+        """Return the target offset below which all copies come from source offsets below `wanted`, found by
+        binary search, which reads one record per step. All records below `pure` are copies."""
         context = self._context
         bounds = ask_patiently(context, lambda: context.target.bounds([copier.target]))[0] or Bounds(0, 0)
         low, high = min(bounds.min, pure), pure

@@ -1,8 +1,8 @@
-"""All messages of a source into its target: topics made there, then queue by queue, again if wanted.
+"""Copies all messages of a source: creates the topics at the target, then copies queue by queue, repeatedly.
 
-A topic of the target is taken that is empty, or that an earlier run of the same move copied into; any other
-is refused, so nothing is ever mixed with what was there. What waits for its time (names.SCHEDULE_TOPIC,
-%DELAY) is made here too, and filled by the last step.
+A topic of the target must be empty, or an earlier run of the same move must have copied into it; any other is
+refused, so copies are never mixed with other messages. The topics of delayed messages (names.SCHEDULE_TOPIC,
+%DELAY) are created here too, but filled by the last step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Compares what was copied with what it was copied from: counts and checksums of each queue.
+"""Compares the copies with their originals: the counts and checksums of each queue.
 
-A queue's sum is that of the digests of its messages (core/copies.py); it does not depend on where a message
-stands, only on which source offset it is said to have. Messages that retention has taken on one of the sides
-are left out on the other.
+A queue's checksum is the sum of the digests of its messages (core/copies.py). It depends on the source offset
+that each copy names, not on the copy's own offset. Messages that retention has deleted on one side are left
+out on the other.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ NOBODY = "no consumer proxy has answered"  # how the client begins what it says 
 
 
 class Settlement(NamedTuple):
-    """What `ddmq pull` does with each message after it was shown: the word for people, and the action."""
+    """An action of `ddmq pull` for each message after it was shown (acknowledge, fail or leave), with the
+    word for people."""
 
     said: str
     does: Callable[[Message], object]

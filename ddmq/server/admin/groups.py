@@ -80,8 +80,8 @@ def _check_names(group: str, *topics: str) -> None:
 
 
 class RetryPathView:
-    """How many messages of each subscription wait in the delay levels for a retry, for rows of listings;
-    unknown while the levels cannot be read."""
+    """The numbers of messages that wait in the delay levels for a retry, by subscription, for rows of
+    listings; unknown while the levels cannot be read."""
 
     def __init__(self, consumer: ConsumerService, clock: Clock) -> None:
         self._now_ms = clock.wall_ms()

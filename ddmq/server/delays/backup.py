@@ -1,10 +1,11 @@
-"""A backup of all that waits: a copy of every shard's store in one new folder, made by those who own them.
+"""Makes a backup of all waiting messages: a copy of every shard's store, made by its owner, in one new folder.
 
-Whoever is asked copies its own shards, asks the other owners (each over its admin port) for theirs, and
-writes the manifest last: a folder without one is no whole backup. Blocks: native threads.
+The process that gets the request copies its own shards, requests the others from their owners (over their
+admin ports), and writes the manifest last: a folder without a manifest is no complete backup. The functions
+block, so they run in native threads.
 
-While it is made, the folder holds a file with a random secret, which goes along to the other owners. They
-copy into a folder only for who knows the secret in it, which only processes of the same user can read.
+Meanwhile the folder contains a file with a random secret, which is sent to the other owners. They copy into a
+folder only if the request has the folder's secret, which only processes of the same user can read.
 """
 
 from __future__ import annotations

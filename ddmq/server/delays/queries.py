@@ -1,9 +1,9 @@
-"""Questions about delayed messages, and backups of them: what the admin API tells and does.
+"""Answers the admin API's requests about delayed messages and their backups.
 
-Only the process that owns a shard can look into it; an answer names the shards that are held elsewhere, so
-that nobody takes a part for the whole. A process without a delay service passes questions on to one that has
-it, by the admin address that the owners of shards state. Looking is done page by page in native threads: a
-search for a rare topic among millions takes a while, and the service goes on meanwhile.
+Only the process that owns a shard can read it. An answer names the shards that other processes own, so that a
+part is not mistaken for the whole. A process without a delay service forwards requests to the admin address
+of an owner. Stores are read page by page in native threads, because a search for a rare topic among millions
+of messages takes a while, and the service continues meanwhile.
 """
 
 from __future__ import annotations

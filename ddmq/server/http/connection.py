@@ -241,7 +241,8 @@ def _answer_busy(_: Mapping[str, Any], start: Any) -> Sequence[bytes]:
 
 
 class RefusedRequest(NamedTuple):
-    """Why a request is refused: an HTTP status and a sentence. `details` are only written to the log."""
+    """The reason why a request is refused: an HTTP status and a sentence. `details` are only written to the
+    log."""
 
     status: int
     text: str

@@ -18,7 +18,7 @@ RESERVE_MIN, RESERVE_MAX = 128, 2_048  # of log, stores, admin API and push; in 
 
 
 class OpenFilesShare(NamedTuple):
-    """How the limit of open files is divided. `connections`: for each Thrift server; `reserve`: for
+    """The division of the limit of open files. `connections`: for each Thrift server; `reserve`: for
     everything else."""
 
     connections: int

@@ -17,8 +17,8 @@ KEYS_MAX = 8  # keys with a row of their own; the others share the last row
 
 
 class KeyMark(IntEnum):
-    """What the picture shows of a key in one slice of time: the last finish or failure in it; without one,
-    that the key is blocked; else that a message was stored; else nothing."""
+    """The mark that the picture shows for a key in one slice of time: the last finish or failure in it;
+    without one, that the key is blocked; else that a message was stored; else nothing."""
 
     NOTHING = 0
     STORED = 1
