@@ -1,7 +1,7 @@
-"""The connections of clients that live in the same process: frames in, answers out, nothing in between.
+"""Serves clients in the same process: takes their frames and returns the frames of answers, without sockets.
 
-A held call (a pull that finds nothing, a poll for checks) waits as at a server that listens. Only the
-client's own clock can say for how long, because that of the server stands still; `end_wait` then answers.
+A held call (a pull without messages, a poll for checks) waits as in a real server. Its client must end the
+wait by its own clock with `end_wait`, because the server's clock stands still.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""An event loop that runs by hand: callbacks in the order of their calls, timers by a clock.
+"""An event loop that its owner runs by hand: callbacks in the order of their calls, timers by a manual clock.
 
-Time passes only in `move_to`. A timer that is due rings once for a move, however long that was. A timer that
-repeats counts on from there, as on a machine that has slept.
+Time passes only in `move_to`. A timer that becomes due rings once per move, however far the time moves; a
+repeating timer then counts from the new time, as on a machine that was suspended.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""InProcessServer: all parts of a server over the memory engine, on a loop by hand and a clock that is moved.
+"""InProcessServer: all parts of a server over the memory engine, with a manual event loop and a manual clock.
 
-Nothing runs on its own. A client's request is served on the client's thread in these steps: one thread enters
-the server, the request is handled, everything runs that is ready at this moment, and the thread leaves. Time
-passes in `step_time`, from one thing that is due to the next. A request may need a little time, because the
-first one of its kind creates topics; single timers, of milliseconds, ring for it.
+Nothing runs on its own. A client's request is served on the client's thread: one thread at a time enters the
+server, handles the request, runs all callbacks that are ready, and leaves. Time only passes in `step_time`,
+from one due event to the next. One exception: a request may need a few milliseconds, because the first one of
+its kind creates topics; then the timers for that ring at once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The metrics of this process, and of the other processes of the server.
 
-The page of metrics: an expensive page is reused for a while, so that scrapers cost little.
+MetricsPage makes the page of metrics. An expensive page is reused for a while, so that scrapers cost little.
 
-The counters of the other processes of `ddmq serve --processes`, which are asked on their own admin ports.
-Their addresses come line by line from the process that started them all: `part producer 127.0.0.1:9913`.
+OtherParts requests the counters of the other processes of `ddmq serve --processes` from their admin ports.
+The process that started them sends their addresses line by line: `part producer 127.0.0.1:9913`.
 """
 
 from __future__ import annotations

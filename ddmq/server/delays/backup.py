@@ -1,4 +1,4 @@
-"""Makes a backup of all waiting messages: a copy of every shard's store, made by its owner, in one new folder.
+"""Makes a backup of all waiting messages: each owner of a shard copies its store into one new folder.
 
 The process that gets the request copies its own shards, requests the others from their owners (over their
 admin ports), and writes the manifest last: a folder without a manifest is no complete backup. The functions

@@ -1,14 +1,14 @@
-"""A backup of pending messages put back, while no server runs over the directory.
+"""Restores a backup of pending messages, while no server runs over the directory.
 
-Two ways, chosen by what is there:
-* The log is there and its delay stores are not: the copies become the stores. What the log knows to have been
-  fired or cancelled since is not fired again; commands that came after the backup are taken in from the log,
-  as far as it still has them.
-* The directory is empty, log and all: a new log is begun, and every pending message becomes a command in it,
-  with its own id and its place in its series. Nothing else is known there: not what was fired or cancelled
-  before, which consumers were where, or what other topics held.
+There are two ways, chosen by the content of the directory:
+* It has the log, but no delay stores: the copies become the stores. Messages that fired or were cancelled
+  after the backup, according to the log, do not fire again; commands that came after the backup are read from
+  the log, as far as it still has them.
+* It is empty: a new log is created, and every pending message becomes a command in it, with its own id and its
+  occurrence in its series. The new log has nothing else: no outcomes of earlier messages, no progress of
+  consumers and no other topics.
 
-Anything else is refused: a restore never mixes with what is there, nor with a log that the backup is not of.
+Anything else is refused: a restore never mixes with existing stores, nor with a log of another backup.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The processor time of the admin API: clients of the proxies find the event loop free most of the time.
+"""Limits the processor time of the admin API, so that the event loop is free for clients of the proxies.
 
-An address owes the processor time that its requests took, over all of its connections, and each second
-takes SHARE_S off that. Who owes more than DEBT_S waits before a request is answered, and in the middle of an
-answer: a long listing calls `breathe` as it goes, so it holds the loop for slices alone. Of the listings of
-one address one is made at a time. A person or a scraper owes so little that they never wait.
+Each address has a debt: the processor time that its requests took, over all of its connections, less SHARE_S
+for each second that passes. If the debt exceeds DEBT_S, the address waits before a request is answered and
+also during an answer: a long listing calls `yield_if_long`, so it holds the loop only for short slices. Only
+one listing of an address is made at a time. A person or a scraper has so small a debt that it never waits.
 """
 
 from __future__ import annotations
