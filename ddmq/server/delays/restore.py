@@ -4,11 +4,11 @@ There are two ways, chosen by the content of the directory:
 * It has the log, but no delay stores: the copies become the stores. Messages that fired or were cancelled
   after the backup, according to the log, do not fire again; commands that came after the backup are read from
   the log, as far as it still has them.
-* It is empty: a new log is created, and every pending message becomes a command in it, with its own id and its
-  occurrence in its series. The new log has nothing else: no outcomes of earlier messages, no progress of
+* It is empty: a new log is created, and every pending message becomes a command in it, with its own id and
+  its occurrence in its series. The new log has nothing else: no outcomes of earlier messages, no progress of
   consumers and no other topics.
 
-Anything else is refused: a restore never mixes with existing stores, nor with a log of another backup.
+Anything else is refused: a restore never mixes with existing stores, nor with a log that the backup does not belong to.
 """
 
 from __future__ import annotations
