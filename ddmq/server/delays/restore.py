@@ -8,7 +8,8 @@ There are two ways, chosen by the content of the directory:
   its occurrence in its series. The new log has nothing else: no outcomes of earlier messages, no progress of
   consumers and no other topics.
 
-Anything else is refused: a restore never mixes with existing stores, nor with a log that the backup does not belong to.
+Anything else is refused: a restore never mixes with existing stores, nor with a log that the backup
+does not belong to.
 """
 
 from __future__ import annotations
