@@ -251,10 +251,11 @@ class ProgressDelta(msgspec.Struct, frozen=True):
     """A change to one group's progress on one queue, applied or refused as a unit.
 
     `finished`: ranges `[start, end)` of offsets that are done, filtered out, or gaps; in any order, may
-    repeat. `attempts`: (offset, attempts so far) of unfinished ones; recorded on fail and time-out.
-    `reset_to`: sets the committed offset, empties ack map and attempts, starts generation `generation` (which
-    must be above the current one); `finished` and `attempts` are then empty. Refused with FencedError when
-    `epoch` or `generation` is below what is recorded.
+    repeat. `attempts`: (offset, attempts so far) of unfinished offsets, recorded on fail and time-out;
+    ignored if the number is not above the stored one. `reset_to`: sets the committed offset, empties ack map
+    and attempts, starts generation `generation` (which must be above the current one); `finished` and
+    `attempts` are then empty. Refused with FencedError when `epoch` or `generation` is below what is
+    recorded.
     """
 
     group: str

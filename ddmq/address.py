@@ -27,7 +27,8 @@ class HostPort(NamedTuple):
 
 
 def parse(text: str) -> HostPort:
-    """Parse `HOST:PORT` or `[V6]:PORT`; port 0 takes a free one. Raises ValueError with the allowed form."""
+    """Parse `HOST:PORT` or `[V6]:PORT`. Port 0 means any free port. Raises ValueError, whose text shows the
+    allowed form."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
@@ -45,7 +46,8 @@ def is_loopback(host: str) -> bool:
 
 
 def ready_line(addresses: dict[str, HostPort], data_dir: Path) -> str:
-    """Return the line that tells people and programs where everything answers, in the order of PARTS."""
+    """Return the line that announces the address of every part, in the order of PARTS, and the data
+    directory."""
     where = " ".join(f"{part}={addresses[part]}" for part in sorted(addresses, key=PARTS.index))
     return f"ready {where} data-dir={data_dir}"
 

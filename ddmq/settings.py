@@ -87,7 +87,8 @@ WORDS: dict[str, tuple[str, str]] = {
 
 
 class Setting(NamedTuple):
-    """A setting. `kind`: number, numbers, words, flag, object or text; no `choices`: whatever fits."""
+    """A setting of a group or topic. `kind`: number, numbers, words, flag, object or text; without `choices`,
+    any value of the kind is allowed."""
 
     name: str
     kind: str
@@ -105,7 +106,7 @@ class Setting(NamedTuple):
 
     @property
     def allowed(self) -> str:
-        """Return what may stand there, in words; empty where `what` says it."""
+        """Return the allowed values in words; empty if the text of `what` names them."""
         if self.choices:
             return ", ".join(choice or "''" for choice in self.choices)
         if self.low is None:
@@ -114,14 +115,15 @@ class Setting(NamedTuple):
 
     @property
     def help(self) -> str:
-        """Return what the setting is, what is allowed, the program's default."""
+        """Return the text for the help: what the setting means, which values are allowed, and the program's
+        default."""
         facts = [self.allowed, "" if self.kind == "object" else f"default: {format_value(self.default)}"]
         text = "; ".join(fact for fact in facts if fact)
         return f"{self.what}  [{text}]" if text else self.what
 
 
 def format_value(value: Any) -> str:
-    """Format a value as it is written on the command line."""
+    """Format a value in the form in which the command line accepts it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
@@ -132,7 +134,8 @@ def format_value(value: Any) -> str:
 
 
 def list_differences(name: str, before: Any, after: Any) -> Iterator[tuple[str, str, str]]:
-    """Return what differs, one by one where a setting has parts: push.http.urls and not all of push."""
+    """Yield (name, old value, new value) for each difference. A setting with parts is compared part by part:
+    push.http.urls, not the whole of push."""
     if not isinstance(before, dict) or not isinstance(after, dict):
         yield name, format_value(before), format_value(after)
         return

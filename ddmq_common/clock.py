@@ -11,7 +11,7 @@ NEVER = float("inf")
 
 
 class Clock(Protocol):
-    """The two clocks of a process."""
+    """The monotonic clock and the wall clock of a process."""
 
     def monotonic(self) -> float:
         """Return the monotonic time in seconds, which never steps.

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 
 class Timer(Protocol):
-    """A timer of a loop, as gevent's watchers are."""
+    """A timer of an event loop, with the methods of gevent's timers that are used here."""
 
     def start(self, callback: Callable[[], object]) -> None: ...
 
@@ -24,16 +24,18 @@ class Timer(Protocol):
 
 
 class LoopByHand(Protocol):
-    """The part of gevent's loop that is used here, and what replaces greenlets."""
+    """An event loop that its owner runs by hand, in tests and in the in-process server: the part of gevent's
+    loop that is used here, and `run_until`, which replaces the switching between greenlets."""
 
     def run_callback(self, callback: Callable[..., object], *arguments: Any) -> object:
-        """Call it later, in the order of the calls."""
+        """Call `callback` with the arguments later; callbacks run in the order in which they were passed."""
 
     def timer(self, after: float, repeat: float = 0.0, ref: bool = True) -> Timer:
-        """Return a timer that rings after so many seconds; then each `repeat`, unless that is 0."""
+        """Return a timer that rings `after` seconds after its start, and then every `repeat` seconds unless
+        that is 0."""
 
     def run_until(self, condition: Callable[[], bool]) -> bool:
-        """Run what is ready until the condition holds; return whether it does."""
+        """Run ready callbacks until the condition is true or none is left; return whether it is true."""
 
 
 class _Loops(threading.local):
@@ -45,7 +47,7 @@ _loops = _Loops()
 
 @contextmanager
 def use_loop(loop: LoopByHand) -> Iterator[None]:
-    """Let this loop be the calling thread's in the block."""
+    """Make `loop` the event loop of the calling thread in the block."""
     before, _loops.by_hand = _loops.by_hand, loop
     try:
         yield
@@ -54,12 +56,12 @@ def use_loop(loop: LoopByHand) -> Iterator[None]:
 
 
 def loop_by_hand() -> LoopByHand | None:
-    """Return the loop of `use_loop`; None where gevent runs the thread."""
+    """Return the loop that `use_loop` set for this thread; None if the thread runs on gevent."""
     return _loops.by_hand
 
 
 def current_loop() -> Any:
-    """Return the loop that runs callbacks and timers of this thread."""
+    """Return the event loop that runs the callbacks and timers of this thread."""
     if _loops.by_hand is not None:
         return _loops.by_hand
     from gevent import get_hub
@@ -68,7 +70,8 @@ def current_loop() -> Any:
 
 
 def spawn(call: Callable[..., object], *arguments: Any) -> None:
-    """Run `call` in a greenlet; on a loop by hand as a callback, whose waits run the loop."""
+    """Run `call` in a greenlet. On a loop that is run by hand, which has no greenlets, run it as a callback;
+    where it waits, it runs the loop itself."""
     if _loops.by_hand is not None:
         _loops.by_hand.run_callback(call, *arguments)
         return
@@ -78,7 +81,7 @@ def spawn(call: Callable[..., object], *arguments: Any) -> None:
 
 
 def sleep(seconds: float) -> None:
-    """Let this greenlet wait. Nothing that waits so runs on a loop by hand."""
+    """Suspend this greenlet for so many seconds. Must not be called on a loop that is run by hand."""
     import gevent
 
     gevent.sleep(seconds)

@@ -13,10 +13,11 @@ from ddmq_common.event_loop import current_loop, loop_by_hand
 
 
 class HubTimer:
-    """A timer on the hub that can be set again at any time. `ring` runs on the hub and must not block.
+    """A timer on the event loop that can be set again at any time. `ring`, the function that it calls, runs
+    on the hub and must not block.
 
-    `active`: the timer is set. `ref` False: it does not keep the loop alive. `loop` None: the loop of the
-    thread that sets it.
+    `active`: whether the timer is set. `ref` False: the timer does not keep the loop alive. `loop` None: the
+    loop of the thread that sets the timer.
     """
 
     __slots__ = ("_loop", "_ref", "_ring", "_watcher", "active")
@@ -29,13 +30,13 @@ class HubTimer:
         self.active = False
 
     def once(self, seconds: float, ring: Callable[[], object]) -> None:
-        """Call `ring` once after `seconds`. An earlier setting is dropped."""
+        """Call `ring` once after `seconds`. This replaces an earlier setting."""
         self.stop()
         self._ring = ring
         self._begin(max(seconds, 0.0), 0.0, self._on_rung)
 
     def every(self, seconds: float, ring: Callable[[], object]) -> None:
-        """Call `ring` every `seconds`. An earlier setting is dropped."""
+        """Call `ring` every `seconds`. This replaces an earlier setting."""
         self.stop()
         self._begin(seconds, seconds, ring)
 
@@ -61,7 +62,8 @@ class HubTimer:
 
 
 def spawn_later(seconds: float, call: Callable[..., object], *arguments: Any) -> None:
-    """Run `call` in a greenlet after so many seconds; on a loop by hand as a callback."""
+    """Run `call` in a greenlet after `seconds`. On a loop that is run by hand (LoopByHand), which has no
+    greenlets, run it as a callback."""
     if loop_by_hand() is not None:
         HubTimer().once(seconds, lambda: call(*arguments))
         return

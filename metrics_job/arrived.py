@@ -36,7 +36,8 @@ NEVER = -(1 << 62)
 
 @dataclass(frozen=True)
 class State:
-    """The contents of a folder's state file: the latest ends of its intervals."""
+    """The contents of a folder's state file: the latest interval end of its own batches, and that of all
+    batches up to them."""
 
     last_ms: int = NEVER  # the latest `to` in it
     newest_ms: int = NEVER  # the latest `to` in it and in everything before it
@@ -79,7 +80,7 @@ def drop_covered(ranges: Iterable[Range]) -> list[Range]:
 
 
 def to_merge(ranges: list[Range]) -> list[Range]:
-    """Return the first FANOUT neighbouring ranges of the highest level that has so many; [] if no level
+    """Return the FANOUT first neighbouring ranges of the highest merge level that has so many; [] if none
     has."""
     for _, same in groupby(ranges, key=lambda one: one.merge_level):
         run = list(same)
@@ -89,10 +90,8 @@ def to_merge(ranges: list[Range]) -> list[Range]:
 
 
 class Arrived:
-    """The rows of all batches, stored under `root`.
-
-    `schema`: their schema with the partition columns `date` and `hour`.
-    """
+    """The rows of all batches of the streaming job, stored under `root`. `schema`: their schema with the
+    partition columns `date` and `hour`."""
 
     def __init__(self, spark: SparkSession, root: str, schema: T.StructType) -> None:
         self._spark, self._root, self._schema = spark, root.rstrip("/"), schema
@@ -107,9 +106,10 @@ class Arrived:
         return max((self.read_state(one).newest_ms for one in self.list_ranges(before)), default=NEVER)
 
     def write(self, batch: int, rows: DataFrame, limit_ms: int) -> DataFrame:
-        """Store the rows of a batch, replacing earlier ones, and return them as stored.
+        """Store the rows of a batch, replacing earlier rows of it, and return them as stored.
 
-        A `to` above `limit_ms` (from a wrong clock) does not advance the window of late lines.
+        An interval end (`to_ms`) above `limit_ms` comes from a wrong clock; it does not move the time before
+        which lines count as late.
         """
         own = Range(batch, batch)
         self._write(own, rows)

@@ -149,11 +149,9 @@ def write_series(store: Store, made: DataFrame, keep: Keep) -> Written:
 
 
 def write_judged(store: Store, written: Written, days: Sequence[date], goals: Goals) -> None:
-    """Write the tables of objectives and anomalies for these days.
-
-    This run's rows come from memory, because readers may replace files meanwhile; former weeks are read from
-    the tables.
-    """
+    """Write the tables of objectives and anomalies for these days. The rows of this run are taken from
+    memory, because readers may replace files meanwhile; the rows of earlier weeks are read from the
+    tables."""
     counters, slow = written[tables.COUNTERS_HOUR], written[tables.LATENCIES_HOUR]
     store.write(tables.RATIOS_HOUR, groups.ratios_hour(counters))
     sampled = written[tables.GAUGES_MINUTE].select("start").distinct()
@@ -166,7 +164,8 @@ def write_judged(store: Store, written: Written, days: Sequence[date], goals: Go
 
 
 def _former_weeks(store: Store, written: Written, days: Sequence[date]) -> DataFrame:
-    """Return the hourly values of former weeks; for this run's own days from memory."""
+    """Return the hourly values of earlier weeks from the tables; those of this run's own days come from
+    memory."""
     history = {one - timedelta(weeks=week) for one in days for week in range(1, judged.WEEKS + 1)}
     day = F.col(PARTITION)
     counters, slow = (
@@ -202,7 +201,7 @@ def _has_less(now: Mapping[str, int], before: Mapping[str, int]) -> bool:
 
 
 class SortedDays(NamedTuple):
-    """The days of a run, by what must be done with them."""
+    """The days of a run in three groups: to compute, unchanged, and those that have lost samples."""
 
     compute: list[date]
     unchanged: list[date]

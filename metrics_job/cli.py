@@ -17,9 +17,8 @@ _DIGITS = re.compile(r"-?\d+\Z")
 
 
 class Moment(click.ParamType[int]):
-    """A command-line value: a day, a time (UTC by default) or epoch milliseconds; converted to epoch
-    milliseconds.
-    """
+    """The click type of a day, a time (UTC by default) or epoch milliseconds; the value is converted to epoch
+    milliseconds."""
 
     name = "TIME"
 
@@ -40,7 +39,7 @@ def _epoch_ms(moment: datetime) -> int:
 
 
 class Within(click.ParamType[float]):
-    """A command-line value: a number from `low` to `high`."""
+    """The click type of a number from `low` to `high`."""
 
     name = "NUMBER"
 

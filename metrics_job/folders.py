@@ -26,7 +26,7 @@ DAY = timedelta(days=1)
 
 
 class Hour(NamedTuple):
-    """One folder of samples, with the start of its hour."""
+    """The folder with the samples of one hour, and the start of that hour."""
 
     start: datetime
     path: str

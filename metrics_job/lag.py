@@ -34,7 +34,7 @@ MINUTE_MS = 60_000
 
 
 class Run(NamedTuple):
-    """One start of a process, from its second sample to its last."""
+    """One start of a process, as the time from its second sample to its last."""
 
     instance: str
     first_ms: int
@@ -45,12 +45,12 @@ class Run(NamedTuple):
 
     @property
     def due_ms(self) -> int:
-        """Return within how many ms the next sample must arrive."""
+        """Return how long after a sample the next one must arrive, in ms."""
         return int(DUE_INTERVALS * (self.interval_ms or INTERVAL_MS))
 
     @property
     def valid_ms(self) -> int:
-        """Return for how many ms after a sample its value still counts."""
+        """Return how long after a sample its values still count, in ms."""
         return int(HELD_INTERVALS * (self.interval_ms or INTERVAL_MS))
 
 
@@ -65,7 +65,8 @@ NOTHING: ValueSpan = (FAR_MS, FAR_MS, 0.0, 0)
 
 
 class Minute(NamedTuple):
-    """The values of a step function in one minute: the last, the highest, and the time of the last step."""
+    """The values of a step function in one minute: its last value, its highest value, and the time of its
+    last step."""
 
     last: float
     highest: float
@@ -100,8 +101,8 @@ def sum_steps(owners: Mapping[str, tuple[Sequence[Run], StepsByRun]], until_ms: 
 
 
 def highest_steps(owners: Mapping[str, tuple[Sequence[Run], StepsByRun]]) -> list[Step]:
-    """Return the highest last value of all processes at every instant, for ages, which must not be
-    summed."""
+    """Return, for every instant, the maximum over all processes of their most recent values. For gauges that
+    hold an age, whose sum has no meaning."""
     span_lists = [
         spans for runs, steps_by_run in owners.values() if (spans := build_spans(runs, steps_by_run))
     ]
@@ -111,8 +112,8 @@ def highest_steps(owners: Mapping[str, tuple[Sequence[Run], StepsByRun]]) -> lis
 
 
 def by_minute(steps: Sequence[Step]) -> dict[int, Minute]:
-    """Return the minutes (since the epoch) that have a step, and minutes between them with a value
-    above 0."""
+    """Return a Minute for each minute (since the epoch) that has a step, and for each minute between steps in
+    which the value is above 0."""
     minutes: dict[int, Minute] = {}
     former: Minute | None = None
     for minute, some in groupby(steps, key=lambda step: step[0] // MINUTE_MS):
@@ -169,9 +170,8 @@ def _spans_of_run(run: Run, points: list[Step], silent_before: bool) -> list[Val
 
 
 def _complete_until_ms(runs: Sequence[Run], until_ms: int) -> float:
-    """Return until when a process's values are complete: infinity if it has stopped or been silent for too
-    long.
-    """
+    """Return the time until which the values of a process are complete: infinity if it has stopped or has
+    been silent for too long."""
     newest = max(runs, key=lambda run: run.last_ms, default=None)
     is_silent = newest is None or newest.stopped or until_ms - newest.last_ms > newest.valid_ms
     return inf if newest is None or is_silent else newest.last_ms
@@ -183,7 +183,8 @@ def _list_instants(span_lists: Iterable[Sequence[ValueSpan]]) -> list[int]:
 
 
 def _read_values_at(spans: Sequence[ValueSpan], instants: Iterable[int]) -> tuple[list[float], list[float]]:
-    """Return the last and the next value of a process at each of these sorted instants."""
+    """Return two lists with the value of a process at each of these sorted instants: the last one before or
+    at it, and the one after it."""
     lasts, afters = list[float](), list[float]()
     coming = iter(spans)
     start_ms, end_ms, value = -FAR_MS, -FAR_MS, 0.0
@@ -264,8 +265,8 @@ def _rows_in(batch: Any) -> Iterator[Row]:
 
 
 def minutes_of(samples: Iterable[Row], ahead: Mapping[str, int]) -> Iterator[tuple[Any, ...]]:
-    """Yield minute, at_ms, lag, lag_max, lag_age_ms, blocked_keys, blocked_key_age_ms of one
-    subscription."""
+    """Yield rows of minute, at_ms, lag, lag_max, lag_age_ms, blocked_keys and blocked_key_age_ms of one
+    subscription. `ahead`: by how many ms each process's clock is ahead."""
     rows = list(samples)
     runs: dict[str, list[Run]] = {}
     steps_of_processes: dict[str, dict[str, StepsByRun]] = {metric: {} for metric in FOLLOWED}
@@ -304,10 +305,8 @@ def _combine_steps(
 
 
 def _to_minute_rows(minutes: dict[str, dict[int, Minute]]) -> Iterator[tuple[Any, ...]]:
-    """Yield a row for each minute with a value of any metric.
-
-    Metrics without a value keep their last one.
-    """
+    """Yield a row for each minute in which any metric has a value. A metric without a value keeps its
+    previous one."""
     last = dict.fromkeys(FOLLOWED, 0.0)
     at_ms = 0
     for minute in sorted({minute for each in minutes.values() for minute in each}):

@@ -75,9 +75,8 @@ def read_schema() -> T.StructType:
 
 
 def classify_lines(lines: DataFrame) -> DataFrame:
-    """Convert lines of read_schema to tables.line_schema and add the columns `kind` and `reason` (of a
-    refusal).
-    """
+    """Convert lines of read_schema to tables.line_schema, and add the columns `kind` and `reason` (why a line
+    is refused, else null)."""
     judged = lines.withColumn(KIND, _kind_column()).withColumn(REASON, _reason_column())
     labels = F.struct(*(F.col("labels")[name].alias(name) for name in label_names()))
     return judged.withColumn("labels", F.when(F.col("labels").isNotNull(), labels))
@@ -241,5 +240,5 @@ def _minute_column() -> Column:
 
 
 def _fill_columns(values: dict[str, Column]) -> list[Column]:
-    """Return all columns of the schema; missing ones are null."""
+    """Return a column for each name in the schema; those without a value are null."""
     return [values.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in _COLUMNS.items()]

@@ -172,7 +172,8 @@ def local_settings(cores: int, memory_bytes: int) -> dict[str, str]:
 
 
 def wrapped_java(java: Path, folder: Path) -> Path:
-    """Create a JAVA_HOME in `folder` whose `java` runs the given one without the module that it lacks."""
+    """Create a JAVA_HOME in `folder` whose `java` starts the given one without the Java module that it
+    lacks."""
     wrapper = folder / "bin" / "java"
     wrapper.parent.mkdir(parents=True, exist_ok=True)
     quoted = str(java).replace("'", "'\\''")
@@ -182,7 +183,7 @@ def wrapped_java(java: Path, folder: Path) -> Path:
 
 
 def private_folder(prefix: str) -> Path:
-    """Make a folder that is deleted when the process ends."""
+    """Create a temporary folder that is deleted when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -85,7 +85,8 @@ class Streaming:
 
 
 class BatchTaker:
-    """Adds batches of lines to the tables. `take_batch` may be repeated with the same number and files."""
+    """Adds batches of arriving lines to the tables. `take_batch` may be repeated with the same number and
+    files."""
 
     def __init__(
         self, spark: SparkSession, what: Streaming, roll_up: RollUp, now_ms: Callable[[], int]
@@ -116,7 +117,8 @@ class BatchTaker:
         return of_days.filter(F.col("kind") == INTERVAL).select(*INTERVAL_KEY).distinct()
 
     def _without_recorded(self, made: DataFrame, batch: int) -> DataFrame:
-        """Drop the intervals of earlier batches; of those, only the number of copies is kept."""
+        """Drop the intervals that earlier batches contain; of the dropped ones, only the number of copies
+        remains."""
         recorded = self._recorded_intervals(batch)
         new = made.join(recorded, list(INTERVAL_KEY), "left_anti")
         again = made.filter(F.col("kind") == INTERVAL).join(recorded, list(INTERVAL_KEY), "left_semi")
@@ -130,10 +132,8 @@ class BatchTaker:
         return utc_date(self._watermark_ms(newest_ms)) - timedelta(KEEP_DAYS)
 
     def _without_repeats(self, judged: DataFrame, batch: int) -> DataFrame:
-        """Drop from merged hours the intervals that also arrive in other files.
-
-        Bad lines are kept only for the merged files that still have an interval.
-        """
+        """Drop from the files of merged hours the intervals that also arrive in other files. Refused lines
+        remain only for merged files that still have an interval."""
         merged = F.element_at(F.split(FILE, "/"), -1).startswith("hour-")
         hours = judged.filter(merged)
         if hours.isEmpty():

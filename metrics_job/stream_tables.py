@@ -46,7 +46,7 @@ HOUR_MINUTES = 60
 
 
 class Touched(NamedTuple):
-    """The days and hours (since the epoch) of the rows in a batch."""
+    """The days and hours (since the epoch) that have rows in a batch."""
 
     days: list[date]
     hours: list[int]

@@ -176,10 +176,10 @@ MARKERS = {"_SUCCESS", "._SUCCESS.crc"}  # what Spark leaves where it has writte
 
 
 class Store:
-    """The tables under one output folder. `dates`: the dates that this run covers.
+    """The tables under one output folder.
 
-    `hours` (epoch hours, for a stream): the run covers only these hours in the tables of tables.BY_HOUR,
-    whose rows are in `date=…/hour=…` then.
+    `dates`: the dates that this run covers. `hours` (epoch hours, only for a stream): in the tables of
+    tables.BY_HOUR, whose rows are then in `date=…/hour=…`, the run covers only these hours.
     """
 
     def __init__(
@@ -189,14 +189,12 @@ class Store:
         self._folders = Folders(spark)
 
     def shape_rows(self, table: Table, rows: DataFrame) -> DataFrame:
-        """Return the rows of the run's dates with exactly the table's columns, as `write` writes them."""
+        """Return the rows of the run's dates with exactly the columns that `write` stores."""
         return _select_columns(table, rows).filter(F.col(PARTITION).isin(self._dates))
 
     def write(self, table: Table, rows: DataFrame | None) -> None:
-        """Replace the rows of the run's dates or hours. None as `rows`: there are none.
-
-        `rows` has the table's columns, and `date` or a column that determines it.
-        """
+        """Replace the rows of the run's dates or hours in a table. `rows` has the table's columns, and `date`
+        or a column that determines it; None means that there are no rows."""
         path = table_path(self._out, table)
         self._delete_staging(path)
         before = {part: self._folders.list_names(part) for part in self._replaced_folders(path, table)}

@@ -64,9 +64,10 @@ class ConsumerService:
         traces: TraceWriter | None = None,
         replies: ReplySender | None = None,
     ) -> None:
-        """`address`: see `advertise`. `levels`: the waits of the level scheduler, for retries.
+        """`address`: what this proxy advertises unless the configuration's `advertise` is set. `levels`: the
+        waits of the level scheduler, for retries.
 
-        `replies`: sends the messages that acknowledgements carry; None: this proxy cannot.
+        `replies`: sends the messages that acknowledgements carry; None if this proxy cannot send them.
         """
         self._runtime = Runtime(backend, config, metrics, clock, random)
         self._runtime.traces = traces

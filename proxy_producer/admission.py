@@ -118,10 +118,8 @@ class Admission:
         return content_fault(request.key, request.tags, request.body, request.properties, limits)
 
     def legal_properties(self, request: SendRequest) -> SendRefusal | None:
-        """Read the delay (dialect or level) and the delay-service mark from the properties.
-
-        Return a refusal, or None.
-        """
+        """Check the delay (in a dialect or as a level) and the delay-service flag in the properties, and
+        store them in the request. Return a refusal, or None."""
         properties = request.properties
         if not properties:
             return None

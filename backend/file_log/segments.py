@@ -293,12 +293,12 @@ class SegmentSet:
         return segment
 
     def keep_for_dead_letters(self, start: int) -> Callable[[], Callable[[], None]]:
-        """Begin to retain the oldest segment of the log only for its dead letters.
+        """Begin to retain the oldest segment of the log only for its dead letters. Raises the errors of
+        `remove`.
 
-        Raises what `remove` raises.
-
-        Returns the blocking call that renames its file durably; that one returns the call which marks the
-        segment as kept, for the hub.
+        Returns the next step: a function for a native thread, which renames the segment's file durably and
+        blocks meanwhile. That function returns the last step: a function for the hub, which marks the segment
+        as kept.
         """
         segment = self.segments[self._check_oldest(start)]
         path = f"{self.folder}/{names.kept_name(segment.start, segment.end)}"

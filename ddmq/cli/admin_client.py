@@ -19,7 +19,7 @@ TIMEOUT_S = 15.0
 
 
 class NotThere(click.ClickException):
-    """The server answered, and has nothing of that name."""
+    """The error for an answer 404: the server has no topic, group or message of that name."""
 
 
 def admin_address() -> HostPort:

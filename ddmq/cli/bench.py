@@ -66,7 +66,7 @@ def _first_line(path: Path) -> str:
 
 
 def _run(path: Path, quick: bool, pending: int | None) -> None:
-    """Run one benchmark to its end; its output goes to the terminal."""
+    """Run one benchmark until it ends; its output goes to the terminal."""
     module = ".".join(path.relative_to(TREE).with_suffix("").parts)
     variables = {"PYTHONSAFEPATH": ""}  # so that -m finds bench/ in the folder it runs in
     if quick:

@@ -54,7 +54,8 @@ def show_settings(
 
 
 def _print_columns(rows: list[tuple[str, str, str]]) -> None:
-    """Print one setting a line, its value last: a long one moves nothing else."""
+    """Print one setting per line, with its value in the last column, so that a long value shifts no other
+    column."""
     key_width, source_width = (max(len(row[column]) for row in rows) for column in (0, 1))
     for key, source, value in rows:
         say(f"{key:<{key_width}}  {source:<{source_width}}  {value}")

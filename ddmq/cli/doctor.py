@@ -119,7 +119,7 @@ def run_checks(data_dir: Path | None, config_dir: Path | None) -> Iterator[Check
 
 
 def _describe_origin(config: Configuration, folder: Path | None) -> str:
-    """Describe where the configuration comes from."""
+    """Describe which folder or variables the configuration comes from."""
     from ddmq.server.setting_keys import is_variable
 
     variables = sum(map(is_variable, config.sources.values()))
@@ -136,7 +136,7 @@ def check_secrets(config: Configuration) -> Iterator[CheckResult]:
 
 
 def check_disk(data_dir: Path, config: Configuration) -> Iterator[CheckResult]:
-    """Check the folder in which the log lives."""
+    """Check the disk of the folder that holds the log: free space and the speed of a sync."""
     yield check_data_dir(data_dir)
     yield disk_space(_nearest_existing(data_dir), config)
     yield sync_speed(_nearest_existing(data_dir))
@@ -180,7 +180,8 @@ def check_python() -> CheckResult:
 
 
 def two_distributions() -> Iterator[CheckResult]:
-    """Warn where ddmq-client is installed, too: both contain ddmq_client."""
+    """Warn if the package ddmq-client is installed beside this one, because both contain the module
+    ddmq_client."""
     if _installed_version("ddmq-proxy") and _installed_version("ddmq-client"):
         remedy = f"run: pip uninstall ddmq-client; then {INSTALL_AGAIN}"
         yield CheckResult("ddmq-client", WARNING, UNINSTALLED, remedy)
@@ -203,7 +204,7 @@ def _installed_version(package: str) -> str:
 
 
 def check_library(name: str) -> CheckResult:
-    """Check a library that the servers cannot run without, and its C part."""
+    """Check that a library which the servers need is installed and that its C part can be loaded."""
     try:
         importlib.import_module(name)
     except ImportError as error:
@@ -241,7 +242,7 @@ def check_data_dir(data_dir: Path) -> CheckResult:
 
 
 def disk_space(target: Path, config: Configuration) -> CheckResult:
-    """Compare the free space with the marks of file_log.yaml."""
+    """Compare the free space at `target` with the limits in file_log.yaml."""
     from backend.file_log.core.retention import apply_marks
 
     usage = shutil.disk_usage(target)
@@ -261,7 +262,7 @@ def _format_gib(size: int) -> str:
 
 
 def sync_speed(target: Path) -> CheckResult:
-    """Measure what one fdatasync costs there: the floor under every durable send."""
+    """Measure how long one fdatasync at `target` takes, which is the minimum for every durable send."""
     try:
         milliseconds = statistics.median(_sync_times(target))
     except OSError as error:
@@ -286,7 +287,7 @@ def _sync_times(target: Path) -> list[float]:
 
 
 def check_port(part: str, address: HostPort) -> CheckResult:
-    """Check that the part can listen at the address, or that a ddmq server does."""
+    """Check that the part can listen at the address, or that a ddmq server answers there already."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     probe = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -83,7 +83,7 @@ def _open_run(
     *,
     make: bool,
 ) -> Iterator[Any]:
-    """Open both sides of the move as a run, and close them afterwards. Raises DdmqError."""
+    """Open both sides of the move as a MoveRun for the block, and close them afterwards. Raises DdmqError."""
     from ddmq.move.context import MoveContext, MoveError
     from ddmq.move.core.scope import Scope
     from ddmq.move.engines import open_place, parse_side, source_id

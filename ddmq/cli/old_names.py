@@ -14,7 +14,8 @@ from ddmq.cli.values import Whole
 
 
 class OldOption(click.Option):
-    """The old name of an option: it sets the option under its present name, and says so on standard error."""
+    """A hidden option with an old name. It sets the option with the new name, and prints a hint about that on
+    standard error."""
 
     def __init__(self, declarations: list[str], *, now: str, **settings: Any) -> None:
         super().__init__(declarations, hidden=True, expose_value=False, is_eager=True, **settings)
@@ -33,7 +34,8 @@ class OldOption(click.Option):
 def count_option(
     text: str = "At most.", *, default: int = 20, old_name: str = "--limit"
 ) -> Callable[[Any], Any]:
-    """Return --count of a listing, which has had another name."""
+    """Return a decorator with the option --count of a listing, and the hidden option `old_name` for the
+    same."""
     return combine_options(
         click.option("--count", default=default, show_default=True, type=Whole(1, 1000), help=text),
         click.option(old_name, f"old_{old_name.removeprefix('--')}", cls=OldOption, now="--count"),
@@ -41,7 +43,7 @@ def count_option(
 
 
 def add_old_name(group: click.Group, old_name: str, command: click.Command) -> None:
-    """Let a command of the group answer to its old name, too, which no help shows."""
+    """Make a command of the group also available under its old name, which no help shows."""
     old = copy.copy(command)
     old.name, old.hidden = old_name, True
     callback, path = command.callback, f"ddmq {group.name}"

@@ -9,7 +9,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def combine_options(*these: Callable[[F], F]) -> Callable[[F], F]:
-    """Return several decorators of click as one; the help shows the options in this order."""
+    """Return one decorator that applies several click options; the help shows the options in this order."""
 
     def add(command: F) -> F:
         for option in reversed(these):

@@ -83,7 +83,7 @@ def hint(text: str) -> None:
 
 
 def say_message(place: str, facts: Mapping[str, Any], properties: Mapping[str, str], body: str) -> None:
-    """Print one message on one line: where it is, what is known of it (not empty), its body."""
+    """Print one message on one line: its place, the known facts that are not empty, and its body."""
     details = "".join(f" {name}={value}" for name, value in facts.items() if value)
     text = join_properties(properties)
     details += f" properties={{{_cut_text(text)}}}" if text else ""
@@ -91,7 +91,8 @@ def say_message(place: str, facts: Mapping[str, Any], properties: Mapping[str, s
 
 
 def join_properties(properties: Mapping[str, str]) -> str:
-    """Return the properties that a message has from its sender; that of a fired delay is the system's own."""
+    """Return the properties that the sender gave the message as text; the system's own property of a fired
+    delay is left out."""
     own = {"from_chronos": "from_chronos"}  # the wire's, without its package, which doctor may find missing
     return ", ".join(f"{name}={value}" for name, value in properties.items() if own.get(name) != value)
 
@@ -128,7 +129,8 @@ def close_stdout() -> None:
 
 
 def pause(seconds: float) -> None:
-    """Wait. Raises BrokenPipeError as soon as the reader of standard output has closed the pipe."""
+    """Wait for so many seconds. Raises BrokenPipeError as soon as the reader of standard output has closed
+    the pipe."""
     watched = select.poll()
     watched.register(sys.stdout.fileno(), 0)  # of its end one is told without asking
     if watched.poll(seconds * 1000):
@@ -136,16 +138,16 @@ def pause(seconds: float) -> None:
 
 
 def console(*, err: bool = False, wide: bool = False) -> Console:
-    """Return the console that rich prints on, to which names are never markup. `wide`: it is, where that
-    is no terminal."""
+    """Return a rich console that prints names literally, never as markup. `wide`: if the output is no
+    terminal, use a very wide line."""
     stream = sys.stderr if err else sys.stdout
     width = WIDE if wide and not stream.isatty() else None
     return Console(stderr=err, markup=False, emoji=False, highlight=False, width=width)
 
 
 def show(renderable: Any, *, wide: bool = False) -> None:
-    """Print a table or a view. A table that does not fit runs over the edge: a terminal folds the line, and
-    copies it whole."""
+    """Print a table or a view. A table wider than the terminal is not cut: the terminal folds its lines, so
+    they can be copied whole."""
     screen = console(wide=wide)
     parts = renderable.renderables if isinstance(renderable, Group) else [renderable]
     screen.width = max(
@@ -157,7 +159,7 @@ def show(renderable: Any, *, wide: bool = False) -> None:
 
 
 def _measure_narrowest(built: Table) -> int:
-    """Return the width that a table takes at least, so that no name in it is broken."""
+    """Return the smallest width at which the table breaks no name."""
     endless = Console(width=ENDLESS)
     return Measurement.get(endless, endless.options, built).minimum
 
@@ -165,11 +167,11 @@ def _measure_narrowest(built: Table) -> int:
 def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], spare: Sequence[str] = ()
 ) -> Table:
-    """Build a table without lines, its numbers right-aligned. Names and numbers are never broken; prose is
-    broken at its spaces.
+    """Build a table without lines, with right-aligned numbers.
 
-    Where it does not fit the terminal, its headings take several lines before a cell does; then `spare`
-    columns are left out, those first in which every row is empty or 0.
+    Names and numbers are never broken; prose is broken at its spaces. If the table is wider than the
+    terminal, first its headings are broken into several lines; then up to `spare` columns are left out,
+    beginning with those in which every row is empty or 0.
     """
     rows = list(rows)
     indexes = _columns_that_fit(columns, rows, spare)
@@ -191,7 +193,7 @@ def table(
 
 
 def state_style(state: str) -> str:
-    """Return the colour of a state; empty for one that has none."""
+    """Return the colour in which a state is printed; empty for a state without a colour."""
     return next((style for start, style in STATE_STYLES.items() if state.startswith(start)), "")
 
 
@@ -201,7 +203,8 @@ def _styled_cell(column: str, value: Any) -> Text:
 
 
 def _columns_that_fit(columns: Sequence[str], rows: list[Sequence[Any]], spare: Sequence[str]) -> list[int]:
-    """Return the indexes of the columns that fit; `spare` ones are left out first."""
+    """Return the indexes of the columns that fit into the terminal; the `spare` columns are left out
+    first."""
     indexes = list(range(len(columns)))
     idle = [name for name in spare if _is_idle(rows, columns.index(name))]
     for name in dict.fromkeys([*idle, *spare]):
@@ -238,7 +241,8 @@ def _stack_headings(headings: Sequence[str]) -> list[str]:
 
 
 def _measure_cells(rows: Sequence[Sequence[Any]], index: int, *, prose: bool = False) -> int:
-    """Return the width of a column; for `prose` the least, because its cells may be folded at spaces."""
+    """Return the width that a column needs; for `prose`, whose cells may be folded at spaces, the smallest
+    width."""
     cells = [cell(row[index]) for row in rows]
     if not prose:
         return max(map(len, cells), default=1)
@@ -247,7 +251,7 @@ def _measure_cells(rows: Sequence[Sequence[Any]], index: int, *, prose: bool = F
 
 
 def _is_numeric(rows: Sequence[Sequence[Any]], index: int) -> bool:
-    """Return whether a column has numbers only, also such as 14+ or ≥ 3."""
+    """Return whether all cells of a column are numbers, including texts such as `14+` or `≥ 3`."""
     texts = [cell(row[index]) for row in rows if row[index] is not None]
     return bool(texts) and all(_NUMBER.match(text) for text in texts)
 
@@ -257,7 +261,7 @@ def _console_width() -> int:
 
 
 def cell(value: Any) -> str:
-    """Format a value for people: thousands apart, absent as a dash."""
+    """Format a value for people: thousands are separated, and an absent value is a dash."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -272,10 +276,8 @@ def cell(value: Any) -> str:
 
 
 def show_body(body: bytes, size: int | None = None) -> str:
-    """Format a body for people: one line without control characters, cut if long; binary as its first bytes.
-
-    `size`: of the whole where `body` is its beginning.
-    """
+    """Format a body for people as one line without control characters, cut if it is long; of a binary body
+    show the first bytes. `size`: the size of the whole body if `body` is only its beginning."""
     size = len(body) if size is None else size
     try:
         text = body.decode()
@@ -296,14 +298,15 @@ def show_row_body(row: Mapping[str, Any]) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return the text of an error, without its number."""
+    """Return the text of an OSError without its number."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
 
 
 def confirm(question: str) -> None:
-    """Ask the question. Raises ClickException, which says that nothing was done, unless the answer is yes."""
+    """Ask the question. Unless the answer is yes, raise ClickException with the text that nothing was
+    done."""
     try:
         agreed = click.confirm(plain(question), err=True)
     except click.Abort as error:

@@ -96,10 +96,12 @@ def make_report(
     dead_letters: Mapping[str, int] | None = None,
     order: OrderPicture | None = None,
 ) -> Report:
-    """Run the job over what is needed, write the HTML file. Raises ClickException, DdmqError.
+    """Run the Spark job over the samples that the report needs, and write the HTML file. Raises
+    ClickException, DdmqError.
 
-    `kills_ms`: when processes were killed on purpose; `dead_letters`: how many were made so, by topic;
-    `order`: a picture of order for the page."""
+    `kills_ms`: when processes were killed on purpose; `dead_letters`: how many dead letters were caused on
+    purpose, by topic; `order`: a picture of the order of keys for the page.
+    """
     need_packages()
     from metrics_job.report.core.health import Intended
     from metrics_job.report.run import make_tables, read_report, write_page
@@ -129,7 +131,8 @@ def print_summary(result: Report) -> None:
 
 
 def need_packages() -> None:
-    """Raise ClickException with the packages to install, if any is missing."""
+    """Check that the packages for the report are installed. Raises ClickException, which names those to
+    install."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise click.ClickException(
@@ -139,7 +142,8 @@ def need_packages() -> None:
 
 
 def samples_folder(config_dir: Path | None, data_dir: Path | None) -> Path:
-    """Return the folder into which a server of that configuration writes its samples. Raises ConfigError."""
+    """Return the folder into which a server with this configuration writes its samples. Raises
+    ConfigError."""
     from ddmq.server.config import load_folder
 
     serve = load_folder(config_dir).serve

@@ -145,7 +145,7 @@ def _say_error(text: str) -> None:
 
 
 def _one_line(error: click.UsageError) -> str:
-    """Say what is wrong with the command line, and where its help is."""
+    """Return what is wrong with the command line, and where its help is, in one line."""
     text = " ".join(error.format_message().split()).removesuffix(".")
     return text if error.ctx is None else f"{text}; see `{error.ctx.command_path} --help`"
 

@@ -17,7 +17,8 @@ from ddmq_common.private_files import UMASK
 
 
 def check_engine(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
-    """Check the name of an engine: one of this package, or one that an installed package registers."""
+    """Check the name of an engine: it must be one of this package, or be registered by an installed
+    package."""
     if name is not None and name not in ENGINES:
         raise click.BadParameter(f"there is no engine {name!r}; allowed: {', '.join(ENGINES)}")
     return name

@@ -22,7 +22,8 @@ KEYS_MAX = 1_000  # of one group, looked at for completion
 
 
 class Name(click.ParamType[str]):
-    """The click type of a topic, a group or a key: text that is not empty, as an unset variable would be."""
+    """The click type of a topic, a group or a key: any text that is not empty. Empty text usually comes from
+    an unset shell variable."""
 
     name = "text"
 
@@ -33,7 +34,7 @@ class Name(click.ParamType[str]):
 
 
 class KnownName(Name):
-    """The click type of a name that the server may know: the shell completes it."""
+    """The click type of a name that exists on the server, so that the shell can complete it."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -46,9 +47,9 @@ class KnownName(Name):
 
 
 def blocked_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete a key of the GROUP before it: those the server lists, without quotes.
+    """Complete an order key with the keys that the server lists for the GROUP before it, without quotes.
 
-    A key is anybody's text: what a shell, or the command, would take for something else is left out.
+    Keys may contain any text, so those that the shell or the command would misread are left out.
     """
     rows = _fetch_rows(ctx, "groups", ctx.params.get("name") or "", "keys", limit=KEYS_MAX)
     keys = {_unquote_key(row["key"]) for row in rows}
@@ -106,7 +107,7 @@ class Number(click.FloatRange):
 
 
 class Folder(click.Path):
-    """The click type of a directory; an empty name is rejected, and is not the present directory."""
+    """The click type of a directory. An empty name is rejected; it does not mean the current directory."""
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
@@ -133,7 +134,8 @@ TOPIC, GROUP = KnownName("topic"), KnownName("group")
 
 
 def parse_moment(text: str, option: str, others: str = "") -> int:
-    """Return epoch milliseconds. Raises UsageError, in which `others` stands before the allowed values."""
+    """Parse the value of `option` to epoch milliseconds. Raises UsageError; its text lists `others`, then the
+    allowed forms."""
     try:
         return read_moment(text, int(time.time() * 1000), local=True)
     except ValueError as error:

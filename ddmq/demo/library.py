@@ -60,7 +60,8 @@ def checksum(body: bytes) -> str:
 
 
 class FileMessage(NamedTuple):
-    """A file as a message: `number` is its place in its module; those of one `shard_key` go to one queue."""
+    """A file as a message. `number`: its place within its module. Files with the same `shard_key` go to the
+    same queue."""
 
     topic: str
     file: LibraryFile
@@ -82,7 +83,7 @@ class Sent:
 
     @property
     def answered_ms(self) -> list[int]:
-        """The wall times of the answers, in ms."""
+        """The wall times in epoch ms at which sends were answered."""
         return [at_ms for at_ms, _ in self.answered]
 
     def note_answer(self, file: LibraryFile, digest: str, start: float) -> None:
@@ -99,9 +100,11 @@ def send_all(
     sent: Sent,
     when_at: Callable[[int], None] = lambda _: None,
 ) -> float:
-    """Send from SENDERS threads, the messages of one run one after the other; returns the seconds it took.
+    """Send all messages from SENDERS threads, those of one run one after the other; return the seconds that
+    it took.
 
-    `when_at(count)` hears how many are acknowledged. Raises what a sender could not get over.
+    `when_at(count)` is called with the number of acknowledged messages. Raises the first error that a sender
+    thread could not handle.
     """
     start = time.monotonic()
     pending = iter(runs)
@@ -153,7 +156,7 @@ def send_one(producer: Producer, message: FileMessage, sent: Sent) -> None:
 
 
 def run_threads(works: list[Callable[[], None]]) -> None:
-    """Run each function in a thread of its own, and wait for all."""
+    """Run each function in a thread of its own, and wait until all have returned."""
     threads = [threading.Thread(target=work) for work in works]
     for thread in threads:
         thread.start()

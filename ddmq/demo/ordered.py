@@ -41,8 +41,11 @@ Life = tuple[str, int]  # module, round
 
 
 class OrderedAct:
-    """The second act of the demo, over a running server. `queue_of_key`: each module goes to one queue, as
-    Kafka requires; the file log keeps the order of a key over all queues."""
+    """The second act of the demo, over a running server: messages are consumed in the order of their keys.
+
+    `queue_of_key`: each module goes to one queue, as Kafka requires; the file log keeps the order of a key
+    over all queues.
+    """
 
     def __init__(
         self,
@@ -196,7 +199,7 @@ class OrderedAct:
             yield KeyEvent(at_ms, module, KeyMark.FAILED if failed else KeyMark.FINISHED)
 
     def build_verdicts(self) -> list[tuple[bool, str]]:
-        """Return, for a newcomer, what was proven and whether it was."""
+        """Return the sentences of the summary for a newcomer, each with whether it was proven."""
         order, wrong = self._order, self._order.overtaken + self._order.together
         others = self._files - self._broken_count
         went_on = (
@@ -283,7 +286,7 @@ class ModuleOrder:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, module: str, number: int, round_: int = 0) -> None:
-        """Record that a handler begins with a file."""
+        """Record that a handler begins to process a file."""
         with self._lock:
             self.deliveries += 1
             self.together += module in self.in_hands
@@ -301,7 +304,7 @@ class ModuleOrder:
             self._settled[life] = False
 
     def end(self, module: str, number: int, round_: int = 0, *, failed: bool = False) -> None:
-        """Record that a handler has finished or failed a file."""
+        """Record that a handler has finished a file or, with `failed`, failed it."""
         life = (module, round_)
         with self._lock:
             self.in_hands.discard(module)

@@ -54,7 +54,7 @@ class ClientCounts:
 
 
 class Compared(NamedTuple):
-    """A number of the report, and the range that the clients' counts allow."""
+    """One number of the report, and the range in which it must be according to the clients' counts."""
 
     what: str
     reported: int
@@ -75,7 +75,8 @@ def report_of_the_run(
     picture: OrderPicture | None,
     narrator: Narrator,
 ) -> bool:
-    """Make, show and compare the report. True when the numbers are the same, or there is no Spark here."""
+    """Make the report, show it, and compare it with the clients' counts. Returns True if the numbers agree,
+    or if Spark is not installed."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         lacking = f"{', '.join(missing)} missing; pip install '.[spark]' in the source tree"
@@ -108,7 +109,8 @@ def report_of_the_run(
 
 @contextmanager
 def _redirect_spark(log: Path, narrator: Narrator) -> Iterator[None]:
-    """Write the warnings of Spark's Java to a file, unless verbose; they go to descriptor 2 directly."""
+    """Write the warnings of Spark's Java process to a file in the block, unless verbose. They are written to
+    descriptor 2 directly."""
     if narrator.verbose:
         yield
         return
@@ -123,7 +125,7 @@ def _redirect_spark(log: Path, narrator: Narrator) -> Iterator[None]:
 
 
 def _write_promises(data_dir: Path) -> Path:
-    """Write promises that allow for the kill, during which messages wait."""
+    """Write objectives (slo.yaml) that tolerate the kill, during which messages wait; return their folder."""
     folder = data_dir / "promises"
     folder.mkdir(exist_ok=True)
     (folder / "slo.yaml").write_text(PROMISES, encoding="utf-8")
@@ -163,12 +165,12 @@ def compare_counts(report: Report, counted: list[ClientCounts], killed_ms: int) 
 
 
 def require_equal(what: str, reported: int, counted: int) -> Compared:
-    """Compare two numbers that must be equal."""
+    """Return the comparison of two numbers that must be equal."""
     return Compared(what, reported, counted, counted, counted)
 
 
 def print_comparison(rows: list[Compared]) -> bool:
-    """Print each number with what the clients counted; True when all are the same."""
+    """Print each number of the report beside the clients' count; return True if all agree."""
     for row in rows:
         click.echo(f"  {row.what:<24} {row.reported:>7,} {_describe_difference(row)}")
     same = all(row.is_same for row in rows)

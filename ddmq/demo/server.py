@@ -28,8 +28,8 @@ CONFIG = "process_name: demo\nsamples:\n  interval_ms: 500\n"
 
 
 class DemoServer:
-    """A `ddmq serve` over one directory, which keeps its ports over restarts; `cluster`: on Kafka; `config`:
-    further files of its configuration."""
+    """A `ddmq serve` process over one directory, with the same ports after each restart. `cluster`: the Kafka
+    cluster to run on, if any; `config`: further configuration files."""
 
     def __init__(self, data_dir: Path, cluster: TrialCluster | None = None, **config: str) -> None:
         self.data_dir = data_dir
@@ -74,13 +74,13 @@ class DemoServer:
             )
 
     def kill(self) -> None:
-        """End the server with SIGKILL, without a chance to clean up."""
+        """Kill the server with SIGKILL, so that it cannot clean up."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def stop(self) -> None:
-        """End the server with SIGTERM and wait; with SIGKILL after 20 s."""
+        """Stop the server with SIGTERM and wait; after 20 s, kill it with SIGKILL."""
         if self._process is None:
             return
         self._process.terminate()
@@ -91,13 +91,14 @@ class DemoServer:
 
 
 class Narrator:
-    """Prints the demo: with `verbose` every step, command and number, else the few lines for a newcomer."""
+    """Prints the output of the demo: with `verbose` every step, command and number, else the few lines for a
+    newcomer."""
 
     def __init__(self, *, verbose: bool) -> None:
         self.verbose = verbose
 
     def print_short(self, text: str) -> None:
-        """Print a line for a newcomer; when verbose, the steps say the same at length."""
+        """Print a line for a newcomer; nothing when verbose, because the steps say the same in detail."""
         if not self.verbose:
             click.echo(f"  {text}")
 
@@ -107,13 +108,13 @@ class Narrator:
             click.echo(f"[demo] {text}")
 
     def print_facts(self, facts: Mapping[str, str]) -> None:
-        """Print what was counted, one fact a line, when verbose."""
+        """Print counts, one per line; only when verbose."""
         for name, value in facts.items() if self.verbose else ():
             click.echo(f"  {name:<14} {value}")
 
     @contextmanager
     def quiet_unless_verbose(self) -> Iterator[io.StringIO]:
-        """Keep what is printed meanwhile in the buffer that is returned, unless verbose."""
+        """Collect what is printed in the block in the yielded buffer; when verbose, print it as usual."""
         output = io.StringIO()
         if self.verbose:
             yield output
@@ -123,7 +124,7 @@ class Narrator:
 
 
 class Typed:
-    """Runs `ddmq LINE` in this process against one server, whose addresses stand in the environment."""
+    """Runs `ddmq LINE` in this process against one server, whose addresses are set in the environment."""
 
     def __init__(self, narrator: Narrator) -> None:
         self._narrator = narrator

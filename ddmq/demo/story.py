@@ -126,7 +126,8 @@ class Received:
 
 
 def consume_all(address: str, wanted: dict[str, str], received: Received) -> float:
-    """Consume with CONSUMERS clients until every wanted path came; returns the seconds it took."""
+    """Consume with CONSUMERS clients until every path in `wanted` was received; return the seconds that it
+    took."""
     start = time.monotonic()
     complete = threading.Event()
 
@@ -151,7 +152,7 @@ def consume_all(address: str, wanted: dict[str, str], received: Received) -> flo
 
 
 def check(message: Message, number: int, received: Received) -> None:
-    """Compare the body with the checksum in its properties, and count it."""
+    """Compare the body of a message with the checksum in its properties, and count it in `received`."""
     path = message.properties["path"]
     intact = library.checksum(message.body) == message.properties["sha256"]
     with received.lock:
@@ -246,7 +247,7 @@ class Story:
         return send_all(str(self.server.addresses["producer"]), runs, self.sent, when_at)
 
     def draw_picture(self) -> OrderPicture | None:
-        """Draw the keys over the time of both acts."""
+        """Draw the order of the keys over the time of both acts; None without events."""
         return draw_order(self._events, self._outages, self._phases)
 
     def _kill_and_restart(self, count: int) -> None:

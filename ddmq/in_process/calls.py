@@ -1,7 +1,7 @@
-"""The connections of clients that live in the same process: frames in, answers out, nothing in between.
+"""Serves clients in the same process: takes their frames and returns the frames of answers, without sockets.
 
-A held call (a pull that finds nothing, a poll for checks) waits as at a server that listens. Only the
-client's own clock can say for how long, because that of the server stands still; `end_wait` then answers.
+A held call (a pull without messages, a poll for checks) waits as in a real server. Its client must end the
+wait by its own clock with `end_wait`, because the server's clock stands still.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FRAME_BYTES_MAX, ELEMENTS_MAX, DECODE_S = 16 << 20, 16_384, 60.0
 
 
 class InProcessCall(Call):
-    """One request. `on_answer` gets the frame of its answer."""
+    """One request that the in-process server handles. `on_answer` is called with the frame of its answer."""
 
     __slots__ = ("_header", "_linger_ms", "_method", "_on_answer", "is_answered", "is_gone", "is_rejected")
 
@@ -45,12 +45,12 @@ class InProcessCall(Call):
 
     @property
     def linger_ms(self) -> int:
-        """The time for which the client lets the call wait."""
+        """The time in ms for which the client lets the server hold this call."""
         return self._linger_ms
 
     @property
     def method_name(self) -> str:
-        """The method that is called."""
+        """The name of the called method."""
         return self._method.name
 
     def reply(self, value: Any) -> None:
@@ -78,7 +78,8 @@ class InProcessCall(Call):
             self._on_answer(envelope.build_frame(self.wire, self._header.sequence, bytes(body)))
 
     def abandon_call(self) -> None:
-        """The client goes before the answer."""
+        """Mark the call as abandoned and report that, because the client disconnected before the answer. Does
+        nothing if the call is answered already."""
         if self.open:
             self.is_gone = True
             on_abandoned, self.on_abandoned = self.on_abandoned, None
@@ -87,7 +88,7 @@ class InProcessCall(Call):
 
 
 class ServedPart:
-    """One service of the server, for all of its connections."""
+    """One Thrift service of the in-process server, shared by all of its connections."""
 
     def __init__(self, service: Service, clock: Clock) -> None:
         self._methods = methods(service.idl, service.name)
@@ -97,7 +98,8 @@ class ServedPart:
         self._codec = Codec(FRAME_BYTES_MAX, ELEMENTS_MAX, DECODE_S)
 
     def open_call(self, frame: bytes, peer: str, on_answer: Answered) -> InProcessCall | None:
-        """Serve one whole frame; None where it was refused, which is answered."""
+        """Start to serve one complete frame and return the open call. If the frame is invalid or its method
+        unknown, answer with an error at once and return None."""
         try:
             header = read_header(frame)
         except HeaderError as error:
@@ -128,7 +130,8 @@ class ServedPart:
 
 
 def _stretch_wait(args: Any) -> int:
-    """Let a request that may be held wait as long as the server's clock allows; return its own wait."""
+    """Raise the wait time in a request that may be held to HELD_MS, because its client ends the wait itself;
+    return the original wait time in ms."""
     request = getattr(args, "request", None)
     for name in ("maxLingerTime", "timeout"):
         own_ms: int | None = getattr(request, name, None)

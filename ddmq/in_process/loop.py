@@ -1,7 +1,7 @@
-"""An event loop that runs by hand: callbacks in the order of their calls, timers by a clock.
+"""An event loop that its owner runs by hand: callbacks in the order of their calls, timers by a manual clock.
 
-Time passes only in `move_to`. A timer that is due rings once for a move, however long that was. A timer that
-repeats counts on from there, as on a machine that has slept.
+Time passes only in `move_to`. A timer that becomes due rings once per move, however far the time moves; a
+repeating timer then counts from the new time, as on a machine that was suspended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TURNS_MAX = 1_000_000  # callbacks and timers of one `run`: more than that is a 
 
 
 class ManualTimer:
-    """A timer of one loop. `rings_at`: monotonic seconds; NEVER: it is not set."""
+    """A timer of one ManualLoop. `rings_at`: when it rings, in monotonic seconds; NEVER if it is not set."""
 
     __slots__ = ("_after", "_callback", "_loop", "_repeat", "rings_at")
 
@@ -31,12 +31,12 @@ class ManualTimer:
         self.rings_at = NEVER
 
     def start(self, callback: Callable[[], object]) -> None:
-        """Ring once the time has passed, by calling `callback`."""
+        """Set the timer, so that it calls `callback` when its time has passed."""
         self._callback = callback
         self._set(self._after)
 
     def stop(self) -> None:
-        """Do not ring until it is started again."""
+        """Unset the timer until it is started again."""
         self._callback, self.rings_at = None, NEVER
 
     def close(self) -> None:
@@ -44,7 +44,7 @@ class ManualTimer:
         self.stop()
 
     def ring_now(self) -> None:
-        """Call the callback; a timer that repeats is set again before."""
+        """Call the callback now. A repeating timer is set again first."""
         callback, self.rings_at = self._callback, NEVER
         if self._repeat > 0:
             self._set(self._repeat)
@@ -57,7 +57,8 @@ class ManualTimer:
 
 
 class ManualLoop(LoopByHand):
-    """A loop whose callbacks and timers run when its owner says so."""
+    """An event loop that runs callbacks and timers only when its owner calls `run`, `run_until` or
+    `move_to`."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
@@ -66,26 +67,28 @@ class ManualLoop(LoopByHand):
         self._numbers = count()
 
     def run_callback(self, callback: Callable[..., object], *arguments: Any) -> None:
-        """Call it later, in the order of the calls."""
+        """Run `callback` later; callbacks run in the order in which they were passed."""
         self._ready.append((callback, arguments))
 
     def timer(self, after: float, repeat: float = 0.0, ref: bool = True) -> ManualTimer:
-        """Return a timer that rings after so many seconds; then each `repeat`, unless that is 0."""
+        """Return a timer that rings `after` seconds after its start, and then every `repeat` seconds unless
+        that is 0."""
         return ManualTimer(self, after, repeat)
 
     def put_timer(self, timer: ManualTimer) -> None:
-        """Remember a timer that was set."""
+        """Add a timer that was set to the loop's queue."""
         heappush(self._timers, (timer.rings_at, next(self._numbers), timer))
 
     def run(self) -> None:
-        """Run every callback that is ready, and each timer that is due at this moment."""
+        """Run every callback that is ready, and every timer that is due now."""
         for _ in range(TURNS_MAX):
             if not self._run_one() and not self._ring_due():
                 return
         raise RuntimeError(f"the server in this process does not come to rest in {TURNS_MAX} steps")
 
     def run_until(self, condition: Callable[[], bool]) -> bool:
-        """Run what is ready until the condition holds; return whether it does."""
+        """Run ready callbacks and due timers until the condition is true or none is left; return whether it
+        is true."""
         for _ in range(TURNS_MAX):
             if condition():
                 return True
@@ -94,12 +97,12 @@ class ManualLoop(LoopByHand):
         return False
 
     def move_to(self, moment: float) -> None:
-        """Let the time be `moment` (monotonic seconds), and do what is due then."""
+        """Set the time to `moment` (monotonic seconds), and run what is due then."""
         self.clock.advance(max(0.0, moment - self.clock.monotonic()))
         self.run()
 
     def next_ring(self) -> float:
-        """Return when the next timer rings, in monotonic seconds; NEVER: none is set."""
+        """Return when the next timer rings, in monotonic seconds; NEVER if none is set."""
         while self._timers and self._timers[0][2].rings_at != self._timers[0][0]:
             heappop(self._timers)
         return self._timers[0][0] if self._timers else NEVER
@@ -112,7 +115,8 @@ class ManualLoop(LoopByHand):
         return True
 
     def _ring_due(self) -> bool:
-        """Ring the timers that are due, those that were set meanwhile for a later call; whether any rang."""
+        """Ring the timers that are due; return whether any rang. Timers that are set meanwhile wait for the
+        next call."""
         now, due = self.clock.monotonic(), []
         while self._timers and self._timers[0][0] <= now:
             rings_at, _, timer = heappop(self._timers)

@@ -1,9 +1,9 @@
-"""InProcessServer: all parts of a server over the memory engine, on a loop by hand and a clock that is moved.
+"""InProcessServer: all parts of a server over the memory engine, with a manual event loop and a manual clock.
 
-Nothing runs on its own. A client's request is served on the client's thread in these steps: one thread enters
-the server, the request is handled, everything runs that is ready at this moment, and the thread leaves. Time
-passes in `step_time`, from one thing that is due to the next. A request may need a little time, because the
-first one of its kind creates topics; single timers, of milliseconds, ring for it.
+Nothing runs on its own. A client's request is served on the client's thread: one thread at a time enters the
+server, handles the request, runs all callbacks that are ready, and leaves. Time only passes in `step_time`,
+from one due event to the next. One exception: a request may need a few milliseconds, because the first one of
+its kind creates topics; then the timers for that ring at once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ HELD_CALLS = frozenset({PULL, "fetch", POLL})  # calls that are held
 
 
 class InProcessServer:
-    """One server. `seed` is what its random choices follow. Safe for many threads."""
+    """A whole server in the process of a test, without sockets or greenlets. `seed`: the seed of its random
+    choices. Many threads may use it."""
 
     rejection = DdmqError  # what its operators' calls raise for wrong arguments
 
@@ -103,7 +104,7 @@ class InProcessServer:
         return self.levels.held == len(DelayConfig().levels) and self.delays.health().ready
 
     def close(self) -> None:
-        """Stop every part. Clients that are connected find their connections closed."""
+        """Stop every part and close all connections."""
         with self.enter_loop():
             if self._closed:
                 return
@@ -117,26 +118,28 @@ class InProcessServer:
 
     @contextmanager
     def enter_loop(self) -> Iterator[None]:
-        """Enter the server: one thread at a time; what is ready is run before it is left."""
+        """Enter the server for the block, one thread at a time; ready callbacks are run before the block
+        ends."""
         with self._lock, use_loop(self.loop):
             yield
             self.loop.run()
         self.report_change()
 
     def report_change(self) -> None:
-        """Wake those who wait for a change."""
+        """Wake the threads that wait in `wait_for_change`, and call the watchers."""
         with self._changed:
             self._changed.notify_all()
         for watcher in list(self._watchers):
             watcher()
 
     def watch_changes(self, watcher: Callable[[], object]) -> Callable[[], None]:
-        """Call `watcher()` after each entry, on that thread, until the function returned is called."""
+        """Call `watcher()` after each block of `enter_loop`, on the same thread. The returned function ends
+        this."""
         self._watchers.append(watcher)
         return lambda: self._watchers.remove(watcher)
 
     def wait_for_change(self, seconds: float) -> None:
-        """Wait until some other thread has been in, at most so long."""
+        """Wait until another thread has used the server, at most for `seconds`."""
         with self._changed:
             self._changed.wait(seconds)
 
@@ -149,7 +152,7 @@ class InProcessServer:
     def serve_frame(
         self, connection: InProcessConnection, part: ServedPart, frame: bytes, on_answer: Answered
     ) -> None:
-        """Serve one request of a connection, up to its answer unless it is held."""
+        """Handle one request of a connection until it is answered or held."""
         with self.enter_loop():
             if self._closed:
                 connection.close()
@@ -169,18 +172,19 @@ class InProcessServer:
         self._holding.append(connection)
 
     def _list_pulling(self) -> set[tuple[str, str]]:
-        """Group and client of every connection that pulls."""
+        """Return the group and the client of every connection that pulls."""
         return {each.pulls for each in self._holding if each.pulls is not None and not each.closed}
 
     def end_wait(self, call: InProcessCall) -> None:
-        """Answer a held call: its client will wait no longer."""
+        """Answer a held call now, because its client no longer wants to wait."""
         with self.enter_loop():
             if call.open:
                 self.consumer.end_wait(call)
                 self.producer.transactions.polls.held.end_wait(call)
 
     def _run_until(self, condition: Callable[[], bool]) -> None:
-        """Run until the condition holds; let single timers ring where nothing else is left to run."""
+        """Run the loop until the condition is true. If nothing else is ready, move the time to the next
+        timer, at most NUDGES_MAX times."""
         for _ in range(NUDGES_MAX):
             if self.loop.run_until(condition):
                 return
@@ -192,7 +196,8 @@ class InProcessServer:
     # --- time
 
     def next_event(self) -> float:
-        """Return when the next delay, retry, lease or check is due, in monotonic seconds; NEVER: none."""
+        """Return when the next delay, retry, lease or check is due, in monotonic seconds; NEVER if there is
+        none."""
         now, wall_ms = self.clock.monotonic(), self.backend.clock_ms()
         moments = [self.consumer.next_due()]
         for shard in self.delays.shards.values():
@@ -203,7 +208,8 @@ class InProcessServer:
         return min((moment if moment > now else now + OVERDUE_S for moment in moments), default=NEVER)
 
     def step_time(self, until: float) -> None:
-        """Let time pass to the next thing that is due, at most to `until` (monotonic seconds), and do it."""
+        """Advance the time to the next due event, at most to `until` (monotonic seconds), and run what is due
+        then."""
         with self.enter_loop():
             moment = min(self.next_event(), until)
             step_s = STEP_S if self.producer.transactions.first_due() else NEVER
@@ -240,19 +246,20 @@ class InProcessServer:
                 self.consumer.change_subscription(group, topic, rest).wait(WAIT_S)
 
     def list_stats(self, group: str) -> list[SubscriptionStats]:
-        """Every subscription of a group; none where there is no such group."""
+        """Return the statistics of every subscription of a group; empty if there is no such group."""
         with self.enter_loop():
             return self._read_stats(group)
 
     def list_clients(self, group: str) -> list[str]:
-        """The ids of the clients that pull for a group."""
+        """Return the ids of the clients that pull for a group."""
         with self.enter_loop():
             return [client for name, client in self._list_pulling() if name == group]
 
     def busy_reason(self, ignored: Collection[str] = ()) -> str:
-        """Say what some client is about to do, or could do now; "" when all of them wait.
+        """Return what a client is doing, or could do now, as text; "" if all clients are idle.
 
-        `ignored`: ids of clients without a handler, which keep what they have until the test settles it."""
+        `ignored`: ids of clients without a handler, which keep their messages until the test settles them.
+        """
         with self.enter_loop():
             for group in {group for group, client in self._list_pulling() if client not in ignored}:
                 for each in self._read_stats(group):
@@ -269,13 +276,15 @@ class InProcessServer:
         return self.consumer.group_stats(group).wait(WAIT_S)
 
     def _checking_reason(self) -> str:
-        """A client that polls for checks polls again once it has answered them."""
+        """Return a text if a producer is answering a check of a transaction, else "". A client that has
+        answered a check polls again, so a client that does not poll is still answering."""
         answering = any(each.pulls is None and not (each.closed or each.is_polling) for each in self._holding)
         undecided = any(owned.held.core.open for owned in self.producer.transactions.ready())
         return "a producer's check is asked about a transaction" if answering and undecided else ""
 
     def waiting_for_retry(self, topic: str) -> str:
-        """Name a group that pulls the topic and has unfinished messages of it; "": there is none."""
+        """Return a text with the number of messages of the topic that a pulling group has not finished,
+        waiting retries included; "" if there are none."""
         with self.enter_loop():
             positions = self.levels.positions()
             for group in {group for group, _ in self._list_pulling()}:
@@ -288,27 +297,27 @@ class InProcessServer:
             return ""
 
     def list_messages(self, topic: str) -> list[dict[str, Any]]:
-        """The messages of a topic, in the order in which they were stored."""
+        """Return the messages of a topic, in the order in which they were stored."""
         with self.enter_loop():
             return views.list_messages(self.backend, topic)
 
     def dead_letters(self, group: str) -> list[dict[str, Any]]:
-        """The dead letters of a group, oldest first."""
+        """Return the dead letters of a group, oldest first."""
         with self.enter_loop():
             return views.list_dead_letters(self.backend, group)
 
     def waiting_delays(self) -> list[dict[str, Any]]:
-        """The delayed messages that wait, the one that is due first first."""
+        """Return the delayed messages that are not due yet, in the order of their due times."""
         with self.enter_loop():
             return views.list_delays(self.delays)
 
     def blocked_keys(self, group: str, limit: int = KEYS_MAX) -> list[dict[str, Any]]:
-        """The order keys of a group whose head is not finished."""
+        """Return the order keys of a group whose first message is not finished."""
         with self.enter_loop():
             return [dataclasses.asdict(each) for each in self.consumer.order_keys(group).blocked_keys(limit)]
 
     def act_on_key(self, group: str, action: str, key: str) -> list[KeyOutcome]:
-        """Park, skip or replay the key that this text means. Raises CallerError."""
+        """Park, skip or replay the key that `key` names. Raises CallerError."""
         with self.enter_loop():
             ordering = self.consumer.order_keys(group)
             actions = {"park": ordering.park, "skip": ordering.skip, "replay": ordering.replay}
@@ -322,7 +331,8 @@ class InProcessServer:
 
 
 class InProcessConnection:
-    """One client's connection. `closed`: by the server or by the client."""
+    """One client's connection to the in-process server. `closed`: whether the server or the client has closed
+    it."""
 
     def __init__(self, server: InProcessServer, part: ServedPart, peer: str) -> None:
         self.peer = peer
@@ -334,7 +344,8 @@ class InProcessConnection:
         self._frames = Frames(FRAME_BYTES_MAX)
 
     def send(self, data: bytes, on_answer: Answered) -> None:
-        """Take bytes of the client; `on_answer` gets the frame of each answer, perhaps on another thread."""
+        """Accept bytes from the client. `on_answer` is called with the frame of each answer, perhaps on
+        another thread."""
         try:
             frame = self._frames.feed_bytes(bytes(data))
             while frame is not None and not self.closed:
@@ -344,19 +355,20 @@ class InProcessConnection:
             self.close()
 
     def end_wait(self) -> None:
-        """Have the call that is held answered now."""
+        """Make the server answer the held call now."""
         call = self.call
         if call is not None and call.open:
             self._server.end_wait(call)
 
     @property
     def is_polling(self) -> bool:
-        """Whether its poll is held."""
+        """Whether the server holds a poll of this connection."""
         return self.call is not None and self.call.open
 
     @property
     def linger_s(self) -> float | None:
-        """The time for which the client lets the open call wait; None: it is not held."""
+        """The time in seconds for which the client lets the server hold the open call; None if no call is
+        held."""
         call = self.call
         if call is None or not call.open or call.method_name not in HELD_CALLS:
             return None
@@ -374,7 +386,7 @@ class InProcessConnection:
 
 
 def canonical_key(text: str) -> str:
-    """Return a key, given as JSON, as the proxies compare keys."""
+    """Return a key that is given as JSON text in the form in which the proxies compare keys."""
     return bound_text(text_of_raw(text.encode()) or "null")
 
 

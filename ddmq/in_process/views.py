@@ -21,7 +21,7 @@ END_MS = 1 << 62
 
 
 def read_records(backend: Backend, topic: str) -> Iterator[StoredRecord]:
-    """The records of a topic, queue by queue."""
+    """Yield the records of a topic, queue by queue."""
     info = backend.topic(topic)
     for queue in [] if info is None else info.refs():
         offset = 0
@@ -34,13 +34,13 @@ def read_records(backend: Backend, topic: str) -> Iterator[StoredRecord]:
 
 
 def list_messages(backend: Backend, topic: str) -> list[dict[str, Any]]:
-    """The messages of a topic as a client sees them, in the order in which they were stored."""
+    """Return the messages of a topic as a client sees them, in the order in which they were stored."""
     rows = [message_row(record) for record in read_records(backend, topic)]
     return sorted(rows, key=lambda row: row.pop("position"))
 
 
 def message_row(record: StoredRecord) -> dict[str, Any]:
-    """Return one message: its place, and what was sent."""
+    """Return one message as a dict: its place, key, tags, body and properties."""
     return {
         "topic": record.topic,
         "queue_id": record.queue_id,
@@ -68,7 +68,7 @@ def content_row(delivery: bytes) -> dict[str, Any]:
 
 
 def list_dead_letters(backend: Backend, group: str) -> list[dict[str, Any]]:
-    """The dead letters of a group, oldest first."""
+    """Return the dead letters of a group, oldest first."""
     rows = []
     for record in read_records(backend, dlq_topic(group)):
         letter = read_dead_letter(record)
@@ -94,7 +94,7 @@ def list_dead_letters(backend: Backend, group: str) -> list[dict[str, Any]]:
 
 
 def list_delays(service: DelayService) -> list[dict[str, Any]]:
-    """The delayed messages that wait, the one that is due first first."""
+    """Return the delayed messages that are not due yet, in the order of their due times."""
     everything = Scan(None, 0, END_MS, PAGE * PAGE, None, PAGE_BYTES)
     waiting: list[Pending] = []
     for shard in service.shards.values():

@@ -1,4 +1,4 @@
-"""An installation to another engine: what `ddmq move` does, over the backend port (docs/kafka.md, Moving).
+"""Copies an installation to another engine: the command `ddmq move`, over the backend port (docs/kafka.md).
 
 core/       decides: what a copy looks like, which offset is which, what belongs to a move
 copier.py   copies one queue    messages.py  all of them, also again and again

@@ -27,7 +27,7 @@ ASKED_AT_ONCE = 1_000  # queues in one question
 
 
 class MoveError(DdmqError):
-    """A move cannot go on; the message says why, and what to do."""
+    """The move cannot continue; the text says why, and what to do."""
 
 
 @dataclass(slots=True)
@@ -56,12 +56,14 @@ class MoveContext:
 
     @property
     def copied_group(self) -> str:
-        """The group whose progress on a target's queue is the source offset up to which it has copies."""
+        """The internal group whose progress on a queue of the target records how far the source's queue has
+        been copied, as a source offset."""
         return f"{MOVE_PREFIX}{self.source_id}"
 
     @property
     def pure_group(self) -> str:
-        """The group whose progress on a target's queue is its own offset below which it has copies alone."""
+        """The internal group whose progress on a queue of the target is the target offset below which all
+        records are copies."""
         return f"{MOVE_PREFIX}{self.source_id}%PURE"
 
     def deadline(self) -> float:
@@ -70,7 +72,8 @@ class MoveContext:
 
 
 def wait_for_answer(completion: Completion[T]) -> T:
-    """Wait for it. Raises the engine's error; RemoteError where it does not answer at all."""
+    """Wait for the completion and return its value. Raises the engine's error, or RemoteError if there is no
+    answer in time."""
     try:
         return completion.wait(WAIT_S + 5)
     except TimeoutError as error:
@@ -78,7 +81,7 @@ def wait_for_answer(completion: Completion[T]) -> T:
 
 
 def ask_patiently(context: MoveContext, ask: Callable[[], Completion[T]]) -> T:
-    """Return the answer of a request, and repeat it while the engine has no writer."""
+    """Return the answer of a request. While the engine has no writer, the request is repeated."""
     for tried in range(TRIES):
         try:
             return wait_for_answer(ask())
@@ -96,7 +99,7 @@ def ask_patiently(context: MoveContext, ask: Callable[[], Completion[T]]) -> T:
 def views_of(
     context: MoveContext, backend: Backend, group: str, queues: Sequence[QueueRef]
 ) -> list[ProgressView]:
-    """Return a group's progress on many queues."""
+    """Return the progress of a group on each of these queues."""
     views: list[ProgressView] = []
     for at in range(0, len(queues), ASKED_AT_ONCE):
         part = queues[at : at + ASKED_AT_ONCE]
@@ -118,7 +121,8 @@ class RunRead(NamedTuple):
 
 
 def read_run(context: MoveContext, backend: Backend, queue: QueueRef, offset: int, count: int = 0) -> RunRead:
-    """Read the records from `offset` on: up to `count` of them, or for 0 as many as are copied at once."""
+    """Read the records of a queue from `offset` on: at most `count` of them or, if `count` is 0, as many as
+    one copy step takes."""
     batch = ask_patiently(context, lambda: backend.read(queue, offset, count or READ_COUNT, READ_BYTES))
     if batch.status is ReadStatus.GONE:
         return RunRead([], offset, at_end=True, deleted=True)

@@ -1,12 +1,12 @@
 """Copies one queue of the source into one of the target, in order, each message once.
 
-A run of records, and the note of how far that was, are one commit of the target: after a crash the note says
-where to go on, and nothing was copied that it does not speak of. The note is progress of the group
-`copied_group` on the target's queue, under the epoch of this run of the command, so that two runs at once
-cannot both copy. Of a commit whose outcome nobody knows the note is read again.
+Each commit to the target contains a run of copies and the source offset that it reaches. So after a crash the
+recorded offset says where to continue, and it covers everything that was copied. It is stored as progress of
+the group `copied_group` on the target's queue, under the epoch of this run of the command, so that two runs
+at the same time cannot both copy. If the outcome of a commit is unknown, the recorded offset is read again.
 
-`pure` is noted with it: below that offset of the target's queue there are copies alone, nothing that the
-target was sent itself. It lets the last step begin where the two can first be mixed.
+`pure` is recorded with it: below that offset of the target's queue, all records are copies, and none was sent
+to the target itself. The last step begins there, where the two kinds may first be mixed.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from ddmq_common.names import MOVED_PROPERTY
 
 
 class QueueCopier:
-    """Copies one queue. `copied`, `pure`: the recorded progress on the target's queue. `first`: the oldest
-    offset of the source's queue."""
+    """Copies one queue of the source. `copied`, `pure`: the progress recorded on the target's queue (see
+    MoveContext). `first`: the oldest offset of the source's queue."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class QueueCopier:
         self._skip: AckMap | None = None
 
     def skip(self, finished: AckMap) -> None:
-        """Skip the offsets that `finished` contains."""
+        """Do not copy the offsets that `finished` contains."""
         self._skip = finished
 
     def is_already_finished(self, offset: int) -> bool:
@@ -166,7 +166,7 @@ class QueueCopier:
     # --- where the target has copies alone
 
     def _look_pure(self, results: Sequence[AppendResult]) -> None:
-        """Move `pure` behind the stored copies, if no records of others are in between."""
+        """Move `pure` behind these stored copies, if no records of other senders lie in between."""
         if self._mixed or not results:
             return
         first, last = results[0].offset, results[-1].offset
@@ -178,7 +178,8 @@ class QueueCopier:
             self.look_pure()
 
     def look_pure(self) -> int:
-        """Move `pure` to the end of the leading records that are all copies, and return it."""
+        """Read the target's queue from `pure` on, move `pure` behind the last record before the first one
+        that is no copy, and return it."""
         context, self._marker_next = self._context, False
         while not self._mixed:
             run = read_run(context, context.target, self.target, self.pure)

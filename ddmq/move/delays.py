@@ -1,13 +1,12 @@
-"""Pending delays of a source, and what is known of ids that are over, into the target: its last step but one.
+"""Moves the pending delayed messages of a source, and the outcomes of finished ids, to the target.
 
-The source's shards are had from the log as their owner has them, by a delay service that fires nothing: its
-stores then hold what waits, whatever they were before (on Kafka they are made in an empty folder). Each
-pending message becomes an add in the same shard of the target's %DELAY, with its own uuid, its occurrence and
-its due time, so that cancels by any of its ids find it; ids that fired or were cancelled follow as KNOWN
-commands.
+This process owns the source's shards meanwhile, with a delay service that fires nothing. Its stores are
+brought up to date from the log (on Kafka, they begin in an empty folder). Each pending message becomes an add
+in the same shard of the target's %DELAY, with its own uuid, occurrence and due time, so that a cancel by any
+of its ids finds it. Ids that fired or were cancelled follow as KNOWN commands.
 
-Every page is one commit with the place that was reached in the shard, so nothing is sent twice. That rests on
-a source where nothing changes any more: once this has begun, delays belong to the target.
+Every page is one commit, together with the position that was reached in the shard, so nothing is sent twice.
+This requires that nothing changes at the source any more: from now on, delays belong to the target.
 """
 
 from __future__ import annotations
@@ -52,8 +51,9 @@ _END = 1 << 64
 
 
 class ShardNote(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The progress of a shard: the last pending message and the last id (hexadecimal) moved, and `done`.
-    `moved`: pending messages sent; `check`: the sum of their digests."""
+    """The progress of moving a delay shard: the last pending message and the last id (hexadecimal) that were
+    moved, and whether it is `done`. `moved`: the number of pending messages sent; `check`: the sum of their
+    digests."""
 
     due_ms: int = -1
     offset: int = 0
@@ -70,7 +70,8 @@ def note_of(notes: MoveNotes, context: MoveContext, shard: int) -> ShardNote:
 
 
 class DelayMove:
-    """Moves the pending delays. `opener` opens the source's stores. `queues`: of %DELAY on both sides."""
+    """Moves the pending delayed messages. `opener` opens the source's stores. `queues`: the number of queues
+    of %DELAY on both sides."""
 
     def __init__(
         self, context: MoveContext, notes: MoveNotes, config: DelayConfig, opener: StoreOpener
@@ -81,7 +82,7 @@ class DelayMove:
         self._opener = opener
 
     def run(self) -> int:
-        """Move all pending delays. Returns the number of messages that wait at the target because of it."""
+        """Move all pending delayed messages; return how many now wait at the target."""
         context = self._context
         source, target = (side.topic(DELAY_TOPIC) for side in (context.source, context.target))
         if source is None or target is None:
@@ -155,7 +156,8 @@ class DelayMove:
     def _add_commands(
         self, page: Iterable[Pending], shard: ShardContext, target: QueueRef, origin: CopyOrigin
     ) -> tuple[list[NewRecord], list[IdOutcome], int]:
-        """Return the commands for waiting messages, the ids that are over, and the sum of digests."""
+        """Return the commands that add waiting messages at the target, the outcomes of ids that are finished,
+        and the digest sum of the messages."""
         now_ms, config, tally = self._context.clock.wall_ms(), self._config, self._context.tally
         records: list[NewRecord] = []
         over: list[IdOutcome] = []

@@ -1,7 +1,7 @@
 """Opens the two sides of a move, each named as ENGINE:WHERE (`file_log:./data`, `kafka:HOST:PORT,…`).
 
-A directory over which a server runs is used through that server, which stays its writer. One without a server
-is locked for the time of the command, so none can begin to change it.
+If a server runs over a directory, the directory is used through that server, which stays its writer. If none
+runs, the directory is locked until the command ends, so that no server can start there meanwhile.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ SELF = f"{NOTES_PREFIX}SELF"  # setting of a source: the id by which copies name
 
 
 class MoveSide(NamedTuple):
-    """One side of a move. `where`: a directory, or brokers. `config`: that of its servers."""
+    """The source or the target of a move. `where`: a directory, or brokers. `config`: the configuration of
+    its servers."""
 
     engine: str
     where: str
@@ -37,14 +38,14 @@ class MoveSide(NamedTuple):
 
 
 class OpenedSide(NamedTuple):
-    """An opened engine. `exclusive`: no other process can use it."""
+    """An opened engine of one side. `exclusive`: no other process can use it meanwhile."""
 
     backend: Backend
     exclusive: bool
 
 
 def parse_side(text: str, folder: Path | None) -> MoveSide:
-    """Read ENGINE:WHERE; `folder`: configuration of the servers there. Raises ConfigError."""
+    """Parse ENGINE:WHERE. `folder`: the configuration folder of the servers there. Raises ConfigError."""
     engine, _, where = text.partition(":")
     if engine not in BUNDLED or not where:
         raise ConfigError(f"{text!r} names no engine; allowed: file_log:DIRECTORY and kafka:HOST:PORT,…")
@@ -54,7 +55,8 @@ def parse_side(text: str, folder: Path | None) -> MoveSide:
 
 
 def open_place(side: MoveSide, clock: Clock, *, must_exist: bool) -> OpenedSide:
-    """Raises DdmqError when it cannot be used."""
+    """Open the engine of one side. Raises DdmqError if it cannot be used or, with `must_exist`, is not there
+    yet."""
     if side.engine == "kafka":
         try:
             from backend.kafka.opening import open_kafka
@@ -81,7 +83,8 @@ def open_place(side: MoveSide, clock: Clock, *, must_exist: bool) -> OpenedSide:
 
 
 def source_id(source: Backend, clock: Clock, *, make: bool) -> str:
-    """Return the id by which copies name this source; "" if it has none and `make` is false."""
+    """Return the id under which copies refer to this source. If it has none yet, create one with `make`, else
+    return ""."""
     for _ in range(3):
         value = source.setting(SELF)
         if value is not None:

@@ -45,7 +45,7 @@ OPEN_LOOKED_AT = 10_000  # half messages of transactions at the source
 
 
 class GroupPlace(NamedTuple):
-    """A group's progress on one queue of the target: the expected one and the present one."""
+    """A group's progress on one queue of the target: `wanted` is what it must be, `found` what it is."""
 
     group: str
     queue: QueueRef
@@ -54,8 +54,8 @@ class GroupPlace(NamedTuple):
 
 
 class Finish:
-    """The last step of a move. `exclusive`: no other process can use the source, because its directory is
-    locked."""
+    """The last step of a move. `exclusive`: no other process can use the source, because this one has locked
+    its directory."""
 
     def __init__(
         self,
@@ -73,7 +73,8 @@ class Finish:
         self._groups: Mapping[str, list[str]] = {}
 
     def run(self) -> None:
-        """Raises MoveError when somebody is still at work, at the source or, too early, at the target."""
+        """Do the last step. Raises MoveError if clients or servers still use the source, or already use the
+        target."""
         self._refuse_beside_others()
         self._notes.note_state(FINISHING)
         self._messages.prepare_targets()
@@ -189,8 +190,8 @@ class Finish:
         return offset_map
 
     def _copy_at(self, copier: QueueCopier, wanted: int, pure: int) -> int:
-        """Return the offset of the target below which all copies are of offsets below `wanted`; below `pure`
-        all records are copies. It is found by halving; each step reads one record."""
+        """Return the target offset below which all copies come from source offsets below `wanted`, found by
+        binary search, which reads one record per step. All records below `pure` are copies."""
         context = self._context
         bounds = ask_patiently(context, lambda: context.target.bounds([copier.target]))[0] or Bounds(0, 0)
         low, high = min(bounds.min, pure), pure
@@ -207,14 +208,14 @@ class Finish:
     # --- levels
 
     def _copy_levels(self) -> None:
-        """Copy the messages that wait in a delay level, never behind the target's own messages, which may be
-        due later."""
+        """Copy the messages that wait in the delay levels. Copies never come behind the target's own
+        messages, because those may be due later."""
         for copier, end in self.level_copiers():
             copier.copy(end)
 
     def level_copiers(self) -> list[tuple[QueueCopier, int]]:
-        """Return a copier for each queue of the levels, which skips fired messages, with its end at the
-        source."""
+        """Return a copier for each queue of the delay levels, with the source offset at which it must stop.
+        Copiers skip messages that have fired."""
         context, messages = self._context, self._messages
         source, target = (side.topic(SCHEDULE_TOPIC) for side in (context.source, context.target))
         if source is None or target is None:
@@ -233,9 +234,11 @@ class Finish:
         return result
 
     def _level_targets(self, source: TopicInfo, target: TopicInfo) -> list[QueueRef]:
-        """Return the queues of the target for the levels: the levels' own queues if they never had a message,
-        else as many additional ones, which a level scheduler empties like levels that were taken from the
-        list."""
+        """Return the target's queues for the messages of the levels.
+
+        These are the levels' own queues if they have never been used, else as many additional queues. A level
+        scheduler empties additional queues like those of levels that were removed from the configuration.
+        """
         context = self._context
         key = self._notes.levels_key
         value = context.target.setting(key)
@@ -255,7 +258,7 @@ class Finish:
     # --- whether it is there
 
     def find_faults(self) -> list[str]:
-        """List the differences between the expected progress and that of the target; empty if there are
+        """Return a line for each difference between the expected progress and the target's; empty if there is
         none."""
         faults = []
         for source in self._messages.copiers:
@@ -271,8 +274,8 @@ class Finish:
 
 
 def _progress_deltas(place: GroupPlace) -> list[ProgressDelta]:
-    """Return the changes that give a group its progress at the target. Different progress there starts a new
-    generation."""
+    """Return the changes that give a group its progress at the target. If there is different progress
+    already, they start a new generation."""
     group, queue, expected, actual = place
     if expected.stands_in(actual):
         return []

@@ -1,8 +1,8 @@
-"""All messages of a source into its target: topics made there, then queue by queue, again if wanted.
+"""Copies all messages of a source: creates the topics at the target, then copies queue by queue, repeatedly.
 
-A topic of the target is taken that is empty, or that an earlier run of the same move copied into; any other
-is refused, so nothing is ever mixed with what was there. What waits for its time (names.SCHEDULE_TOPIC,
-%DELAY) is made here too, and filled by the last step.
+A topic of the target must be empty, or an earlier run of the same move must have copied into it; any other is
+refused, so copies are never mixed with other messages. The topics of delayed messages (names.SCHEDULE_TOPIC,
+%DELAY) are created here too, but filled by the last step.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ SHOWN_MAX = 5
 
 
 class TopicPair(NamedTuple):
-    """A topic on both sides. `target` is None if it does not exist there yet."""
+    """One topic at the source and at the target. `target` is None if it does not exist there yet."""
 
     source: TopicInfo
     target: TopicInfo | None
 
 
 class TopicCopies:
-    """Copies of all topics. `copiers`: by the source's queues. `pairs`: the topics as matched last."""
+    """Copies the messages of all topics. `copiers`: the copier of each source queue. `pairs`: the topics as
+    they were last matched."""
 
     def __init__(self, context: MoveContext, notes: MoveNotes) -> None:
         self._context = context
@@ -54,7 +55,8 @@ class TopicCopies:
     # --- topics
 
     def match_topics(self) -> dict[str, TopicPair]:
-        """Return the topics of the move with both sides. Raises MoveError for topics that cannot be moved."""
+        """Return the topics of the move as pairs, by name. Raises MoveError for topics that cannot be
+        moved."""
         context = self._context
         notes, faults = self._notes.topics(), []
         pairs: dict[str, TopicPair] = {}
@@ -109,7 +111,8 @@ class TopicCopies:
         return ask_patiently(context, lambda: context.target.bounds(topic.refs()))
 
     def prepare_targets(self) -> None:
-        """Make what is missing at the target, and a copier for each queue that has none."""
+        """Create missing topics and queues at the target, and a copier for each source queue that has
+        none."""
         self.pairs = self.match_topics()
         fresh: list[tuple[QueueRef, QueueRef]] = []
         for name, pair in self.pairs.items():
@@ -131,7 +134,7 @@ class TopicCopies:
         return target
 
     def _fit_to_target(self, info: TopicInfo) -> TopicInfo:
-        """Return the settings within what the target supports: durability and replication."""
+        """Return the topic with its durability and replication limited to what the target supports."""
         can = self._context.target.capabilities.durability
         if Durability.REPLICATED not in can:
             info = replace(info, replication_factor=None, min_insync=None, retention_ms=None)
@@ -142,7 +145,8 @@ class TopicCopies:
         return wait_for_answer(context.target.put_topic(info, context.deadline()))
 
     def settle_topics(self) -> None:
-        """Give the target's topics the settings of the source's; during the copy they accepted everything."""
+        """Give the target's topics the settings of the source's. During the copy they had no limits, so that
+        every copy was accepted."""
         for name, pair in self.pairs.items():
             target = self._context.target.topic(name)
             if target is not None and name not in AT_THE_END:
@@ -153,8 +157,8 @@ class TopicCopies:
                     self._put(required)
 
     def copiers_of(self, pairs: Iterable[tuple[QueueRef, QueueRef]]) -> list[QueueCopier]:
-        """Return copiers with the recorded progress, under the epoch of this run, which fences all other
-        runs."""
+        """Return copiers that continue from the recorded progress, under the epoch of this run, which fences
+        all other runs."""
         context, copiers = self._context, list[QueueCopier]()
         pairs = list(pairs)
         for at in range(0, len(pairs), ASKED_AT_ONCE):
@@ -201,7 +205,7 @@ class TopicCopies:
         return tally.copied - before
 
     def follow_source(self, stopped: Callable[[], bool]) -> None:
-        """Copy new messages until `stopped`, also of topics that are created or get more queues."""
+        """Copy new messages, also of new topics and queues, until `stopped` returns True."""
         while not stopped():
             self.prepare_targets()
             if not self.copy_round():
@@ -219,8 +223,8 @@ class TopicCopies:
 
 
 def at_once(work: Callable[[QueueRef], object], queues: Iterable[QueueRef]) -> None:
-    """Call `work` for each queue, AT_ONCE at a time. Raises the first error, after all begun calls have
-    ended."""
+    """Call `work` for each queue, for up to AT_ONCE queues at the same time. Raises the first error after all
+    started calls have ended."""
     errors: list[BaseException] = []
 
     def run_one(queue: QueueRef) -> None:

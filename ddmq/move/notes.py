@@ -25,7 +25,7 @@ _TRIES = 20
 
 
 class MoveState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The state of a move, as recorded in its target. `patterns`: of the topics that it includes."""
+    """The state of a move, as stored in its target. `patterns`: those of the topics that it includes."""
 
     source: str
     began_ms: int
@@ -35,14 +35,15 @@ class MoveState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TopicNote(msgspec.Struct, frozen=True):
-    """The incarnations of a topic at the source and at the target."""
+    """The incarnation of a topic at the source, and that at the target."""
 
     source: int
     target: int
 
 
 class MoveNotes:
-    """The records of one move in the settings of its target."""
+    """The progress of one move (run number, finished topics …), stored in the settings of the target server
+    so that a later run can continue the move."""
 
     def __init__(self, context: MoveContext) -> None:
         self._context = context
@@ -55,8 +56,8 @@ class MoveNotes:
         return None if value is None else msgspec.json.decode(value, type=MoveState)
 
     def begin(self, source: str) -> MoveState:
-        """Take a number for this run, above those of all others, and note the move. Raises MoveError where
-        its topics are not those of the runs before."""
+        """Give this run a number above those of all earlier runs, and store the move's state. Raises
+        MoveError if the move began with other topics."""
         context, patterns = self._context, self._context.scope.patterns
         for _ in range(_TRIES):
             before = context.target.setting(f"{self._key}/run")
@@ -81,7 +82,7 @@ class MoveNotes:
         raise MoveError("other runs of `ddmq move` of the same source keep beginning; end them")
 
     def note_state(self, state: str, *steps: str) -> None:
-        """Record a state, and steps that are done."""
+        """Store the state of the move, together with further `steps` that are done."""
         note = self.note
         assert note is not None
         steps_done = note.done + tuple(step for step in steps if step not in note.done)
@@ -90,7 +91,7 @@ class MoveNotes:
         )
 
     def topics(self) -> Mapping[str, TopicNote]:
-        """Return the topics of which the copy has begun, by name."""
+        """Return the topics whose copy has begun, by name."""
         prefix = f"{self._key}/topic/"
         settings = self._context.target.settings(prefix)
         return {
@@ -99,20 +100,21 @@ class MoveNotes:
         }
 
     def topic(self, source: TopicInfo, target: TopicInfo) -> None:
-        """Record that the one topic is copied into the other."""
+        """Store that this topic of the source is copied into that topic of the target."""
         value = msgspec.json.encode(TopicNote(source.incarnation, target.incarnation))
         self.put({f"{self._key}/topic/{source.name}": value})
 
     def delay_key(self, shard: int) -> str:
-        """Return the key of the setting that has the progress of a shard's delays."""
+        """Return the key of the setting that stores the progress of moving a delay shard."""
         return f"{self._key}/delay/{shard}"
 
     @property
     def levels_key(self) -> str:
-        """The key of the setting that has the first queue for the levels of the source."""
+        """The key of the setting that stores the number of the first target queue for the source's delay
+        levels."""
         return f"{self._key}/levels"
 
     def put(self, settings: Mapping[str, bytes | None]) -> None:
-        """Store settings of the target."""
+        """Store these settings in the target."""
         context = self._context
         wait_for_answer(context.target.commit(CommitBatch(settings=settings), context.deadline()))

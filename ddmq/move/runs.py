@@ -21,8 +21,8 @@ COPIED, VERIFIED, PLANNED = "copied", "verified", "planned"
 
 
 class MoveReport(msgspec.Struct, frozen=True):
-    """The result of a run, or of a dry run, for people and programs. `left`: offsets not copied yet, by
-    topic."""
+    """The result of a run or of a dry run, for people and programs. `left`: how many offsets are not copied
+    yet, by topic."""
 
     did: str
     state: str
@@ -38,8 +38,8 @@ class MoveReport(msgspec.Struct, frozen=True):
 
 
 class MoveRun:
-    """One run of `ddmq move`. `name`: the source for people. `exclusive`: no other process can use the
-    source."""
+    """One run of `ddmq move`. `name`: the source as people wrote it. `exclusive`: no other process can use
+    the source."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class MoveRun:
         self._finish = Finish(context, self._notes, self.messages, delays, exclusive)
 
     def plan(self) -> MoveReport:
-        """Return the messages that would be copied; write nothing. Raises MoveError for a move that is
+        """Return what would be copied, without writing anything. Raises MoveError for a move that is
         impossible."""
         pairs = self.messages.match_topics()
         note = self._notes.note
@@ -83,7 +83,7 @@ class MoveRun:
         return self._build_report(COPIED, COPYING, len(self.messages.pairs), dict(self.messages.left()))
 
     def finish(self) -> MoveReport:
-        """Do the last step, and compare both sides."""
+        """Do the last step of the move, and compare both sides."""
         if self.begin() == FINISHED:
             raise MoveError("this move is finished; --verify compares it again")
         self._finish.run()
@@ -102,7 +102,8 @@ class MoveRun:
     # ---
 
     def begin(self, *, again: bool = False) -> str:
-        """Take over from other runs of this move; returns its state. Raises MoveError when it is finished."""
+        """Fence all other runs of this move and return the move's state. Raises MoveError if the move is
+        finished, unless `again`."""
         note = self._notes.note
         if note is not None and note.state == FINISHED and not again:
             raise MoveError("this move is finished; the source's copies are complete, --verify compares them")

@@ -1,8 +1,8 @@
-"""Compares what was copied with what it was copied from: counts and checksums of each queue.
+"""Compares the copies with their originals: the counts and checksums of each queue.
 
-A queue's sum is that of the digests of its messages (core/copies.py); it does not depend on where a message
-stands, only on which source offset it is said to have. Messages that retention has taken on one of the sides
-are left out on the other.
+A queue's checksum is the sum of the digests of its messages (core/copies.py). It depends on the source offset
+that each copy names, not on the copy's own offset. Messages that retention has deleted on one side are left
+out on the other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Verified(NamedTuple):
 def compare_queues(
     context: MoveContext, copiers: Iterable[QueueCopier], wanted: Callable[[StoredRecord], bool]
 ) -> Verified:
-    """Compare the copies so far, queue by queue. `wanted` selects the source's records."""
+    """Compare the copies so far with the source, queue by queue. `wanted`: returns whether a record of the
+    source is part of the move."""
     queues = messages = 0
     faults = []
     for copier in copiers:
@@ -55,7 +56,7 @@ def compare_queues(
 def compare_queue(
     context: MoveContext, copier: QueueCopier, wanted: Callable[[StoredRecord], bool]
 ) -> tuple[QueueSum, QueueSum]:
-    """Return the sums of one queue at the source and at the target."""
+    """Return the count and digest sum of one queue's messages at the source, and those at the target."""
     ours = ask_patiently(context, lambda: context.target.bounds([copier.target]))[0] or Bounds(0, 0)
     copies = _Sum()
     theirs = ask_patiently(context, lambda: context.source.bounds([copier.source]))[0] or Bounds(0, 0)

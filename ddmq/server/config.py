@@ -39,7 +39,8 @@ ENVIRONMENT = Path("environment")  # in place of a file that does not exist
 
 @dataclass(frozen=True)
 class SamplesConfig:
-    """`samples` in conf/ddmq.yaml: the files that the report and the Spark job read."""
+    """The section `samples` of conf/ddmq.yaml: how sample files are written, which the report and the Spark
+    job read."""
 
     enabled: bool = True
     dir: Path | None = None  # None: metrics/ in data_dir
@@ -50,7 +51,7 @@ class SamplesConfig:
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """conf/ddmq.yaml: where the parts listen and how they stop."""
+    """The settings of conf/ddmq.yaml: the listen addresses of the parts, and how they stop."""
 
     data_dir: Path = Path("data")
     producer: str = str(PRODUCER)
@@ -68,7 +69,7 @@ class ServeConfig:
 
     @property
     def backups(self) -> Path:
-        """The folder below which backups of pending messages are made."""
+        """The folder in which backups of pending messages are created."""
         return self.backup_dir or self.data_dir / BACKUPS
 
     def __post_init__(self) -> None:
@@ -88,7 +89,8 @@ class ServeConfig:
         return parse(getattr(self, part))
 
     def check_reach(self, parts: Iterable[str]) -> None:
-        """Raises ConfigError for a part that others could reach unless that was said to be meant."""
+        """Raise ConfigError if other machines could reach one of these parts and the configuration does not
+        allow that explicitly."""
         for part in parts:
             if not self.beyond_loopback and not is_loopback(self.address(part).host):
                 raise ConfigError(
@@ -107,20 +109,21 @@ class ServeConfig:
 
 @dataclass(frozen=True)
 class BackendConfig:
-    """conf/backend.yaml: where messages are kept. The file log's own settings stand in file_log.yaml."""
+    """The settings of conf/backend.yaml: the storage engine. The file log's own settings are in
+    file_log.yaml."""
 
     engine: str = field(default=FILE_LOG, metadata=rules(choices=ENGINES))
     kafka: KafkaOptions = field(default_factory=KafkaOptions)
     options: Mapping[str, str] = field(default_factory=dict, metadata=rules(secret=True))  # of other engines
 
     def engine_options(self, file_log: FileLogOptions) -> Any:
-        """Return the settings of the engine that is named; those of the file log have a file of their own."""
+        """Return the settings of the configured engine; for the file log, those are `file_log`."""
         return {FILE_LOG: file_log, KAFKA: self.kafka}.get(self.engine, self.options)
 
 
 @dataclass(frozen=True)
 class TopicEntry:
-    """A topic in conf/topics.yaml; read-only to the command line, which names the file."""
+    """A topic in conf/topics.yaml. The command line cannot change it, and names the file in its refusal."""
 
     queues: int = field(default=names.QUEUES_DEFAULT, metadata=rules(low=1, high=1024))
     durability: str = field(default="sync", metadata=rules(choices=("sync", "written", "replicated")))
@@ -203,10 +206,8 @@ DURABILITY_WORDS = {durability: word for word, durability in DURABILITY.items()}
 
 
 def load_folder(folder: Path | None, environment: Mapping[str, str] = os.environ) -> Configuration:
-    """Read all files of one folder, and put the variables of the environment over them. Raises ConfigError.
-
-    Without a folder and variables these are the defaults.
-    """
+    """Read all files of a configuration folder, and override them with the variables of the environment.
+    Raises ConfigError. Without a folder and variables, the result is the defaults."""
     if folder is not None and not folder.is_dir():
         raise ConfigError(
             f"--config {folder} is not a folder; give one with any of ddmq.yaml, topics.yaml, …"
@@ -238,14 +239,14 @@ def _place_of_part(part: str, path: Path) -> ConfigPlace:
 
 
 def _read_trees(folder: Path) -> dict[str, tuple[Path, Any]]:
-    """Return, by part, the path of each file that exists and its parsed content."""
+    """Return the path and the parsed content of each existing file, by part."""
     _check_names(folder)
     paths = {part: folder / name for part, (name, _) in FILES.items()}
     return {part: (path, read(path)) for part, path in paths.items() if path.exists()}
 
 
 def file_of_part(config: Configuration, part: str) -> str:
-    """Return the file, or the variable, that declares all `topics` or `groups`; "" if neither can."""
+    """Return the file, or the variable, that declares the `topics` or `groups`; "" if neither does."""
     variable = config.sources.get(f"{part}.{part}", "")
     if is_variable(variable):
         return variable
@@ -264,17 +265,15 @@ def _check_names(folder: Path) -> None:
 
 
 def check_groups(config: Configuration) -> None:
-    """Check that groups.yaml goes together with `defaults` of proxy_consumer.yaml. Raises ConfigError."""
+    """Check that groups.yaml is consistent with `defaults` in proxy_consumer.yaml. Raises ConfigError."""
     for entry in config.groups.groups.values():
         for subscription in entry.topics.values():
             subscription.over(config.consumer.defaults)
 
 
 def with_flags(config: Configuration, **flags: Any) -> Configuration:
-    """Return the configuration with the command line's addresses, directory and engine put over the file's.
-
-    Raises ConfigError for brokers without the engine that they belong to.
-    """
+    """Return the configuration with the addresses, the directory and the engine of the command line, which
+    override the files. Raises ConfigError for brokers without their engine."""
     overrides = {key: value for key, value in flags.items() if value is not None}
     of_backend: dict[str, str] = {
         key: overrides.pop(key) for key in ("engine", "bootstrap") if key in overrides
@@ -288,7 +287,7 @@ def with_flags(config: Configuration, **flags: Any) -> Configuration:
 
 
 def over_backend(config: Configuration, flags: Mapping[str, str]) -> Configuration:
-    """Return the configuration with `engine` and `bootstrap` of the command line. Raises ConfigError."""
+    """Return the configuration with the command line's `engine` and `bootstrap`. Raises ConfigError."""
     engine, kafka = flags.get("engine", config.backend.engine), config.backend.kafka
     if "bootstrap" in flags:
         if engine != KAFKA:

@@ -18,10 +18,8 @@ _BACKEND_KEYS = {"engine": "backend.engine", "bootstrap": "backend.kafka.bootstr
 
 
 class EffectiveSetting(NamedTuple):
-    """A key, its value with secrets masked, and its source.
-
-    The source is `default`, FILE:LINE, `variable NAME` or `command line`.
-    """
+    """A configuration key, its value with secrets masked, and where the value comes from: `default`,
+    FILE:LINE, `variable NAME` or `command line`."""
 
     key: SettingKey
     value: Any
@@ -64,7 +62,7 @@ def _format_size(size: int) -> str:
 
 
 def _to_plain(value: Any) -> Any:
-    """Return the value as text, numbers, lists and mappings, with secrets masked."""
+    """Convert the value to text, numbers, lists and mappings, with secrets masked."""
     if isinstance(value, Overlay):
         return _to_plain(value.given)
     if dataclasses.is_dataclass(value):

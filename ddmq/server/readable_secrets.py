@@ -23,7 +23,8 @@ log = logging.getLogger("ddmq.server")
 
 
 class ReadableSecret(NamedTuple):
-    """A file that holds secrets and is for all to read. `keys`: the settings that do."""
+    """A configuration file that contains secrets and is readable by every user. `keys`: the settings that are
+    secrets."""
 
     path: Path
     mode: int
@@ -36,7 +37,7 @@ class ReadableSecret(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """The command that solves it."""
+        """The command that solves the problem."""
         return (
             f"run: chmod 640 {self.path} (owner root, group of the server's user), or write file:NAME in its "
             "place (docs/push.md)"
@@ -71,7 +72,7 @@ def warn_of_secrets(config: Configuration) -> None:
 
 
 def _file_settings(config: Configuration, part: str) -> list[Any]:
-    """Return the settings that one file sets itself."""
+    """Return the settings that one file itself sets."""
     if part != "groups":
         return [getattr(config, part)]
     nothing = SubscriptionDefaults()
@@ -83,7 +84,8 @@ def _file_settings(config: Configuration, part: str) -> list[Any]:
 
 
 def _file_secrets(config: Configuration, part: str) -> Iterator[str]:
-    """Return the secrets of one part that no variable sets."""
+    """Yield the keys of one part's secrets that are set by its file, and not by a variable of the
+    environment."""
     stem = FILES[part][0].removesuffix(".yaml")
     for settings in _file_settings(config, part):
         for path, key in _secret_keys(settings, "groups" if part == "groups" else ""):
@@ -92,7 +94,7 @@ def _file_secrets(config: Configuration, part: str) -> Iterator[str]:
 
 
 def _secret_keys(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Return the path of each secret below `path`, and its name in a report."""
+    """Yield each secret below `path` as its path and its name for a report."""
     if isinstance(value, KafkaOptions):
         for name in value.secret_names():
             yield f"{path}.librdkafka", name

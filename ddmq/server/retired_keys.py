@@ -72,7 +72,7 @@ RETIRED: Mapping[str, Mapping[str, str]] = {
 
 
 class RetiredKey(NamedTuple):
-    """A retired key that a file sets. `place`: the file and the line."""
+    """A key that is no longer used and that a file still sets. `place`: the file and the line."""
 
     place: str
     key: str

@@ -37,10 +37,8 @@ _SERVICE_LINK = re.compile(
 
 
 class SettingKey(NamedTuple):
-    """A key: its full name FILE.KEY, and the name of its variable.
-
-    `part`: the name of its file in `ddmq.server.config.FILES`. `path`: the key in the file. `hint`: its type.
-    """
+    """A configuration key: its full name FILE.KEY, and the name of its environment variable. `part`: the name
+    of its file in `ddmq.server.config.FILES`. `path`: the key within the file. `hint`: its type."""
 
     name: str
     variable: str
@@ -50,7 +48,7 @@ class SettingKey(NamedTuple):
 
 
 def list_keys(files: Mapping[str, tuple[str, type[Any]]]) -> list[SettingKey]:
-    """Return all keys of the files, in order. A mapping whose names are not fixed is one key."""
+    """Return all keys of the files, in order. A mapping whose names are chosen by users is a single key."""
     return [
         _build_key(part, file.removesuffix(".yaml"), path, hint)
         for part, (file, kind) in files.items()
@@ -77,7 +75,8 @@ def _walk_fields(kind: type[Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def find_variables(environment: Mapping[str, str], keys: Iterable[SettingKey]) -> dict[SettingKey, str]:
-    """Return the text of each key that a variable sets. Raises ConfigError for an unknown variable."""
+    """Return the text of each key that a variable of the environment sets. Raises ConfigError for an unknown
+    variable."""
     by_variable = {key.variable: key for key in keys}
     texts = {}
     for name in sorted(environment):
@@ -106,12 +105,13 @@ def _suggest_variable(name: str, variables: Mapping[str, SettingKey]) -> str:
 
 
 def _join_words(variable: str) -> str:
-    """Return a variable's name without what all have in common, and with one `_` between two words."""
+    """Return the name of a variable without the prefix that all of them have, and with one `_` between two
+    words."""
     return re.sub("_+", "_", variable.removeprefix("DDMQ"))
 
 
 def put_over(tree: Any, key: SettingKey, text: str) -> None:
-    """Put the value of a variable into the tree of its file, over what the file has there."""
+    """Set the key in the tree of its file to the value of a variable, replacing the file's own value."""
     place = ConfigPlace(f"{VARIABLE}{key.variable}", key.name)
     *parents, last = key.path
     for name in parents:
@@ -135,7 +135,8 @@ def is_variable(source: str) -> bool:
 
 
 def find_source(tree: Any, key: SettingKey, path: Path) -> str | None:
-    """Return where a value is set: by a variable, or in the file at `path`, with the line. None: nowhere."""
+    """Return where a value is set: by a variable, or on a line of the file at `path`. None if it is set
+    nowhere."""
     line = None
     for name in key.path:
         if not isinstance(tree, LocatedMapping) or name not in tree.values:

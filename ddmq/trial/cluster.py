@@ -55,14 +55,15 @@ log.segment.bytes=268435456
 
 
 class Ports(NamedTuple):
-    """The ports of one broker."""
+    """The ports of one Kafka broker."""
 
     port: int
     controller_port: int
 
 
 class TrialCluster:
-    """The brokers of one folder. `more`: further properties of every broker."""
+    """A Kafka cluster for trials: the brokers of one folder, on this machine. `more`: further properties for
+    every broker."""
 
     def __init__(self, folder: Path, more: Mapping[str, str] | None = None) -> None:
         self.folder = folder.absolute()
@@ -79,12 +80,12 @@ class TrialCluster:
 
     @property
     def brokers(self) -> range:
-        """The numbers of its brokers, from 1."""
+        """The numbers of the cluster's brokers, from 1."""
         return range(1, len(self._ports) + 1)
 
     @property
     def bootstrap(self) -> str:
-        """HOST:PORT of every broker, with commas between."""
+        """HOST:PORT of every broker, separated by commas."""
         return ",".join(f"{self.host(n)}:{self._ports[n - 1].port}" for n in self.brokers)
 
     def host(self, number: int) -> str:
@@ -92,7 +93,7 @@ class TrialCluster:
         return HOST
 
     def make(self, ports: list[Ports]) -> None:
-        """Create the folder of the cluster. Raises ConfigError if it has a cluster with other ports."""
+        """Create the folder of the cluster. Raises ConfigError if it contains a cluster with other ports."""
         if self._ports and self._ports != ports:
             raise ConfigError(
                 f"{self.folder} holds a cluster of {len(self._ports)} brokers at {self.bootstrap}; start "
@@ -127,7 +128,8 @@ class TrialCluster:
     # --- processes
 
     def start(self, numbers: list[int] | None = None, ready_s: float = READY_S) -> None:
-        """Start these brokers, or all, unless they run; returns when they are ready. Raises ConfigError."""
+        """Start these brokers (or all) that are not running yet, and wait until they are ready. Raises
+        ConfigError."""
         stopped = [n for n in numbers or self.brokers if self.pid(n) is None]
         positions = {number: self._start_one(number) for number in stopped}
         end = time.monotonic() + ready_s
@@ -135,7 +137,7 @@ class TrialCluster:
             self._wait_ready(number, position, end)
 
     def program(self, number: int) -> list[str]:
-        """Return the command line of the Java machine that runs a broker."""
+        """Return the command line of the Java process that runs a broker."""
         return [str(java()), *_MEMORY, *_QUIET, "-cp", f"{libraries()}/*"]
 
     def _start_one(self, number: int) -> int:
@@ -186,7 +188,7 @@ class TrialCluster:
             time.sleep(LOOK_S)
 
     def pid(self, number: int) -> int | None:
-        """Return the process number of a broker; None if it does not run."""
+        """Return the process id of a broker; None if it is not running."""
         try:
             pid = int((self._broker_folder(number) / "pid").read_text(encoding="ascii"))
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -199,13 +201,13 @@ class TrialCluster:
         return pid if ours and Path(f"/proc/{pid}/cmdline").exists() else None
 
     def signal(self, number: int, what: signal.Signals) -> None:
-        """Send a signal to a broker that runs: SIGKILL, SIGSTOP, SIGCONT …"""
+        """Send a signal (SIGKILL, SIGSTOP, SIGCONT …) to a running broker."""
         pid = self.pid(number)
         if pid is not None:
             os.kill(pid, what)
 
     def stop(self, numbers: list[int] | None = None) -> None:
-        """End these brokers, or all: in order, and by force after STOP_S."""
+        """Stop these brokers, or all: with SIGTERM, and with SIGKILL after STOP_S."""
         brokers = list(numbers or self.brokers)
         for number in brokers:
             self.signal(number, signal.SIGCONT)
@@ -219,7 +221,8 @@ class TrialCluster:
 
 
 def wait_for_command_line(started: subprocess.Popen[bytes]) -> None:
-    """Wait until the command line of a new process can be read; at first it is empty, as after its end."""
+    """Wait until the command line of a new process can be read. It is empty at first, as it is after the end
+    of a process."""
     while started.poll() is None and not Path(f"/proc/{started.pid}/cmdline").read_bytes():
         time.sleep(0.001)
 

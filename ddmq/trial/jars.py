@@ -32,7 +32,7 @@ BRING_S = 600.0
 
 
 def java() -> Path:
-    """Return the Java program that runs a broker. Raises ConfigError if there is none."""
+    """Return the path of the Java program for the brokers. Raises ConfigError if there is none."""
     home = find_java(os.environ)
     program = packaged_java() if home is None else home / "bin" / "java"
     if program is None:
@@ -44,10 +44,8 @@ def java() -> Path:
 
 
 def libraries(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of Kafka's jars: `libs` in KAFKA_HOME, else a cache, filled if it is missing.
-
-    Raises ConfigError where they cannot be had.
-    """
+    """Return the folder with Kafka's jars: `libs` in KAFKA_HOME, else a cache, into which they are downloaded
+    if necessary. Raises ConfigError if that is impossible."""
     home = environment.get("KAFKA_HOME")
     if home:
         folder = Path(home) / "libs"
@@ -63,7 +61,7 @@ def libraries(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def _download_jars(cache: Path, environment: Mapping[str, str]) -> None:
-    """Download the jars into the cache, all of them or none."""
+    """Download the jars into the cache: either all of them or, on failure, none."""
     maven = shutil.which("mvn", path=environment.get("PATH"))
     if maven is None:
         raise ConfigError(

@@ -141,7 +141,7 @@ class AsyncActivity:
 
     @property
     def is_current(self) -> bool:
-        """Return whether the caller runs in this activity."""
+        """Return whether the caller runs in the task of this activity."""
         return self._task is not None and self._task is asyncio.current_task(self._task.get_loop())
 
     def start(self) -> None:

@@ -191,7 +191,8 @@ class SendJob:
         return wait
 
     def end(self) -> None:
-        """Return the messages' numbers, as no message will be resent. Must be called however the job ends."""
+        """Release the sequence numbers of the messages, because none of them will be resent. Must be called
+        however the job ends."""
         if self._sequences is not None and self._numbers is not None:
             self._sequences.give_back(self._numbers)
             self._numbers = None

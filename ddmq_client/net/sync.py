@@ -85,7 +85,7 @@ class Activity:
 
     @property
     def is_current(self) -> bool:
-        """Return whether the caller runs in this activity."""
+        """Return whether the caller runs in the thread of this activity."""
         return self._thread is threading.current_thread()
 
     def start(self) -> None:

@@ -240,7 +240,7 @@ def _log_errors(method: F) -> F:
 
 
 class _Unobserved:
-    """Observes a send without a span."""
+    """The observer of a send that gets no span; does nothing."""
 
     def __init__(self, messages: Sequence[OutgoingMessage]) -> None:
         self.messages = messages

@@ -58,10 +58,10 @@ class BrokerClock:
         return to_datetime(self._broker.server.clock.wall_ms())
 
     def advance(self, by: timedelta, *, timeout_s: float = TIMEOUT_S) -> None:
-        """Let so much time pass: from one delay, retry, lease or check that is due to the next.
+        """Advance the clock by `by`, stopping at each delay, retry, lease or check as it falls due.
 
-        Where a delay ends within a millisecond after that, it passes too: proxies count whole milliseconds.
-        Handlers run in between as `run_until_idle` lets them, so that what they cause happens in its time.
+        Handlers run at each stop as in `run_until_idle`, so their effects happen at that time. A delay that
+        ends less than 1 ms after the new time fires too, because proxies count in whole milliseconds.
         """
         for _ in self._broker.pass_time(by):
             self._broker.run_until_idle(timeout_s)

@@ -43,7 +43,8 @@ class LocalServer:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> Self:
-        """Start it and wait until it is ready. ClientError, with the end of its log, where it fails to."""
+        """Start the server and wait until it is ready. Raises ClientError with the end of its log if it
+        fails."""
         self.folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-P", "-m", "ddmq", "serve", "--data-dir", str(self.folder / "data")]
         for part in ("producer", "consumer", "admin"):

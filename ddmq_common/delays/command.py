@@ -57,17 +57,19 @@ class Schedule(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DelayCommand(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An add, a cancel, a reschedule or a fire now; or what is known of ids, which names no uuid.
+    """A command to the delay service: an add, a cancel, a reschedule or a fire now; or a copy of known ids,
+    which has no uuid.
 
-    `uuid`: 36 characters, lower case. Times: epoch milliseconds or seconds, as they say.
+    `uuid`: 36 characters, lower case. Times are epoch milliseconds or seconds, by the ends of their names.
     `timestamp_s`, `expire_s`, `interval_s`, `times`: as the add sent them; they make up the ids of the
     occurrences of kinds 2, 3 and 4. `partition`, `hash_id`: queue choice as in a plain send (compat.md).
-    `reply_queue` −1: nobody waits for the outcome. `unless_cancelled`: the 36 characters of another uuid, on
-    whose shard this command goes; if that one was cancelled, this add stores nothing (compat.md: what an old
-    delay server still sends). `occurrence`, `at_ms`: of an add that goes on with what a backup held: the
-    occurrence that is pending, and when it is due (0: as `due_ms` says). `moved_at`: of a message
-    that repeats, in the store alone and never in the log: the offset of the last command that moved a
-    delivery of it (0: none).
+    `reply_queue` −1: no client waits for the outcome.
+
+    `unless_cancelled`: the uuid of another message, on whose shard this command is stored; if that message
+    was cancelled, this add stores nothing (compat.md: what an old delay server still sends). `occurrence`,
+    `at_ms`: for an add that continues a message from a backup: the pending occurrence, and when it is due (0:
+    at `due_ms`). `moved_at`: for a repeating message, only in the store and never in the log: the offset of
+    the last command that rescheduled a delivery of it (0: none).
     """
 
     op: str
@@ -213,10 +215,8 @@ def encode_full(topics: Sequence[str]) -> bytes:
 
 
 def decode_full(value: bytes | None) -> list[str]:
-    """Return the topics in such a setting.
-
-    A value that cannot be parsed gives none; the shard will replace it.
-    """
+    """Return the topics in a setting that `encode_full` wrote. A value that cannot be parsed counts as empty,
+    because the shard will replace it."""
     if value is None:
         return []
     try:

@@ -113,7 +113,7 @@ class _Walk(CronSim):
 
 
 class Cron:
-    """A cron expression in a time zone. `Cron.from_expression` caches the latest ones."""
+    """A cron expression in a time zone. Objects from `Cron.from_expression` are cached."""
 
     __slots__ = ("_known", "_walk", "expression", "gap_ms_min", "zone")
 
@@ -167,9 +167,8 @@ class Cron:
         return None
 
     def back_ms(self, from_ms: int, times: int) -> int | None:
-        """Return the `times`-th time at or before `from_ms`, or an earlier moment near it; None if there is
-        none.
-        """
+        """Return the `times`-th time of the cron at or before `from_ms`, counted backwards, or an earlier
+        moment near it; None if there is none."""
         try:
             walk = _Walk(self.expression, _moment_at(from_ms + 1_000, self.zone), reverse=True)
             moment = walk.dt

@@ -366,7 +366,8 @@ def _set_memory(raw: Any, options: RocksOptions) -> None:
 
 
 def _end(reading: Generator[list[Pair], None, None]) -> None:
-    """Close an iterator, even if another thread is using it now; one step takes about a millisecond."""
+    """Close an iterator. If another thread is using it now, wait for the end of its step, about a
+    millisecond."""
     while True:
         try:
             reading.close()

@@ -20,11 +20,11 @@ UNMERGED_LAST = 4 * UNMERGED_MAX  # … and then nothing is written
 
 
 class WriteCapacity:
-    """Tells whether a database can accept a write. Both methods raise StorageError if tables cannot be
+    """Determines whether a database can accept a write. Both methods raise StorageError if tables cannot be
     written.
 
-    `number`: reads a property of RocksDB by name. `full`: the number of buffers waiting to become tables at
-    which a write waits.
+    `number`: reads a property of RocksDB by name. `full`: from so many buffers on that wait to become tables,
+    a write waits.
     """
 
     def __init__(self, number: Callable[[str], int], folder: Path, full: int) -> None:

@@ -14,18 +14,17 @@ _WHOLE = 1 << 32
 
 
 def limit_of(one_in: int) -> int:
-    """Return the sampling limit for one message in `one_in`; 0 means that none is traced."""
+    """Return the limit below which the hash of a message id must be for the message to be traced, so that one
+    in `one_in` messages is; OFF if `one_in` is 0."""
     return -(-_WHOLE // one_in) if one_in > 0 else OFF
 
 
 def sampled_indexes(message_ids: Sequence[bytes], limit: int) -> list[int]:
-    """Return the indexes of the sampled ids.
-
-    It is fast, as all messages of a traced subscription pass here.
-    """
+    """Return the indexes of the ids to trace. It must be fast, because all messages of a traced subscription
+    pass here."""
     return [at for at, message_id in enumerate(message_ids) if crc32(message_id) < limit]
 
 
 def is_sampled(message_id: bytes, limit: int) -> bool:
-    """Return whether a message with this id is sampled."""
+    """Return whether a message with this id is traced."""
     return crc32(message_id) < limit

@@ -220,7 +220,8 @@ class DueScans:
         return fires + self._fires_of(others)
 
     def _read_recent(self, limit: int) -> list[Pending]:
-        """Read recently added due messages that are behind the main scan during a storm."""
+        """Read recently added due messages that the main scan has passed already, while very many messages
+        are due at once."""
         without = self._crowd | self._deferred_topics
         messages = [self._store.get(key) for key in self._recent.due(self._now, without, limit)]
         after = self._after

@@ -29,8 +29,9 @@ UNFIT = (DamagedError, ValueError, ArithmeticError)  # a message that cannot be 
 class FireCommand(NamedTuple):
     """The fire of `message` as `record`.
 
-    `following`: its next delivery, or None. `is_deferred`: the message was deferred. `reason`: the record is
-    a dead letter, and nothing follows. `named_ms`: the due time in its command and its id.
+    `following`: its next delivery, or None. `is_deferred`: it was due earlier and was set aside, because its
+    topic could not be appended to then; it does not mean rescheduled. `reason`: the record is a dead letter,
+    and nothing follows. `named_ms`: the due time in its command and its id.
     """
 
     message: Pending
@@ -89,10 +90,11 @@ def with_occurrence(message: Pending, occurrence: int, due_ms: int) -> Pending:
 
 
 def catch_up_delivery(message: Pending, fired: int, now_ms: int, catch_up_max: int) -> Pending | None:
-    """Return the delivery that waits if the log says that all below occurrence `fired` have fired.
+    """Return the delivery that waits if the log says that all occurrences below `fired` have fired; None if
+    none follows.
 
-    With `fire_once` it is the very next one, even if it was missed meanwhile. Raises the errors of
-    `fire_command`.
+    `message.due_ms` is the time to which the delivery was rescheduled, if it was. With `fire_once` the result
+    is the very next occurrence, even if it was missed meanwhile. Raises the errors of `fire_command`.
     """
     command = decode_command(message.command)
     if command.schedule is not None and command.schedule.catch_up == "fire_once":

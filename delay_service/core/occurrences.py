@@ -3,8 +3,10 @@
 Occurrence 0 is the first. A number determines its due time (`due_ms`) and its id, numbers and due times only
 grow together, and what comes after one is a function of the command, the number and the clock (`next_after`),
 so that whoever knows the last number fired goes on as if nothing had happened. `delivered_before` says how
-many fired. Where a count must rise above 0 with the first occurrence, as attempts do, keep occurrence + 1.
-`next_after` costs the same however much was missed: a loop that started in 2001 is not walked through.
+many fired. A rescheduled delivery keeps its number, so `due_ms` returns its original time; only
+`Pending.due_ms` has the new one, and each caller passes it to `next_after` as `put_off_ms`. Where a count
+must rise above 0 with the first occurrence, as attempts do, keep occurrence + 1. `next_after` costs the
+same however much was missed: a loop that started in 2001 is not walked through.
 
 Types 2, 3 and 4 as old clients send them fire once, every interval, and at exponentially growing distances:
 type 3: t(k) = t(k−1) + interval; type 4: t(k) = t(k−1) + min(interval^k, one day), in whole seconds; a due
@@ -90,8 +92,9 @@ def next_after(
 ) -> Next | None:
     """Return the occurrence that follows one which has fired or was skipped; None if it was the last.
 
-    `put_off_ms`: the time to which this one was deferred; occurrences due until then are skipped and do not
-    count as missed. Raises DamagedError for a cron or a zone that cannot be read here.
+    `put_off_ms`: the time to which this delivery was rescheduled, which only `Pending.due_ms` has; callers
+    pass it. Occurrences due until then are skipped and do not count as missed. Raises DamagedError for a cron
+    or a zone that cannot be read here.
     """
     if command.kind == SCHEDULE:
         return _next_scheduled(command, occurrence, now_ms, catch_up_max, put_off_ms=put_off_ms)

@@ -32,10 +32,8 @@ def worker_schema() -> Any:
 
 
 def add_up_lines(lines: Any, series_codes: SeriesCodes, file: str | None = None) -> list[Any]:
-    """Aggregate the lines of lines.Parsed into tables of worker_schema(); the first table has the intervals.
-
-    `file` is set in each row.
-    """
+    """Aggregate the lines of lines.Parsed into tables of worker_schema(), of which the first has the
+    intervals. `file`: the value of the column FILE in each row."""
     if not lines.num_rows:
         return []
     lines, copies = _count_copies(lines)
@@ -70,7 +68,7 @@ def undecoded_rows(odd: list[UndecodedLine], files: list[str]) -> Any:
 
 
 def _count_copies(lines: Any) -> tuple[Any, Any]:
-    """Return each distinct line once, and the number of copies of each."""
+    """Return the distinct lines, and how many copies of each there were."""
     rows = pa.array(range(lines.num_rows), pa.int64())
     keys = lines.select(["code", "seq"]).append_column("row", rows)
     first = keys.group_by(["code", "seq"], use_threads=False).aggregate([("row", "min"), ("row", "count")])
@@ -118,7 +116,8 @@ def _group_gauges(lines: Any, **more: tuple[str, str]) -> Any:
 
 
 def _group_followed_gauges(lines: Any) -> Any:
-    """Aggregate gauges as _group_gauges does, and add all values of each minute in order."""
+    """Aggregate gauges as _group_gauges does, and also collect all values of each minute in order, for the
+    lag."""
     rows = _group_gauges(lines, ends=("to", "list"), seqs=("seq", "list"), told=("number", "list"))
     lists = [column_array(rows, name) for name in ("ends", "seqs", "told")]
     values = pa.StructArray.from_arrays(list(map(pc.list_flatten, lists)), list(TOLD))

@@ -68,7 +68,8 @@ class Series(NamedTuple):
 
 
 class SeriesCodes(dict[tuple[Any, ...], int]):
-    """Numbers the series by their names in the lines. A number stays valid for the life of this object."""
+    """Assigns a number to each series, by its names in the lines. A number stays valid for the life of this
+    object."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,10 +160,8 @@ _BLANK = b" \t\r\n"
 
 
 class UndecodedLine(NamedTuple):
-    """A line that the fast decoder cannot judge, to be parsed by Spark's reader.
-
-    `file`: the index of its file.
-    """
+    """A line that the fast decoder cannot decode, so that Spark's reader must parse it. `file`: the index of
+    its file."""
 
     file: int
     text: str

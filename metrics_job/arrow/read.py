@@ -65,7 +65,8 @@ RETRIES_MAX = (
 
 
 class ReadSamples(NamedTuple):
-    """The contents of sample files as DataFrames: aggregated minutes, and lines parsed by Spark's reader."""
+    """The contents of sample files as DataFrames: minutes that were aggregated while reading, and lines that
+    Spark's reader parsed."""
 
     minutes: DataFrame  # metrics_job.minutes, persisted
     odd: DataFrame | None  # lines as metrics_job.minutes has them, those that are refused among them
@@ -143,8 +144,8 @@ def _read(
 def _with_undecoded(
     spark: SparkSession, rows: DataFrame, urls: list[str], units: Units, days: Days, keep: Keep
 ) -> ReadSamples | None:
-    """Add the undecoded lines as Spark's reader parses them; None if file names and contents do not
-    agree."""
+    """Add the undecoded lines, parsed by Spark's reader, to the minutes. Returns None if the names and the
+    contents of files do not agree, so that all must be read line by line."""
     odd = rows.filter(F.col("kind") == ODD).select(TEXT, FILE)
     lines = keep(in_range(_lines_of_text(odd), days.from_ms, days.to_ms))
     minutes, good = rows.filter(F.col("kind") != ODD), lines.filter(F.col(REASON).isNull())

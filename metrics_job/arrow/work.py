@@ -24,7 +24,8 @@ from metrics_job.folders import Days
 
 
 class Units(NamedTuple):
-    """The units of some files: groups of files that may contain the same lines."""
+    """The units of some files. A unit is a group of files that may contain the same lines, such as a merged
+    file and its parts."""
 
     shared: dict[str, str]  # name of a file that shares its unit -> the unit: its first name
     strange: bool  # a name is of another kind
@@ -49,7 +50,8 @@ def units_of(paths: Iterable[str]) -> Units:
 
 
 def can_hold(names: Iterable[str], intervals: Iterable[tuple[str, int]]) -> bool:
-    """Return whether, by their names, these files can contain each of these (instance, seq)."""
+    """Return whether, judging by their names, these files can contain all of these intervals, given as
+    (instance, seq)."""
     ranges: dict[str, list[SampleName]] = {}
     for sample in filter(None, map(parse_name, names)):
         ranges.setdefault(sample.instance, []).append(sample)
@@ -123,7 +125,7 @@ DOUBT = "doubt"  # the kind of a row that reports that names and contents do not
 
 
 class PieceAdder:
-    """Aggregates the lines of pieces into tables, also for files that are cut into several pieces."""
+    """Aggregates the lines of pieces into tables. A file may be cut into several pieces."""
 
     def __init__(self, days: Days) -> None:
         self._days = days

@@ -23,9 +23,8 @@ PROMISE_KEY = ["slo", "topic", "group"]
 
 
 class Promises(NamedTuple):
-    """The results of all objectives over all dates: `rows` has the worst ones; `kept` and `missed` count all
-    of them.
-    """
+    """The results of all objectives over all dates. `rows` contains only the worst ones; `kept` and `missed`
+    count all."""
 
     rows: list[Row]
     kept: int

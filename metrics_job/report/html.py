@@ -21,7 +21,8 @@ def number_cell(text: str) -> Cell:
 
 
 def mark_cell(good: bool, yes: str, no: str) -> Cell:
-    """Return a cell that shows a verdict by sign, word and colour, each of which suffices alone."""
+    """Return a cell that shows whether something is good by a sign, a word and a colour, each of which is
+    sufficient alone."""
     return Cell(f"✓ {yes}", "good") if good else Cell(f"✗ {no}", "bad")
 
 

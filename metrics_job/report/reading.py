@@ -65,10 +65,8 @@ _LAG_NOW = (
 
 
 class Tables:
-    """Reads the job's output folder: a path, or a URL that Arrow supports.
-
-    Raises ConfigError if it does not exist.
-    """
+    """Reads the tables in the job's output folder: a path, or a URL that Arrow supports. Raises ConfigError
+    if it does not exist."""
 
     def __init__(self, folder: Path | str) -> None:
         self._files, self._folder = _open_folder(str(folder))
@@ -299,10 +297,8 @@ def _is_consumed(row: Waiting, active: Mapping[Subscription, int]) -> bool:
 
 
 def _to_waiting_list(rows: Any, told_ones: set[tuple[str, str]] | None) -> list[Waiting]:
-    """Return one row per subscription, the largest lag first.
-
-    The lag of subscriptions not in `told_ones` is 0.
-    """
+    """Return one row per subscription, the largest lag first. For subscriptions not in `told_ones`, which are
+    no longer reported, the lag is 0."""
     ordered = rows.sort_by([("start", "ascending")])
     last = [(name, "last") for name in _LAG_NOW]
     worst = [(name, "max") for name in ("lag_max", "blocked_keys", "blocked_key_age_ms")]

@@ -106,7 +106,7 @@ def build_cards(report: Report, drawn: dict[str, Any]) -> Iterator[str]:
 
 
 def _order_card(picture: OrderPicture) -> str:
-    """Show order as keys over time."""
+    """Build the card with the picture of the order of keys over time."""
     blocked = words.list_names([row.name for row in picture.rows if row.blocked])
     text = (
         "A row for each key, time from left to right. Messages of one key are delivered one after the other."
@@ -126,7 +126,8 @@ def _order_card(picture: OrderPicture) -> str:
 
 
 def _phase_labels(picture: OrderPicture) -> str:
-    """Return a row with the name of each phase where it begins, cut where the next one begins."""
+    """Return a row with the name of each phase at its beginning; a name is cut where the next phase
+    begins."""
     starts = [*(picture.share_of(phase.start_ms) for phase in picture.phases), 1.0]
     labels = "".join(
         f'<b style="{_place_style(start, end - start)}">{escape(phase.name)}</b>'

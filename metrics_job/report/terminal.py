@@ -73,7 +73,8 @@ def _report_parts(report: Report) -> Iterator[RenderableType]:
 
 
 def order_lines(picture: OrderPicture, width: int) -> list[Text]:
-    """Draw order for a terminal of that width: a row for each key, time from left to right."""
+    """Draw the picture of order for a terminal of `width` columns: a row for each key, with time from left to
+    right."""
     label = max(len(row.name) for row in picture.rows)
     label = min(label, LABEL_MAX)
     columns = max(COLUMNS_MIN, width - label - 3)

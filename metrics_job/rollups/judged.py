@@ -130,9 +130,8 @@ def _count_stored_sends(counters: DataFrame, one: Objective) -> DataFrame:
 
 
 def _count_recent_minutes(lags: DataFrame, sampled: DataFrame, one: Objective) -> DataFrame:
-    """Count the minutes in which the oldest message was within the limit, of all sampled minutes since the
-    day's first lag.
-    """
+    """Count the minutes in which the oldest waiting message was young enough, and all sampled minutes since
+    the first lag of the day."""
     matches = lags.withColumn("metric", F.lit(LAG_AGE)).filter(_is_meant_by(one))
     late = F.count_if(F.col("lag_age_ms") > F.lit(one.at_most_ms))
     late_minutes = matches.groupBy(F.to_date("start").alias("day"), "topic", "group").agg(

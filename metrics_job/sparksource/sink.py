@@ -66,7 +66,7 @@ OF_A_READ = {"offset", "message_id", "stored_at"}
 
 @dataclass
 class Written(WriterCommitMessage):
-    """The number of messages that one task has stored."""
+    """The message of one task to the driver: how many messages it has stored."""
 
     messages: int
 
@@ -123,7 +123,7 @@ class _Writer:
 
 
 class BatchWriter(_Writer, DataSourceWriter):
-    """The writer for df.write: one write."""
+    """The writer for `df.write`, which is a single write."""
 
     def __init__(self, options: WriteOptions, schema: T.StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite, uuid.uuid4().hex)
@@ -138,7 +138,7 @@ class BatchWriter(_Writer, DataSourceWriter):
 
 
 class StreamWriter(_Writer, DataSourceStreamWriter):
-    """The writer for df.writeStream: one write per micro-batch."""
+    """The writer for `df.writeStream`, which does one write per micro-batch."""
 
     def __init__(self, options: WriteOptions, schema: T.StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite, None)
@@ -274,10 +274,8 @@ def with_key(message: OutgoingMessage) -> OutgoingMessage:
 
 
 def _about_keys(bad: Sequence[SendResult], long: bool) -> bool:
-    """Return whether proxies may have refused these messages because of their keys.
-
-    `long`: they have been refused for long, so a lack of capacity for keys counts, too.
-    """
+    """Return whether proxies may have refused these messages because of their idempotency keys. `long`: they
+    have been refused for long, so a lack of space for keys counts as well."""
     errors = [result.error for result in bad]
     return any(isinstance(error, InvalidMessageError) and error.proxy for error in errors) or (
         long and any(isinstance(error, ThrottledError) for error in errors)

@@ -213,7 +213,7 @@ class _RangeReader:
 
 
 class BatchReader(_RangeReader, DataSourceReader):
-    """Reads from one place to another. Both are looked up when Spark plans the read."""
+    """Reads from one place to another. Spark looks both up when it plans the read."""
 
     def __init__(self, options: ReadOptions) -> None:
         if options.trigger_messages is not None:
@@ -244,7 +244,7 @@ class BatchReader(_RangeReader, DataSourceReader):
 
 
 class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads an endless stream from a place on."""
+    """Reads an endless stream that begins at a place."""
 
     def __init__(self, options: ReadOptions) -> None:
         if options.end is not None:

@@ -8,7 +8,9 @@ state are a table, TRANSITIONS, shown in docs/states.md. Any other event raises 
 changes nothing.
 
 Failures and time-outs are counted separately, because each has its own limit. Progress stores one number per
-message, `packed`: it rises with either count, and with each replay, which resets both counts to 0.
+message, `packed` (layout in docs/formats-progress.md). The stored number only rises, because AckMap ignores
+one that is not above it. It rises with either count, and also with each replay, which resets both counts to
+0: the number of replays is its highest field.
 """
 
 from __future__ import annotations
@@ -191,9 +193,11 @@ class UpstreamJob:
 
 
 def pack_attempts(fails: int, timeouts: int, replays: int = 0, *, final: bool = False) -> int:
-    """Pack the counters into one number for ProgressDelta.attempts, which only rises.
+    """Pack the counters into one number for ProgressDelta.attempts (layout in docs/formats-progress.md).
 
-    From the lowest bit: 16 bits of failures, 31 of time-outs, one for `final`, 15 of replays.
+    From the lowest bit: 16 bits of failures, 31 of time-outs, one for `final`, 15 of replays. The stored
+    number only rises, because AckMap ignores one that is not above it. So a replay, which resets the two
+    lower counts, must raise `replays`, the highest field.
     """
     tries = min(timeouts, TIMEOUTS_MAX) << 16 | min(fails, FAILS_MAX)
     return min(replays, REPLAYS_MAX) << 48 | final << 47 | tries

@@ -65,13 +65,14 @@ class Lease:
         recipient.in_flight += self.left
 
     def copy(self) -> Lease:
-        """Return a lease with the same id and deadline that holds no messages yet."""
+        """Return a lease with the same id, deadline and delivery time that counts no messages yet."""
         twin = Lease(self.id, self.deadline, self.since)
         twin.length_s = self.length_s
         return twin
 
     def renewed_copy(self, now: float) -> Lease:
-        """Return a lease with the same id that expires one full length after `now`."""
+        """Return a lease with the same id, delivery time (`since`) and recipient that expires one full length
+        after `now`. It counts no messages yet."""
         part = Lease(self.id, now + self.length_s, self.since)
         part.length_s = self.length_s
         part.recipient = self.recipient
@@ -79,7 +80,8 @@ class Lease:
 
     @property
     def is_extended(self) -> bool:
-        """Whether the deadline was extended after the delivery."""
+        """Whether the deadline was moved beyond the one set at the delivery, which was one length after
+        `since`."""
         return self.deadline > self.since + self.length_s + EXTENSION_MIN_S
 
 
@@ -242,7 +244,8 @@ class LeaseTable:
         self.next_deadline = NEVER
 
     def extend(self, lease_id: int, now: float) -> bool:
-        """Restart the timeout of a lease; return False if the lease does not exist (any more)."""
+        """Move the deadline of a lease to one full length after `now`; return False if the lease does not
+        exist (any more)."""
         parts = self._leases.get(lease_id)
         if parts is None:
             return False
@@ -251,8 +254,8 @@ class LeaseTable:
         return True
 
     def extend_parts(self, offsets: Sequence[int], lease_ids: Sequence[int], now: float) -> list[int]:
-        """Restart the timeout of single messages; return the offsets that are not held by the lease named for
-        them."""
+        """Move the deadline of single messages to one full length after `now`; return the offsets that are
+        not held by the lease named for them."""
         late: list[int] = []
         for lease_id, group in by_lease(offsets, lease_ids):
             extended = set(self.extend_part(group, lease_id or 0, now))
@@ -260,8 +263,8 @@ class LeaseTable:
         return late
 
     def extend_part(self, offsets: Sequence[int], lease_id: int, now: float) -> list[int]:
-        """Restart the timeout of these offsets only, not of the whole lease; return those that the lease
-        holds."""
+        """Move the deadline of these offsets only, not of the whole lease, to one full length after `now`;
+        return those that the lease holds."""
         parts = self._leases.get(lease_id)
         if parts is None:
             return []

@@ -167,8 +167,8 @@ class Changes:
     def _declare_made(
         self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults], source: str
     ) -> Completion[Any]:
-        """Declare the subscription again: a client's pull may have created it at the same time with other
-        settings."""
+        """Declare the subscription again, so that these settings win: a client's pull may have created it at
+        the same time with other settings. Does nothing if it does not exist."""
         if self.stored_settings(group, topic) is None:
             return succeeded(None)
         return self._declare_one(group, topic, wanted, source)

@@ -64,8 +64,8 @@ class GaugeValues(NamedTuple):
 
 
 class Share(NamedTuple):
-    """The lag of one subscription. `late`: its queues with a lag; `ack_span`: the longest ack span at this
-    proxy."""
+    """The lag of one subscription. `late`: those of its queues that have a lag; `ack_span`: the longest ack
+    span at this proxy."""
 
     subscription: Subscription
     late: list[UnheldQueue]

@@ -103,8 +103,8 @@ def attempts_before(system: Mapping[str, str]) -> int:
 
 
 def is_of_another_life(system: Mapping[str, str], created_ms: int) -> bool:
-    """Whether a retried message failed in an earlier subscription that was deleted; without the header it did
-    not."""
+    """Whether a retried message failed in an earlier subscription, since deleted; False for a message without
+    the header."""
     return LIFE in system and system[LIFE] != str(created_ms)
 
 

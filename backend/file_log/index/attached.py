@@ -107,7 +107,8 @@ class AttachedIndex:
         self.index.add_many((), (), (), (), 0, end)
 
     def start(self) -> None:
-        """Begin sealing and repairing, and writing new rows for other processes every FLUSH_S."""
+        """Start the background work: seal full blocks, repair damaged ones, and every FLUSH_S write new rows
+        to disk, where other processes read them."""
         self._timer.every(FLUSH_S, self._tick)
         self._keeper.start()
 
@@ -257,7 +258,7 @@ IndexHit = tuple[Record, bytes]  # a record and its delivery bytes
 
 
 def is_key(record: Record, topic: str, incarnation: int, key: bytes) -> bool:
-    """Return whether a record is a message with this topic and key."""
+    """Return whether a record is a message of this incarnation of the topic and has this key."""
     return _is_message(record, topic, incarnation) and record.key == key
 
 

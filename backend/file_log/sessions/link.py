@@ -510,7 +510,7 @@ class Wheel(Generic[H]):
         self._where[thing] = slot
 
     def remove(self, thing: H) -> None:
-        """Forget it; harmless when it is not in."""
+        """Remove `thing`; does nothing if it was not added."""
         slot = self._where.pop(thing, None)
         if slot is not None:
             self._slots[slot].discard(thing)

@@ -324,7 +324,8 @@ class RequestAnswer(Completion[Any]):
 
 
 class WaitAnswer(Wait):
-    """Receives the result of a wait that the writer parks for a member, and sends it."""
+    """Sends a member process the result of its blocking wait for messages, which the writer process runs for
+    it."""
 
     __slots__ = ("_ident", "_session")
 

@@ -176,7 +176,8 @@ def _salt_in(file: File, start: int) -> int | None:
 
 
 def _is_begun(file: File) -> bool:
-    """Return whether the beginning of the file has bytes other than zero, or cannot be read."""
+    """Return whether the file has content: a byte other than zero at its beginning, or a beginning that
+    cannot be read."""
     try:
         return bool(file.pread(HEAD_BYTES, 0).strip(b"\0"))
     except OSError:

@@ -104,7 +104,8 @@ def parse_progress_key(data: bytes) -> tuple[Key, Stamp]:
 
 
 class FollowedOffsets:
-    """The offsets read so far in one topic's partitions, and the keys of newer records written here."""
+    """The offsets read so far in one topic's partitions, and the offsets of records that this process wrote
+    and has not read yet, by key."""
 
     __slots__ = ("_ahead", "_next")
 

@@ -135,7 +135,8 @@ class _Cancelling:
         return self.outcomes[DelayStatus.CANCELLED.value]
 
     def cancel_all(self, named: Sequence[str]) -> None:
-        """Cancel these messages, and wait for each outcome; a damaged message has no id."""
+        """Cancel these messages and wait for each outcome. A damaged message has no id and is not
+        cancelled."""
         ids = [one for one in named if one]
         if len(ids) < len(named):
             self.outcomes["damaged in the store, `ddmq delay list --json` says how"] += len(named) - len(ids)
@@ -218,7 +219,7 @@ def reschedule(delay_id: str, timeout_ms: int, producer: HostPort, as_json: bool
 def fire(ids: tuple[str, ...], timeout_ms: int, producer: HostPort, as_json: bool) -> None:
     """Deliver the messages with these IDS now (of one that repeats: its next delivery).
 
-    Exit code 1 when one is neither delivered by this nor before it.
+    Exit code 1 if one was delivered neither by this command nor earlier.
     """
     outcomes = _ask_each(producer, timeout_ms, ids, lambda client, one: client.fire_now(one), as_json)
     _say_outcomes(ids, outcomes, as_json, DelayStatus.FIRED)
@@ -227,7 +228,8 @@ def fire(ids: tuple[str, ...], timeout_ms: int, producer: HostPort, as_json: boo
 def _ask_each(
     producer: HostPort, timeout_ms: int, ids: tuple[str, ...], change: Change, as_json: bool
 ) -> list[CancelOutcome | str]:
-    """Request the change of each id; return its outcome, or the reason why there is none."""
+    """Request the change of each id; return for each its outcome, or the text of the error if there is no
+    outcome."""
     patience = Patience(producer, timeout_ms, quiet=as_json)
     with client_of(producer, timeout_ms) as client:
         return [_ask_one(client, one, change, patience) for one in ids]

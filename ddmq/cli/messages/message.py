@@ -123,7 +123,8 @@ def _print_story(
 def _from_offset(
     client: AdminClient, topic: str, query: dict[str, Any], count: int, group: str | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the messages from an offset on. One answer has as many as fit; the rest is requested again."""
+    """Yield the messages of a queue from an offset on. One answer of the server contains only as many as fit,
+    so the rest is requested in further calls."""
     while count > 0:
         rows = client.get("topics", topic, "messages", count=count, group=group, **query)
         yield from rows
@@ -217,7 +218,8 @@ def _read_newer(client: AdminClient, topic: str, queue: int, at: dict[int, int])
 
 
 def _contains_text(row: dict[str, Any], text: str) -> bool:
-    """Return whether the key or the body of a message contains the text; a binary body, its bytes."""
+    """Return whether the key or the body of a message contains the text. In a binary body, its bytes are
+    searched."""
     if "body_base64" in row:
         in_body = text.encode(errors="surrogateescape") in base64.b64decode(row["body_base64"])
     else:

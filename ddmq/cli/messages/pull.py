@@ -41,7 +41,8 @@ NOBODY = "no consumer proxy has answered"  # how the client begins what it says 
 
 
 class Settlement(NamedTuple):
-    """What `ddmq pull` does with each message after it was shown: the word for people, and the action."""
+    """An action of `ddmq pull` for each message after it was shown (acknowledge, fail or leave), with the
+    word for people."""
 
     said: str
     does: Callable[[Message], object]
@@ -112,7 +113,8 @@ def pull(
 
 
 def _describe_empty_pull(client: AdminClient, topic: str, group: str) -> str:
-    """Say that no messages came, and where those are that the group has not finished."""
+    """Return a text that says that no messages came, and where the messages are that the group has not
+    finished."""
     if not _is_ordinary(client, group):
         return f"no messages for instance {group}; it gets what comes from its first pull on (--follow waits)"
     subscriptions = client.get("groups", group)["subscriptions"]
@@ -130,7 +132,7 @@ def _describe_empty_pull(client: AdminClient, topic: str, group: str) -> str:
 
 @contextmanager
 def _quiet_client() -> Iterator[None]:
-    """Silence the client library's log: this command says itself what the library warns of."""
+    """Silence the client library's log in the block, because this command prints the same warnings itself."""
     log = logging.getLogger("ddmq_client")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -141,11 +143,12 @@ def _quiet_client() -> Iterator[None]:
 
 
 def _leave(message: Message) -> None:
-    """Leave the message neither acknowledged nor failed."""
+    """Neither acknowledge nor fail the message."""
 
 
 def _is_ordinary(client: AdminClient, group: str) -> bool:
-    """Return whether the name is that of a group; GROUP%INSTANCE is an instance of a broadcasting group."""
+    """Return whether the name is that of a group, and not GROUP%INSTANCE, an instance of a broadcasting
+    group."""
     return "%" not in group or any(row["group"] == group for row in client.get("groups"))
 
 
@@ -208,7 +211,8 @@ def _pull_messages(
 
 
 def _check_empty_pull(client: Consumer, proxy: str, seen: int, follow: bool) -> int:
-    """Tell an empty topic from a proxy that does not answer. Returns the number of failed pulls so far."""
+    """Check after an empty pull whether pulls have failed since `seen` of them had; if so, raise
+    ClickException or, with `follow`, print a hint. Returns the number of failed pulls so far."""
     errors = client.counts().pull_errors
     if errors > seen:
         text = f"no consumer proxy answers at {proxy}"
@@ -259,7 +263,8 @@ def _save(message: Message, folder: Path) -> None:
 
 
 def _save_with(path: Path, does: Callable[[Path], object]) -> None:
-    """Write with `does`. Raises ClickException; a message that is not saved is not acknowledged."""
+    """Write the file at `path` by calling `does`. Raises ClickException, so that a message which could not be
+    saved is not acknowledged."""
     try:
         does(path)
     except OSError as error:

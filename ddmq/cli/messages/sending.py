@@ -75,7 +75,8 @@ ADMIN_TIMEOUT_S = 1.0  # what is told by the way is not waited for longer
 
 
 def read_timing(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of `Producer.send` for these options, {} for none. Raises UsageError."""
+    """Return the keyword arguments of `Producer.send` for the timing options; {} if none was given. Raises
+    UsageError."""
     options = {name: value for name, value in given.items() if name in OPTIONS and value is not None}
     zone = zone_of(options.get("zone"))
     arguments = {name: value for name, value in options.items() if name in ("cron", "times", "catch_up")}
@@ -96,7 +97,8 @@ def read_timing(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_options(error: ClientError) -> str:
-    """Return what a producer says, with the name of the option for that of the argument."""
+    """Return the text of a producer's error with names of arguments replaced by those of command-line
+    options."""
     return _ARGUMENT_IS.sub(_option_of, str(error))
 
 
@@ -147,10 +149,11 @@ def _parse_duration(text: str, option: str) -> timedelta:
 
 
 class Patience:
-    """Prints why a request takes long: that no proxy answers and what may help, or why a proxy rejects a send
+    """Prints why a request takes long: no proxy answers (and what may help), or why a proxy rejects a send
     that is tried again.
 
-    One for a command: tells once at most of each, and nothing when `quiet` (for programs).
+    One object serves a whole command. It prints each of the two at most once, and nothing if `quiet` (for
+    programs).
     """
 
     def __init__(self, producer: HostPort, timeout_ms: int, *, quiet: bool) -> None:
@@ -199,7 +202,8 @@ class Patience:
 
 
 def _is_unanswered(error: BaseException | None) -> bool:
-    """Return whether an error means that no proxy answered; the client itself did not reject the message."""
+    """Return whether an error means that no proxy answered, rather than that the client rejected the message
+    itself."""
     return isinstance(error, SendError) and error.code is None and not isinstance(error, InvalidMessageError)
 
 
@@ -213,7 +217,7 @@ def client_of(address: HostPort, timeout_ms: int) -> Producer:
 
 @contextmanager
 def announce_new_topic(topic: str) -> Iterator[None]:
-    """Say if the sends inside the block created the topic, so that a misspelt name is noticed."""
+    """Print a line if the sends in the block created the topic, so that a misspelt name is noticed."""
     client = AdminClient(admin_address(), timeout_s=ADMIN_TIMEOUT_S)
     new = False
     with suppress(click.ClickException):

@@ -41,7 +41,7 @@ def choice_of(topic: str | None, given: Mapping[str, str | None]) -> Selection:
 
 
 def describe_choice(choice: Mapping[str, Any]) -> str:
-    """Say in words which messages a choice means: ` for topic todo with key "a", due from …`."""
+    """Describe in words which messages a choice contains: ` for topic todo with key "a", due from …`."""
     text = f" for topic {choice['topic']}" if "topic" in choice else ""
     text += f" with key {choice['key']!r}" if "key" in choice else ""
     due = [f"from {format_moment(choice['from_ms'])}"] if "from_ms" in choice else []
@@ -61,7 +61,7 @@ def walk_pages(admin: AdminClient, choice: Selection) -> Iterator[dict[str, Any]
 
 
 def first_matches(admin: AdminClient, choice: Selection, count: int, after: str | None) -> dict[str, Any]:
-    """Return one answer with `count` messages, unless there are fewer."""
+    """Return one answer with the first `count` chosen messages after `after`, or all if there are fewer."""
     answer: dict[str, Any] = admin.get("delay", "messages", count=count, after=after, **choice)
     while len(answer["messages"]) < count and answer["next"] is not None:
         missing = count - len(answer["messages"])
@@ -94,7 +94,7 @@ def print_messages(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def say_missing(found: dict[str, Any]) -> None:
-    """Say which shards or commands an answer of this process cannot include."""
+    """Print which shards or commands the server could not include in its answer."""
     if found.get("orders_waiting"):
         hint(f"{found['orders_waiting']:,} orders are not taken in yet: what they add is not among these")
     if found["not_open"]:

@@ -57,7 +57,7 @@ def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
 
 
 def stall_text(each: Mapping[str, Any]) -> str:
-    """Return one topic's queues that stand still, and what holds them up, as far as it is known."""
+    """Describe which queues of one topic stand still, and what blocks them as far as that is known."""
     several = len(each["queues"]) != 1
     queues = f"queue{'s' if several else ''} {', '.join(map(str, each['queues']))} of {each['topic']}"
     text = (
@@ -74,7 +74,7 @@ def stall_text(each: Mapping[str, Any]) -> str:
 
 
 def hint_elsewhere(found: Mapping[str, Any]) -> None:
-    """Say whom to ask for the queues that this proxy does not hold."""
+    """Print which proxy to ask about the queues that this proxy does not own."""
     queues = [queue for each in found["subscriptions"] for queue in each["queues"]]
     others = sorted({queue["holder"] for queue in queues if queue["holder"] and not queue["held"]})
     if others:
@@ -122,12 +122,14 @@ def _subscription_facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[
 
 
 def _count_died(each: Mapping[str, Any]) -> int:
-    """Return how many messages became dead letters; an older server has another name for it."""
+    """Return how many messages became dead letters. Answers of older servers have this number under another
+    name."""
     return int(each.get("dead_letters_since_start", each["dead_letters"]))
 
 
 def _setting_facts(name: str, value: Any, *, whole: bool) -> dict[str, str]:
-    """Return a setting as facts, one for each of its parts. `whole`: also parts at the program's default."""
+    """Return a setting as names and values, one for each of its parts. `whole`: also include parts that have
+    the program's default."""
     if whole or not isinstance(value, dict):
         return {"  " + name: format_value(value)}
     default = msgspec.json.decode(msgspec.json.encode(BY_NAME[name].default))
@@ -159,7 +161,8 @@ def _queue_row(queue: Mapping[str, Any]) -> list[Any]:
 
 
 def print_keys(group: str, keys: Sequence[Mapping[str, Any]]) -> None:
-    """Print blocked keys and the commands against them; keys that only wait to be pulled are apart."""
+    """Print blocked keys and the commands that help; keys that only wait to be pulled are in a table of their
+    own."""
     blocked = [each for each in keys if each["state"] != READY]
     ready = [each for each in keys if each["state"] == READY]
     if blocked:
@@ -213,7 +216,8 @@ def _lease_cells(each: Mapping[str, Any], now_ms: float) -> dict[str, Any]:
 
 
 def _show_state(each: Mapping[str, Any]) -> str:
-    """Return the state of a key; a parked one with its reason: an operator, or no deliveries left."""
+    """Return the state of a key for people; for a parked key also the reason: an operator parked it, or its
+    attempts are used up."""
     reason = each.get("reason", "")
     return f"{each['state']} ({reason})" if reason else str(each["state"])
 

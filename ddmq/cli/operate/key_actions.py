@@ -38,7 +38,7 @@ Heads = list[dict[str, Any]]
 
 
 def client_text(head: Mapping[str, Any]) -> str:
-    """Name the client that has a message in flight."""
+    """Return the name of the client that has the key's first message in flight."""
     name, address = head["client"], head["address"]
     if name and address:
         return f"{name} ({address})"
@@ -78,7 +78,8 @@ def _request_action(admin: AdminClient, name: str, key: str, action: str, **more
 
 
 def _end(answer: Mapping[str, Any], failures: list[str], as_json: bool) -> None:
-    """Print the answer for programs. Exit code 1 with the failures, if there are any."""
+    """Print the answer for programs with `as_json`. If there are failures, print them and exit with code
+    1."""
     if as_json:
         print_json(answer)
     if failures and as_json:
@@ -163,7 +164,8 @@ def replay(name: str, key: str, take_away: bool, admin: AdminClient, as_json: bo
 
 
 def _say_replayed(answer: Mapping[str, Any], unchanged: list[str]) -> None:
-    """Say which messages of a replayed key go on; `unchanged`: those of a parked key that do not."""
+    """Print which first messages of a replayed key are delivered again. `unchanged`: those of a parked key
+    that are not."""
     key, heads = answer["key"], answer["heads"]
     going = [_describe_head(head, REPLAYED[head["outcome"]]) for head in heads if head["outcome"] in REPLAYED]
     if answer.get("parked", False):

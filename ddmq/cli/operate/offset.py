@@ -95,7 +95,8 @@ def reset(
 
 
 def _with_zone(text: str) -> Any:
-    """Return --to with the zone of this machine, if it is a time without one: the server requires a zone."""
+    """Return the value of --to. A time without a zone gets the zone of this machine, because the server
+    requires one."""
     if text in ("first", "last") or text.isdecimal() or is_relative(text):
         return text
     try:

@@ -47,7 +47,8 @@ T = TypeVar("T")
 
 
 def watch_options(what: str, interval_s: float) -> Callable[[F], F]:
-    """Return --watch and --interval for a command whose live view shows `what`."""
+    """Return a decorator with the options --watch and --interval. `what`: what the live view shows, for the
+    help."""
     watch = click.option("--watch", is_flag=True, help=f"Keep showing{what} until interrupted.")
     interval = click.option(
         "--interval", default=interval_s, show_default=True, type=Number(0.1, 60),
@@ -57,7 +58,8 @@ def watch_options(what: str, interval_s: float) -> Callable[[F], F]:
 
 
 def _print_stream(look: Callable[[], Any], interval: float | None) -> None:
-    """Print one JSON document, or with an interval one after the other."""
+    """Print the result of `look` as one JSON document; with an interval, print a new document each time it
+    passes."""
     print_json(look())
     while interval is not None:
         time.sleep(interval)
@@ -65,7 +67,8 @@ def _print_stream(look: Callable[[], Any], interval: float | None) -> None:
 
 
 def _show_live(look: Callable[[], T], interval: float, view: Callable[[T | None, T, int], Any]) -> None:
-    """Show the live view; `view` gets the earlier answer, the present one, and the height of the terminal."""
+    """Show the live view until Ctrl-C. `view` gets the previous answer, the present one, and the height of
+    the terminal."""
     screen, before, now = console(), None, look()
     with Live(view(before, now, screen.height), console=screen, auto_refresh=False) as live:
         while True:
@@ -132,7 +135,8 @@ def nobody_text(row: Mapping[str, Any]) -> str:
 
 
 def build_view(before: Stats | None, now: Stats, height: int | None = None) -> Group:
-    """Build the tables of one moment, cut to `height` lines; rates need the moment before."""
+    """Build the tables for the answer `now`, cut to `height` lines. Rates are computed against the answer
+    `before`."""
     topics, groups = [row for row in now["topics"] if not row["internal"]], now.get("groups", [])
     latencies = _latency_table(now, height)
     for_topics, for_groups = _share_rows(len(topics), len(groups), height and height - latencies.lines)
@@ -156,7 +160,7 @@ def _share_rows(topics: int, groups: int, height: int | None) -> tuple[int, int]
 def _cut_table(
     title: str, columns: Sequence[str], rows: list[list[Any]], room: int, spare: Sequence[str] = ()
 ) -> list[Any]:
-    """Return a table with the first rows, and a line with the number of the others."""
+    """Return a table with as many rows as fit into `room`, and a line with the number of rows left out."""
     parts = [table(title, columns, rows[:room], spare)]
     return [*parts, f"… and {len(rows) - room:,} more"] if len(rows) > room else parts
 
@@ -175,7 +179,7 @@ def _topic_columns(before: Stats | None) -> list[str]:
 
 
 def _topic_rows(before: Stats | None, now: Stats, topics: list[Stats]) -> list[list[Any]]:
-    """Return the rows of topics; with rates the busiest come first."""
+    """Return the rows of the topics' table. If rates are known, the busiest topics come first."""
     rows: list[list[Any]] = [[row["topic"], row["queues"], row["messages"]] for row in topics]
     if before is None:
         return rows
@@ -216,14 +220,15 @@ def _seconds_between(before: Stats, now: Stats) -> float:
 
 
 class Latencies(NamedTuple):
-    """The last table of a view. `lines`: its rows, and one for those left out."""
+    """The table of latencies, the last one of a view. `lines`: its rows, and one line for rows left out."""
 
     parts: list[Any]
     lines: int
 
 
 def _latency_table(now: Stats, height: int | None) -> Latencies:
-    """Return a row for each histogram of times; of one with labels, those with the highest p99."""
+    """Return the table with a row for each histogram of times. For a histogram with labels, only those with
+    the highest p99 have rows."""
     order = {name: at for at, name in enumerate(LATENCIES)}
     names = sorted(
         (name for name in now["counters"] if name.endswith("_us")), key=lambda name: order.get(name, 99)
@@ -244,7 +249,8 @@ def _latency_table(now: Stats, height: int | None) -> Latencies:
 
 
 def _format_milliseconds(us: float) -> float | str:
-    """Format a time; of a value above all buckets only the lower edge is known."""
+    """Format a time given in µs as milliseconds. Of a value above all buckets only a lower bound is known and
+    shown."""
     return f"≥ {TOP / 1000:,.1f}" if us > TOP else us / 1000
 
 

@@ -35,11 +35,12 @@ SCHEMA = (
 
 
 class NotEnoughError(Exception):
-    """The account has less than is to be sent."""
+    """The account holds less money than is to be sent."""
 
 
 class Bank:
-    """One of the two services."""
+    """One of the demo's two bank services. Each has accounts in a database of its own, and transfers money to
+    its `peer`."""
 
     def __init__(self, name: str, peer: str, folder: Path) -> None:
         self.name = name
@@ -53,7 +54,8 @@ class Bank:
 
     @contextmanager
     def ledger(self) -> Iterator[sqlite3.Connection]:
-        """One SQL transaction: committed at the end of the block, rolled back by an exception."""
+        """Yield a connection with an open SQL transaction: committed at the end of the block, rolled back by
+        an exception."""
         with closing(self.connect()) as opened, opened:
             yield opened
 
@@ -69,7 +71,7 @@ class Bank:
                 ledger.execute("INSERT INTO accounts VALUES (?, ?) ON CONFLICT DO NOTHING", new)
 
     def transfer(self, producer: Producer, account: str, amount: int) -> None:
-        """Take money from an account and send it, both or neither."""
+        """Take money from an account and send it to the other bank: both happen or neither."""
         name = uuid.uuid4().hex
         with producer.transaction(reference=name, check_after=timedelta(seconds=2)) as tx:
             body = json.dumps(
@@ -87,7 +89,8 @@ class Bank:
                 DECISIONS.commit(ledger, tx.id)
 
     def book(self, message: Message) -> None:
-        """Book the money of a message from the other bank on an account, once."""
+        """Book the money of a message from the other bank on an account, only once even if the message is
+        delivered again."""
         transfer = json.loads(message.body)
         with self.ledger() as ledger:
             if not self._inbox.first(ledger, message):
@@ -103,7 +106,8 @@ class Bank:
             return int(count)
 
     def run(self, transfers: int, producer_proxy: str, consumer_proxy: str) -> None:
-        """Send transfers until the ledger has so many, earlier processes included; book until SIGTERM."""
+        """Send transfers until the ledger has `transfers` of them, including those of earlier processes; book
+        incoming money until SIGTERM."""
         stop = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
         check = DECISIONS.check(self.connect)

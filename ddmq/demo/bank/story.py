@@ -98,7 +98,8 @@ class BankStory:
             self._running[name] = subprocess.Popen(command, stderr=log)
 
     def _kill_all_the_time(self) -> None:
-        """Kill and restart processes at random, often enough and until all transfers are sent."""
+        """Kill and restart random processes until the planned number is reached and all transfers are
+        sent."""
         victims = [*NAMES, "server"]
         while self._killed.total() < self._kills or not self._all_sent():
             time.sleep(self._chance.uniform(*KILL_EVERY_S))

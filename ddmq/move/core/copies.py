@@ -17,7 +17,7 @@ from ddmq_common.names import MOVED_PROPERTY
 
 
 class CopyOrigin(NamedTuple):
-    """One queue of a source: the source's id, the topic's name, the queue's number."""
+    """The source queue of a copy: the source's id, the topic's name and the queue's number."""
 
     source: str
     topic: str
@@ -29,7 +29,8 @@ class CopyOrigin(NamedTuple):
         return f"{self.source}/{self.topic}/{self.queue_id}/"
 
     def offset_of(self, said: str | bytes) -> int:
-        """Return the source offset that a copy names; -1 if it is no copy from this queue."""
+        """Return the source offset in the source reference `said` of a copy; -1 if it is not from this
+        queue."""
         text = said if isinstance(said, str) else said.decode(errors="replace")
         if not text.startswith(self.prefix):
             return -1
@@ -49,7 +50,7 @@ def copy_of(record: StoredRecord, origin: CopyOrigin, target: QueueRef) -> NewRe
 
 
 def hash_record(record: StoredRecord) -> bytes:
-    """Return the digest of everything that a copy takes over from its message."""
+    """Return the digest of all parts of a message that its copy must also have."""
     system = sorted((name, value) for name, value in record.system.items() if name != MOVED_PROPERTY)
     facts = f"{record.born_ms} {record.flags} {record.due_ms} {system}".encode()
     return blake2b(

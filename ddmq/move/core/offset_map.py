@@ -18,20 +18,22 @@ OWN = -1  # in place of a source offset: the target was sent it itself
 
 
 class MappedProgress(NamedTuple):
-    """A group's progress in offsets of the target; `finished` above `committed`, ascending and disjoint."""
+    """A group's progress in offsets of the target. `finished`: ascending, disjoint ranges above
+    `committed`."""
 
     committed: int
     finished: tuple[tuple[int, int], ...]
     attempts: tuple[tuple[int, int], ...]
 
     def stands_in(self, view: ProgressView) -> bool:
-        """Return whether a queue has exactly this progress."""
+        """Return whether a view of a queue's progress is exactly this progress."""
         same = (view.committed or 0) == self.committed and view.finished == self.finished
         return same and dict(view.attempts) == dict(self.attempts)
 
 
 class OffsetMap:
-    """The offset map of one queue. `base`: see the module's text."""
+    """Maps the offsets of one source queue to those of its copies in the target. `base`: see the module's
+    text."""
 
     def __init__(self, base: int) -> None:
         self.base = base
@@ -101,7 +103,8 @@ def _finished_ranges(view: ProgressView) -> list[tuple[int, int]]:
 
 
 def _join_ranges(start: int, end: int, pieces: Iterable[tuple[int, int, bool]]) -> Iterator[tuple[int, int]]:
-    """Join finished ranges; between two that follow each other there is no record."""
+    """Join neighbouring finished ranges of `pieces` within `[start, end)`; between two that follow each other
+    there is no record."""
     open_ = True
     for first, after, finished in pieces:
         if finished:
@@ -117,6 +120,6 @@ def _join_ranges(start: int, end: int, pieces: Iterable[tuple[int, int, bool]]) 
 
 
 def lowest_unfinished(views: Iterable[ProgressView]) -> int | None:
-    """Return the offset below which every group has finished everything; None if no group has begun."""
+    """Return the offset below which every group has finished every message; None if no group has progress."""
     offsets = [view.committed for view in views if view.committed is not None]
     return min(offsets, default=None)

@@ -48,27 +48,28 @@ LEFT_TOPICS = frozenset((OUTCOME_TOPIC, HEARTBEAT_TOPIC, WAITING_TOPIC, HALF_TOP
 
 
 class Scope:
-    """The topics that a move includes. `patterns` are those of a shell: * and ?."""
+    """The topics that a move includes. `patterns`: shell patterns with * and ? for their names."""
 
     def __init__(self, patterns: tuple[str, ...] = ()) -> None:
         self.patterns = patterns
 
     def takes_topic(self, name: str) -> bool:
-        """Return whether the queues of a topic are copied, or searched for records to copy."""
+        """Return whether the move reads the queues of a topic: to copy all records, or to find those that
+        concern an included topic."""
         if name in LEFT_TOPICS:
             return False
         return is_internal(name) or self.takes(name)
 
     def takes(self, name: str) -> bool:
-        """Return whether the move includes a topic of an application."""
+        """Return whether the move includes this topic of an application."""
         return not self.patterns or any(fnmatchcase(name, pattern) for pattern in self.patterns)
 
     def takes_record(self, record: StoredRecord) -> bool:
-        """Return whether the move includes a record of an included topic."""
+        """Return whether the move copies this record of a topic that it reads."""
         return not self.patterns or not is_internal(record.topic) or self.takes(_belongs_to(record))
 
     def select_settings(self, source_settings: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Return the settings that the target must also have."""
+        """Return those settings of the source that the move copies to the target."""
         selected = {key: value for key, value in source_settings.items() if not key.startswith(LEFT_SETTINGS)}
         if not self.patterns:
             return selected
@@ -86,7 +87,7 @@ class Scope:
 
 
 def _belongs_to(record: StoredRecord) -> str:
-    """Return the application's topic that a record of a system topic concerns; "" if it names none."""
+    """Return the application topic that a record of a system topic concerns; "" if the record names none."""
     topic = record.topic
     if topic == SCHEDULE_TOPIC:
         topic = record.system.get(REAL_TOPIC, "")
@@ -96,7 +97,7 @@ def _belongs_to(record: StoredRecord) -> str:
 
 
 def topics_by_group(settings: Mapping[str, bytes]) -> dict[str, list[str]]:
-    """Return the topics of each group, by group."""
+    """Return the topics that each group subscribes to, from the settings of the source."""
     by_group: dict[str, list[str]] = {}
     for key in settings:
         if key.startswith(SUBSCRIPTION_PREFIX):
@@ -106,7 +107,8 @@ def topics_by_group(settings: Mapping[str, bytes]) -> dict[str, list[str]]:
 
 
 def groups_of(settings: Mapping[str, bytes]) -> dict[str, list[str]]:
-    """Return the groups that read each topic: by their subscriptions, and each group's own retries."""
+    """Return for each topic the groups that read it: its subscribers or, for a retry topic, the group that it
+    belongs to."""
     by_topic: dict[str, list[str]] = {}
     for group, topics in sorted(topics_by_group(settings).items()):
         for topic in (*topics, retry_topic(group)):
@@ -115,5 +117,6 @@ def groups_of(settings: Mapping[str, bytes]) -> dict[str, list[str]]:
 
 
 def readers_of(topic: str, groups: Mapping[str, list[str]]) -> list[str]:
-    """Return the groups whose progress on a topic is moved; for dead letters also the marks of those done."""
+    """Return the groups whose progress on a topic is moved. For dead letters, this includes the internal
+    group that marks letters as done."""
     return [*groups.get(topic, ()), *((DONE_GROUP,) if is_dead_letters(topic) else ())]

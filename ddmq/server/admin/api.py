@@ -32,11 +32,11 @@ CATCH_UP_PAUSES_S = (0.1, 0.3, 1.0, 0.0)  # between tries
 
 
 class AdminApi:
-    """The routes over one process's parts; `consumer` is None where that part runs elsewhere.
+    """The routes of the admin API over the parts of one process; `consumer` is None if the consumer proxy
+    runs elsewhere.
 
-    `names`: the host names by which clients reach the server, loopback apart. `backups`: the folder for
-    backups.
-    `others`: the processes whose counters are added to the answer.
+    `names`: the host names by which clients reach the server, besides loopback. `backups`: the folder for
+    backups. `others`: the processes whose counters are added to the answer.
     """
 
     def __init__(
@@ -84,9 +84,8 @@ class AdminApi:
             raise TryLaterError(f"{error}: {health.reason}") from error
 
     def _catch_up(self) -> None:
-        """Wait until the changes of other processes are visible here. Retry, because the log's leader may
-        just
-        move."""
+        """Wait until changes made by other processes are visible here. Retries, because the leadership of the
+        log may be moving."""
         for pause_s in CATCH_UP_PAUSES_S:
             try:
                 return self.backend.caught_up().wait(topics.WAIT_S)
@@ -168,7 +167,8 @@ def build_starting_router(health: Callable[[], Health], names: Iterable[str]) ->
 
 
 class Route(NamedTuple):
-    """A request and what it answers; behind the semicolon stand the parameters of its query."""
+    """One route of the admin API. `answers`: what its answer contains, for people; the parameters of its
+    query follow after the semicolon."""
 
     method: str
     path: str

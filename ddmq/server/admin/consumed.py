@@ -13,8 +13,11 @@ from proxy_consumer.service import ConsumerService
 def is_consumed(
     backend: Backend, consumer: ConsumerService, clock: Clock, stats: SubscriptionStats
 ) -> bool | None:
-    """Return False when nothing of a lag is taken: no client at this proxy pulls or fetches the topic for the
-    group, nothing is in flight or pushed, and no other proxy holds a queue of it. None: not known."""
+    """Return whether some client consumes a subscription; None if that is not known.
+
+    False means: no client at this proxy pulls or fetches the topic for the group, no message is in flight or
+    pushed, and no other proxy owns one of its queues.
+    """
     if stats.in_flight or stats.waiters or consumer.is_used(stats.group, stats.topic):
         return True
     if not stats.lag:

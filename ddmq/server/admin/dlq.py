@@ -30,7 +30,7 @@ PREVIEW_CHARS = 200
 
 
 class LetterRange(NamedTuple):
-    """Offsets `[at, end)` of one queue that must still be read."""
+    """A range of offsets `[at, end)` of one dead-letter queue that is still to be read."""
 
     queue: QueueRef
     at: int
@@ -38,8 +38,8 @@ class LetterRange(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The dead letters that a request chooses; None (or no offsets) means any. Times are epoch
-    milliseconds."""
+    """The filter by which a request chooses dead letters. None (or no offsets) matches all. Times are epoch
+    ms."""
 
     offsets: frozenset[int] = frozenset()
     reason: str | None = None
@@ -47,7 +47,7 @@ class Choice(NamedTuple):
     since_ms: int | None = None
 
     def takes(self, letter: DeadLetter) -> bool:
-        """Return whether the choice includes `letter`."""
+        """Return whether `letter` matches the filter."""
         return (
             (not self.offsets or letter.record.offset in self.offsets)
             and self.reason in (None, letter.reason)
@@ -57,7 +57,7 @@ class Choice(NamedTuple):
 
 
 class Open:
-    """A snapshot of the open dead letters of one queue."""
+    """A snapshot of the open dead letters of one queue, which were neither resent nor purged."""
 
     def __init__(self, view: ProgressView, bounds: Bounds, gaps: Iterable[tuple[int, int]] = ()) -> None:
         self._done = AckMap(view.committed or 0)
@@ -100,8 +100,8 @@ class Open:
 
 
 def list_dead_letters(backend: Backend, page: Page = WHOLE) -> list[dict[str, Any]]:
-    """Return a row for each group with a dead-letter topic, and for transactions: those with most open
-    letters first, but a page is by name."""
+    """Return one row for each group with a dead-letter topic, and one for transactions. Rows with the most
+    open letters come first; a page is sorted by name."""
     topics = [name.removeprefix(DLQ_PREFIX) for name in backend.topics() if name.startswith(DLQ_PREFIX)]
     if backend.topic(TRANSACTION_DEAD_TOPIC) is not None:
         topics.append(TRANSACTION_DEAD_TOPIC)
@@ -128,10 +128,8 @@ def _stored_ms(backend: Backend, queue: QueueRef, offset: int) -> int | None:
 
 
 def letter_queues(backend: Backend, group: str) -> list[QueueRef]:
-    """Return the queues of a group's dead-letter topic; none if the group never had a dead letter.
-
-    Raises NoSuchGroupError when there is no such group either.
-    """
+    """Return the queues of a group's dead-letter topic; none if the group exists and never had a dead letter.
+    Raises NoSuchGroupError if neither the topic nor the group exists."""
     info = backend.topic(letters_topic(group))
     if info is None and backend.setting(group_key(group)) is not None:
         return []
@@ -160,10 +158,8 @@ _known_gaps: WeakKeyDictionary[Backend, dict[QueueRef, _Gaps]] = WeakKeyDictiona
 
 
 def gaps_of(backend: Backend, queue: QueueRef, limits: Bounds) -> list[tuple[int, int]]:
-    """Return the offsets in `limits` that never held a letter: on Kafka each transaction uses one more.
-
-    Earlier scans are cached; a call scans at most SCANNED_MAX further offsets.
-    """
+    """Return the offsets within `limits` that never held a letter: on Kafka each transaction uses an offset
+    for its marker. Earlier scans are cached; one call scans at most SCANNED_MAX further offsets."""
     if backend.gapless:
         return []
     gaps = _known_gaps.setdefault(backend, {}).setdefault(queue, _Gaps(limits.min))
@@ -217,7 +213,7 @@ def show_dead_letters(backend: Backend, group: str, choice: Choice, start: int, 
 
 
 def read_letters(backend: Backend, span: LetterRange, opened: Open) -> tuple[list[DeadLetter], int]:
-    """Read the next batch of open letters of `span`; return them and the offset after the batch."""
+    """Read one batch of open letters of `span`; return the batch and the offset after it."""
     start = next((first for first, _ in opened.runs(span.at, span.end)), span.end)
     if start >= span.end:
         return [], span.end
@@ -233,7 +229,7 @@ def read_letters(backend: Backend, span: LetterRange, opened: Open) -> tuple[lis
 
 
 def letter_row(letter: DeadLetter) -> dict[str, Any]:
-    """Return a dead letter as people and programs read it; `ddmq message` shows the whole body."""
+    """Return a dead letter as a row for people and programs, with the beginning of its body."""
     record, content = letter.record, letter.content
     value = b"" if content is None else content.value
     properties = {} if content is None else content.properties

@@ -49,7 +49,7 @@ GROUPS_SHOWN = 100  # names of groups that one topic's resent letters reach
 
 
 def _retry_when_fenced(queue: QueueRef, change: Callable[[], int]) -> int:
-    """Call `change`, again after each FencedError; return its result."""
+    """Call `change`, and call it again after each FencedError; return its result."""
     for _ in range(TRIES_MAX):
         try:
             return change()
@@ -59,8 +59,8 @@ def _retry_when_fenced(queue: QueueRef, change: Callable[[], int]) -> int:
 
 
 class Resend:
-    """A request to resend, and its counts so far. `group`: the only group that gets the letters; "": every
-    group of their topics."""
+    """A request to resend dead letters, with its counts so far. `group`: the only group that gets the
+    letters; "" means every group of their topics."""
 
     def __init__(self, backend: Backend, clock: Clock, choice: Choice, group: str, *, dry_run: bool) -> None:
         self._backend = backend
@@ -74,7 +74,8 @@ class Resend:
         self.kept: Counter[str] = Counter()  # by why they were not sent
 
     def run(self, spans: Sequence[LetterRange], stop_at: float) -> list[LetterRange]:
-        """Resend at least one batch, until `stop_at` (monotonic seconds); return the remaining ranges."""
+        """Resend letters, at least one batch, until `stop_at` (monotonic seconds); return the ranges that
+        remain."""
         remaining = list(spans)
         while remaining:
             span = remaining.pop(0)
@@ -126,7 +127,7 @@ class Resend:
         return offsets, records
 
     def _explain_refusal(self, letter: DeadLetter, info: TopicInfo | None) -> str:
-        """Return why a letter is not sent, or "" where it may be."""
+        """Return why a letter must not be sent; "" if it may be sent."""
         topic, group = letter.topic, self._group
         if not topic:
             return "it does not say which topic it comes from"

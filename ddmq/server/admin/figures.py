@@ -1,9 +1,9 @@
 """The metrics of this process, and of the other processes of the server.
 
-The page of metrics: an expensive page is reused for a while, so that scrapers cost little.
+MetricsPage makes the page of metrics. An expensive page is reused for a while, so that scrapers cost little.
 
-The counters of the other processes of `ddmq serve --processes`, which are asked on their own admin ports.
-Their addresses come line by line from the process that started them all: `part producer 127.0.0.1:9913`.
+OtherParts requests the counters of the other processes of `ddmq serve --processes` from their admin ports.
+The process that started them sends their addresses line by line: `part producer 127.0.0.1:9913`.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class OtherParts:
         self._addresses[name] = parse(address)
 
     def merge_counters(self, own: Counters) -> tuple[Counters, dict[str, str]]:
-        """Return all counters, with `own`, and the addresses of the parts that did not answer within
-        ASK_S."""
+        """Return the counters of all parts added up, beginning with `own`, and the addresses of the parts
+        that did not answer within ASK_S."""
         requests = {name: gevent.spawn(_fetch_counters, address) for name, address in self._addresses.items()}
         gevent.joinall(list(requests.values()), timeout=ASK_S)
         answers = {name: each.value for name, each in requests.items() if each.value is not None}
@@ -97,7 +97,8 @@ class OtherParts:
 
 
 def component_line(name: str, address: HostPort) -> str:
-    """Return the line that `hear` takes."""
+    """Return the line that reports the admin address of one part of the server, `part NAME HOST:PORT`.
+    `OtherParts.record_address` parses it."""
     return f"part {name} {address}\n"
 
 

@@ -80,7 +80,8 @@ def _check_names(group: str, *topics: str) -> None:
 
 
 class RetryPathView:
-    """The messages that wait in the delay levels, as rows show them; unknown while they cannot be read."""
+    """The numbers of messages that wait in the delay levels for a retry, by subscription, for rows of
+    listings; unknown while the levels cannot be read."""
 
     def __init__(self, consumer: ConsumerService, clock: Clock) -> None:
         self._now_ms = clock.wall_ms()
@@ -90,8 +91,8 @@ class RetryPathView:
             self._found = None
 
     def row(self, group: str, topic: str) -> dict[str, Any]:
-        """Return the retry columns of a row. `retry_waiting` is null while unknown, and a minimum where
-        `retry_waiting_whole` is false."""
+        """Return the retry columns of a subscription's row. `retry_waiting` is null if unknown, and only a
+        minimum if `retry_waiting_whole` is false."""
         if self._found is None:
             return {"retry_waiting": None} | dict.fromkeys(RETRY_DETAILS)
         waiting = self._found.waiting.get((group, topic))
@@ -109,7 +110,8 @@ class RetryPathView:
 
 
 def subscription_row(each: SubscriptionStats, letters: Mapping[str, int]) -> dict[str, Any]:
-    """Return a subscription as a list shows it. `letters`: open dead letters, of whole groups."""
+    """Return a subscription as a row of a listing. `letters`: the number of open dead letters of each
+    group."""
     columns = {name: getattr(each, name) for name in ROW}
     return columns | {
         "dead_letters": letters.get(each.group, 0),
@@ -134,7 +136,7 @@ def settings_in_force(config: Any) -> dict[str, Any]:
 
 
 class AdminGroups:
-    """Answers about groups, and changes of them, from one process's parts."""
+    """Answers requests about groups, and changes groups, with the parts of one process."""
 
     def __init__(self, backend: Backend, consumer: ConsumerService, metrics: Registry, clock: Clock) -> None:
         self._backend = backend
@@ -144,11 +146,11 @@ class AdminGroups:
         self._rates = Rates()
 
     def sample(self) -> None:
-        """Sample the counters of all groups; the caller does so every PERIOD_S seconds."""
+        """Sample the counters of all groups. Must be called every PERIOD_S seconds."""
         self._rates.sample(self._clock.monotonic(), self._consumer.counts())
 
     def rows(self, page: Page = WHOLE) -> list[dict[str, Any]]:
-        """Return a row a subscription, by group; a page is of groups."""
+        """Return one row per subscription, sorted by group. A page contains whole groups."""
         retries, letters = RetryPathView(self._consumer, self._clock), open_letters(self._backend)
         subscriptions: list[dict[str, Any]] = []
         for group in paced(page.of(self._consumer.groups(), lambda group: group.name)):
@@ -185,8 +187,8 @@ class AdminGroups:
         }
 
     def lag(self, group: str | None, count: int = COUNT_MAX) -> list[dict[str, Any]]:
-        """Return how far behind `count` subscriptions are, the furthest first; how long, for the first
-        AGED_MAX."""
+        """Return the lag of the `count` subscriptions that are furthest behind, the largest first. Only the
+        first AGED_MAX rows contain the age of the lag."""
         if group is not None:
             require_group(self._consumer, group)
         group_names = [each.name for each in self._consumer.groups() if group in (None, each.name)]
@@ -210,8 +212,11 @@ class AdminGroups:
         return sum(each.connected and (not each.topics or stats.topic in each.topics) for each in clients)
 
     def create(self, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Subscribe a group to `topics`; other keys are settings. What exists stays. Answers the group,
-        `created`: whether the group is new; `subscribed`: the topics that are new to it.
+        """Subscribe a group to `topics` of the body; the body's other keys are settings. Existing
+        subscriptions are not changed.
+
+        The answer contains the group, `created` (whether the group is new) and `subscribed` (the topics that
+        are new to it).
         """
         settings = dict(body)
         topics = settings.pop("topics", [])
@@ -226,7 +231,8 @@ class AdminGroups:
         return self.detail(group) | {"created": summary is None, "subscribed": missing}
 
     def change(self, group: str, topic: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a subscription, or change what the body names; `unset`: keys that go back to the defaults."""
+        """Create a subscription, or change the settings that the body names. `unset` in the body: the keys
+        that return to their defaults."""
         _check_names(group, topic)
         self._catch_up(group, topic)
         settings = dict(body)
@@ -254,8 +260,8 @@ class AdminGroups:
         return [f"the push is held back, its messages stay where they are: {why}"] if why else []
 
     def delete(self, group: str, topic: str | None = None) -> None:
-        """Delete a group, or one of its subscriptions, with its progress. One that a file declares is
-        rejected."""
+        """Delete a group, or one of its subscriptions, with its progress. Rejects a subscription that a file
+        declares."""
         summary = require_group(self._consumer, group)
         if topic is not None and topic not in summary.topics:
             consumes = ", ".join(summary.topics) or "nothing"
@@ -273,7 +279,8 @@ class AdminGroups:
         return max((age for age in ages if age is not None), default=None)
 
     def _backend_columns(self, each: SubscriptionStats, *, with_age: bool) -> dict[str, Any]:
-        """Return the columns that need further backend requests; None (unknown) without them."""
+        """Return the columns of a row that need further requests to the backend; without `with_age`, return
+        None (unknown) for each."""
         if not with_age:
             return {"lag_age_s": None, "consumed": None}
         return {"lag_age_s": self._oldest_s(each), "consumed": self._is_consumed(each)}
@@ -360,7 +367,7 @@ def _queue_ref(info: TopicInfo, queue_id: int) -> QueueRef:
 
 
 def read_counts(metrics: Registry, group: str, topic: str) -> tuple[float, float]:
-    """Return the messages delivered and acknowledged since this process started."""
+    """Return how many messages were delivered and acknowledged since this process started."""
     return (
         metrics.cell(catalogue.DELIVERED, group, topic).value,
         metrics.cell(catalogue.ACKED, group, topic).value,

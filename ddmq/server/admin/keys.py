@@ -35,7 +35,8 @@ ACTIONS = ("park", "skip", "replay")
 
 
 def possible_keys(text: str) -> list[str]:
-    """Return what `text` may mean, as canonical JSON, the likeliest first. Raises CallerError."""
+    """Return the keys that `text` may mean, as canonical JSON, the most likely one first. Raises
+    CallerError."""
     if not text or len(text) > KEY_CHARS_MAX:
         raise CallerError(f"key has {len(text)} characters; allowed: 1 to {KEY_CHARS_MAX}")
     as_text = _canonical_key(json.dumps(text, ensure_ascii=False))
@@ -50,7 +51,7 @@ def possible_keys(text: str) -> list[str]:
 
 
 def _canonical_key(text: str) -> str:
-    """Return a key as the proxies compare keys. Raises ValueError."""
+    """Return a key in the form in which the proxies compare keys. Raises ValueError."""
     try:
         return bound_text(text_of_raw(text.encode()) or "null")
     except (UnicodeEncodeError, msgspec.DecodeError) as error:
@@ -60,10 +61,11 @@ def _canonical_key(text: str) -> str:
 def act_on_key(
     consumer: ConsumerService, group: str, action: str, text: object, take_away: object = False
 ) -> dict[str, Any]:
-    """Park, skip or replay the key that `text` means; durable when it returns. Raises CallerError.
+    """Park, skip or replay the key that `text` names; the change is durable on return. Raises CallerError.
 
-    Answers which key it was, whether it was `parked` before, and for each head at this proxy (one, unless the
-    key has chains in several scopes) how it was and the `outcome` (groups/ordering.py has the words).
+    The answer contains the key, whether it was `parked` before, and one entry for the first unfinished
+    message of each of its chains at this proxy (one chain, unless the key has several scopes): the message's
+    earlier state, and `outcome`, one of the words in groups/ordering.py.
     """
     if not isinstance(text, str):
         raise CallerError(f"key is {text!r}; the key as text is wanted, as `ddmq group keys` shows it")
@@ -98,7 +100,7 @@ def _takes_away(action: str, take_away: object) -> bool:
 
 
 def whole_queues(ordering: GroupOrdering) -> dict[str, QueueRef]:
-    """Return the queues of a group whose order key is QID, by their canonical keys."""
+    """Return the queues of a group that orders by queue (order key QID), by their canonical keys."""
     return {
         _canonical_key(json.dumps(f"{queue.topic}/{qid}")): queue
         for queue, qid in ordering.whole_queues().items()
@@ -106,13 +108,13 @@ def whole_queues(ordering: GroupOrdering) -> dict[str, QueueRef]:
 
 
 def shown_key(queue: QueueRef) -> str:
-    """Return the key that people see for a queue that is one chain."""
+    """Return the key that is shown to people for a queue whose messages are all one chain."""
     return _canonical_key(json.dumps(f"{queue.topic}/{queue.queue_id}"))
 
 
 def choose_key(ordering: GroupOrdering, candidates: list[str]) -> str:
-    """Return the first candidate that is blocked or parked; else the text if the order key is KEY, which is
-    always text; else the first."""
+    """Choose one of the candidate keys: the first one that is blocked or parked. If there is none, choose the
+    plain text if the group's order key is KEY (which is always text), else the first candidate."""
     if len(candidates) == 1:
         return candidates[0]
     there = {each.key for each in ordering.blocked_keys(LIMIT_MAX)} | ordering.parked_keys
@@ -123,10 +125,8 @@ def choose_key(ordering: GroupOrdering, candidates: list[str]) -> str:
 
 
 def list_blocked_keys(consumer: ConsumerService, group: str, limit: int) -> list[dict[str, Any]]:
-    """Return the blocked keys of a group at this proxy, the longest waiting first, then other parked keys.
-
-    Keys whose head was never delivered come after those whose head was.
-    """
+    """Return the blocked keys of a group at this proxy, the longest blocked first, then other parked keys.
+    Keys whose first message was never delivered come after those whose first message was."""
     if not 1 <= limit <= LIMIT_MAX + 1:
         raise CallerError(f"limit is {limit}; allowed: 1 to {LIMIT_MAX}")
     require_group(consumer, group)
@@ -145,13 +145,14 @@ def list_blocked_keys(consumer: ConsumerService, group: str, limit: int) -> list
 
 
 def _next_offsets(consumer: ConsumerService, group: str) -> dict[tuple[str, int], int]:
-    """Map topic and queue number to the offset that the queue's next message gets."""
+    """Return the offset that the next message of each queue will get, by topic and queue number."""
     stats = consumer.group_stats(group).wait(WAIT_S)
     return {(each.topic, queue.queue_id): queue.next for each in stats for queue in each.queues}
 
 
 def _with_waiting(row: BlockedKey, queue: QueueRef | None, ends: Mapping[tuple[str, int], int]) -> BlockedKey:
-    """Return the row with every message behind the head counted as waiting, for a queue that is one chain."""
+    """Return the row of a queue that is one chain, with every message behind the first one counted as
+    waiting."""
     end = None if queue is None else ends.get((queue.topic, queue.queue_id))
     if queue is None or end is None:
         return row

@@ -39,7 +39,8 @@ Live = Callable[[str, str, QueueRef, int], LiveState | None]
 
 
 class MessageSearch:
-    """Finds messages. `live`: the consumer proxy's state of a message; None if no proxy runs here."""
+    """Finds messages for the admin API. `live`: returns the state of a message at the consumer proxy; None if
+    no proxy runs in this process."""
 
     def __init__(self, backend: Backend, live: Live | None) -> None:
         self._backend = backend
@@ -73,8 +74,8 @@ class MessageSearch:
         return self._message_rows(records, query)
 
     def _message_rows(self, found: Sequence[StoredRecord], query: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return a row per message, within ANSWER_BYTES_MAX together; with `group=` each has its state
-        there."""
+        """Return a row per message, at most ANSWER_BYTES_MAX in total. With `group=` in the query, each row
+        contains the message's state for that group."""
         share = ANSWER_BYTES_MAX // max(len(found), 1)
         whole = len(found) == 1 or "offset" in query
         rows = [message_row(record, None if whole else share) for record in paced(found)]
@@ -84,10 +85,10 @@ class MessageSearch:
 
 
 def message_row(record: StoredRecord, bytes_max: int | None = None) -> dict[str, Any]:
-    """Return a stored message as people and programs read it; a body that is not UTF-8 comes in base64.
+    """Return a stored message as a row for people and programs; a body that is not UTF-8 is base64.
 
-    With `bytes_max` key, tags, properties and body together are cut to that, which `cut` says. `one_group`:
-    the only group that it reaches, where it was resent to one.
+    `bytes_max`: key, tags, properties and body are cut to this size in total, and `cut` says so. `one_group`:
+    the only group that gets the message, if it was resent to one.
     """
     content = delivery.decode(record.delivery)
     budget = _ByteBudget(bytes_max)
@@ -115,7 +116,8 @@ def message_row(record: StoredRecord, bytes_max: int | None = None) -> dict[str,
 
 
 class _ByteBudget:
-    """The bytes of a message that its row may still hold; None: no limit."""
+    """The number of bytes of a message that its row may still take up; None means no limit. `cut`: something
+    was left out."""
 
     def __init__(self, bytes_max: int | None) -> None:
         self._left = bytes_max
@@ -130,7 +132,8 @@ class _ByteBudget:
         return self._take_bytes(value).decode("utf-8", "replace")
 
     def body(self, value: bytes) -> bytes:
-        """Take a body; a text is cut between two characters."""
+        """Return as much of a body as the budget allows, and subtract it. A text is cut between two
+        characters."""
         head = self._take_bytes(value)
         if len(head) == len(value):
             return value
@@ -151,9 +154,10 @@ class _ByteBudget:
 def read(
     backend: Backend, queue: QueueRef, offset: int, count: int, bytes_max: int, *, held: int | None = None
 ) -> list[StoredRecord]:
-    """Read up to `count` records of one queue from `offset` on (clamped to what is readable).
+    """Read up to `count` records of one queue from `offset` on (clamped to the readable range).
 
-    Ends at `bytes_max`, with one record at least; with `held`, bytes of others, it raises CallerError there.
+    Reading ends before `bytes_max` is exceeded, but after at least one record. With `held`, the bytes that
+    other records of the same answer take up, exceeding `bytes_max` in total raises CallerError instead.
     """
     bounds = backend.bounds([queue]).wait(WAIT_S)[0]
     if bounds is None:
@@ -178,7 +182,7 @@ def read(
 
 
 def too_much_error() -> CallerError:
-    """Return the error that says how to ask for less."""
+    """Return the error for an answer that would be too large; its text says how to request less."""
     return CallerError(
         f"these messages have more than {LOOK_BYTES_MAX >> 20} MiB together; ask for fewer with count, or "
         "for a part of them with queue and offset"
@@ -186,7 +190,8 @@ def too_much_error() -> CallerError:
 
 
 def find_by_id(backend: Backend, topic: str | None, message_id: str) -> list[StoredRecord]:
-    """Find a message by the 32 hex digits of its id; without a topic in all, those of the system last."""
+    """Find a message by the 32 hex digits of its id. Without a topic, all topics are searched, internal ones
+    last."""
     try:
         raw = bytes.fromhex(message_id)
     except ValueError:
@@ -226,8 +231,8 @@ def find_by_key(backend: Backend, topic: str, key: str, count: int) -> list[Stor
 def find_by_offset(
     backend: Backend, topic: str, queue_id: int, offset: int, count: int
 ) -> list[StoredRecord]:
-    """Read on from one offset of one queue, as much as fits into an answer; the next one is where to go
-    on."""
+    """Read messages of one queue from an offset on, as many as fit into an answer; the caller continues after
+    the last one."""
     info = require_topic(backend, topic)
     if not 0 <= queue_id < info.queues:
         raise UnknownTopicError(f"topic {topic!r} has no queue {queue_id}; it has 0 to {info.queues - 1}")
@@ -261,7 +266,7 @@ def find_newest(backend: Backend, topic: str, count: int) -> list[StoredRecord]:
 def _read_last(
     backend: Backend, queue: QueueRef, bounds: Bounds, count: int, held: int
 ) -> list[StoredRecord]:
-    """Read the last `count` messages of a queue; where offsets have gaps, search further back."""
+    """Read the last `count` messages of a queue. If some offsets hold no message, read from further back."""
     back = count
     while True:
         first = max(bounds.min, bounds.next - back)
@@ -280,8 +285,8 @@ def _total_bytes(records: Sequence[StoredRecord]) -> int:
 
 
 class MessageStates:
-    """The states of messages for one group, in one request. `live`: the state at the proxy of this process;
-    None if no proxy runs here."""
+    """Determines the states of messages for one group, within one request. `live`: returns the state at the
+    consumer proxy; None if no proxy runs in this process."""
 
     def __init__(self, backend: Backend, group: str, live: Live | None) -> None:
         check_group(backend, group)
@@ -291,7 +296,7 @@ class MessageStates:
         self._views: dict[tuple[str, QueueRef], ProgressView] = {}
 
     def add(self, rows: Sequence[dict[str, Any]], records: Sequence[StoredRecord]) -> list[dict[str, Any]]:
-        """Return the rows with `state` and its details."""
+        """Return the rows with the message's `state` and its details added."""
         if len(rows) > STATES_MAX:
             raise CallerError(f"{len(rows)} messages with their state are asked for; allowed: {STATES_MAX}")
         return [row | self._message_state(record) for row, record in zip(rows, records, strict=True)]
@@ -336,7 +341,7 @@ class MessageStates:
         }
 
     def _moved_state(self, record: StoredRecord) -> dict[str, Any] | None:
-        """Return the state of a message that went to the dead letters or along the retry path; None if
+        """Return the state of a message that became a dead letter or is on the retry path; None if it is
         neither."""
         for topic, state in (
             (names.dlq_topic(self._group), DEAD),

@@ -41,15 +41,15 @@ _ALLOWED = (
 
 
 class ResetTarget(NamedTuple):
-    """The target of a reset. `kind`: first, last, offset or time; `value`: the offset or epoch
-    milliseconds."""
+    """The position to which offsets are reset. `kind`: first, last, offset or time; `value`: the offset or
+    epoch ms."""
 
     kind: str
     value: int
 
     @property
     def words(self) -> str:
-        """The target in words, for people."""
+        """The position in words, for people."""
         if self.kind == "time":
             return f"the first message stored at or after {format_moment(self.value)}"
         if self.kind == "offset":
@@ -58,7 +58,8 @@ class ResetTarget(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """A group's progress on one queue. `position`: the committed offset, or that of the oldest message."""
+    """A group's progress on one queue. `position`: the committed offset or, if there is none, that of the
+    oldest message."""
 
     queue: QueueRef
     view: ProgressView
@@ -95,7 +96,8 @@ def read_positions(backend: Backend, group: str, topic: str) -> list[Standing]:
 
 
 def list_positions(backend: Backend, group: str, topic: str | None) -> list[dict[str, Any]]:
-    """Return a row per queue of one topic, or of all that the group subscribes to and that exist."""
+    """Return a row per queue of one topic or, without a topic, of all existing topics to which the group
+    subscribes."""
     topics = [topic] if topic is not None else _subscribed_topics(backend, group)
     for name in topics:
         _check(backend, group, name)
@@ -121,7 +123,7 @@ def _position_row(topic: str, each: Standing) -> dict[str, Any]:
 
 
 def reset_from_body(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Reset offsets as the request's body says. Raises CallerError for an invalid body."""
+    """Reset offsets as the request's body specifies. Raises CallerError for an invalid body."""
     unknown = sorted(set(body) - set(_RESET_KEYS))
     if unknown:
         raise CallerError(f"{unknown[0]!r} is not a key of a reset; known are: {', '.join(_RESET_KEYS)}")
@@ -138,7 +140,8 @@ def reset_from_body(backend: Backend, clock: Clock, group: str, body: Mapping[st
 def reset(
     backend: Backend, clock: Clock, group: str, topic: str, to: Any, queue: int | None, dry_run: bool
 ) -> dict[str, Any]:
-    """Move the group's offsets on `topic` (or one queue of it); return the effect on each queue."""
+    """Move the group's offsets on `topic`, or on one queue of it; return the effect on each queue. With
+    `dry_run`, only return the effect."""
     _check(backend, group, topic)
     target = target_of(to, backend.clock_ms())
     for _ in range(TRIES_MAX):
@@ -191,8 +194,8 @@ class _LastReset(msgspec.Struct):
 
 
 def last_reset_ms(backend: Backend, group: str, topic: str, queue_id: int) -> int:
-    """Return when the group's offset on a queue was reset, epoch ms; 0: never, or the last reset was of other
-    queues."""
+    """Return when the group's offset on this queue was last reset, in epoch ms; 0 if never, or if the topic's
+    last reset concerned other queues."""
     value = backend.setting(f"{RESET_PREFIX}{group}/{topic}")
     if value is None:
         return 0
@@ -204,8 +207,8 @@ def last_reset_ms(backend: Backend, group: str, topic: str, queue_id: int) -> in
 
 
 def _plan_row(each: Standing, to: int) -> dict[str, int]:
-    """Return the effect on one queue. `again`: finished messages that will be redelivered; `passed_over`:
-    unfinished ones that will not be delivered."""
+    """Return the effect of a reset on one queue. `again`: how many finished messages will be delivered again;
+    `passed_over`: how many unfinished ones will not be delivered."""
     at = each.at
     above = each.view.finished
     again = max(0, at - to) + sum(max(0, end - max(start, to)) for start, end in above)
@@ -273,7 +276,7 @@ def _check(backend: Backend, group: str, topic: str) -> None:
 
 
 def is_broadcast(backend: Backend, group: str, topic: str) -> bool:
-    """Return whether every instance of the group keeps its own progress on the topic."""
+    """Return whether the group is broadcasting on this topic, so that every instance has its own progress."""
     key = subscription_key(group, topic)
     value = backend.setting(key)
     settings = {} if value is None else stored_subscription(key, value).given

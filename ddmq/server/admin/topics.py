@@ -100,7 +100,7 @@ def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any
 
 
 def update(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any]) -> TopicInfo:
-    """Change the named settings; queues can only be added."""
+    """Change the settings that are named. Queues can be added, not removed."""
     info = require_changeable(backend, name)
     _check_own(name, settings)
     entry = build(TopicEntry, _as_settings(info) | dict(settings), ConfigPlace("request", name))
@@ -117,8 +117,12 @@ def _put_topic(backend: Backend, clock: Clock, info: TopicInfo) -> TopicInfo:
 
 
 def _check_own(name: str, settings: Mapping[str, Any]) -> None:
-    """The system itself reads and writes its topics, relies on what it stores there being durable, and on the
-    number of queues: a shard's number, say, is in every delay id."""
+    """Raise CallerError for a topic that belongs to the system, unless the change only adds queues to a retry
+    or dead-letter topic.
+
+    The system relies on the settings of its topics: on their durability, and on the number of queues (each
+    delay id, for example, contains a shard's number).
+    """
     grows = name.startswith((names.RETRY_PREFIX, names.DLQ_PREFIX))
     if names.is_internal(name) and not (grows and settings.keys() <= {"queues"}):
         allowed = "queues" if grows else "nothing"
@@ -126,7 +130,7 @@ def _check_own(name: str, settings: Mapping[str, Any]) -> None:
 
 
 def delete(backend: Backend, clock: Clock, name: str) -> None:
-    """Delete a topic that no file owns."""
+    """Delete a topic. Raises CallerError if a file declares it."""
     if names.is_internal(name):
         raise CallerError(f"topic {name!r} belongs to the system and cannot be deleted")
     require_changeable(backend, name)
@@ -136,14 +140,13 @@ def delete(backend: Backend, clock: Clock, name: str) -> None:
 
 
 def trace_setting(backend: Backend, name: str) -> dict[str, int]:
-    """Return `trace_one_in`: one of so many messages of a topic is traced; 0: none."""
+    """Return the topic's `trace_one_in`: one in so many of its messages is traced; 0 means none."""
     return {"trace_one_in": one_in_of(backend, name)}
 
 
 def check_trace_one_in(backend: Backend, name: str, one_in: Any) -> int | None:
-    """Check the requested `trace_one_in`; None: not requested. A topic that a file owns may be traced,
-    because
-    no file has this setting."""
+    """Check the requested `trace_one_in` and return it; None if it was not requested. A topic that a file
+    declares may be traced, too, because files do not have this setting."""
     if one_in is None:
         return None
     if isinstance(one_in, bool) or not isinstance(one_in, int) or not 0 <= one_in <= ONE_IN_MAX:
@@ -156,14 +159,14 @@ def check_trace_one_in(backend: Backend, name: str, one_in: Any) -> int | None:
 
 
 def trace(backend: Backend, clock: Clock, name: str, one_in: int) -> None:
-    """Trace one in `one_in` of the topic's messages from now on, everywhere; 0: none."""
+    """Trace one in `one_in` of the topic's messages from now on, in all processes; 0 means none."""
     value = b"%d" % one_in if one_in else None
     batch = CommitBatch(settings={names.TRACE_PREFIX + name: value})
     backend.commit(batch, clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
 
 
 def require_changeable(backend: Backend, name: str) -> TopicInfo:
-    """Return the topic. Raises CallerError if a file owns it."""
+    """Return the topic. Raises CallerError if a file declares it, because only that file may change it."""
     info = require_topic(backend, name)
     if info.source != "log":
         raise CallerError(f"topic {name!r} stands in {info.source}; change it there and reload")
@@ -173,7 +176,7 @@ def require_changeable(backend: Backend, name: str) -> TopicInfo:
 def apply_file(backend: Backend, clock: Clock, entries: Mapping[str, TopicEntry], source: str) -> list[str]:
     """Check the topics that the file or variable `source` declares, and apply them; return the changed names.
 
-    A topic that is declared no more keeps its settings, and belongs to the command line from then on.
+    A topic that is no longer declared keeps its settings and can then be changed from the command line.
     """
     declared = [_topic_from_file(backend, name, entry, source) for name, entry in entries.items()]
     released = [
@@ -204,7 +207,7 @@ def _topic_from_file(backend: Backend, name: str, entry: TopicEntry, source: str
 
 
 def _check_body(backend: Backend, where: str, entry: TopicEntry) -> None:
-    """Reject a topic with larger bodies than the engine accepts."""
+    """Raise CallerError for a topic with a larger body limit than the engine supports."""
     requested, allowed = entry.body_bytes_max, backend.capabilities.body_bytes_max
     if requested is not None and requested > allowed:
         raise CallerError(
@@ -213,7 +216,7 @@ def _check_body(backend: Backend, where: str, entry: TopicEntry) -> None:
 
 
 def info_of(name: str, entry: TopicEntry, source: str) -> TopicInfo:
-    """Return a file's entry as the backend's TopicInfo."""
+    """Convert a topic's entry in a file to the backend's TopicInfo."""
     settings = vars(entry) | {"durability": DURABILITY[entry.durability]}
     return TopicInfo(name=name, incarnation=0, source=source, **settings)
 

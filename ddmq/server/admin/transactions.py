@@ -38,7 +38,8 @@ WORDS = {kind: kind.name.lower().replace("_", " ") for kind in TransactionOutcom
 
 
 class OpenHalf(NamedTuple):
-    """A half message that is not finished. `checks`: so far, where it is the first of its transaction."""
+    """A half message whose transaction is not finished. `checks`: how often the producer was asked so far,
+    for the first half message of a transaction."""
 
     shard: int
     half: HalfMessage
@@ -47,7 +48,7 @@ class OpenHalf(NamedTuple):
 
 
 def open_halves(backend: Backend, transaction: bytes | None = None) -> Iterator[OpenHalf]:
-    """Yield the open half messages, shard by shard; with `transaction` those of its shard."""
+    """Yield the open half messages, shard by shard; with `transaction`, only those in its shard."""
     info = backend.topic(HALF_TOPIC)
     refs = [] if info is None else info.refs()
     if transaction is not None and refs:
@@ -86,7 +87,7 @@ def _read_unfinished(
 
 
 class AdminTransactions:
-    """The transactions of an installation."""
+    """Answers requests about the transactions of all proxies, and ends transactions."""
 
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self._backend = backend
@@ -128,7 +129,8 @@ class AdminTransactions:
         return {"transaction": transaction.hex(), "state": "unknown"}
 
     def _find_owner(self, row: dict[str, Any]) -> str:
-        """Return the address of the proxy that owns the transaction's shard; "": none, or unknown."""
+        """Return the address of the proxy that owns the transaction's shard; "" if there is none or it is
+        unknown."""
         try:
             return self._owners.holders().wait(WAIT_S).get(row["shard"], "")
         except (DdmqError, TimeoutError):
@@ -177,7 +179,8 @@ class AdminTransactions:
         return {"transaction": transaction.hex(), "state": WORDS[outcome], "group": transaction_row["group"]}
 
     def _ask_owner(self, transaction: bytes, group: str, action: TransactionAction) -> Any:
-        """Return the owner's answer; None without one."""
+        """Request the action from the proxy that owns the transaction, and return its answer; None if it does
+        not answer."""
         info = self._backend.topic(HALF_TOPIC)
         try:
             holders = self._owners.holders().wait(WAIT_S)

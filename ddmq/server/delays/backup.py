@@ -1,10 +1,11 @@
-"""A backup of all that waits: a copy of every shard's store in one new folder, made by those who own them.
+"""Makes a backup of all waiting messages: each owner of a shard copies its store into one new folder.
 
-Whoever is asked copies its own shards, asks the other owners (each over its admin port) for theirs, and
-writes the manifest last: a folder without one is no whole backup. Blocks: native threads.
+The process that gets the request copies its own shards, requests the others from their owners (over their
+admin ports), and writes the manifest last: a folder without a manifest is no complete backup. The functions
+block, so they run in native threads.
 
-While it is made, the folder holds a file with a random secret, which goes along to the other owners. They
-copy into a folder only for who knows the secret in it, which only processes of the same user can read.
+Meanwhile the folder contains a file with a random secret, which is sent to the other owners. They copy into a
+folder only if the request has the folder's secret, which only processes of the same user can read.
 """
 
 from __future__ import annotations
@@ -31,17 +32,15 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 class OpenShard(NamedTuple):
-    """A shard of this process whose store is open."""
+    """A delay shard that this process owns and whose store is open."""
 
     number: int
     store: DelayStore
 
 
 def backup_folder(given: object, backups: Path) -> Path:
-    """Return the folder below `backups` for a name or a whole path. Raises CallerError.
-
-    What is refused is told the same way whether it exists or not.
-    """
+    """Return the folder below `backups` for a name or a full path. Raises CallerError, with the same text
+    whether a refused folder exists or not."""
     if isinstance(given, str) and given and "\0" not in given:
         with suppress(OSError, RuntimeError):  # too long; symbolic links in a circle
             folder, root = (backups / given).resolve(), backups.resolve()
@@ -60,8 +59,8 @@ def make_backup(
     elsewhere: Mapping[str, Sequence[int]],
     wall_ms: int,
 ) -> int:
-    """Return how many shards were copied. `folder` is below `backups`; `elsewhere`: by their owner's admin
-    address."""
+    """Create a backup in `folder`, which is below `backups`; return how many shards were copied. `held`: the
+    shards of this process; `elsewhere`: the others, by the admin address of their owner."""
     try:
         make_private(backups)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -79,7 +78,8 @@ def make_backup(
 
 
 def copy_shards(folder: Path, held: Iterable[OpenShard]) -> None:
-    """Copy each shard as of one moment. Raises CallerError if a copy exists already."""
+    """Copy each shard into the folder, consistent as of one moment. Raises CallerError if a copy exists
+    already."""
     for number, store in held:
         if os.path.lexists(folder / str(number)):
             raise CallerError(f"the backup {folder.name} has shard {number} already")
@@ -87,7 +87,7 @@ def copy_shards(folder: Path, held: Iterable[OpenShard]) -> None:
 
 
 def check_secret(folder: Path, given: object) -> None:
-    """Raise CallerError unless `given` is the secret of a backup that is being made in that folder."""
+    """Raise CallerError unless `given` is the secret of the backup that is being created in the folder."""
     try:
         secret = (folder / SECRET_FILE).read_text()
     except (OSError, ValueError):
@@ -102,7 +102,7 @@ def check_secret(folder: Path, given: object) -> None:
 
 @contextmanager
 def _secret_file(folder: Path) -> Iterator[str]:
-    """Write a secret into the folder while the backup is made, and yield it."""
+    """Yield a secret that is stored in the folder while the backup is created."""
     secret, path = secrets.token_hex(32), folder / SECRET_FILE
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:

@@ -1,9 +1,9 @@
-"""Questions about delayed messages, and backups of them: what the admin API tells and does.
+"""Answers the admin API's requests about delayed messages and their backups.
 
-Only the process that owns a shard can look into it; an answer names the shards that are held elsewhere, so
-that nobody takes a part for the whole. A process without a delay service passes questions on to one that has
-it, by the admin address that the owners of shards state. Looking is done page by page in native threads: a
-search for a rare topic among millions takes a while, and the service goes on meanwhile.
+Only the process that owns a shard can read it. An answer names the shards that other processes own, so that a
+part is not mistaken for the whole. A process without a delay service forwards requests to the admin address
+of an owner. Stores are read page by page in native threads, because a search for a rare topic among millions
+of messages takes a while, and the service continues meanwhile.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ _STATES = {
 
 
 class Cursor(NamedTuple):
-    """A position in the order of all shards."""
+    """A position in the listing of waiting messages of all shards, which is sorted by due time."""
 
     due_ms: int
     shard: int
     offset: int
 
     def after_in(self, shard: int) -> DueKey:
-        """Return the last position of that shard at or before this one."""
+        """Return the key in the order of one shard behind which a listing continues from this position."""
         if shard == self.shard:
             return DueKey(self.due_ms, self.offset)
         return DueKey(self.due_ms, OFFSET_END) if shard < self.shard else DueKey(self.due_ms - 1, OFFSET_END)
 
 
 class DelayChoice(NamedTuple):
-    """A choice of waiting messages: of `topic`, with this `key` (None: any), due from `start` until before
-    `end`, behind `after`."""
+    """A choice of waiting messages: those of `topic` with this `key` (None: any key), due from `start` until
+    before `end`, after the position `cursor`."""
 
     topic: str | None
     key: str | None
@@ -101,8 +101,8 @@ class DelayChoice(NamedTuple):
 
 
 class DelayQueries:
-    """Answers about delayed messages. `timers`: the delay service of this process, or None. `backups`: their
-    folder."""
+    """Answers requests about delayed messages. `timers`: the delay service of this process, or None.
+    `backups`: the folder for backups."""
 
     def __init__(self, backend: Backend, timers: DelayService | None, clock: Clock, backups: Path) -> None:
         self._backend = backend
@@ -111,7 +111,8 @@ class DelayQueries:
         self._backups = backups
 
     def answer_anywhere(self, request: AdminRequest, act: Callable[[AdminRequest], Any]) -> Any:
-        """Return the answer of `act`, or of another process if this one cannot answer."""
+        """Return the answer of `act` or, if another process owns the requested shard, that process's
+        answer."""
         address = None if FORWARDED in request.query else self._other_owner(request)
         return act(request) if address is None else in_thread(ask_other, address, request)
 
@@ -170,8 +171,9 @@ class DelayQueries:
     def _find_messages(
         self, choice: DelayChoice, count: int, told: Callable[[Pending], T]
     ) -> tuple[list[T], Cursor | None]:
-        """Return up to `count` messages as `told` makes them, whose bodies are let go meanwhile, and where to
-        go on: None at the end. By key, LOOKED_MAX messages are looked at in one go."""
+        """Return up to `count` matching messages, each converted by `told` (its body is freed right after
+        that), and the position to continue from, which is None at the end. A search by key examines at most
+        LOOKED_MAX messages per call."""
         walks = [self._walk_shard(one, choice) for one in self._open_shards()]
         rows: list[T] = []
         looked, last = 0, None
@@ -207,7 +209,7 @@ class DelayQueries:
         return answer | left_out
 
     def message(self, request: AdminRequest) -> dict[str, Any]:
-        """Tell of one message by its delay id or its uuid."""
+        """Return what is known of one message, given its delay id or its uuid."""
         uuid, shard = self._shard_of(request.path["id"])
         _, behind = self._caught_up()
         store = self._store_of(shard)
@@ -225,7 +227,8 @@ class DelayQueries:
         return row if message is None else row | _message_row(message, whole=True)
 
     def known(self, uuid: str) -> Mapping[str, Any]:
-        """Return the answer of `message` for a uuid, from here or from the process that owns its shard."""
+        """Return the answer of `message` for a uuid, from this process or from the one that owns the shard.
+        Raises TryLaterError."""
         request = AdminRequest({"id": uuid}, {}, {}, "GET", "/delay/messages/{id}")
         answer = self.answer_anywhere(request, self.message)
         if not isinstance(answer, Text):
@@ -246,9 +249,11 @@ class DelayQueries:
     # --- backup
 
     def backup(self, request: AdminRequest) -> dict[str, Any]:
-        """A copy of every shard, each as at one moment, into a new folder below the one for backups. With
-        `shards`: only those, into the folder that the process which makes the backup has begun, and whose
-        `secret` it knows."""
+        """Copy every shard, each as of one moment, into a new folder below the backup folder.
+
+        With `shards` in the body, copy only those, into a folder that another process has begun; that process
+        sends its `secret`.
+        """
         folder = backup_folder(request.body.get("folder"), self._backups)
         numbers, held = request.body.get("shards"), self._open_shards()
         if numbers is not None:
@@ -267,7 +272,8 @@ class DelayQueries:
         return {"folder": str(folder), "shards": shards}
 
     def _shards_by_owner(self, numbers: Sequence[int]) -> dict[str, list[int]]:
-        """Return which of these shards are owned at which address; without those that nobody has."""
+        """Return the numbers of these shards by the admin address of their owner; shards without an owner are
+        left out."""
         if not numbers:
             return {}
         by_address: dict[str, list[int]] = {}
@@ -287,8 +293,8 @@ class DelayQueries:
         return service
 
     def _caught_up(self) -> tuple[DelayService, dict[int, int]]:
-        """The service, once it has taken in what was answered before this question, or after LOOKS_S; and by
-        shard how many orders of that are not taken in even then."""
+        """Wait until the delay service has processed every command that was stored before this request, at
+        most LOOKS_S. Return the service, and by shard the number of commands that are still not processed."""
         service = self._service()
         shards = {shard.queue: shard for shard in service.shards.values() if shard.running}
         bounds = self._backend.bounds(list(shards)).wait(WAIT_S)
@@ -322,7 +328,8 @@ class DelayQueries:
         raise TryLaterError(f"delay shard {number} is held by another delay service; ask its admin port")
 
     def _left_out(self, service: DelayService) -> dict[str, list[int]]:
-        """Shards whose messages are in no answer from here: of another process, and those not open now."""
+        """Return the shards whose messages are missing from answers of this process: those of other
+        processes, and those that are not open now."""
         closed = [number for number, shard in service.shards.items() if not shard.running]
         return {"elsewhere": self._foreign_shards(service), "not_open": closed}
 
@@ -337,7 +344,7 @@ class DelayQueries:
 
 
 def _message_row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
-    """Return a pending message as people and programs read it."""
+    """Return a pending message as a row for people and programs."""
     row: dict[str, Any] = {
         "due_ms": message.due_ms, "topic": message.topic, "occurrence": message.occurrence,
         "message_id": message.message_id.hex(), "born_ms": message.born_ms,
@@ -363,7 +370,7 @@ def _message_row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
 
 
 def _repeat_fields(command: DelayCommand) -> dict[str, Any]:
-    """Tell how a message comes again, in numbers and in words; empty words for once."""
+    """Return how a message repeats, as numbers and as words; the words are empty for a single delivery."""
     schedule = command.schedule
     facts: dict[str, Any] = {"kind": command.kind}
     if schedule is None:
@@ -388,7 +395,7 @@ def _read_choice(request: AdminRequest) -> DelayChoice:
 
 
 def _ignore_message(_: Pending) -> None:
-    """Tell nothing of a message that is only counted."""
+    """Return nothing for a message that is only counted."""
 
 
 def _parse_cursor(text: str) -> Cursor:

@@ -1,14 +1,15 @@
-"""A backup of pending messages put back, while no server runs over the directory.
+"""Restores a backup of pending messages, while no server runs over the directory.
 
-Two ways, chosen by what is there:
-* The log is there and its delay stores are not: the copies become the stores. What the log knows to have been
-  fired or cancelled since is not fired again; commands that came after the backup are taken in from the log,
-  as far as it still has them.
-* The directory is empty, log and all: a new log is begun, and every pending message becomes a command in it,
-  with its own id and its place in its series. Nothing else is known there: not what was fired or cancelled
-  before, which consumers were where, or what other topics held.
+There are two ways, chosen by the content of the directory:
+* It has the log, but no delay stores: the copies become the stores. Messages that fired or were cancelled
+  after the backup, according to the log, do not fire again; commands that came after the backup are read from
+  the log, as far as it still has them.
+* It is empty: a new log is created, and every pending message becomes a command in it, with its own id and
+  its occurrence in its series. The new log has nothing else: no outcomes of earlier messages, no progress of
+  consumers and no other topics.
 
-Anything else is refused: a restore never mixes with what is there, nor with a log that the backup is not of.
+Anything else is refused: a restore never mixes with existing stores, nor with a log that the backup
+does not belong to.
 """
 
 from __future__ import annotations
@@ -48,9 +49,8 @@ WORK = "delay-restore"  # the stores, while a new log is made of them
 
 
 class Restored(NamedTuple):
-    """The result of a restore. `way`: "stores" or "new log"; `messages`: sent as commands, None for stores.
-    `damaged`:
-    shards of which not all could be read; the log says what was left out."""
+    """The result of a restore. `way`: "stores" or "new log"; `messages`: how many were sent as commands, None
+    for stores. `damaged`: the shards of which some data could not be read; the log lists what is missing."""
 
     way: str
     shards: int
@@ -66,7 +66,7 @@ class Backup(NamedTuple):
 
 
 def read_backup(folder: Path) -> Backup:
-    """Raises CallerError for what is none, or not a whole one."""
+    """Return the backup in a folder. Raises CallerError if the folder has no complete backup."""
     try:
         facts: Any = msgspec.json.decode((folder / MANIFEST).read_bytes())
         version = facts["format"]
@@ -79,9 +79,10 @@ def read_backup(folder: Path) -> Backup:
 
 
 def restore_backup(folder: Path, data_dir: Path, delay_dir: Path | None, log: FileLogOptions) -> Restored:
-    """Put the backup in `folder` back into `data_dir`. Raises DdmqError; then nothing is to be used there.
+    """Restore the backup in `folder` into `data_dir`. Raises DdmqError; then nothing in `data_dir` may be
+    used.
 
-    `delay_dir`: where the stores are, when the configuration has them elsewhere than in `data_dir`/delay.
+    `delay_dir`: the folder of the stores, if the configuration has them elsewhere than in `data_dir`/delay.
     """
     backup = read_backup(folder)
     _refuse_beside_a_server(data_dir)
@@ -103,8 +104,8 @@ def restore_backup(folder: Path, data_dir: Path, delay_dir: Path | None, log: Fi
 
 
 def _refuse_beside_a_server(data_dir: Path) -> None:
-    """Refuse to restore beside a server: a delay service over the same log would take restored stores for old
-    copies of its own, and remove them."""
+    """Raise an error if a server uses the directory: its delay service would take the restored stores for
+    outdated copies of its own, and delete them."""
     if not (data_dir / "commitlog").is_dir():
         return
     try:
@@ -114,7 +115,8 @@ def _refuse_beside_a_server(data_dir: Path) -> None:
 
 
 def _as_stores(backup: Backup, data_dir: Path, stores: Path, log: FileLogOptions) -> tuple[int, ...]:
-    """Restore all stores or, if one fails, none: the folder was empty."""
+    """Restore all stores and return the damaged shards. If one fails, restore none: the folder is emptied
+    again."""
     try:
         for number in backup.shards:
             restore(backup.folder / str(number), stores, number)
@@ -125,7 +127,7 @@ def _as_stores(backup: Backup, data_dir: Path, stores: Path, log: FileLogOptions
 
 
 def _check_log(backup: Backup, data_dir: Path, stores: Path, log: FileLogOptions) -> tuple[int, ...]:
-    """Return the shards that are damaged."""
+    """Check that the restored stores belong to the log; return the damaged shards."""
     damaged = []
     backend = open_shared(data_dir, log, clock=SystemClock(), metrics=Registry())
     try:
@@ -155,7 +157,8 @@ def _list_entries(folder: Path) -> list[Path]:
 
 
 def _into_new_log(backup: Backup, data_dir: Path, log: FileLogOptions) -> tuple[int, tuple[int, ...]]:
-    """Return how many messages were sent, and which shards are damaged."""
+    """Send the backup's messages as commands into a new log; return how many were sent, and the damaged
+    shards."""
     make_private(data_dir)
     clock = SystemClock()
     work = data_dir / WORK
@@ -195,8 +198,8 @@ def _send_all(backend: Backend, clock: Clock, store: DelayStore, queues: int, by
 
 
 def command_record(message: Pending, queues: int) -> NewRecord:
-    """The add that makes a pending message wait in another log, at its place in its series. Raises
-    DamagedError."""
+    """Return the add command with which a pending message waits in another log, at the same occurrence of its
+    series. Raises DamagedError."""
     command = msgspec.structs.replace(
         decode_command(message.command),
         occurrence=message.occurrence,
@@ -224,11 +227,11 @@ def _make(backend: Backend, clock: Clock, info: TopicInfo) -> None:
 
 
 def find_difference(store: DelayStore, number: int, backend: Backend) -> str | None:
-    """Return why the store of this shard does not belong to the log; None if no difference is known.
+    """Return why the store of this shard does not belong to the log; None if no difference is found.
 
-    A store knows its messages by the offsets of their commands in the log, and what has fired is kept in the
-    log by those offsets. Beside another log messages would be taken for fired, or others for known, and be
-    lost; also beside a log that a restore began, where the same commands stand in another sequence.
+    A store identifies messages by the offsets of their commands in the log, and the log records by these
+    offsets which messages have fired. Beside a different log, waiting messages would be taken for fired ones
+    and be lost. The same is true of a log that a restore began, in which the commands have other offsets.
     """
     info = backend.topic(DELAY_TOPIC)
     known_to = ingested_offset(store.meta(INGESTED)) or 0
@@ -253,8 +256,8 @@ def read_pages(store: DelayStore, bytes_max: int = PAGE_BYTES) -> Iterator[list[
 
 
 def _is_another(message: Pending, queue: QueueRef, backend: Backend) -> bool:
-    """Return whether the log has another message at the offset; False also if the command is damaged or
-    expired."""
+    """Return whether the log has a different message at the offset. Returns False if the command is damaged
+    or expired."""
     batch = backend.read(queue, message.offset, 1, 1).wait(WAIT_S)
     ids = [one.message_id for one in batch.carried(COMMAND_PROPERTY) if one.offset == message.offset]
     return bool(ids) and ids[0] != message.message_id

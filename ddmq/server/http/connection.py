@@ -54,7 +54,8 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 class AdminServer(WSGIServer):  # type: ignore[misc]  # gevent has no types
-    """Knows its connections, and which of them wait for a request since when."""
+    """The HTTP server of the admin API. It limits its connections, and records which of them wait silently
+    for a request, and since when."""
 
     def __init__(self, listener: Any, application: Any) -> None:
         self.connections: dict[AdminConnection, float] = {}  # since when each is silent; 0: it is not
@@ -70,8 +71,8 @@ class AdminServer(WSGIServer):  # type: ignore[misc]  # gevent has no types
         )
 
     def admit_connection(self, newcomer: AdminConnection) -> bool:
-        """Return whether a connection fits, if necessary in place of a silent one; of its own address
-        first."""
+        """Return whether one more connection is within the limits. If they are reached, a silent connection
+        is closed instead: one of the same address if that has reached its own limit, else any."""
         others = [each for each in self.connections if not each.beyond]
         own = [each for each in others if each.account is newcomer.account]
         if len(own) >= ADDRESS_CONNECTIONS_MAX:
@@ -79,12 +80,13 @@ class AdminServer(WSGIServer):  # type: ignore[misc]  # gevent has no types
         return len(others) < CONNECTIONS_MAX or self._displace_silent(others)
 
     def admit_beyond(self) -> bool:
-        """Return whether one more connection beyond the bounds may send a request."""
+        """Return whether one more connection beyond the limits may still send a request for /health or
+        /ready."""
         beyond = [each for each in self.connections if each.beyond]
         return len(beyond) < BEYOND_MAX or self._displace_silent(beyond)
 
     def _displace_silent(self, candidates: Sequence[AdminConnection]) -> bool:
-        """Close the connection that is silent for the longest. False: all are being answered."""
+        """Close the connection that has been silent for the longest time. Returns False if none is silent."""
         silent = [each for each in candidates if self.connections[each]]
         if not silent:
             return False
@@ -95,14 +97,15 @@ class AdminServer(WSGIServer):  # type: ignore[misc]  # gevent has no types
 
 
 class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
-    """A connection to the admin port. `beyond`: there are more than the bounds allow."""
+    """A connection to the admin port. `beyond`: it exceeds the limits of connections."""
 
     beyond = False
     application: Any
     close_connection: bool
 
     def handle(self) -> None:
-        """Answer requests until the connection ends; beyond the bounds only /health and /ready."""
+        """Answer requests until the connection ends. A connection beyond the limits only gets answers to
+        /health and /ready."""
         self.greenlet = gevent.getcurrent()
         self.socket.settimeout(STALLED_S)
         self.own_address = self.socket.getsockname()[0].removeprefix("::ffff:")
@@ -119,7 +122,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
                 self.server.connections.pop(self, None)
 
     def handle_one_request(self) -> Any:
-        """Answer one request. Beyond the bounds the answer is 503, and the connection closes."""
+        """Answer one request. Beyond the limits, the answer is 503 and the connection is closed."""
         result = super().handle_one_request()
         if not self.beyond:
             return result
@@ -128,7 +131,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
 
     @property
     def is_probe(self) -> bool:
-        """Whether the request asks if the server lives or is ready; it is always answered."""
+        """Whether this is a request for /health or /ready, which is always answered."""
         return (
             self.command in ("GET", "HEAD")
             and self.path.partition("?")[0] in PROBES
@@ -136,7 +139,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
         )
 
     def read_requestline(self) -> str:
-        """Read the first line of a request; empty if none comes in time."""
+        """Read the first line of a request; return "" if it does not arrive in time."""
         try:
             with gevent.Timeout(BEYOND_S if self.beyond else IDLE_S):
                 return str(super().read_requestline())
@@ -144,7 +147,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
             return ""
 
     def read_request(self, raw_requestline: str) -> bool:
-        """Read the headers; return whether they came in time."""
+        """Read the headers of a request; return whether they arrived in time."""
         check_request_line(raw_requestline)
         try:
             with gevent.Timeout(BEYOND_S if self.beyond else HEADER_S):
@@ -157,14 +160,14 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
         return super().MessageClass(BytesIO(read_headers(source)), *rest)
 
     def _handle_client_error(self, ex: Exception) -> tuple[str, bytes]:
-        """Return the answer to a request that is none, behind which the connection is closed."""
+        """Return the answer to an invalid request. The connection is closed after it."""
         status, _ = super()._handle_client_error(ex)
         text = str(ex) if isinstance(ex, MalformedHeadError) else "this is no HTTP request"
         body = msgspec.json.encode({"error": text})
         return status, BAD_HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
     def handle_one_response(self) -> None:
-        """Answer the request with the application, or with 503 beyond the bounds."""
+        """Answer the request with the application or, beyond the limits, with 503."""
         if self.is_probe:
             self.greenlet.account = self.account.probes
         answer = _answer_busy if self.beyond and not self.is_probe else self.application
@@ -176,7 +179,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
             self.greenlet.account = self.account
 
     def _make_answer(self, answer: Any, *arguments: Any) -> Any:
-        """Make an answer. Meanwhile the connection does not count as silent."""
+        """Call `answer` to answer a request. Meanwhile the connection does not count as silent."""
         self._note_silence(0.0)
         try:
             return answer(*arguments)
@@ -193,12 +196,14 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
             self._note_silence(0.0)
 
     def _note_silence(self, since: float) -> None:
-        """Record since when the connection is silent, unless it has been displaced."""
+        """Record that the connection has been silent since then (0: it is not silent), unless it was closed
+        in favour of another one."""
         if self in self.server.connections:
             self.server.connections[self] = since
 
     def get_environ(self) -> dict[str, Any]:
-        """Add the path as it was sent, so that a quoted slash stays inside a name, and what checks need."""
+        """Return gevent's environment of the request with two additions: the path as it was sent, so that a
+        quoted slash stays inside a name, and the values that `find_refusal` checks."""
         environ: dict[str, Any] = super().get_environ()
         return environ | {
             "RAW_URI": self.path,
@@ -211,7 +216,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
     result: Sequence[bytes]
 
     def process_result(self) -> None:
-        """Send the answer, or 503 if too many bytes of answers are unsent."""
+        """Send the answer, or 503 if too many bytes of answers are waiting to be sent."""
         size = sum(len(piece) for piece in self.result)
         if not self.is_probe and self.server.unsent and self.server.unsent + size > UNSENT_BYTES_MAX:
             self.result, size = [BUSY], len(BUSY)
@@ -236,7 +241,8 @@ def _answer_busy(_: Mapping[str, Any], start: Any) -> Sequence[bytes]:
 
 
 class RefusedRequest(NamedTuple):
-    """The reason to refuse a request: an HTTP status and a sentence. `details` go only to the log."""
+    """The reason why a request is refused: an HTTP status and a sentence. `details` are only written to the
+    log."""
 
     status: int
     text: str
@@ -244,10 +250,8 @@ class RefusedRequest(NamedTuple):
 
 
 def find_refusal(environ: Mapping[str, Any], names: Iterable[str]) -> RefusedRequest | None:
-    """Check a request before its body is read; return the reason to refuse it, or None.
-
-    `names`: the server's host names, apart from loopback and the address that the client connected to.
-    """
+    """Check a request before its body is read; return why it is refused, or None. `names`: the allowed names
+    of the server's host, besides loopback and the address to which the client connected."""
     return (
         _check_length(environ)
         or _check_host(environ, names)

@@ -20,7 +20,7 @@ _HEADER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\r\n")
 
 
 class MalformedHeadError(ValueError):
-    """A line of the head is not as HTTP has it; the text says which."""
+    """A line of a request's head violates HTTP's syntax; the text says which line."""
 
 
 class _Lines(Protocol):
@@ -34,7 +34,7 @@ def check_request_line(line: str) -> None:
 
 
 def read_headers(source: _Lines) -> bytes:
-    """Return the header lines and the empty line behind them. Raises MalformedHeadError."""
+    """Return the header lines, including the empty line at their end. Raises MalformedHeadError."""
     head = bytearray()
     for _ in range(LINES_MAX + 1):
         line = source.readline(LINE_BYTES_MAX + 1)

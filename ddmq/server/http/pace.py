@@ -1,9 +1,9 @@
-"""The processor time of the admin API: clients of the proxies find the event loop free most of the time.
+"""Limits the processor time of the admin API, so that the event loop is free for clients of the proxies.
 
-An address owes the processor time that its requests took, over all of its connections, and each second
-takes SHARE_S off that. Who owes more than DEBT_S waits before a request is answered, and in the middle of an
-answer: a long listing calls `breathe` as it goes, so it holds the loop for slices alone. Of the listings of
-one address one is made at a time. A person or a scraper owes so little that they never wait.
+Each address has a debt: the processor time that its requests took, over all of its connections, less SHARE_S
+for each second that passes. If the debt exceeds DEBT_S, the address waits before a request is answered and
+also during an answer: a long listing calls `yield_if_long`, so it holds the loop only for short slices. Only
+one listing of an address is made at a time. A person or a scraper has so small a debt that it never waits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ T = TypeVar("T")
 
 
 class Account:
-    """The processor time that one address owes. `clock`: seconds from any start."""
+    """The processor time that the requests of one address have used and not paid off by waiting. `clock`:
+    monotonic seconds."""
 
     def __init__(self, clock: Any = time.monotonic) -> None:
         self.connections = 0
@@ -40,7 +41,7 @@ class Account:
 
     @property
     def debt_s(self) -> float:
-        """The present debt in seconds."""
+        """The processor time in seconds that this address owes now. It falls by SHARE_S each second."""
         now = self._clock()
         self._debt_s, self._at = max(0.0, self._debt_s - (now - self._at) * SHARE_S), now
         return self._debt_s
@@ -54,17 +55,18 @@ class Account:
         return self._probes
 
     def charge(self, seconds: float) -> None:
-        """Add processor time to the debt."""
+        """Add used processor time to the debt."""
         self._debt_s = self.debt_s + seconds
 
     def pause(self) -> None:
-        """Wait until no more than DEBT_S is left of the debt."""
+        """Wait until the debt is at most DEBT_S."""
         while (over := self.debt_s - DEBT_S) > 0:
             gevent.sleep(over / SHARE_S)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Hold the right to make a listing, after the earlier listings of this address."""
+        """Wait for the earlier listings of this address, and hold the right to make a listing in the
+        block."""
         if not self._listing.acquire(timeout=TURN_S):
             raise TryLaterError("too many answers are being made for this address; try again")
         try:
@@ -75,7 +77,7 @@ class Account:
 
 
 class Accounts:
-    """The accounts of addresses that are connected or have a debt."""
+    """The accounts of all addresses that are connected or have a debt."""
 
     def __init__(self) -> None:
         self._known: dict[str, Account] = {}
@@ -101,7 +103,8 @@ class Accounts:
 
 
 class PacedGreenlet(gevent.Greenlet):  # type: ignore[misc]  # gevent has no types
-    """Owes to `account` the processor time that it takes, from each switch to it until it gives way."""
+    """A greenlet that charges `account` with the processor time it uses, measured from each switch to it
+    until it yields."""
 
     account: Account | None = None
     since = 0.0
@@ -124,9 +127,10 @@ class PacedGreenlet(gevent.Greenlet):  # type: ignore[misc]  # gevent has no typ
 
 
 def yield_if_long(more_s: float = 0.0) -> None:
-    """Let other greenlets run if this one has used up its slice; a long answer calls it between its steps.
+    """Let other greenlets run if this one has used up its time slice. Code that makes a long answer calls
+    this between its steps; outside of a request, it does nothing.
 
-    `more_s`: processor time that others used for this answer. Outside of a request it does nothing.
+    `more_s`: processor time that other threads used for this answer.
     """
     current = gevent.getcurrent()
     if not isinstance(current, PacedGreenlet) or current.account is None:
@@ -140,7 +144,7 @@ def yield_if_long(more_s: float = 0.0) -> None:
 
 
 def paced(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items; other greenlets may run between them."""
+    """Yield the items, and let other greenlets run between them if this one has run for long."""
     for each in items:
         yield each
         yield_if_long()

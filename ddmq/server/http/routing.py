@@ -45,7 +45,7 @@ log = logging.getLogger("ddmq.admin")
 
 
 class NoSuchMessageError(CallerError):
-    """No message is where one was asked for (404)."""
+    """The requested message does not exist (404)."""
 
 
 class NoSuchGroupError(CallerError):
@@ -53,12 +53,11 @@ class NoSuchGroupError(CallerError):
 
 
 class Page(NamedTuple):
-    """A page of a long listing, by name: at most `most` items after one name.
+    """One page of a long listing that is sorted by name: at most `most` items whose names come after `after`.
 
-    The next page is requested with the last name of this one, so that no item is repeated or skipped when
-    others
-    appear or disappear.
-    `after`: a name, which need not be there any more; "": from the first on.
+    The next page is requested with the last name of this one, so that no item is repeated or skipped if
+    others appear or disappear meanwhile. `after`: a name that need not exist any more; "" means the
+    beginning.
     """
 
     after: str = ""
@@ -73,8 +72,8 @@ WHOLE = Page()
 
 
 class AdminRequest(NamedTuple):
-    """A request as its handler gets it: path variables, query (the last of a name wins), JSON body, its
-    route."""
+    """A request as its handler gets it: path variables, query (the last value of a repeated name), JSON body,
+    and its route."""
 
     path: Mapping[str, str]
     query: Mapping[str, str]
@@ -91,7 +90,7 @@ class AdminRequest(NamedTuple):
         return self.path["group"]
 
     def number(self, name: str, default: int) -> int:
-        """Read a query parameter that is a whole number. Raises CallerError."""
+        """Return a query parameter as a whole number, or `default` if it is absent. Raises CallerError."""
         text = self.query.get(name)
         if text is None:
             return default
@@ -100,16 +99,16 @@ class AdminRequest(NamedTuple):
         return int(text)
 
     def flag(self, name: str) -> bool:
-        """Return whether a query parameter is set; absent, 0, false and empty are not."""
+        """Return whether a query parameter is set to anything but 0, false or nothing."""
         return self.query.get(name, "0") not in ("0", "false", "")
 
     def page(self) -> Page:
-        """Read `after` and `count` of a listing."""
+        """Return the page that `after` and `count` of the query describe."""
         return Page(self.query.get("after", ""), self.number("count", COUNT_MAX))
 
 
 class Text(NamedTuple):
-    """An answer that is not JSON."""
+    """The answer to a request that is not JSON: content type, body and status."""
 
     content_type: str
     payload: bytes
@@ -120,10 +119,8 @@ Handler = Callable[[AdminRequest], Any]
 
 
 class AdminRouter:
-    """The table of routes as a WSGI application. `names`: what the server is called, beside loopback.
-
-    `closed`: why everything that is no route is answered with 503 for now.
-    """
+    """The routes as a WSGI application. `names`: the host names of the server, besides loopback. `closed`: if
+    not empty, the reason with which all unknown paths are answered with 503 for now."""
 
     def __init__(self, names: Iterable[str] = (), closed: Callable[[], str] | None = None) -> None:
         self._closed = closed
@@ -194,7 +191,7 @@ class AdminRouter:
 
 
 def _await_turn(environ: Mapping[str, Any], pattern: str) -> AbstractContextManager[None]:
-    """Wait for this request's turn; a listing holds it during the answer."""
+    """Return a context that waits for this request's turn; a listing holds its turn until it is answered."""
     account: Account | None = environ.get("ddmq.account")
     if account is None:
         return nullcontext()
@@ -213,13 +210,13 @@ class _HttpError(Exception):
 
 
 def _raw_path(environ: Mapping[str, Any]) -> str:
-    """Return the path before unquoting, so that a quoted slash or percent stays inside its segment."""
+    """Return the path as it was sent, so that a quoted slash or percent sign stays inside its segment."""
     raw: str = environ.get("RAW_URI") or environ.get("REQUEST_URI") or quote_free(environ["PATH_INFO"])
     return raw.partition("?")[0]
 
 
 def quote_free(path: str) -> str:
-    """Return PATH_INFO, which is unquoted Latin-1, as UTF-8 with percent signs quoted."""
+    """Return PATH_INFO (unquoted, decoded as Latin-1) decoded as UTF-8, with percent signs quoted."""
     return path.encode("latin-1", "replace").decode("utf-8", "replace").replace("%", "%25")
 
 
@@ -289,7 +286,8 @@ def _encode_pieces(value: Any) -> list[bytes]:
 
 
 def _parts(value: Any) -> Iterator[bytes]:
-    """Encode a value in parts. A flat value, such as the row of a listing, is one part."""
+    """Yield the JSON of a value in parts. A value without nested containers, such as the row of a listing, is
+    one part."""
     if isinstance(value, dict) and any(each and isinstance(each, dict | list) for each in value.values()):
         for index, (key, each) in enumerate(value.items()):
             yield (b"," if index else b"{") + msgspec.json.encode(str(key)) + b":"
@@ -315,10 +313,8 @@ def _log_refused(environ: Mapping[str, Any], refused: RefusedRequest) -> None:
 
 
 def ask_other(address: str, request: AdminRequest) -> Text:
-    """Return the answer of the process at an admin address unchanged. Blocks: call it in a native thread.
-
-    Raises TryLaterError when there is none.
-    """
+    """Send the request to the process at an admin address and return its answer unchanged. Blocks, so call it
+    in a native thread. Raises TryLaterError if there is no answer."""
     filled = re.sub(r"\{(\w+)\}", lambda found: quote(request.path[found[1]], safe=""), request.pattern)
     target = f"{filled}?{urlencode({**request.query, FORWARDED: '1'})}"
     connection = http.client.HTTPConnection(*parse(address), timeout=OTHER_S)

@@ -20,7 +20,7 @@ FIRST, LAST = 2, -2  # priorities of watchers: those with the higher number go b
 
 
 class HubWatch:
-    """Watches the hub of the thread that makes it, from `start` until `stop`."""
+    """Measures how long each turn of this thread's event loop (hub) blocks it, from `start` until `stop`."""
 
     def __init__(self, metrics: Registry) -> None:
         loop = gevent.get_hub().loop
@@ -30,7 +30,8 @@ class HubWatch:
         self._prepare: Any = loop.prepare(ref=False, priority=LAST)
 
     def start(self) -> None:
-        """Begin; the turn under way counts from now, or not at all when the loop is past `prepare` in it."""
+        """Start measuring. The present turn is measured from now on, or not at all if it has passed the
+        loop's `prepare` step."""
         self._woken = perf_counter()
         self._check.start(self._after_poll)
         self._prepare.start(self._before_poll)
@@ -42,7 +43,7 @@ class HubWatch:
         self._observe((perf_counter() - self._woken) * 1e6)
 
     def stop(self) -> None:
-        """Give the watchers back. May be called twice."""
+        """Stop measuring. May be called twice."""
         for watcher in (self._check, self._prepare):
             watcher.stop()
             watcher.close()

@@ -21,12 +21,12 @@ _PLAIN = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskN
 
 
 def extra_fields(record: logging.LogRecord) -> dict[str, Any]:
-    """Return the fields that were passed as `extra`."""
+    """Return the fields that the caller passed to the log record as `extra`."""
     return {key: value for key, value in record.__dict__.items() if key not in _PLAIN}
 
 
 class TextFormatter(logging.Formatter):
-    """`2026-11-21T12:00:00.123Z INFO ddmq.server: text key=value`."""
+    """A formatter that writes lines such as `2026-11-21T12:00:00.123Z INFO ddmq.server: text key=value`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{_format_time(record)} {record.levelname} {record.name}: {record.getMessage()}"
@@ -57,9 +57,8 @@ def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 
 
 class Bounded(logging.Filter):
-    """Bounds the lines that one statement writes to ALIKE_MAX in ALIKE_S. The last line before others are
-    left
-    out says so; the first one afterwards says how many were left out."""
+    """A filter that lets each log statement write at most ALIKE_MAX lines in ALIKE_S. The last line before
+    lines are dropped says so; the next line that is written says how many were dropped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +67,7 @@ class Bounded(logging.Filter):
         self._since = 0.0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the line is written."""
+        """Return whether the line may be written."""
         if not 0 <= record.created - self._since < ALIKE_S:
             self._left_out |= {kind: n - ALIKE_MAX for kind, n in self._counts.items() if n > ALIKE_MAX}
             self._counts, self._since = {}, record.created

@@ -18,14 +18,16 @@ RESERVE_MIN, RESERVE_MAX = 128, 2_048  # of log, stores, admin API and push; in 
 
 
 class OpenFilesShare(NamedTuple):
-    """`connections`: of each Thrift server; `reserve`: kept for everything else."""
+    """The division of the limit of open files. `connections`: for each Thrift server; `reserve`: for
+    everything else."""
 
     connections: int
     reserve: int
 
 
 def share_of_limit(open_files: int, servers: int, wanted: int) -> OpenFilesShare:
-    """Return how many connections each of `servers` may have of those `wanted`; at least one."""
+    """Return how many of the `wanted` connections each of the `servers` may have within the limit of open
+    files; at least one."""
     reserve = min(max(open_files // 2, RESERVE_MIN), RESERVE_MAX)
     available = max((open_files - reserve) // max(servers, 1), 1)
     return OpenFilesShare(min(wanted, available), reserve)
@@ -38,7 +40,7 @@ def open_files_max() -> int:
 
 
 def raise_open_files() -> None:
-    """Allow as many sockets and files as the machine lets this process have; the usual 1,024 are soon used
+    """Raise the soft limit of open files and sockets to the hard limit, because the usual 1,024 are soon used
     up."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -46,7 +48,8 @@ def raise_open_files() -> None:
 
 
 def limits_within(limits: RpcLimits, servers: int) -> RpcLimits:
-    """Return the limits, with fewer connections if open files require it; that is logged."""
+    """Return the limits, with fewer connections if the limit of open files requires it; a reduction is
+    logged."""
     share = share_of_limit(open_files_max(), servers, limits.connections_max)
     if share.connections == limits.connections_max:
         return limits

@@ -67,8 +67,8 @@ NO_SCHEDULER = Health(
 
 
 class SchedulerWatch:
-    """Asks the backend which process owns the levels. While the backend cannot say, the levels count as
-    owned."""
+    """Polls the backend for the process that owns the delay levels. While the backend does not answer, the
+    levels count as owned."""
 
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self._backend = backend
@@ -77,8 +77,8 @@ class SchedulerWatch:
         self._last = Health(True, "")
 
     def health(self) -> Health:
-        """Return the health as it is now, in a greenlet; on the hub, where nothing may wait, as it was
-        when last asked."""
+        """Return the health. A greenlet asks the backend for it; on the hub, which must not block, the last
+        known health is returned."""
         now = self._clock.monotonic()
         if now - self._asked_at >= FRESH_S and gevent.getcurrent() is not gevent.get_hub():
             self._asked_at = now
@@ -96,7 +96,8 @@ class SchedulerWatch:
 
 
 class ServerProcess:
-    """All parts of one process on one hub. `parts` are any of PARTS; admin always has health."""
+    """All parts of the server that run in one process on one event loop. `parts`: some of PARTS; the admin
+    part always answers /health."""
 
     def __init__(self, config: Configuration, parts: Iterable[str], clock: Clock | None = None) -> None:
         self.config = config
@@ -127,7 +128,8 @@ class ServerProcess:
         self._draining = False
 
     def start(self) -> None:
-        """Blocks until every port answers. Raises DdmqError or OSError with the reason in one line."""
+        """Start all parts; block until every port answers. Raises DdmqError or OSError with the reason in one
+        line."""
         self.config.serve.check_reach(part for part in self.parts if part != "delay")
         raise_open_files()
         self._limits = limits_within(self.config.rpc, len({"producer", "consumer"} & set(self.parts)))
@@ -184,14 +186,14 @@ class ServerProcess:
             topics.apply_file(self.backend, self.clock, self.config.topics.topics, source)
 
     def declare_groups(self, config: Configuration) -> None:
-        """Bring the groups in line with groups.yaml. Raises DdmqError."""
+        """Apply the groups that groups.yaml declares. Raises DdmqError."""
         source = file_of_part(config, "groups")
         if source and self.consumer:
             self.consumer.declare(config.groups, source).wait(DECLARE_WAIT_S)
 
     def _wait_for_levels(self) -> None:
-        """Wait for the delay parts, so that a server that reports ready is ready. A failed start is
-        retried."""
+        """Wait until the delay parts have started, so that a server that reports ready can deliver delayed
+        messages. A failed start is retried."""
         try:
             for part in (self.delay, self.timers):
                 if part is not None:
@@ -249,7 +251,7 @@ class ServerProcess:
         return delay.dir or usual, delay.shards
 
     def _listen(self, part: str, service: Service) -> None:
-        """Serve `service` on the port of `part`; a service that was there before is replaced."""
+        """Serve `service` on the port of `part`, in place of an earlier service."""
         if part in self._rpc:
             self._rpc[part].serve(service)
             return
@@ -263,8 +265,8 @@ class ServerProcess:
         self.addresses[part] = HostPort(*server.address[:2])
 
     def _bind_admin(self) -> str:
-        """Open the admin port and return the address that others reach it at. Requests wait for
-        `_answer_admin`."""
+        """Open the admin port, and return the address at which other processes reach it. Requests wait until
+        `_answer_admin` is called."""
         if "admin" not in self.parts:
             return ""
         address = self.config.serve.address("admin")
@@ -300,7 +302,8 @@ class ServerProcess:
             self._admin.start()
 
     def health(self) -> Health:
-        """Ready when the backend takes appends, someone fires delayed messages, and nothing is draining."""
+        """Return the health of this process. It is ready if the backend accepts appends, some process fires
+        delayed messages, and nothing is draining."""
         if self._draining:
             return Health(False, "draining")
         if self.backend is None:
@@ -316,13 +319,13 @@ class ServerProcess:
         return health
 
     def run_until_stopped(self) -> None:
-        """Blocks until `request_stop`, then drains and closes."""
+        """Block until `request_stop` is called, then drain and close."""
         self._stop.wait()
         self.drain()
         self.close()
 
     def request_stop(self) -> None:
-        """SIGTERM and SIGINT: drain the first time, stop at once the second."""
+        """Drain on the first call, stop at once on the second. The handler of SIGTERM and SIGINT."""
         if self._stop.is_set():
             log.warning("second stop signal: closing at once")
             self.close()
@@ -331,11 +334,11 @@ class ServerProcess:
         self._stop.set()
 
     def parent_ended(self) -> None:
-        """Request a drain; a no-op during one."""
+        """Request a drain, because the parent process has ended; does nothing during a drain."""
         self._stop.set()
 
     def drain(self) -> None:
-        """Reject new work and finish open work within `drain_ms`."""
+        """Reject new requests and finish open ones within `drain_ms`."""
         self._draining = True
         deadline = self.clock.monotonic() + self.config.serve.drain_ms / 1000
         log.info("draining", extra={"drain_ms": self.config.serve.drain_ms})
@@ -357,7 +360,7 @@ class ServerProcess:
             self._samples.finish()
 
     def close(self) -> None:
-        """Release ports and the log at once."""
+        """Release the ports and the log at once, without draining."""
         if self._samples is not None:
             self._samples.close()
         if self._admin is not None:
@@ -382,7 +385,8 @@ def cannot_listen(part: str, address: HostPort, error: BaseException) -> ConfigE
 
 
 def reachable_address(address: HostPort) -> HostPort:
-    """Return where others reach what listens on `address`: any-address stands for this machine's name."""
+    """Return the address at which other processes reach a part that listens on `address`. An any-address is
+    replaced by this machine's name."""
     if address.host in ("0.0.0.0", "::"):
         return HostPort(socket.gethostname(), address.port)
     return address

@@ -43,18 +43,19 @@ log = logging.getLogger("ddmq.processes")
 
 
 def hold_hangup() -> None:
-    """Let no SIGHUP through from now on, here and in processes that are started: one that comes while a
-    process starts waits until it can be answered; else it would end the process."""
+    """Block SIGHUP in this process and in processes that it starts. A SIGHUP during a start then waits until
+    the process can handle it; otherwise it would kill the process."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
 
 def let_hangup() -> None:
-    """Let hang-ups through again; one that came meanwhile comes now."""
+    """Unblock SIGHUP; one that has arrived meanwhile is delivered now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 class PartProcess:
-    """A child process: its command line, and its addresses once it is ready."""
+    """A child process that runs a part of the server: its command line and, once it is ready, its
+    addresses."""
 
     def __init__(self, name: str, arguments: list[str]) -> None:
         self.name = name
@@ -68,7 +69,7 @@ class PartProcess:
         self.pause_s = PAUSE_FIRST_S
 
     def start(self) -> None:
-        """Start it; `ready` is set when it says so."""
+        """Start the process; `ready` is set when it prints its ready line."""
         command = [sys.executable, "-P", "-m", "ddmq", self.name, *self.arguments]
         self.started_at = time.monotonic()
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C comes through us, once
@@ -91,21 +92,22 @@ class PartProcess:
                 self.ready.set()
 
     def send_lines(self, lines: str) -> None:
-        """Write lines to the child's standard input, which signals.py reads."""
+        """Write lines to the child's standard input, where signals.py reads them."""
         assert self.child is not None
         assert self.child.stdin is not None
         with suppress(BrokenPipeError):  # it died: its next life is told when it is ready
             os.write(self.child.stdin.fileno(), lines.encode())
 
     def _keep_ports(self) -> None:
-        """Keep the child's ports for its next start, where port 0 was requested."""
+        """Store the child's actual ports where port 0 was requested, so that its next start uses the same
+        ones."""
         for name, address in self.addresses.items():
             self.arguments[self.arguments.index(f"--{name}") + 1] = str(address)
 
 
 class Wakes:
-    """Waits for a signal, SIGCHLD included. One that came since the last wait, or since this was made, ends
-    the wait at once: a wait in the system alone would sleep on when the signal comes just before it."""
+    """Waits for signals, including SIGCHLD. A signal that came since the last wait, or since this object was
+    created, ends the wait at once; a plain system wait would miss a signal that comes just before it."""
 
     def __init__(self) -> None:
         self._read, self._write = socket.socketpair()
@@ -114,22 +116,22 @@ class Wakes:
         signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
 
     def close(self) -> None:
-        """Signals that come from now on wake nobody; their handlers run."""
+        """Stop waiting for signals. Their handlers still run."""
         signal.set_wakeup_fd(-1)
         self._read.close()
         self._write.close()
 
     def wait(self, seconds: float) -> None:
-        """Wait until there is a signal, or for so long; its handler has run then."""
+        """Wait for a signal, at most for `seconds`. The signal's handler has run when this returns."""
         if select([self._read], [], [], None if seconds == NEVER else max(seconds, 0.0))[0]:
             self._read.recv(4096)
 
 
 class Supervisor:
-    """Starts the parts, starts them again when they die, stops them together.
+    """Starts the part processes, restarts those that die, and stops all of them together.
 
-    The first of them holds the public admin port. `ready_within_s`: how long one may take to get ready.
-    `together`: none needs another to be ready first.
+    The first part has the public admin port. `ready_within_s`: the time within which each must become ready.
+    `together`: all are started at the same time, because none needs another one to be ready first.
     """
 
     def __init__(
@@ -152,8 +154,8 @@ class Supervisor:
             public.send_lines("".join(lines))
 
     def start(self) -> None:
-        """Start all, and wait until they are ready or it is to stop. Raises ClickException for a part that
-        is late."""
+        """Start all parts, and wait until they are ready or a stop is requested. Raises ClickException if a
+        part is not ready in time."""
         if self._together:
             for part in self.parts:
                 self._start(part)
@@ -173,7 +175,7 @@ class Supervisor:
                 raise click.ClickException(f"the {part.name} process did not get ready; its reason is above")
 
     def watch(self) -> None:
-        """Restart parts that die, until stopped."""
+        """Restart parts that die, until a stop is requested."""
         with closing(Wakes()) as wakes:
             while not self.stopping:
                 for part in self.parts:
@@ -181,7 +183,7 @@ class Supervisor:
                 wakes.wait(min(part.again_at for part in self.parts) - time.monotonic())
 
     def tend_part(self, part: PartProcess, now: float) -> None:
-        """Record that a part died, or restart it after its pause; no part waits for another's pause."""
+        """Record that a part has died, or restart it once its pause is over. Each part has its own pause."""
         if part.again_at == NEVER:
             if part.child is not None and part.child.poll() is not None:
                 how = _describe_end(part.child.returncode)
@@ -195,7 +197,7 @@ class Supervisor:
             self._start(part)
 
     def _start(self, part: PartProcess) -> None:
-        """Start a part, and pass on signals that came before it was a child of this process."""
+        """Start a part, and send it the signals that arrived before it was a child of this process."""
         hangups = self._hangups
         part.start()
         assert part.child is not None
@@ -205,31 +207,31 @@ class Supervisor:
             part.child.send_signal(signal.SIGHUP)  # it may have read its configuration before that
 
     def stop(self, *_: Any) -> None:
-        """SIGTERM to every part; SIGKILL the second time."""
+        """Send SIGTERM to every part; on the second call, SIGKILL."""
         number = signal.SIGKILL if self.stopping else signal.SIGTERM
         self.stopping = True
         self.pass_on(number)
 
     def hang_up(self, *_: Any) -> None:
-        """SIGHUP to every part; to one that is being started right afterwards."""
+        """Send SIGHUP to every part; a part that is just being started gets it right afterwards."""
         self._hangups += 1
         self.pass_on(signal.SIGHUP)
 
     def pass_on(self, number: signal.Signals) -> None:
-        """Send a signal to every part that lives."""
+        """Send a signal to every part that is running."""
         for part in self.parts:
             if part.child is not None and part.child.poll() is None:
                 part.child.send_signal(number)
 
     def join(self) -> None:
-        """Wait until every part has ended."""
+        """Wait until every part process has ended."""
         for part in self.parts:
             if part.child is not None:
                 part.child.wait()
 
 
 def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
-    """Start each part as its own process; print `ready …` when all answer; run until SIGTERM."""
+    """Run each part as its own process until SIGTERM; print `ready …` when all of them answer."""
     os.umask(UMASK)
     config = with_flags(load_folder(config_dir), **flags)
     config.serve.check_reach(("producer", "consumer", "admin"))
@@ -262,14 +264,15 @@ def _describe_end(code: int) -> str:
 
 
 def _process_name(serve: ServeConfig, name: str) -> str:
-    """Return a part's name in the sample files: the same at every start, though the parts' admin ports
-    are not."""
+    """Return a part's name in the sample files, which is the same at every start although its admin port
+    changes."""
     public = serve.process((name.removesuffix("-service"),), socket.gethostname())
     return (f"{name}@{public}" if serve.process_name else public)[:PROCESS_NAME_MAX]
 
 
 def admin_of_part(public: HostPort, name: str) -> HostPort:
-    """Return where a part's own admin API listens when `public` is the server's; port 0: a free one."""
+    """Return the address for a part's own admin API, given the server's public one; port 0 means any free
+    port."""
     port = public.port + ADMIN_ABOVE.get(name, 0)
     if port == public.port:
         return public

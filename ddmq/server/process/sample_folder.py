@@ -35,20 +35,20 @@ REASONS = {
 
 
 def failure_reason(error: OSError) -> str:
-    """Return the metric's label for an error."""
+    """Return the value of the metric's label `reason` for an error."""
     return REASONS.get(error.errno or 0, "other")
 
 
 class FolderCalls:
-    """The calls that change something: tests put faults into them."""
+    """The file operations that change the folder, so that tests can make them fail."""
 
     def write(self, path: Path, payload: bytes) -> None:
-        """Write a file; replace an existing one."""
+        """Write a file, replacing an existing one."""
         with path.open("wb") as file:
             file.write(payload)
 
     def join(self, path: Path, parts: Iterable[Path]) -> None:
-        """Write a file with the contents of `parts`, in order."""
+        """Write a file with the contents of all files in `parts`, in order."""
         with path.open("wb") as whole:
             for part in parts:
                 with part.open("rb") as file:
@@ -68,7 +68,8 @@ class FolderCalls:
 
 
 class Swept(NamedTuple):
-    """The result of a sweep: files merged away, deleted by reason, bytes that stay; what failed."""
+    """The result of a sweep: how many files were deleted, by reason (also those that a merged file replaces),
+    the remaining bytes, and the errors."""
 
     deleted: dict[str, int]
     bytes_kept: int
@@ -76,14 +77,15 @@ class Swept(NamedTuple):
 
 
 class _Hour(NamedTuple):
-    """The folder of an hour, and when that began (epoch ms)."""
+    """The folder with the samples of one hour, and the start of that hour in epoch ms."""
 
     path: Path
     start_ms: int
 
 
 class SampleFolder:
-    """`root`, of which one process, `instance`, merges its own files; every process deletes for all."""
+    """The folder `root` with the samples of all processes. A process merges only its own files (those of
+    `instance`), but deletes old files of all processes."""
 
     def __init__(self, root: Path, instance: str, disk: FolderCalls | None = None) -> None:
         self.root = root
@@ -111,7 +113,8 @@ class SampleFolder:
             pass  # the sweep finds it
 
     def sweep(self, now_ms: int, keep_days: int, bytes_max: int) -> Swept:
-        """Merge, then delete by age, then the oldest by size. What fails is tried again by the next sweep."""
+        """Merge files, then delete those older than `keep_days`, then the oldest ones until at most
+        `bytes_max` remain. The next sweep retries what fails."""
         swept = _Sweep(self._disk, now_ms)
         for hour in self._list_hours(swept):
             if hour.start_ms + HOUR_MS + MERGE_AFTER_MS <= now_ms:
@@ -123,7 +126,7 @@ class SampleFolder:
         return Swept(swept.deleted, remaining, swept.failed)
 
     def _list_hours(self, swept: _Sweep) -> list[_Hour]:
-        """List the folders of hours, oldest first."""
+        """Return the folders of hours, oldest first."""
         hours = []
         for date in swept.list_entries(self.root):
             for hour in swept.list_entries(date) if date.name.startswith("date=") else ():
@@ -134,7 +137,7 @@ class SampleFolder:
 
 
 class _Sweep:
-    """A sweep under way: what it deleted, and what failed."""
+    """One sweep in progress: how many files it has deleted, and its errors so far."""
 
     def __init__(self, disk: FolderCalls, now_ms: int) -> None:
         self.deleted: dict[str, int] = {}
@@ -143,7 +146,7 @@ class _Sweep:
         self._now_ms = now_ms
 
     def list_entries(self, folder: Path) -> list[Path]:
-        """Return what is in a folder, by name; nothing when it cannot be read."""
+        """Return the entries of a folder, sorted by name; none if it cannot be read."""
         try:
             return sorted(folder.iterdir())
         except (FileNotFoundError, NotADirectoryError):
@@ -153,7 +156,8 @@ class _Sweep:
             return []
 
     def own_files(self, hour: _Hour) -> Iterator[tuple[Path, SampleName]]:
-        """Yield the sample files of an hour, of all processes."""
+        """Yield the sample files in the folder of an hour, whichever process wrote them; other files are left
+        out."""
         for path in self.list_entries(hour.path):
             name = samples.parse(path.name)
             if name is not None:
@@ -168,7 +172,7 @@ class _Sweep:
                 self.failed.append(error)
 
     def delete_leftovers(self, hour: _Hour) -> None:
-        """Delete the files that a process was writing when it died."""
+        """Delete the unfinished files of processes that died while writing them."""
         hidden = [
             path for path in self.list_entries(hour.path) if samples.parse_hidden(path.name) is not None
         ]
@@ -191,7 +195,8 @@ class _Sweep:
                 self._join(hour.path, some)
 
     def _group_by_size(self, parts: list[tuple[Path, SampleName]]) -> Iterator[list[tuple[Path, SampleName]]]:
-        """Group neighbours up to MERGED_BYTES_MAX; a larger file is a group of its own."""
+        """Yield groups of neighbouring files of up to MERGED_BYTES_MAX in total; a larger file is a group of
+        its own."""
         some: list[tuple[Path, SampleName]] = []
         room = MERGED_BYTES_MAX
         for part in parts:
@@ -218,7 +223,7 @@ class _Sweep:
             self.delete([path], "left")
 
     def clear(self, hour: _Hour) -> None:
-        """Delete an hour that is too old."""
+        """Delete all files of an hour that is too old, and its folder."""
         self.delete((path for path, _ in self.own_files(hour)), "age")
         self._remove_folder(hour.path)
 

@@ -33,8 +33,8 @@ log = logging.getLogger("ddmq.samples")
 
 
 class SampleWriter:
-    """The samples of a process. `start` it once; then `begin_stop` while the process still holds its queues
-    and `finish` (with a last sample), or `close` (at once)."""
+    """Writes the metric samples of a process to files. Call `start` once. To stop, call `begin_stop` while
+    the process still owns its queues, then `finish` (with a last sample); or call `close` to stop at once."""
 
     def __init__(self, config: SamplesConfig, folder: SampleFolder, deltas: Deltas, clock: Clock) -> None:
         metrics: Registry = deltas.registry
@@ -52,7 +52,7 @@ class SampleWriter:
         self._greenlet: Any = None
 
     def start(self) -> None:
-        """Start to take samples, until `finish` or `close`."""
+        """Start taking samples periodically, until `finish` or `close`."""
         self._sweep_at = self._clock.monotonic() + self._config.interval_ms / 1000
         self._greenlet = gevent.spawn(self._run)
 
@@ -71,7 +71,7 @@ class SampleWriter:
             log.exception("a sample failed")
 
     def sample(self, state: str = RUNNING) -> bool:
-        """Take a sample and wait until it is written. Returns False after a failure, which is counted and
+        """Take a sample and wait until it is written. Returns False if that failed, which is also counted and
         logged."""
         self._metrics.run_collectors()
         gevent.sleep(ANSWERS_S)
@@ -88,7 +88,7 @@ class SampleWriter:
         return is_written
 
     def _encode(self, sample: Sample) -> None:
-        """Encode on the hub, with pauses in which it polls its sockets."""
+        """Encode the sample on the hub, in steps between which the hub serves its sockets."""
         pause_at = self._clock.monotonic() + SLICE_S
         for _ in sample.encode_steps():
             if self._clock.monotonic() >= pause_at:
@@ -99,7 +99,7 @@ class SampleWriter:
         self._folder.write(sample.folder, sample.name, sample.payload())
 
     def sweep(self) -> None:
-        """Merge and delete now, and wait for it."""
+        """Merge and delete sample files now, and wait until that is done."""
         config, now_ms = self._config, self._clock.wall_ms()
         swept, error = self._off_hub(lambda: self._folder.sweep(now_ms, config.keep_days, config.bytes_max))
         if swept is not None:
@@ -114,7 +114,7 @@ class SampleWriter:
         return result
 
     def _report_failures(self, what: str, errors: Sequence[OSError]) -> None:
-        """Count failures; log a failure when it begins and when it ends."""
+        """Count each failure. Log only the first failure of a series, and its end."""
         for error in errors:
             self._metrics.cell(catalogue.SAMPLES_FAILED, failure_reason(error)).value += 1
         before = self._trouble.pop(what, None)
@@ -129,19 +129,18 @@ class SampleWriter:
             log.info("sample files: can %s again", what, extra={"dir": str(self._folder.root)})
 
     def begin_stop(self) -> None:
-        """Take the sample that holds what waits when a process begins to stop, before it lets its queues go.
-
-        Only the last sample follows. Gives up after LAST_S."""
+        """Take a sample with the waiting messages of a process that begins to stop, while it still owns its
+        queues; only the last sample may follow. Gives up after LAST_S."""
         self._stopping.set()
         self._sample_in_time(STOPPING)
 
     def finish(self) -> None:
-        """Take the last sample, of a process whose counters stand still; gives up after LAST_S."""
+        """Take the last sample, when the counters of the process no longer change. Gives up after LAST_S."""
         self._stopping.set()
         self._sample_in_time(LAST)
 
     def _sample_in_time(self, state: str) -> None:
-        """Take a sample when the one that is being written has ended; within LAST_S, both together."""
+        """Wait for the sample that is being written, then take another one; both within LAST_S."""
         is_written = False
         with gevent.Timeout(LAST_S, False):
             if self._greenlet is not None:
@@ -153,7 +152,7 @@ class SampleWriter:
             log.warning("the %s sample was not written in time", state, extra=extra)
 
     def close(self) -> None:
-        """Take no more samples; what is being written may still be."""
+        """Take no more samples. A sample that is being written may still be completed."""
         self._stopping.set()
         if self._greenlet is not None:
             self._greenlet.kill(block=False)

@@ -36,10 +36,8 @@ STDIN = 0
 
 
 def install_signals(process: ServerProcess) -> None:
-    """SIGTERM and SIGINT stop the process, SIGHUP reads its configuration again.
-
-    A SIGINT that was ignored when we were started stays so: our parent passes Ctrl-C on.
-    """
+    """Make SIGTERM and SIGINT stop the process, and SIGHUP reload its configuration. If SIGINT was ignored
+    when the process started, it stays ignored: then the parent passes Ctrl-C on."""
     gevent.signal_handler(signal.SIGTERM, process.request_stop)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         gevent.signal_handler(signal.SIGINT, process.request_stop)
@@ -48,7 +46,7 @@ def install_signals(process: ServerProcess) -> None:
 
 
 def reload_configuration(process: ServerProcess) -> None:
-    """Read the configuration folder again and apply it; an error becomes one line in the log."""
+    """Read the configuration folder again and apply it. An error becomes one line in the log."""
     folder = process.config.folder
     if folder is None or process.backend is None:
         log.warning("nothing to reload: started without --config")
@@ -70,7 +68,8 @@ def reload_configuration(process: ServerProcess) -> None:
 
 
 def _apply(process: ServerProcess, fresh: Configuration) -> tuple[list[str], list[str]]:
-    """Apply `fresh`; return the keys in force now, and those that wait for the next start."""
+    """Apply the configuration `fresh`; return the keys that took effect, and those that wait for the next
+    start."""
     config, changed, waiting = process.config, list[str](), list[str]()
 
     def record_change(part: str, reloaded: Reloaded) -> None:
@@ -100,7 +99,8 @@ def _merge_serve(config: Configuration, fresh: Configuration) -> Reloaded:
 
 
 def when_parent_ends(stop: Callable[[], None], hear: Callable[[str], None], descriptor: int = STDIN) -> None:
-    """Call `hear` with each line that `descriptor` reads, and `stop` once, when that has come to its end."""
+    """Call `hear` with each line that is read from `descriptor`, and call `stop` once at its end, which means
+    that the parent process has ended."""
 
     def follow() -> None:
         text = b""

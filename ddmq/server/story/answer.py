@@ -21,7 +21,8 @@ from ddmq_common.trace.sampling import is_sampled, limit_of
 
 
 class StoryTeller:
-    """`live`, `waits`: what the consumer proxy here knows; None where that runs elsewhere."""
+    """Answers requests for the story of a message: where its time went. `live`, `waits`: what the consumer
+    proxy of this process knows; None if it runs elsewhere."""
 
     def __init__(self, backend: Backend, live: Live | None, waits: Waits | None, delayed: Delayed) -> None:
         self._backend = backend
@@ -38,7 +39,8 @@ class StoryTeller:
         )
 
     def in_topic(self, request: AdminRequest) -> Any:
-        """Return the story of a message of a topic: by id, by queue and offset, or the newest with a key."""
+        """Return the story of one message of a topic, chosen by id, by queue and offset, or as the newest
+        with a key."""
         topic, query = request.path["topic"], request.query
         if sum(name in query for name in ("id", "key", "offset")) != 1:
             raise CallerError("a story is told of one message; allowed: one of id, key, or queue and offset")

@@ -17,13 +17,13 @@ OCCURRENCE_BITS = 44  # of an id's second half; what is above counts the deliver
 
 
 def first_id(message_id: bytes) -> bytes:
-    """Return the id of the first delivery of a repeating message; of other messages the id itself."""
+    """Return the id of the first delivery of a repeating message; for other messages, the id itself."""
     own = int.from_bytes(message_id[8:], "big") & ((1 << OCCURRENCE_BITS) - 1)
     return message_id[:8] + own.to_bytes(8, "big")
 
 
 def topic_of(record: StoredRecord) -> str:
-    """Return the topic that a message was sent to, from any record of it; "" if the record does not name
+    """Return the topic that a message was sent to, from any of its records; "" if the record does not name
     it."""
     name = record.topic
     if name == names.SCHEDULE_TOPIC:
@@ -43,8 +43,8 @@ def topic_of(record: StoredRecord) -> str:
 
 
 def copies_of(record: StoredRecord, topic: str) -> Iterator[MessageCopy]:
-    """Yield the copy that a record outside the topic is; none if it belongs to another message with that
-    id."""
+    """Yield the MessageCopy of a record in another topic than the message's own; nothing if the record
+    belongs to a different topic's message with the same id."""
     if not topic or topic_of(record) != topic:
         return
     if record.topic == names.DELAY_TOPIC:
@@ -65,7 +65,7 @@ def copies_of(record: StoredRecord, topic: str) -> Iterator[MessageCopy]:
 
 
 def transaction_of(record: StoredRecord) -> bytes:
-    """Return the transaction that a half record belongs to."""
+    """Return the id of the transaction that a half message belongs to."""
     return bytes.fromhex(parse_mark(record.system[TRANSACTION]).id)
 
 
@@ -101,7 +101,7 @@ def _level_copy(record: StoredRecord) -> MessageCopy:
 
 
 def copy_of(record: StoredRecord, kind: CopyKind) -> MessageCopy:
-    """Build the copy from the fields that every record has."""
+    """Return a MessageCopy with the fields that every record has."""
     return MessageCopy(
         kind, record.topic, record.queue_id, record.offset, record.born_ms, record.stored_ms,
         position=record.position,
@@ -109,7 +109,8 @@ def copy_of(record: StoredRecord, kind: CopyKind) -> MessageCopy:
 
 
 def main_of(record: StoredRecord) -> MessageCopy:
-    """Return the copy that a record in the message's topic is; one resent to a group concerns it alone."""
+    """Return the MessageCopy of a record in the message's own topic. If it was resent to a group, it concerns
+    only that group."""
     return copy_of(record, CopyKind.MAIN)._replace(group=record.system.get(ONE_GROUP, ""))
 
 

@@ -46,7 +46,8 @@ Delayed = Callable[[str], Mapping[str, Any]]
 
 
 class GatheredStory(NamedTuple):
-    """`topic` "": nothing says which. `main`: the newest record in it."""
+    """The facts about one message. `topic`: its topic; "" if no record names it. `main`: the message's newest
+    record in that topic."""
 
     topic: str
     main: StoredRecord | None
@@ -55,14 +56,14 @@ class GatheredStory(NamedTuple):
 
 
 def _newest_for(group: str, mains: Iterable[StoredRecord]) -> StoredRecord | None:
-    """Return the newest record in the topic that reaches the group."""
+    """Return the newest of the topic's records `mains` that is delivered to the group; None if there is
+    none."""
     return next((one for one in mains if one.system.get(ONE_GROUP, group) == group), None)
 
 
 class StoryGatherer:
-    """Gathers the facts for one request. `live`, `waits`: the state at the consumer proxy of this process;
-    None
-    if no proxy runs here."""
+    """Gathers the facts about a message for one request. `live`, `waits`: the state at the consumer proxy of
+    this process; None if no proxy runs here."""
 
     def __init__(self, backend: Backend, live: Live | None, waits: Waits | None, delayed: Delayed) -> None:
         self._backend = backend
@@ -72,7 +73,8 @@ class StoryGatherer:
         self._notes: list[str] = []
 
     def gather(self, found: StoredRecord, only: str | None) -> GatheredStory:
-        """Gather the facts about the message of the record `found`; `only`: the only group to include."""
+        """Gather the facts about the message of the record `found`. `only`: the only group to include; None
+        means all groups."""
         message_id = found.message_id
         levels = () if topic_of(found) else self._find_records(names.SCHEDULE_TOPIC, message_id)
         topic = next(filter(None, map(topic_of, (found, *levels))), "")
@@ -109,7 +111,7 @@ class StoryGatherer:
         return self._backend.find(topic, message_id=message_id, count_max=count_max).wait(WAIT_S)
 
     def _find_copies(self, topic: str, message_id: bytes, groups: Iterable[str]) -> Iterator[MessageCopy]:
-        """Yield the copies of the message outside its topic."""
+        """Yield the copies of the message that are stored in other topics than its own."""
         for name in (
             names.SCHEDULE_TOPIC,
             names.DELAY_DLQ_TOPIC,
@@ -129,8 +131,8 @@ class StoryGatherer:
                     yield from copies_of(record, topic)
 
     def _transaction_copies(self, topic: str, message_id: bytes) -> Iterator[MessageCopy]:
-        """Its half message, and how the transaction ended where it never became visible. A second copy, of
-        a send that was sent again, is no other message."""
+        """Yield the copy of the message's half message and, if it never became visible, of how its
+        transaction ended. A second half message, of a send that was repeated, counts as the same message."""
         halves = [one for one in self._find_records(names.HALF_TOPIC, message_id) if topic_of(one) == topic]
         if not halves:
             return
@@ -146,7 +148,8 @@ class StoryGatherer:
                 yield copy_of(record, CopyKind.ROLLED_BACK)
 
     def _as_delayed(self, copies: Iterable[MessageCopy]) -> Iterator[MessageCopy]:
-        """Update the copies with the delay service's state: a message may have been moved or cancelled."""
+        """Yield the copies, updated by the delay service's state, because a delayed message may have been
+        rescheduled or cancelled."""
         for copy in copies:
             if copy.kind is not CopyKind.COMMAND or not copy.reason:
                 yield copy
@@ -216,7 +219,7 @@ class StoryGatherer:
     # --- groups
 
     def _list_groups(self, topic: str, heard: Iterable[HeardEvent]) -> list[str]:
-        """List the groups that read the topic now, or did when the message was traced."""
+        """Return the groups that read the topic now, or that read it when the message was traced."""
         keys = (key.removeprefix(SUBSCRIPTION_PREFIX) for key in self._backend.settings(SUBSCRIPTION_PREFIX))
         reading = {name for name, _, read in (key.partition("/") for key in keys) if read == topic}
         groups = sorted(reading | {one.event.group for one in heard if one.event.group})
@@ -245,7 +248,8 @@ class StoryGatherer:
         )
 
     def _held_up(self, group: str, main: StoredRecord) -> list[Wait]:
-        """Return the waits that the proxy here recorded; none if another proxy owns the queue."""
+        """Return the reasons of waiting that the consumer proxy of this process has recorded; none if another
+        proxy owns the queue."""
         info = self._backend.topic(main.topic)
         if self._waits is None or info is None:
             return []
@@ -263,7 +267,8 @@ class StoryGatherer:
         return queue in holders
 
     def _subscription_terms(self, group: str, main: StoredRecord) -> tuple[int, str]:
-        """Return when the subscription was created, and the filter if it rejects the message, else ""."""
+        """Return when the group's subscription was created, and its filter if that rejects the message, else
+        ""."""
         key = subscription_key(group, main.topic)
         value = self._backend.setting(key)
         try:

@@ -20,9 +20,8 @@ EMPTY, UNCONSUMED, NEVER, GROWING, STANDING, KEEPING_UP = (
 
 
 def describe_outlook(row: Waiting) -> str:
-    """Describe what happens to a subscription's waiting messages: one of the words above, or the time to
-    drain.
-    """
+    """Describe how a subscription's waiting messages will develop: by one of this module's constants, or by
+    the time until all are consumed."""
     if not row.lag:
         return EMPTY
     if not row.consumed:
@@ -50,13 +49,12 @@ def sort_worst_first(rows: Iterable[Waiting]) -> list[Waiting]:
 
 
 def add_time(text: str, row: Waiting, end_ms: int) -> str:
-    """Add the time of the row to `text` if the subscription has not been reported for long before
-    `end_ms`."""
+    """Add the time of the row to `text` if the subscription was last reported long before `end_ms`."""
     if not row.lag and not row.blocked_keys:
         return text
     return f"{text} (as of {words.format_time(row.seen_ms)})" if is_old(row, end_ms) else text
 
 
 def is_old(row: Waiting, end_ms: int) -> bool:
-    """Return whether the subscription has not been reported for long before `end_ms`."""
+    """Return whether the subscription was last reported long before `end_ms`."""
     return bool(row.seen_ms) and end_ms - row.seen_ms > OLD_MS

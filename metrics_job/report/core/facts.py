@@ -50,9 +50,8 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """One measured time over the span: the lines p50, p99 and p99.9, the percentiles of the whole span, and
-    its worst step.
-    """
+    """A measured time over the span: the lines of its p50, p99 and p99.9, the percentiles of the whole span,
+    and its worst step."""
 
     title: str
     meaning: str
@@ -63,7 +62,8 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """Messages sent per hour. Rows are weekdays (mean of several) or dates (count), columns are hours."""
+    """The data of a heat map of messages sent per hour. Rows are weekdays (the mean of several weeks) or
+    dates (counts), columns are hours."""
 
     rows: list[str]
     cells: list[list[float | None]]
@@ -135,7 +135,8 @@ def report_of(
 
 
 def _describe_shortened_lists(material: Material) -> list[str]:
-    """Return sentences about the lists that contain only their first rows. The numbers include all rows."""
+    """Return a sentence for each list that contains only its first rows. The numbers of the report include
+    all rows."""
     tallies = material.tallies
     lists = (
         ("promises", "worst", len(material.slo), tallies.promises_kept + tallies.promises_missed),

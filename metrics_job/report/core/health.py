@@ -27,7 +27,7 @@ SILENT_AFTER_MAX_MS = 3_720_000
 
 @dataclass(frozen=True, slots=True)
 class SloFacts:
-    """One objective for one topic and group over the days of the span."""
+    """The results of one objective for one topic and group, over the days of the span."""
 
     name: str
     topic: str
@@ -50,8 +50,8 @@ class SloFacts:
 
     @property
     def shown_compliance(self) -> str:
-        """Return the compliance over all days, and that of the newest missed day if the whole is good
-        enough."""
+        """Return the compliance over all days as text; if that is good enough, also that of the newest missed
+        day."""
         whole = words.format_percent(self.compliance)
         if self.is_met or (self.compliance or 0.0) < self.target:
             return whole
@@ -60,7 +60,7 @@ class SloFacts:
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """One process by name. Each of its starts is an instance."""
+    """The state of one process, identified by its name. Each of its starts is an instance."""
 
     name: str
     first_ms: int
@@ -113,10 +113,11 @@ def to_process_facts(
     """Determine the state of each process, sorted by name.
 
     `sampled_ms`: until when the rows are complete; None: until the last one. `kills_ms`: when a process was
-    killed on purpose; each excuses one process that was heard shortly before. A stored row was judged on its
-    own date, perhaps too early. Here, `running` means that no other process was heard long after it, and
-    `silent` that it was among the last to be heard but too long before `sampled_ms`: all were killed
-    together, or their samples no longer arrive.
+    killed on purpose; each of these excuses one process that sent a sample shortly before.
+
+    A stored row was judged on its own date, perhaps too early. Here, `running` means that no other process
+    sent samples long after it; `silent` means that it was among the last to send samples, but too long before
+    `sampled_ms`: all were killed together, or their samples no longer arrive.
     """
     by: dict[str, list[Row]] = {}
     newest_ms = 0

@@ -85,7 +85,7 @@ Buckets = Mapping[int, int]  # bucket number → count
 
 
 class AtLeast(float):
-    """A lower bound of a value that lies above all buckets."""
+    """A value of which only a lower bound is known, because it lies above all buckets."""
 
     def __truediv__(self, by: float) -> AtLeast:
         return AtLeast(float(self) / by)
@@ -135,7 +135,7 @@ DRAIN_FROM_S = 600.0  # a subscription that needs longer than this is told
 
 
 class Counted(NamedTuple):
-    """A counter summed over the whole span and all processes."""
+    """The value of a counter, summed over the whole span and all processes."""
 
     metric: str
     topic: str
@@ -145,7 +145,7 @@ class Counted(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """A histogram over the whole span and all processes."""
+    """The buckets of a histogram, summed over the whole span and all processes."""
 
     metric: str
     topic: str
@@ -155,7 +155,8 @@ class Timed(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """A subscription: its state at the end of the span, and its worst values."""
+    """The waiting messages of one subscription: their number and age at the end of the span, and the worst
+    values in it."""
 
     group: str
     topic: str
@@ -193,7 +194,7 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Tallies:
-    """The number of all rows for each list that holds only its first ones."""
+    """The number of all rows for each list of the material that contains only its first rows."""
 
     promises_kept: int = 0
     promises_missed: int = 0

@@ -21,9 +21,8 @@ from metrics_job.report.core.material import (
 
 
 class Offender(NamedTuple):
-    """One row of a list of the worst: its name, the formatted number, the number for comparisons, and
-    details.
-    """
+    """One row of a list of problems: its name, its number as text, the number for comparisons, and
+    details."""
 
     name: str
     value_text: str
@@ -44,7 +43,8 @@ class Offenders:
 
 
 def list_offenders(material: Material, end_ms: int) -> list[Offenders]:
-    """Return all lists, also empty ones. `end_ms`: the time of the last sample."""
+    """Return one list of the worst topics or groups for each kind of problem (refused sends, dead letters,
+    slow sends …). A kind without a problem has an empty list. `end_ms`: the time of the last sample."""
     counters = material.now.counters
     delivered = _by_place(counters, catalogue.DELIVERED)
 

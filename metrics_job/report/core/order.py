@@ -17,7 +17,8 @@ KEYS_MAX = 8  # keys with a row of their own; the others share the last row
 
 
 class KeyMark(IntEnum):
-    """The marks of a key in a slice of time: the last ending in it, else that it is blocked, else stored."""
+    """The mark that the picture shows for a key in one slice of time: the last finish or failure in it;
+    without one, that the key is blocked; else that a message was stored; else nothing."""
 
     NOTHING = 0
     STORED = 1
@@ -27,7 +28,7 @@ class KeyMark(IntEnum):
 
 
 class KeyEvent(NamedTuple):
-    """A message of a key was stored, finished, or failed, at a time in epoch ms."""
+    """A message of an order key was stored, finished or failed, at a time in epoch ms."""
 
     at_ms: int
     key: str
@@ -42,7 +43,7 @@ class Outage(NamedTuple):
 
 
 class OrderPhase(NamedTuple):
-    """A part of the time with a name, from its start in epoch ms to the start of the next."""
+    """A named part of the picture's time, from its start in epoch ms to the start of the next one."""
 
     start_ms: int
     name: str
@@ -50,8 +51,8 @@ class OrderPhase(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KeyRow:
-    """The row of one key, or of `keys` others together. `blocked`: stretches in epoch ms in which nothing but
-    failures of the key was seen."""
+    """The picture's row for one key, or for `keys` other keys together. `blocked`: ranges in epoch ms in
+    which messages of the key only failed."""
 
     name: str
     keys: int
@@ -60,7 +61,7 @@ class KeyRow:
 
 
 class Stretch(NamedTuple):
-    """Equal marks side by side: shares of the whole time, from 0 to 1."""
+    """Neighbouring equal marks of a row, as one range of shares of the whole time, from 0 to 1."""
 
     mark: KeyMark
     start: float
@@ -69,7 +70,8 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OrderPicture:
-    """The rows from the first event to the last, and the outages meanwhile."""
+    """The picture of the order of keys: its rows from the first event to the last, and the outages in that
+    time."""
 
     start_ms: int
     end_ms: int
@@ -78,15 +80,15 @@ class OrderPicture:
     phases: list[OrderPhase]
 
     def share_of(self, at_ms: int) -> float:
-        """Return the place of a moment in the whole time, from 0 to 1."""
+        """Return the position of a moment in the whole time, from 0 to 1."""
         return min(1.0, max(0.0, (at_ms - self.start_ms) / self._length_ms))
 
     def column_of(self, at_ms: int, columns: int) -> int:
-        """Return the column that shows a moment."""
+        """Return the number of the column in which a moment lies."""
         return min(columns - 1, int(self.share_of(at_ms) * columns))
 
     def marks_of(self, row: KeyRow, columns: int) -> list[KeyMark]:
-        """Return the mark of each column of a row."""
+        """Return the mark for each column of a row."""
         marks = [KeyMark.NOTHING] * columns
         for start_ms, end_ms in row.blocked:
             for column in range(self.column_of(start_ms, columns), self.column_of(end_ms, columns) + 1):
@@ -98,7 +100,7 @@ class OrderPicture:
         return marks
 
     def stretches_of(self, row: KeyRow, columns: int) -> list[Stretch]:
-        """Return the marks of a row, equal ones joined, without those of nothing."""
+        """Return the marks of a row with equal neighbours joined; columns without a mark are left out."""
         stretches, column = [], 0
         for mark, equal in groupby(self.marks_of(row, columns)):
             width = len(list(equal))
@@ -115,7 +117,8 @@ class OrderPicture:
 def draw_order(
     events: Iterable[KeyEvent], outages: Sequence[Outage] = (), phases: Sequence[OrderPhase] = ()
 ) -> OrderPicture | None:
-    """Make the picture; None without events. Keys that failed come first, then those with most messages."""
+    """Build the picture; None without events. Keys that failed come first, then those with the most
+    messages."""
     ordered = sorted(events)
     if not ordered:
         return None
@@ -136,7 +139,8 @@ def _count_failures(events: Iterable[KeyEvent]) -> int:
 
 
 def _blocked_stretches(events: Iterable[KeyEvent]) -> list[tuple[int, int]]:
-    """Return the times from a first failure to the last before something of the key was finished."""
+    """Return the times in which a key was blocked, each from a first failure to the last failure before a
+    message of the key was finished."""
     endings = [event for event in events if event.mark in (KeyMark.FAILED, KeyMark.FINISHED)]
     return [
         (run[0].at_ms, run[-1].at_ms)

@@ -127,7 +127,8 @@ def format_range(start_ms: int, end_ms: int) -> str:
 
 
 def name_place(group: str, topic: str) -> str:
-    """Name a subscription: `group on topic`, or the one of them that is not empty, or `all`."""
+    """Return the name of a subscription: `group on topic`, only the part that is not empty, or `all` if both
+    are empty."""
     if group and topic:
         return f"{group} on {topic}"
     return group or topic or "all"

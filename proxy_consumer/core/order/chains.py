@@ -142,7 +142,7 @@ class ChainTable:
         return ()
 
     def is_first(self, chain: Chain, stream: QueueStream, offset: int) -> bool:
-        """Whether this job is the first unfinished job of its chain."""
+        """Whether the message at `offset` of `stream` is the first unfinished message of the chain."""
         return bool(chain.heads) and chain.heads[0] == (stream, offset)
 
     def offsets_behind(self, chain: Chain, stream: QueueStream, offset: int) -> list[int]:

@@ -60,8 +60,8 @@ class EndedTransactions:
         self.covered_from_ms = max(self.covered_from_ms, until_ms + 1)
 
     def covers(self, began_ms: int, now_ms: int) -> bool:
-        """Return whether the end of a transaction that began at `began_ms` would be here if there were
-        one."""
+        """Return whether this store reaches back far enough to contain the end of a transaction that began at
+        `began_ms`, had it ended."""
         return not self.covered_from_ms or began_after(self.covered_from_ms, began_ms, now_ms)
 
 

@@ -10,9 +10,8 @@ from ddmq_common.trace.events import TraceEvent, Wait
 
 
 class Phase(Enum):
-    """The state of a message, or the reason why it waits; people read the value. The reasons of waits are
-    among
-    them, by their names in lower case."""
+    """The state of a message, or the reason why it waits; the value is the text for people. The reasons of
+    recorded waits are members, by their names in lower case."""
 
     SENDING = "on its way into the log"
     COMMIT = "the commit: written, synced, answered"
@@ -53,7 +52,7 @@ OPEN = frozenset((Phase.QUEUED, Phase.UNKNOWN))  # nobody knows what for
 
 
 class CopyKind(Enum):
-    """The kind of topic that holds a record of the message."""
+    """The kind of topic in which a record of the message is stored."""
 
     MAIN = "its topic"
     HALF = "a transaction"
@@ -66,10 +65,11 @@ class CopyKind(Enum):
 
 
 class MessageCopy(NamedTuple):
-    """One record of the message. `group` "": it concerns none, or in its topic every group.
+    """One stored record of the message. `group`: the group that it concerns; "" means every group (in the
+    message's own topic) or none.
 
-    `step`, `deliveries`, `error`: of a retry. `reason`: of a dead letter; of a half message which
-    transaction it is in; of a command its uuid.
+    `step`, `deliveries`, `error`: of a retry. `reason`: for a dead letter why it is one, for a half message
+    its transaction, for a command its uuid.
     """
 
     kind: CopyKind
@@ -92,7 +92,7 @@ class MessageCopy(NamedTuple):
 
 
 class HeardEvent(NamedTuple):
-    """A trace event, and which start of which process told it."""
+    """A trace event, the process that recorded it, and the start of that process (`instance`)."""
 
     process: str
     instance: str
@@ -100,12 +100,12 @@ class HeardEvent(NamedTuple):
 
 
 class GroupStanding(NamedTuple):
-    """The present state of the message for one group: `state` in words; `finished`: the group is done with
-    it.
+    """The present state of the message for one group: `state` in words; `finished`: the group will not get it
+    any more.
 
-    `waits`: what holds up the group's deliveries, where that is noted. `made_ms`: when the group began.
-    `kept_back`: by which filter, as that is now, where it is. `reset_ms`: when the group's offset was put
-    elsewhere; 0: never.
+    `waits`: the recorded reasons why the group's deliveries wait. `made_ms`: when the group was created.
+    `kept_back`: the group's present filter, if it rejects the message. `reset_ms`: when the group's offset
+    was reset; 0: never.
     """
 
     group: str
@@ -118,7 +118,7 @@ class GroupStanding(NamedTuple):
 
 
 class StoryFacts(NamedTuple):
-    """All of it, as of `now_ms` on the store's clock."""
+    """All facts from which a story is built, as of `now_ms` on the store's clock."""
 
     copies: Sequence[MessageCopy]
     events: Sequence[HeardEvent]
@@ -127,7 +127,8 @@ class StoryFacts(NamedTuple):
 
 
 class StorySpan(NamedTuple):
-    """One stretch of a message's time. `known` False: what it was for was not recorded."""
+    """One span of a message's time, in one phase. `known` is False if no record says what the message waited
+    for."""
 
     start_ms: int
     end_ms: int
@@ -141,10 +142,9 @@ class StorySpan(NamedTuple):
 
 
 class GroupStory(NamedTuple):
-    """The story for one group: consecutive spans from the send to the end, or to now. `end` None: no known
-    end.
+    """The story of the message for one group: consecutive spans from the send to the end, or to now.
 
-    `group` "": the message's way to its topic, where no group reads that.
+    `end`: None if there is no known end. `group`: "" for the way to the topic, if no group reads the topic.
     """
 
     group: str

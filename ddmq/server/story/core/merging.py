@@ -13,7 +13,7 @@ _RANK_COPY, _RANK_ENDING, _RANK_OTHER = 1, 0, 2
 
 
 class TimedEvent(NamedTuple):
-    """An event with the time that it has in the story."""
+    """A trace event with the time at which the story shows it."""
 
     at_ms: int
     process: str
@@ -23,7 +23,8 @@ class TimedEvent(NamedTuple):
 def streams_of(
     events: Iterable[HeardEvent], stored: dict[tuple[bool, int, int], int]
 ) -> list[list[TimedEvent]]:
-    """The events of each start of a process, in its order; none is before the copy that it is about."""
+    """Return the events of each start of a process as one list, in their order. No event gets a time before
+    the copy that it concerns was stored."""
     by_instance: dict[str, list[HeardEvent]] = {}
     for report in events:
         by_instance.setdefault(report.instance, []).append(report)
@@ -46,8 +47,8 @@ def streams_of(
 def merge_by_time(
     copies: Sequence[MessageCopy], streams: list[list[TimedEvent]]
 ) -> Iterable[MessageCopy | TimedEvent]:
-    """Merge by time, each source in its own order. In the same millisecond the end of a delivery comes first,
-    then the copies stored because of it, then other events."""
+    """Merge copies and events by time; each source keeps its own order. Within one millisecond, the end of a
+    delivery comes first, then copies that were stored because of it, then other events."""
     heads = [0] * len(streams)
     at = 0
     while True:
@@ -71,7 +72,7 @@ def merge_by_time(
 
 
 def redelivered_ms(standing: GroupStanding, streams: Iterable[Iterable[TimedEvent]]) -> int:
-    """Return when a reset of the group's offset caused a redelivery; 0 if none did."""
+    """Return when a reset of the group's offset made the message be delivered again; 0 if no reset did."""
     at_ms = standing.reset_ms
     delivered_ms = (
         one.at_ms for stream in streams for one in stream if one.event.kind == TraceKind.HANDED_OUT

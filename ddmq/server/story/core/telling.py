@@ -36,8 +36,8 @@ _when = attrgetter("when")
 
 
 def build_stories(facts: StoryFacts) -> Iterator[GroupStory]:
-    """The story for each group, or the one up to its topic where no group reads that; none where nothing is
-    known of the message."""
+    """Yield the story for each group. If no group reads the topic, yield the story up to the topic; if
+    nothing is known of the message, yield nothing."""
     if not facts.copies and not facts.events:
         return
     way, landed = _timeline_to_topic(facts)
@@ -56,7 +56,8 @@ def build_stories(facts: StoryFacts) -> Iterator[GroupStory]:
 
 
 def _timeline_to_topic(facts: StoryFacts) -> tuple[Timeline, bool]:
-    """Build the timeline up to the first record in the topic; return it and whether there is one."""
+    """Build the timeline up to the message's first record in its topic; return it and whether there is such a
+    record."""
     copies = sorted((one for one in facts.copies if not one.group), key=_when)
     events = {TraceKind(one.event.kind): one for one in facts.events if _is_of_none(one)}
     timeline = _sending_timeline(facts, copies, events.get(TraceKind.SENT))
@@ -90,7 +91,8 @@ def _timeline_to_topic(facts: StoryFacts) -> tuple[Timeline, bool]:
 
 
 def _note_late_firing(timeline: Timeline, stored_ms: int, before: Sequence[MessageCopy]) -> None:
-    """Note that a late message may have been moved: its records do not contain a changed due time."""
+    """Add a note to the timeline of a message that fired late: it may have been rescheduled, which its
+    records do not show."""
     timeline.pass_to(stored_ms)
     late_ms = stored_ms - timeline.last.at_ms
     if timeline.phase is Phase.OVERDUE and before[-1].kind is CopyKind.COMMAND and late_ms >= MOVED_MS:
@@ -147,7 +149,8 @@ def _group_story(
 def _not_passed_over(
     events: Iterable[HeardEvent], copies: Iterable[MessageCopy], group: str
 ) -> list[HeardEvent]:
-    """Without the events about a copy that was resent to another group: this one passed it over."""
+    """Return the events without those about copies that were resent to other groups, because this group
+    skipped those copies."""
     others = {
         (one.queue_id, one.offset)
         for one in copies
@@ -166,17 +169,18 @@ def _is_of_none(heard: HeardEvent) -> bool:
 
 
 class _Teller:
-    """Puts copies and events on one group's timeline."""
+    """Adds copies and events, in order, to the timeline of one group."""
 
     def __init__(self, timeline: Timeline, again_ms: int) -> None:
-        """`again_ms`: when the group's offset was reset, and it came again; 0: never."""
+        """`again_ms`: when the message was delivered again after a reset of the group's offset; 0: never."""
         self._timeline = timeline
         self._again_ms = again_ms
         self._extended = 0
         self._lease: StoryMark | None = None  # the last delivery's
 
     def reset_by(self, at_ms: int) -> None:
-        """Time goes on to `at_ms`: what had ended before the reset is over no more."""
+        """Apply the reset of the group's offset if it happened by `at_ms`: a message that was finished is
+        queued again."""
         again_ms = self._again_ms
         if 0 < again_ms <= at_ms:
             self._again_ms = 0
@@ -185,7 +189,7 @@ class _Teller:
                 self._timeline.mark(again_ms, Phase.QUEUED, "", "the group's offset was reset")
 
     def copy(self, copy: MessageCopy) -> None:
-        """Put a record that was stored on the timeline."""
+        """Add a stored record to the timeline."""
         timeline, at_ms = self._timeline, copy.stored_ms
         self.reset_by(at_ms)
         if copy.kind is CopyKind.LEVEL:
@@ -203,8 +207,8 @@ class _Teller:
             timeline.mark(at_ms, Phase.QUEUED, "", why)
 
     def event(self, heard: TimedEvent) -> None:
-        """A process told something. What cannot follow the present phase is late, or its cause is missing:
-        it changes nothing."""
+        """Add an event that a process recorded. An event that cannot follow the present phase (it came late,
+        or an event before it is missing) changes nothing."""
         kind, timeline = TraceKind(heard.event.kind), self._timeline
         self.reset_by(heard.at_ms)
         timeline.pass_to(heard.at_ms)
@@ -277,7 +281,7 @@ class _Teller:
             self._timeline.mark(heard.at_ms, Phase.MOVING, heard.process)
 
     def left(self, heard: TimedEvent) -> None:
-        """End the ownership of the queue; a lease that a client holds goes on."""
+        """Add that the process no longer owns the queue. The lease of a client stays in force."""
         if self._timeline.phase is Phase.LEASED:
             self._timeline.note(f"{heard.process} gave up the queue meanwhile")
         else:
@@ -362,5 +366,6 @@ def _waits_now(timeline: Timeline, standing: GroupStanding, now_ms: int) -> None
 
 
 def _overdue_from(copy: MessageCopy) -> tuple[int, Phase] | None:
-    """Return when the message becomes overdue; None if its due time is unknown (a message that repeats)."""
+    """Return when the message becomes overdue and the phase that then begins; None if its due time is unknown
+    (of a repeating message)."""
     return (copy.due_ms, Phase.OVERDUE) if copy.due_ms else None

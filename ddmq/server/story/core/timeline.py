@@ -20,7 +20,7 @@ _REASONS = {phase.name.lower(): phase for phase in Phase}
 
 
 class StoryMark:
-    """The start of a phase, which the message is in from `at_ms` on."""
+    """The beginning of a phase of the message, at `at_ms`."""
 
     __slots__ = ("at_ms", "phase", "who", "why")
 
@@ -32,14 +32,15 @@ class StoryMark:
 
 
 class Timeline:
-    """Begins with its first mark."""
+    """The phases of a message in order of time, each given by its beginning (a mark). There is always a first
+    mark."""
 
     def __init__(self, first: StoryMark) -> None:
         self.marks = [first]
         self._until: tuple[int, Phase] | None = None
 
     def copy(self) -> Timeline:
-        """Return a copy that goes on by itself."""
+        """Return an independent copy of the timeline."""
         twin = Timeline(self.marks[0])
         twin.marks = [StoryMark(mark.at_ms, mark.phase, mark.who, mark.why) for mark in self.marks]
         twin._until = self._until
@@ -56,26 +57,30 @@ class Timeline:
     def mark(
         self, at_ms: int, phase: Phase, who: str = "", why: str = "", until: tuple[int, Phase] | None = None
     ) -> None:
-        """Add a phase. `until`: the time and the phase that follow it, unless another mark comes first."""
+        """Begin a phase. `until`: the time at which it ends and the phase that follows then, unless another
+        mark comes first."""
         self.pass_to(at_ms)
         self.marks.append(StoryMark(max(at_ms, self.last.at_ms), phase, who, why))
         self._until = until
 
     def pass_to(self, at_ms: int) -> None:
-        """Time goes on to `at_ms`: what was to begin before has begun."""
+        """Advance the timeline to `at_ms`: a phase that was announced (`until`) for an earlier time
+        begins."""
         until, last = self._until, self.last
         if until is not None and until[0] < at_ms:
             self._until = None
             self.marks.append(StoryMark(max(until[0], last.at_ms), until[1]))
 
     def note(self, text: str) -> None:
-        """Add a note about the present phase."""
+        """Add a text to the present phase."""
         add_why(self.last, text)
 
     def waited(self, waits: Iterable[Wait], until_ms: int, teller: str = "") -> None:
-        """Record what the message waited for up to `until_ms`, in its waiting phases since the last delivery.
+        """Split the waiting phases since the last delivery, up to `until_ms`, by the recorded reasons of
+        waiting.
 
-        `teller`: the process that noted it, which knows nothing of a time when another one had the message.
+        `teller`: the process that recorded them. Phases in which another process owned the queue are not
+        split.
         """
         self.pass_to(until_ms)
         first = len(self.marks)
@@ -112,13 +117,13 @@ def _is_of(mark: StoryMark, teller: str) -> bool:
 
 
 def add_why(mark: StoryMark, text: str) -> None:
-    """Add a sentence to a mark, once."""
+    """Add a sentence to a mark, unless the mark has it already."""
     if text and text not in mark.why:
         mark.why = f"{mark.why}; {text}" if mark.why else text
 
 
 def _join_neighbours(spans: Iterable[StorySpan]) -> list[StorySpan]:
-    """Join neighbours in the same phase, unless they are deliveries."""
+    """Join neighbouring spans of the same phase, except deliveries."""
     joined = list[StorySpan]()
     for span in spans:
         before = joined[-1] if joined else None
@@ -131,7 +136,8 @@ def _join_neighbours(spans: Iterable[StorySpan]) -> list[StorySpan]:
 
 
 def _fold_middle(spans: list[StorySpan]) -> list[StorySpan]:
-    """Return at most SPANS_MAX spans; spans beyond that in the middle become one."""
+    """Return at most SPANS_MAX spans and one more: if there are more, those in the middle are replaced by a
+    single span."""
     if len(spans) <= SPANS_MAX:
         return spans
     half = SPANS_MAX // 2

@@ -7,7 +7,7 @@ from ddmq_common.trace.events import TraceEvent, TraceKind
 
 
 def describe_route(heard: HeardEvent) -> str:
-    """Return the client and the process of an event."""
+    """Return the client and the process of an event as text."""
     return f"{describe_client(heard.event)} → {heard.process}"
 
 
@@ -29,7 +29,7 @@ def describe_position(copy: MessageCopy) -> str:
 
 
 def count_deliveries(copy: MessageCopy) -> str:
-    """Return the number of deliveries in words."""
+    """Return the number of deliveries as text, such as `3 deliveries`."""
     return "1 delivery" if copy.deliveries == 1 else f"{copy.deliveries} deliveries"
 
 
@@ -39,13 +39,13 @@ def with_error(text: str, error: str) -> str:
 
 
 def death_reason(copy: MessageCopy) -> str:
-    """Return why the message is a dead letter."""
+    """Return the text for why the message became a dead letter."""
     after = f" after {count_deliveries(copy)}" if copy.deliveries else ""
     return with_error(f"{copy.reason or 'died'}{after}", copy.error)
 
 
 def describe_ending(event: TraceEvent) -> str:
-    """Return how a delivery ended."""
+    """Return the text for how a delivery ended."""
     if event.kind == TraceKind.TIMED_OUT:
         return "the lease ran out"
     if event.kind == TraceKind.FAILED:
