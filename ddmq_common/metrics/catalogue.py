@@ -24,8 +24,8 @@ COLLECT_FAILED = _counter(
 SAMPLES_WRITTEN = _counter("ddmq_samples_written_total", "Sample files written.")
 SAMPLES_FAILED = _counter(
     "ddmq_samples_failed_total",
-    "Sample files not written, merged or deleted, by reason: full, read-only, missing, denied, other. The"
-    " next sample file contains what an unwritten one would have contained.",
+    "Sample files not written, merged or deleted, by reason: full, read-only, missing, denied, other. If a"
+    " sample file cannot be written, the next one includes its data.",
     "reason",
 )
 SAMPLES_DELETED = _counter(
