@@ -73,7 +73,7 @@ def test_acknowledged_with_the_next_pull(producer: Client, consumer: Client, top
     seen: list[tuple[str, int]] = []
     result: ConsumeResult | None = None
     while len(seen) < count:
-        answer = consumer.pull(group, topic, maxBatchSize=2, maxLingerTime=1_000, result=result)
+        answer = consumer.pull(group, topic, maxBatchSize=2, maxLingerTime=10_000, result=result)
         assert 1 <= len(answer.messages) <= 2
         seen += [(answer.context.qid, message.offset) for message in answer.messages]
         result = done(answer)
