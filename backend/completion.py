@@ -122,7 +122,7 @@ def when_all(completions: Collection[Completion[Any]], then: Callable[[], None])
     count_down(None)
 
 
-def gather(completions: Sequence[Completion[T]]) -> Completion[list[T]]:
+def gather_results(completions: Sequence[Completion[T]]) -> Completion[list[T]]:
     """Wait until all are settled, then answer with their values in order, or with the first error."""
     values: Completion[list[T]] = Completion()
 
@@ -176,6 +176,6 @@ def followed(first: Completion[Any], then: Callable[[], Completion[T]]) -> Compl
 def all_of(completions: Sequence[Completion[Any]]) -> Completion[None]:
     """Wait until all are settled, then succeed, or fail with the first error."""
     outcome: Completion[None] = Completion()
-    values = gather(completions)
+    values = gather_results(completions)
     values.then(lambda _: outcome.succeed(None) if values.error is None else outcome.fail(values.error))
     return outcome

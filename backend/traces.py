@@ -185,7 +185,9 @@ class TraceWriter:
 
     def _make_record(self, message_id: bytes, events: list[_BufferedEvent], wall_ms: int) -> NewRecord:
         trace_events = [
-            TraceEvent(number, int(kind), at_ms, group, _shorten(facts if later is None else facts | later()))
+            TraceEvent(
+                number, int(kind), at_ms, group, _shorten_facts(facts if later is None else facts | later())
+            )
             for number, kind, at_ms, group, facts, later, _ in events
         ]
         body = encode_batch(TraceBatch(self.process, self._instance, trace_events))
@@ -286,7 +288,7 @@ def topic_info(backend: Backend) -> TopicInfo:
     return TopicInfo(TRACE_TOPIC, 0, QUEUES, durability, delay="none", retention_ms=retention_ms)
 
 
-def _shorten(facts: Mapping[str, Fact]) -> Facts:
+def _shorten_facts(facts: Mapping[str, Fact]) -> Facts:
     return {
         name: value[:TEXT_MAX] if isinstance(value, str) else value
         for name, value in facts.items()

@@ -18,7 +18,7 @@ from ddmq_client import Consumer, Message, Producer
 PAYMENTS = 400
 
 
-def book(message: Message) -> None:
+def book_payment(message: Message) -> None:
     """Send both entries and acknowledge the payment in one commit."""
     time.sleep(0.005)  # the work
     with message.replies() as tx:
@@ -31,12 +31,12 @@ def read_ledger() -> Counter[str]:
     entries: Counter[str] = Counter()
     complete = threading.Event()
 
-    def count(message: Message) -> None:
+    def count_entry(message: Message) -> None:
         entries[message.text()] += 1
         if entries.total() >= 2 * PAYMENTS:
             complete.set()
 
-    with Consumer("127.0.0.1:9713", "audit", ["ledger"], start="first", handler=count):
+    with Consumer("127.0.0.1:9713", "audit", ["ledger"], start="first", handler=count_entry):
         complete.wait(timeout=60)
     return entries
 
@@ -63,6 +63,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["worker"]:
-        Consumer("127.0.0.1:9713", "bookkeeping", ["payments"], handler=book, threads=2).run()
+        Consumer("127.0.0.1:9713", "bookkeeping", ["payments"], handler=book_payment, threads=2).run()
     else:
         main()

@@ -28,12 +28,12 @@ class Orders(BaseHTTPRequestHandler):
         body, key = form["params"][0], form["carrera_msg_key"][0]
         if key not in self.failed:
             self.failed.add(key)
-            self.answer(503)
+            self.send_status(503)
             return
         print(f"order {key}: {body}", flush=True)
-        self.answer(200)
+        self.send_status(200)
 
-    def answer(self, status: int) -> None:
+    def send_status(self, status: int) -> None:
         """Send an answer without a body."""
         self.send_response(status)
         self.send_header("Content-Length", "0")

@@ -14,8 +14,8 @@ from ddmq_client import Consumer, DelayStatus, Message, Producer
 arrived = threading.Event()
 
 
-def show(message: Message) -> None:
-    """Print a reminder."""
+def show_reminder(message: Message) -> None:
+    """Print a reminder when it arrives; the last one ends the program."""
     print(f"{datetime.now(UTC):%H:%M:%S} {message.text()}", flush=True)
     if message.text() == "tea is ready":
         arrived.set()
@@ -23,7 +23,7 @@ def show(message: Message) -> None:
 
 with (
     Producer("127.0.0.1:9613") as producer,
-    Consumer("127.0.0.1:9713", "phone", ["reminders"], start="first", handler=show),
+    Consumer("127.0.0.1:9713", "phone", ["reminders"], start="first", handler=show_reminder),
 ):
     producer.send("reminders", "tea is ready", delay=timedelta(seconds=2))
     at_a_time = datetime.now(UTC) + timedelta(seconds=1)

@@ -387,9 +387,9 @@ class Tails:
             self.flush()
         elif not self._ticking and self._waiting:
             self._ticking = True
-            self._timer.every(self._period_s, self._tick)
+            self._timer.every(self._period_s, self._flush_waiting)
 
-    def _tick(self) -> None:
+    def _flush_waiting(self) -> None:
         if self._waiting:
             self.flush()
         elif not self._busy:

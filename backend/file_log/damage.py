@@ -32,7 +32,7 @@ class LogDamage:
         self._copies = -1  # copies in the folder; -1: not counted yet
         self.ranges = 0
 
-    def report(self, file: str, position: int, length: int, what: str) -> None:
+    def report_range(self, file: str, position: int, length: int, what: str) -> None:
         """Count and log a damaged range once.
 
         `file` is the kind of file: commitlog, consumequeue, checkpoint, index or sends.
@@ -51,7 +51,7 @@ class LogDamage:
     def report_in_log(self, position: int, length: int, what: str) -> None:
         """Report damage in the commit log, and copy the bytes to `damaged/`."""
         before = len(self._seen)
-        self.report("commitlog", position, length, what)
+        self.report_range("commitlog", position, length, what)
         segment = self._segments.locate(position)
         if len(self._seen) > before and segment is not None and self._bytes + length <= BYTES_MAX:
             self._copy(segment.start, position, segment.salvage(position, min(length, RANGE_BYTES_MAX)))

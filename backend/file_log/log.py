@@ -110,7 +110,7 @@ class FileLog(Backend):
         self._draining = self._closed = self._ticking = False
         self._rest_until = NEVER  # while it does not tick: the deadline of the first wait
         self._tick_timer, self._checkpoint_timer = HubTimer(), HubTimer()
-        self._checkpoint_timer.every(options.checkpoint_ms / 1000, self._checkpoints.request)
+        self._checkpoint_timer.every(options.checkpoint_ms / 1000, self._checkpoints.request_checkpoint)
         self._index.start()
         self._retention.start()
 
@@ -238,7 +238,7 @@ class FileLog(Backend):
         stepped = frame.stored_ms - frame.sends_ms >= self._ahead_ms + STEP_MS
         if stepped or frame.end - self._checkpoints.position >= self._options.checkpoint_bytes:
             self._ahead_ms = frame.stored_ms - frame.sends_ms
-            self._checkpoints.request()
+            self._checkpoints.request_checkpoint()
 
     def _on_answered(self, frame: PackedFrame) -> None:
         """Wake the waits for data, after the callers of the frame were answered."""
@@ -311,7 +311,7 @@ class FileLog(Backend):
 
     def write_checkpoint(self, then: Callable[[], None] | None = None) -> None:
         """Write a checkpoint soon, before its time, then call `then`, also after a failure."""
-        self._checkpoints.request(then)
+        self._checkpoints.request_checkpoint(then)
 
     def publish_entries(self, at_once: bool) -> None:
         """Set whether each commit writes its consume-queue entries, for processes that read the files."""
@@ -364,7 +364,7 @@ class FileLog(Backend):
         if not self._writer.is_idle:
             self._writer.when_at_rest(self._on_writer_at_rest)
             return
-        self._checkpoints.request(self._end_drains)
+        self._checkpoints.request_checkpoint(self._end_drains)
 
     def _end_drains(self) -> None:
         drains, self._drains = self._drains, []

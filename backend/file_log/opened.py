@@ -73,7 +73,7 @@ class OpenedDirectory:
             recovery = Recovery(storage, folder, self.segments, self.files, self.damage, options)
             self.recovered: Recovered = recovery.run()
             self.segments.release_space()
-            self.index = AttachedIndex(storage, folder, self.segments, self.damage.report)
+            self.index = AttachedIndex(storage, folder, self.segments, self.damage.report_range)
             self.index.recover()
         except OSError as error:
             raise StorageError(f"the log in {folder} cannot be opened: {error}") from error

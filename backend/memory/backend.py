@@ -197,13 +197,13 @@ class MemoryBackend(Backend):
         elif len(self._writes) >= self._options.writes_max:
             error = BoundReachedError(f"{len(self._writes)} writes are waiting; that is the bound")
         else:
-            self._enqueue(write)
+            self._enqueue_write(write)
             return completion
         self._loop.run_callback(write.refuse, error, AppendStatus.REFUSED)
         return completion
 
-    def _enqueue(self, write: Write) -> None:
-        self._writes.enqueue(write)
+    def _enqueue_write(self, write: Write) -> None:
+        self._writes.enqueue_write(write)
         if self._writes.held:
             self._tick_on()
 
@@ -284,7 +284,9 @@ class MemoryBackend(Backend):
         if self._closed:
             self._loop.run_callback(drained.succeed, None)
         else:
-            self._enqueue(Write(drained, deadline, lambda: None, lambda error, _: drained.fail(error), False))
+            self._enqueue_write(
+                Write(drained, deadline, lambda: None, lambda error, _: drained.fail(error), False)
+            )
         return drained
 
     def close(self) -> None:
@@ -306,7 +308,7 @@ class MemoryBackend(Backend):
         """Settle the calls past their deadline; stop ticking when no call has one."""
         now = self._clock.monotonic()
         self._waits.sweep(now)
-        self._writes.sweep(now)
+        self._writes.expire_writes(now)
         revoking = self._members.sweep(now)
         if not len(self._writes) and not len(self._waits) and not revoking and not self._closed:
             self._timer.stop()
@@ -345,7 +347,7 @@ class WriteQueue:
     def __len__(self) -> int:
         return len(self._writes)
 
-    def enqueue(self, write: Write) -> None:
+    def enqueue_write(self, write: Write) -> None:
         """Queue a write; it takes effect from the hub, after all earlier ones."""
         self._writes.append(write)
         self._schedule()
@@ -359,7 +361,7 @@ class WriteQueue:
         """Fail the next `times` writes that may fail."""
         self._failures.extend([_Failure(error, status, stored)] * times)
 
-    def sweep(self, now: float) -> None:
+    def expire_writes(self, now: float) -> None:
         """Answer the writes past their deadline; they stay queued."""
         for write in list(self._writes):
             if write.deadline <= now and not write.completion.done:

@@ -116,7 +116,7 @@ class AckMap:
         """Yield the finished ranges above the committed offset, from `offset` on: disjoint, not touching."""
         floor = max(offset, self.committed)
         pending: tuple[int, int] | None = None
-        for first, after, bits in self.pages(floor >> PAGE_BITS):
+        for first, after, bits in self.list_pages(floor >> PAGE_BITS):
             for start, end in page_ranges(first, after, bits):
                 if pending is not None and pending[1] == start:
                     pending = (pending[0], end)
@@ -127,7 +127,7 @@ class AckMap:
         if pending is not None:
             yield pending
 
-    def pages(self, page: int = 0) -> list[tuple[int, int, int]]:
+    def list_pages(self, page: int = 0) -> list[tuple[int, int, int]]:
         """Return the stored pages from `page` on, ascending, as (first page, page after, bits).
 
         The bits are PAGE_FULL for a range of full pages, else those of one page, without the meaningless bits

@@ -55,7 +55,7 @@ def decode_delta(data: bytes) -> ProgressDelta:
 def encode_progress(group: str, queue: QueueRef, progress: GroupProgress) -> bytes:
     """Encode a group's complete progress on one queue."""
     acks = progress.acks
-    chunks = acks.pages()
+    chunks = acks.list_pages()
     fields = [
         b"\x01",
         _encode_queue(group, queue),

@@ -9,14 +9,15 @@ from backend.testing.kit import Engine, Kit
 
 @pytest.fixture
 def kit(request: pytest.FixtureRequest, backend_engine: Engine) -> Kit:
-    """The engine under test; skips what it says that it cannot keep."""
+    """Return the engine under test; skip the tests of promises that the engine does not make (`not_kept`)."""
     return _kit_of(request, backend_engine)
 
 
 @pytest.fixture
 def lasting(request: pytest.FixtureRequest, backend_engine: Engine) -> Kit:
-    """The same, for tests of what is there again after a restart."""
+    """Return the engine for tests that restart it; skip them for an engine that does not persist."""
     if not backend_engine.persists:
+        # A third party's engine may be one in memory: its suite says so, and names what it does not test.
         pytest.skip("the engine keeps nothing over a restart (Engine.persists)")
     return _kit_of(request, backend_engine)
 

@@ -18,29 +18,29 @@ PAUSE_S_MAX = 0.01  # between two looks after that
 
 
 def soon() -> float:
-    """A deadline that is not meant to pass, monotonic seconds."""
+    """Return a deadline in monotonic seconds that only a failing test reaches."""
     return time.monotonic() + PATIENCE_S
 
 
 def done(completion: Completion[T]) -> T:
-    """The answer of a call to the backend."""
+    """Return the answer of a call to the backend. Raises its error."""
     return completion.wait(PATIENCE_S)
 
 
 def until(
     condition: Callable[[], T | None], what: str | Callable[[], object] = "", seconds: float = PATIENCE_S
 ) -> T:
-    """Let the hub, and other threads and processes, go on until `condition` gives a true value; returns it.
+    """Run the hub, other threads and processes until `condition` returns a true value; return that value.
 
     AssertionError after `seconds`, with `what` was waited for (a function is asked then), or else with the
     condition as its test states it.
     """
-    began = time.monotonic()
-    while not (found := condition()):
-        waited = time.monotonic() - began
+    start = time.monotonic()
+    while not (result := condition()):
+        waited = time.monotonic() - start
         assert waited < seconds, f"in {seconds:g} s not seen: {describe(condition, what)}"
         gevent.sleep(0 if waited < TURNS_S else min(waited / 10, PAUSE_S_MAX))
-    return found
+    return result
 
 
 def describe(condition: Callable[[], object], what: str | Callable[[], object]) -> object:

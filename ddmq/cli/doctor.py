@@ -166,8 +166,8 @@ def check_kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
         fault, _, remedy = str(error).partition(": ")
         yield CheckResult("kafka cluster", FAILED, fault, remedy)
     for finding in find_violations(facts, options):
-        told = f"{finding.resource_names}: {finding.setting}: {finding.breaks}"
-        yield CheckResult("kafka setting", FAILED if finding.loses else WARNING, told, finding.remedy)
+        summary = f"{finding.resource_names}: {finding.setting}: {finding.breaks}"
+        yield CheckResult("kafka setting", FAILED if finding.loses else WARNING, summary, finding.remedy)
 
 
 def check_python() -> CheckResult:

@@ -137,29 +137,31 @@ def compare_counts(report: Report, counted: list[ClientCounts], killed_ms: int) 
     sampled = [seen for process in report.processes for seen in process.vanished_ms]
     last_sample_ms = max((seen for seen in sampled if seen <= killed_ms), default=0)
     rows = []
-    for seen in counted:
-        totals = report.topics.get(seen.topic)
+    for counts in counted:
+        totals = report.topics.get(counts.topic)
         if totals is None:
-            return [Compared(f"{seen.topic}: anything", 0, 1, 1, 1)]
-        unsampled = sum(last_sample_ms <= answered for answered in seen.answered_ms if answered <= killed_ms)
+            return [Compared(f"{counts.topic}: anything", 0, 1, 1, 1)]
+        unsampled = sum(
+            last_sample_ms <= answered for answered in counts.answered_ms if answered <= killed_ms
+        )
         rows += [
             Compared(
-                f"{seen.topic}: sent",
+                f"{counts.topic}: sent",
                 totals.sent,
-                seen.acknowledged,
-                seen.acknowledged - unsampled,
-                seen.acknowledged + seen.sent_again,
+                counts.acknowledged,
+                counts.acknowledged - unsampled,
+                counts.acknowledged + counts.sent_again,
             ),
             Compared(
-                f"{seen.topic}: delivered",
+                f"{counts.topic}: delivered",
                 totals.delivered,
-                seen.delivered,
-                seen.delivered,
-                seen.delivered + seen.sent_again,
+                counts.delivered,
+                counts.delivered,
+                counts.delivered + counts.sent_again,
             ),
-            require_equal(f"{seen.topic}: acknowledged", totals.acked, seen.finished),
-            require_equal(f"{seen.topic}: failed", totals.failed, seen.failed),
-            require_equal(f"{seen.topic}: dead letters", totals.dead_lettered, seen.dead),
+            require_equal(f"{counts.topic}: acknowledged", totals.acked, counts.finished),
+            require_equal(f"{counts.topic}: failed", totals.failed, counts.failed),
+            require_equal(f"{counts.topic}: dead letters", totals.dead_lettered, counts.dead),
         ]
     return rows
 

@@ -286,7 +286,7 @@ class InProcessServer:
         """Return a text with the number of messages of the topic that a pulling group has not finished,
         waiting retries included; "" if there are none."""
         with self.enter_loop():
-            positions = self.levels.positions()
+            positions = self.levels.list_positions()
             for group in {group for group, _ in self._list_pulling()}:
                 for each in self._read_stats(group):
                     if each.topic == topic:

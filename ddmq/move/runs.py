@@ -57,7 +57,7 @@ class MoveRun:
         delays = DelayMove(context, self._notes, config, opener)
         self._finish = Finish(context, self._notes, self.messages, delays, exclusive)
 
-    def plan(self) -> MoveReport:
+    def plan_move(self) -> MoveReport:
         """Return what would be copied, without writing anything. Raises MoveError for a move that is
         impossible."""
         pairs = self.messages.match_topics()
@@ -82,7 +82,7 @@ class MoveRun:
             self._context.say("interrupted")
         return self._build_report(COPIED, COPYING, len(self.messages.pairs), dict(self.messages.left()))
 
-    def finish(self) -> MoveReport:
+    def finish_move(self) -> MoveReport:
         """Do the last step of the move, and compare both sides."""
         if self.begin() == FINISHED:
             raise MoveError("this move is finished; --verify compares it again")
@@ -91,7 +91,7 @@ class MoveRun:
         progress = self._finish.find_faults()
         return msgspec.structs.replace(report, did=FINISHED, faults=[*report.faults, *progress])
 
-    def verify(self) -> MoveReport:
+    def verify_copies(self) -> MoveReport:
         """Compare the copies so far with the source."""
         if self._notes.note is None:
             raise MoveError("nothing was copied yet: this move has not begun")

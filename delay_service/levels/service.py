@@ -71,7 +71,7 @@ class LevelService(DueService[LevelRunner]):
         """Return how many levels this process owns."""
         return len(self._owned)
 
-    def positions(self) -> dict[int, int]:
+    def list_positions(self) -> dict[int, int]:
         """Return for each level's queue the offset below which every message has fired."""
         return {queue.queue_id: runner.level.position for queue, runner in self._owned.items()}
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from backend.completion import Completion, all_of, failed, followed, gather, succeeded
+from backend.completion import Completion, all_of, failed, followed, gather_results, succeeded
 from backend.port import Backend
 from backend.records import AppendResult, Bounds, CommitBatch, ProgressDelta, QueueRef, SettingsLimit
 from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, FencedError, TryLaterError
@@ -368,7 +368,7 @@ def _find_starts(
 ) -> Completion[Sequence[QueueStart | None]]:
     """Return where each queue starts, in order; None for a queue that no longer exists."""
     if start not in ("first", "last"):
-        offsets = gather([backend.offset_for_time(queue, int(start)) for queue in queues])
+        offsets = gather_results([backend.offset_for_time(queue, int(start)) for queue in queues])
         return followed(offsets, lambda: succeeded([QueueStart(offset, 0) for offset in offsets.value]))
     bounds = backend.bounds(queues)
     return followed(bounds, lambda: succeeded([_start_in(start, limits) for limits in bounds.value]))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from backend.completion import Completion, all_of, followed, gather, succeeded
+from backend.completion import Completion, all_of, followed, gather_results, succeeded
 from backend.internal_topics import REAL_TOPIC
 from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from ddmq_common.errors import DamagedError
@@ -173,7 +173,7 @@ def retry_due(runtime: Runtime) -> Completion[Mapping[Name, RetryWaiting]]:
         )
         for topic, queue in retry_queues(runtime, group).items()
     }
-    views = gather([backend.progress(group, [queue]) for (group, _), queue in owners.items()])
+    views = gather_results([backend.progress(group, [queue]) for (group, _), queue in owners.items()])
     bounds = backend.bounds(list(owners.values()))
 
     def on_limits() -> Completion[Mapping[Name, RetryWaiting]]:
@@ -184,7 +184,7 @@ def retry_due(runtime: Runtime) -> Completion[Mapping[Name, RetryWaiting]]:
                 unfinished = limits.next - committed - sum(end - start for start, end in view.finished)
                 if unfinished > 0:
                     late.append(_Late(name, queue, committed, unfinished))
-        firsts = gather([backend.read(each.queue, each.committed, 1, FIRST_BYTES) for each in late])
+        firsts = gather_results([backend.read(each.queue, each.committed, 1, FIRST_BYTES) for each in late])
         return followed(firsts, lambda: succeeded(build_waiting(zip(late, firsts.value, strict=True))))
 
     def build_waiting(rows: Iterable[tuple[_Late, ReadBatch]]) -> Mapping[Name, RetryWaiting]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from backend.completion import Completion, all_of, followed, gather, succeeded
+from backend.completion import Completion, all_of, followed, gather_results, succeeded
 from backend.records import Bounds, ProgressView, QueueRef
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.jobs import JobState
@@ -109,7 +109,7 @@ def subscription_stats(runtime: Runtime, subscription: Subscription) -> Completi
 def group_stats(runtime: Runtime, group: Group, topic: str | None) -> Completion[list[SubscriptionStats]]:
     """Return the progress of every subscription of the group, or of the one to `topic`."""
     subscriptions = [each for each in group.subscriptions.values() if topic is None or each.topic == topic]
-    return gather([subscription_stats(runtime, each) for each in subscriptions])
+    return gather_results([subscription_stats(runtime, each) for each in subscriptions])
 
 
 def _queue_stats(

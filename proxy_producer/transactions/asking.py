@@ -57,13 +57,13 @@ class WaitingPoll:
         if self.done:
             return
         self.done = True
-        self._table.forget(self)
+        self._table.remove_poll(self)
         code, text = (0, OK_TEXT) if fault is None else (int(fault.code), fault.text)
         self.call.reply(IDL.PollChecksResponse(code=code, msg=text, checks=list(checks)))
 
     def _on_abandoned(self, _: Call) -> None:
         self.done = True
-        self._table.forget(self)
+        self._table.remove_poll(self)
 
 
 class WaitingPolls:
@@ -81,11 +81,11 @@ class WaitingPolls:
         """Return the producer groups that have a waiting poll."""
         return list(self._by_group)
 
-    def hold(self, poll: WaitingPoll) -> None:
+    def add_poll(self, poll: WaitingPoll) -> None:
         self._by_group.setdefault(poll.group, deque()).append(poll)
         self.count += 1
 
-    def forget(self, poll: WaitingPoll) -> None:
+    def remove_poll(self, poll: WaitingPoll) -> None:
         """Remove a poll, if it is waiting."""
         waiting = self._by_group.get(poll.group)
         if waiting is not None and poll in waiting:
@@ -94,7 +94,7 @@ class WaitingPolls:
             if not waiting:
                 del self._by_group[poll.group]
 
-    def first(self, group: str) -> WaitingPoll | None:
+    def find_unserved(self, group: str) -> WaitingPoll | None:
         """Return the longest-waiting poll of the group for which no checks are being prepared, or None."""
         return next((poll for poll in self._by_group.get(group, ()) if not poll.is_served), None)
 
@@ -129,10 +129,10 @@ def hand_out_checks(
     The list may be empty after a failure. Return False, without a call, if the shard has no check for the
     group.
     """
-    chosen = held.core.begin_checks(group, count, ANSWER_BYTES_MAX)
-    if not chosen:
+    checks = held.core.begin_checks(group, count, ANSWER_BYTES_MAX)
+    if not checks:
         return False
-    CheckHandout(held, deciding, chosen, then)
+    CheckHandout(held, deciding, checks, then)
     return True
 
 

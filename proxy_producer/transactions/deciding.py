@@ -324,7 +324,7 @@ class TransactionDecider:
                 return
             answers = results_of(halves, records, results) if outcome is _COMMITTED else None
             self._missing_since.pop(transaction.id, None)
-            for late in shard.core.decided(transaction, ended):
+            for late in shard.core.remove_decided(transaction, ended):
                 shard.context.counts.count_refused("half message: ended")
                 shard.recent.drop(late.offset)
             for offset in transaction.offsets:

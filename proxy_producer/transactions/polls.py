@@ -51,7 +51,7 @@ class Polls:
     def poll(self, call: Call, group: str, count: int, timeout_s: float, *, forwarded: bool) -> None:
         """Register an accepted poll, and answer it at once if checks are stored or due."""
         poll = WaitingPoll(self.held, call, group, count, self._clock.monotonic() + timeout_s, forwarded)
-        self.held.hold(poll)
+        self.held.add_poll(poll)
         waiting = self._stored_checks.pop(group, None)
         if waiting is not None:
             poll.answer(waiting[1])
@@ -63,7 +63,7 @@ class Polls:
     def serve_group(self, group: str) -> None:
         """Hand out the due checks of this proxy's shards to the waiting polls of a group."""
         for owned in self._owned():
-            while owned.held.core.offered(group) and (poll := self.held.first(group)) is not None:
+            while owned.held.core.offered(group) and (poll := self.held.find_unserved(group)) is not None:
                 if self._handouts >= ASKING_MAX:
                     self._behind[group] = None
                     return
@@ -98,7 +98,7 @@ class Polls:
 
     def _store_checks(self, group: str, checks: list[Any]) -> None:
         """Answer another poll of the group with these checks, or store them for the group's next poll."""
-        poll = self.held.first(group)
+        poll = self.held.find_unserved(group)
         if poll is not None:
             poll.answer(checks)
         elif len(self._stored_checks) < KEPT_GROUPS_MAX and group not in self._stored_checks:
@@ -134,7 +134,7 @@ class Polls:
         candidates = [
             (address, group)
             for group in self.held.groups()
-            if (poll := self.held.first(group)) is not None and not poll.forwarded
+            if (poll := self.held.find_unserved(group)) is not None and not poll.forwarded
             for address in self._owners.others(holders.value)
             if (address, group) not in self._pending_requests
         ]
@@ -147,7 +147,7 @@ class Polls:
             self._poll_owner(address, group)
 
     def _poll_owner(self, address: str, group: str) -> None:
-        poll = self.held.first(group)
+        poll = self.held.find_unserved(group)
         if poll is None:
             return
         self._pending_requests.add((address, group))

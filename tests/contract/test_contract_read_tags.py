@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from backend.records import tag_hash
 from backend.testing.engine_contract.read_tags import *  # noqa: F403 - the published tests
-from backend.testing.engine_contract.read_tags import all_of, tagged
+from backend.testing.engine_contract.read_tags import all_of, make_tagged
 from backend.testing.kit import Kit
 from tests.examples import examples
 
@@ -28,6 +28,6 @@ TAGS = st.sampled_from([b"", b"red", b"blue", b"a", b"b"])
 def test_the_same_as_choosing_afterwards(
     kit: Kit, tags: list[bytes], wanted: frozenset[bytes], count_max: int
 ) -> None:
-    queue = tagged(kit, *tags, topic=f"t{next(NUMBERS)}")
+    queue = make_tagged(kit, *tags, topic=f"t{next(NUMBERS)}")
     expected = [offset for offset, tag in enumerate(tags) if tag in wanted]
     assert all_of(kit, queue, frozenset(map(tag_hash, wanted)), count_max) == expected

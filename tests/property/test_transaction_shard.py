@@ -151,7 +151,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
         self.durable.finish(loose)
         self.ops.append((found.id, Ended(outcome, found.group, self.now_ms)))
         self.shard.finish_loose(loose)
-        assert [half.offset for half in self.shard.decided(found, self.ops[-1][1])] == late
+        assert [half.offset for half in self.shard.remove_decided(found, self.ops[-1][1])] == late
         assert self.shard.ended.get(found.id) is not None
 
     @rule()

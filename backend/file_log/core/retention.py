@@ -71,7 +71,7 @@ class OldSegment(NamedTuple):
     end: int
     bytes_on_disk: int
     newest_ms: int  # store time of its last record
-    kept: bool = False  # retained for its dead letters alone
+    is_retained: bool = False  # retained for its dead letters alone
 
 
 class Hold(NamedTuple):
@@ -167,7 +167,7 @@ def plan_deletions(
     blocked = None
     for segment in segments[:-1]:
         reason = _deletion_reason(segment, moment, options, free, log_bytes)
-        if reason is None and not segment.kept:
+        if reason is None and not segment.is_retained:
             break
         hold = lowest if lowest is not None and segment.end > lowest.position else dead_letters(segment)
         if hold is not None and reason is not None:
@@ -179,7 +179,7 @@ def plan_deletions(
             log_bytes -= segment.bytes_on_disk
         elif hold is lowest:
             break
-        elif not segment.kept:
+        elif not segment.is_retained:
             passed.append(Deletion(segment, reason or Reason.AGE, keep=True))
     return plan, blocked
 

@@ -87,7 +87,7 @@ class AttachedIndex:
     def recover(self) -> None:
         """Bring the index up to date with the recovered log. Blocking."""
         live = self._segments.last
-        for start, end in self.index.recover(self.segment_ranges()):
+        for start, end in self.index.recover_files(self.segment_ranges()):
             if start < live.start:
                 continue
             if end - start > self._fill_bytes_max:
@@ -148,7 +148,7 @@ class AttachedIndex:
     ) -> Callable[[], list[IndexHit]]:
         """Return the blocking call that finds the newest records of a key, newest first."""
         candidates = self.index.find_key(topic, key, CANDIDATES_MAX)
-        return lambda: self._verify(
+        return lambda: self._verify_candidates(
             candidates, lambda record: is_key(record, topic, incarnation, key), count_max
         )
 
@@ -157,11 +157,11 @@ class AttachedIndex:
     ) -> Callable[[], list[IndexHit]]:
         """Return the blocking call that finds the records with a message id, newest first."""
         candidates = self.index.find_id(message_id, CANDIDATES_MAX)
-        return lambda: self._verify(
+        return lambda: self._verify_candidates(
             candidates, lambda record: is_id(record, topic, incarnation, message_id), count_max
         )
 
-    def _verify(
+    def _verify_candidates(
         self, candidates: Iterator[int], matches: Callable[[Record], bool], count_max: int
     ) -> list[IndexHit]:
         return list(islice(verify_candidates(candidates, self._segments.segments[:], matches), count_max))

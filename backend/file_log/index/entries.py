@@ -110,14 +110,14 @@ def rows_with_hash(body: bytes, which: int, hash_value: int) -> Iterator[int]:
 def table_entries(body: bytes) -> list[int]:
     """Return the sorted table's entries for all rows, `hash << 32 | position`: of ids, then of keys."""
     positions = read_column(body, POSITION_COLUMN)
-    entries = _interleave(positions, read_column(body, ID_COLUMN))
+    entries = _interleave_halves(positions, read_column(body, ID_COLUMN))
     keys = read_column(body, KEY_COLUMN)
     if any(keys):
-        entries += [entry for entry in _interleave(positions, keys) if entry > U32_MAX]
+        entries += [entry for entry in _interleave_halves(positions, keys) if entry > U32_MAX]
     return entries
 
 
-def _interleave(low: array[int], high: array[int]) -> list[int]:
+def _interleave_halves(low: array[int], high: array[int]) -> list[int]:
     pairs = array("I", bytes(8 * len(low)))
     first, second = (1, 0) if sys.byteorder == "big" else (0, 1)
     pairs[first::2] = low

@@ -86,7 +86,7 @@ class LogIndex:
 
     # --- start
 
-    def recover(self, segment_ranges: Sequence[LogRange]) -> list[LogRange]:
+    def recover_files(self, segment_ranges: Sequence[LogRange]) -> list[LogRange]:
         """Bring the folder up to date with the log's segments and return the gaps to fill.
 
         `segment_ranges` ascend, the last one is live. Files of other segments and unfinished files are

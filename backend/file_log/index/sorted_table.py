@@ -156,14 +156,14 @@ def _one_pass(source: Source, low: int, width: int, count: int) -> Iterator[list
     for batch in source():
         for start in range(0, len(batch), _DEAL):
             chunk = [number for number in batch[start : start + _DEAL] if low <= number < high]
-            _distribute(chunk, buckets, shift, low)
+            _distribute_numbers(chunk, buckets, shift, low)
             yield []
     for index, bucket in enumerate(buckets):
         buckets[index] = array("Q")
         yield from _sorted_bucket(bucket, shift)
 
 
-def _distribute(numbers: Iterable[int], buckets: list[array[int]], shift: int, low: int) -> None:
+def _distribute_numbers(numbers: Iterable[int], buckets: list[array[int]], shift: int, low: int) -> None:
     for number in numbers:
         buckets[(number - low) >> shift].append(number)
 
@@ -177,7 +177,7 @@ def _sorted_bucket(bucket: array[int], shift: int) -> Iterator[list[int]]:
     buckets = [array("Q") for _ in range(1 << (shift - further))]
     low = bucket[0] >> shift << shift
     for start in range(0, len(bucket), _DEAL):
-        _distribute(bucket[start : start + _DEAL], buckets, further, low)
+        _distribute_numbers(bucket[start : start + _DEAL], buckets, further, low)
         yield []
     for smaller in filter(None, buckets):
         yield from _sorted_bucket(smaller, further)

@@ -346,7 +346,7 @@ class Queries:
         it.
         """
 
-        def settle(value: Any, error: Exception | None) -> None:
+        def settle_completion(value: Any, error: Exception | None) -> None:
             if error is None:
                 completion.succeed(value)
             elif isinstance(error, DdmqError):
@@ -361,7 +361,7 @@ class Queries:
             except DdmqError as error:
                 completion.fail(error)
                 return
-            off_hub(act, settle)
+            off_hub(act, settle_completion)
 
         self._later(begin)
         return completion
@@ -413,7 +413,7 @@ class Queries:
         return positions
 
     def _repair_entry(self, queue: LogQueue, record: Record) -> None:
-        self._damage.report(
+        self._damage.report_range(
             "consumequeue", record.position, ENTRY_BYTES, f"entry {record.offset} of {queue.ref}"
         )
         if record.offset < queue.flushed:

@@ -290,7 +290,7 @@ class Checkpointer:
         self._waiting: list[Callable[[], None]] = []
         self._requested = self._saving = self._failing = self.closed = False
 
-    def request(self, then: Callable[[], None] | None = None) -> None:
+    def request_checkpoint(self, then: Callable[[], None] | None = None) -> None:
         """Write a checkpoint soon, unless the log has not grown since the last; then call `then` in any
         case.
         """

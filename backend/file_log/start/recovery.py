@@ -125,7 +125,7 @@ class Recovery:
         self._incarnation_before = self._state.last_incarnation
         if checkpoint is not None:
             files, now_ms = SendFiles(self._storage, self._directory), self._state.last_ms
-            on_damage, segments = self._damage.report, self._segments
+            on_damage, segments = self._damage.report_range, self._segments
             load_keys(
                 self._state.sends,
                 files,
@@ -152,7 +152,7 @@ class Recovery:
             f"there is no valid checkpoint, and the log begins at {start}: settings, groups and progress from"
             " before are lost; topics are created again with default settings for the remaining messages"
         )
-        self._damage.report("checkpoint", start, 0, text)
+        self._damage.report_range("checkpoint", start, 0, text)
 
     def _report_holes(self, start: int) -> None:
         """Report missing files below the log position `start`, where the log is not scanned."""
@@ -175,10 +175,10 @@ class Recovery:
 
     def _report_views(self, format_defect: str, checkpoint_errors: list[str]) -> None:
         if format_defect:
-            self._damage.report("format", 0, 0, format_defect)
+            self._damage.report_range("format", 0, 0, format_defect)
             self._move_to_damaged(names.FORMAT)
         for error in checkpoint_errors:
-            self._damage.report("checkpoint", len(error), 0, error)
+            self._damage.report_range("checkpoint", len(error), 0, error)
         if checkpoint_errors and checkpoint_errors[0].startswith(f"{names.CHECKPOINT}:"):
             self._move_to_damaged(names.CHECKPOINT)
 

@@ -97,14 +97,14 @@ def test_appends_from_an_answer_s_callback_are_stored(kit: Kit) -> None:
     kit.make("orders")
     last: Completion[int] = Completion()
 
-    def again(answer: Completion[list[AppendResult]]) -> None:
+    def append_again(answer: Completion[list[AppendResult]]) -> None:
         offset = answer.result()[0].offset
         if offset == 20:
             last.succeed(offset)
         else:
-            kit.backend.append([kit.new("orders")], kit.soon).then(again)
+            kit.backend.append([kit.new("orders")], kit.soon).then(append_again)
 
-    kit.backend.append([kit.new("orders")], kit.soon).then(again)
+    kit.backend.append([kit.new("orders")], kit.soon).then(append_again)
     assert done(last) == 20
     assert len(kit.stored(kit.queue("orders"))) == 21
 

@@ -17,12 +17,12 @@ def test_in_short_as_in_full(kit: Kit, key: bytes) -> None:
     kit.make("orders")
     kit.append(*(kit.new("orders", 0, b"%d" % n, key=key, system=system) for n, system in enumerate(SYSTEMS)))
     batch = kit.read(kit.queue("orders"))
-    found = batch.carried("order")
-    assert [one.value.decode() for one in found] == [(system or {}).get("order", "") for system in SYSTEMS]
-    for index, one in enumerate(found):
-        whole = batch.record(index)
-        assert one[:4] == (whole.offset, whole.message_id, whole.born_ms, whole.flags)
-        assert bytes(one.delivery) == bytes(whole.delivery)
+    messages = batch.carried("order")
+    assert [one.value.decode() for one in messages] == [(system or {}).get("order", "") for system in SYSTEMS]
+    for index, one in enumerate(messages):
+        record = batch.record(index)
+        assert one[:4] == (record.offset, record.message_id, record.born_ms, record.flags)
+        assert bytes(one.delivery) == bytes(record.delivery)
 
 
 def test_message_ids_are_those_of_the_records(kit: Kit) -> None:

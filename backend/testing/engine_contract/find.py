@@ -23,7 +23,7 @@ def test_the_first_offset_at_or_after_a_time(kit: Kit) -> None:
 
 
 def test_the_times_of_records_find_them(kit: Kit) -> None:
-    """By the stamps that they have, whoever's clock they are of."""
+    """A time finds records by their stored stamps, whichever clock stamped them."""
     queue = kit.make_queue("orders")
     for _ in range(6):
         kit.send("orders", b"a", b"b")
@@ -109,8 +109,8 @@ def test_an_id_that_stands_twice_is_found_twice(kit: Kit) -> None:
     kit.make("orders")
     record = kit.new("orders")
     kit.append(record, kit.new("orders"), record)
-    found = done(kit.backend.find("orders", message_id=record.message_id))
-    assert [hit.offset for hit in found] == [2, 0]
+    matches = done(kit.backend.find("orders", message_id=record.message_id))
+    assert [hit.offset for hit in matches] == [2, 0]
 
 
 def test_other_topics_with_the_same_key_stay_out(kit: Kit) -> None:

@@ -34,12 +34,12 @@ def test_records_come_back_whole(lasting: Kit) -> None:
 
 
 def test_topics_come_back_as_they_were(lasting: Kit) -> None:
-    made = lasting.make(
+    info = lasting.make(
         "orders", 3, durability=Durability.WRITTEN, delay="only", body_bytes_max=5, source="x.yaml"
     )
     grown = done(lasting.backend.put_topic(replace(lasting.make("bills", 1), queues=4), lasting.soon))
     lasting.engine.reopen()
-    assert lasting.backend.topic("orders") == made
+    assert lasting.backend.topic("orders") == info
     assert lasting.backend.topic("bills") == grown
 
 
@@ -135,10 +135,10 @@ def test_everything_is_found_again(lasting: Kit) -> None:
         lasting.append(records[-1])
         lasting.clock.now_ms += 1000
     lasting.engine.reopen()
-    found = done(lasting.backend.find("orders", key=b"odd"))
-    assert [hit.message_id for hit in found] == [records[n].message_id for n in (9, 7, 5, 3, 1)]
-    found = done(lasting.backend.find("orders", message_id=records[4].message_id))
-    assert [(hit.queue_id, hit.offset) for hit in found] == [(0, 2)]
+    matches = done(lasting.backend.find("orders", key=b"odd"))
+    assert [hit.message_id for hit in matches] == [records[n].message_id for n in (9, 7, 5, 3, 1)]
+    matches = done(lasting.backend.find("orders", message_id=records[4].message_id))
+    assert [(hit.queue_id, hit.offset) for hit in matches] == [(0, 2)]
     assert done(lasting.backend.offset_for_time(lasting.queue("orders"), start + 4000)) == 2
     lasting.append(lasting.new("orders", 1, key=b"odd"))
     assert len(done(lasting.backend.find("orders", key=b"odd"))) == 6

@@ -56,21 +56,21 @@ def test_a_deadline_that_has_passed_is_answered_all_the_same(kit: Kit) -> None:
 
 
 def test_a_callback_that_raises_costs_nobody_else_an_answer(kit: Kit) -> None:
-    """It is a bug of its caller's, shown on standard error; the engine goes on."""
+    """The error is a bug of the caller: it is shown on standard error, and the engine continues."""
     queue = kit.make_queue("orders")
 
-    def broken(_: object) -> None:
+    def raise_error(_: object) -> None:
         raise ZeroDivisionError("broken on purpose")
 
-    stop = kit.backend.watch_settings(broken)
+    stop = kit.backend.watch_settings(raise_error)
     waits = [kit.backend.wait(queue, 0, kit.soon) for _ in range(3)]
-    waits[1].then(broken)
+    waits[1].then(raise_error)
     appends = [kit.backend.append([kit.new("orders")], kit.soon) for _ in range(5)]
-    appends[1].then(broken)
+    appends[1].then(raise_error)
     commits = [kit.backend.commit(CommitBatch(settings={"k": b"%d" % n}), kit.soon) for n in range(5)]
-    commits[1].then(broken)
+    commits[1].then(raise_error)
     reads = [kit.backend.read(queue, 0, 1, 1) for _ in range(5)]
-    reads[1].then(broken)
+    reads[1].then(raise_error)
     everyone: list[Completion] = [*appends, *commits, *reads, *waits]
     until(lambda: all(call.done for call in everyone), "everyone answered")
     assert [done(call)[0].offset for call in appends] == list(range(5))

@@ -103,11 +103,11 @@ def test_who_waits_gets_it_when_the_holder_leaves(kit: Kit) -> None:
 
 def test_who_left_before_hearing_never_hears(kit: Kit) -> None:
     kit.make("orders")
-    gone = Member(kit, "billing", "orders")
-    gone.leave()
+    departed = Member(kit, "billing", "orders")
+    departed.leave()
     other = Member(kit, "billing", "orders")
     until(lambda: other.held, "granted to the other")
-    assert gone.granted == []
+    assert departed.granted == []
 
 
 def test_a_topic_that_comes_later_is_granted_then(kit: Kit) -> None:

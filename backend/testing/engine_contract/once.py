@@ -21,14 +21,14 @@ def with_key(
     return kit.new(topic, queue_id, body, system=system)
 
 
-def numbered(kit: Kit, sequence: int, below: int = 0, queue_id: int = 0) -> NewRecord:
+def new_numbered(kit: Kit, sequence: int, below: int = 0, queue_id: int = 0) -> NewRecord:
     """A record with a producer's sequence."""
     system = {IDENTITY: sequence_identity(PRODUCER, sequence, below)}
     return kit.new("orders", queue_id, b"%d" % sequence, system=system)
 
 
 def first_of(record: NewRecord, offset: int, differs: bool = False) -> FirstStored:
-    """What a later one is told of this one."""
+    """Return the answer about this record that a later duplicate gets."""
     return FirstStored(record.message_id, record.queue_id, offset, differs)
 
 
@@ -63,12 +63,12 @@ def test_a_key_belongs_to_its_topic(kit: Kit) -> None:
 
 
 def test_resends_that_are_under_way_together(kit: Kit) -> None:
-    """In one append, and in appends that were called before any was answered."""
+    """Duplicates in one append, and in appends before the first answer, are recognised."""
     kit.make("orders")
     together = [with_key(kit, b"1") for _ in range(3)]
     results = kit.append(*together)
     assert [result.first for result in results] == [None, first_of(together[0], 0), first_of(together[0], 0)]
-    calls = [kit.backend.append([numbered(kit, 5)], kit.soon) for _ in range(50)]
+    calls = [kit.backend.append([new_numbered(kit, 5)], kit.soon) for _ in range(50)]
     results = [done(call)[0] for call in calls]
     assert sum(result.first is None for result in results) == 1
     assert {result.offset for result in results} == {1}
@@ -77,19 +77,21 @@ def test_resends_that_are_under_way_together(kit: Kit) -> None:
 
 def test_sequences_are_stored_once_in_any_order(kit: Kit) -> None:
     kit.make("orders")
-    sent = {sequence: numbered(kit, sequence) for sequence in (3, 0, 2, 1)}
+    sent = {sequence: new_numbered(kit, sequence) for sequence in (3, 0, 2, 1)}
     for offset, (_, record) in enumerate(sent.items()):
         assert kit.append(record)[0].first is None
-        assert kit.append(numbered(kit, int(record.system[IDENTITY].split(".")[1], 16)))[0].offset == offset
+        assert (
+            kit.append(new_numbered(kit, int(record.system[IDENTITY].split(".")[1], 16)))[0].offset == offset
+        )
     assert len(kit.stored(kit.queue("orders"))) == 4
 
 
 def test_what_a_producer_has_an_answer_for_is_forgotten(kit: Kit) -> None:
     kit.make("orders")
-    kit.append(*(numbered(kit, sequence) for sequence in range(10)))
-    kit.append(numbered(kit, 10, below=8))
-    assert kit.append(numbered(kit, 8))[0].offset == 8
-    result = kit.append(numbered(kit, 7))[0]
+    kit.append(*(new_numbered(kit, sequence) for sequence in range(10)))
+    kit.append(new_numbered(kit, 10, below=8))
+    assert kit.append(new_numbered(kit, 8))[0].offset == 8
+    result = kit.append(new_numbered(kit, 7))[0]
     assert result.status is AppendStatus.REFUSED
     assert isinstance(result.error, CallerError)
     assert "sequence 7" in str(result.error)
@@ -112,15 +114,15 @@ def test_what_is_no_identity_is_refused(kit: Kit, identity: str) -> None:
 
 def test_a_topic_made_again_knows_nothing_of_the_one_before(kit: Kit) -> None:
     kit.make("orders")
-    kit.append(with_key(kit, b"1"), numbered(kit, 1))
+    kit.append(with_key(kit, b"1"), new_numbered(kit, 1))
     done(kit.backend.delete_topic("orders", kit.soon))
     kit.make("orders")
-    assert [result.first for result in kit.append(with_key(kit, b"1"), numbered(kit, 1))] == [None, None]
+    assert [result.first for result in kit.append(with_key(kit, b"1"), new_numbered(kit, 1))] == [None, None]
     assert len(kit.stored(kit.queue("orders"))) == 2
 
 
 def test_commits_do_not_look_at_it(kit: Kit) -> None:
-    """What copies a message stores it whatever it says of itself; a send that follows is recognised."""
+    """A commit stores a copy of a message despite its key; a later send with the key is recognised."""
     kit.make("orders")
     kit.append(with_key(kit, b"1"))
     copy = with_key(kit, b"1")
@@ -131,11 +133,13 @@ def test_commits_do_not_look_at_it(kit: Kit) -> None:
 
 def test_they_are_known_after_a_restart(lasting: Kit) -> None:
     lasting.make("orders")
-    key, sequence = with_key(lasting, b"1"), numbered(lasting, 4, below=2)
+    key, sequence = with_key(lasting, b"1"), new_numbered(lasting, 4, below=2)
     lasting.append(key, sequence)
     for _ in range(2):
         lasting.engine.reopen()
-        results = lasting.append(with_key(lasting, b"1"), numbered(lasting, 4, below=2), numbered(lasting, 1))
+        results = lasting.append(
+            with_key(lasting, b"1"), new_numbered(lasting, 4, below=2), new_numbered(lasting, 1)
+        )
         assert [result.first for result in results[:2]] == [first_of(key, 0), first_of(sequence, 1)]
         assert isinstance(results[2].error, CallerError)
     assert len(lasting.stored(lasting.queue("orders"))) == 2

@@ -46,14 +46,14 @@ def test_next_offset_leads_through_everything(kit: Kit, count_max: int) -> None:
     kit.make("orders")
     kit.send("orders", *(b"%d" % n for n in range(20)))
     queue, offset = kit.queue("orders"), 0
-    seen: list[int] = []
+    offsets: list[int] = []
     while (batch := kit.read(queue, offset, count_max)).status is ReadStatus.DATA:
         assert 1 <= len(batch.offsets) <= count_max
         assert batch.next_offset > offset
-        seen += batch.offsets
+        offsets += batch.offsets
         offset = batch.next_offset
         assert not batch.at_end or offset == 20  # an engine need not know that it is there
-    assert seen == list(range(20))
+    assert offsets == list(range(20))
     assert batch.status is ReadStatus.NONE
 
 
@@ -109,9 +109,9 @@ def test_bad_arguments_of_a_read_raise_at_once(kit: Kit, offset: int, count_max:
 def test_bounds_in_bulk(kit: Kit) -> None:
     info = kit.make("orders", 3)
     kit.send("orders", b"a", b"b", queue_id=1)
-    gone = QueueRef("orders", info.incarnation + 1, 0)
-    asked = [*kit.queues("orders"), gone, QueueRef("nowhere", 1, 0)]
-    assert done(kit.backend.bounds(asked)) == [Bounds(0, 0), Bounds(0, 2), Bounds(0, 0), None, None]
+    deleted_queue = QueueRef("orders", info.incarnation + 1, 0)
+    queues = [*kit.queues("orders"), deleted_queue, QueueRef("nowhere", 1, 0)]
+    assert done(kit.backend.bounds(queues)) == [Bounds(0, 0), Bounds(0, 2), Bounds(0, 0), None, None]
     assert done(kit.backend.bounds([])) == []
 
 

@@ -89,14 +89,14 @@ def test_settings_ride_with_records_and_progress(kit: Kit) -> None:
 
 def test_what_must_be_absent_is_made_once(kit: Kit) -> None:
     """Also of those that are under way together; of what is refused nothing is stored."""
-    made = [
+    commits = [
         kit.backend.commit(CommitBatch(settings={"k": b"%d" % n, "by": b"%d" % n}, absent=["k"]), kit.soon)
         for n in range(5)
     ]
-    until(lambda: all(each.done for each in made), "all answered")
-    numbers = [n for n, each in enumerate(made) if each.error is None]
+    until(lambda: all(each.done for each in commits), "all answered")
+    numbers = [n for n, each in enumerate(commits) if each.error is None]
     assert len(numbers) == 1
-    assert all(isinstance(each.error, FencedError) for each in made if each.error is not None)
+    assert all(isinstance(each.error, FencedError) for each in commits if each.error is not None)
     assert (kit.backend.setting("k"), kit.backend.setting("by")) == (b"%d" % numbers[0],) * 2
     kit.commit(settings={"k": None})
     done(kit.backend.commit(CommitBatch(settings={"k": b"again"}, absent=["k", "other"]), kit.soon))
@@ -112,9 +112,9 @@ def test_a_limit_on_a_folder_holds_for_all_that_are_under_way(kit: Kit) -> None:
         return kit.backend.commit(batch, kit.soon)
 
     kit.commit(settings={"group/a": b"1", "groups": b"1", "other/a": b"1"})
-    made = [start_group(f"b{number}") for number in range(6)]
-    until(lambda: all(each.done for each in made), "all answered")
-    rejections = [each.error for each in made if each.error is not None]
+    commits = [start_group(f"b{number}") for number in range(6)]
+    until(lambda: all(each.done for each in commits), "all answered")
+    rejections = [each.error for each in commits if each.error is not None]
     assert len(kit.backend.settings("group/")) == 3
     assert len(kit.backend.settings("by/")) == 2
     assert {(type(error), str(error)) for error in rejections} == {(BoundReachedError, "there are 3 groups")}

@@ -15,12 +15,12 @@ from ddmq_common.errors import FencedError
 WHOLE_TOPIC, WHOLE_GROUP = Sharing.WHOLE_TOPIC, Sharing.WHOLE_GROUP
 
 
-def shares(*members: Member) -> list[list[int]]:
+def list_shares(*members: Member) -> list[list[int]]:
     return [member.numbers for member in members]
 
 
 def come_to(expected: list[list[int]], *members: Member) -> None:
-    until(lambda: shares(*members) == expected, f"{expected}")
+    until(lambda: list_shares(*members) == expected, f"{expected}")
 
 
 def finish_one(kit: Kit, queue: QueueRef, epoch: int) -> None:
@@ -53,7 +53,7 @@ def test_consistent_hash_moves_only_what_a_newcomer_takes(kit: Kit) -> None:
     until(lambda: len(first.held) + len(second.held) == 32 and second.held, "two share")
     before = {**first.held, **second.held}
     third = Member(kit, "billing", "orders", sharing=sharing, address="h:3")
-    until(lambda: third.held and sum(map(len, shares(first, second, third))) == 32, "three share")
+    until(lambda: third.held and sum(map(len, list_shares(first, second, third))) == 32, "three share")
     stayed = {**first.held, **second.held}
     assert stayed == {queue: before[queue] for queue in stayed}, "and what stays keeps its epoch"
 
@@ -208,7 +208,7 @@ def test_a_new_group_holder_gets_nothing_before_the_old_one_has_let_go(kit: Kit)
     bills2 = Member(kit, "billing", "bills", sharing=WHOLE_GROUP, member="two")
     orders1.leave()
     until(lambda: bills1.asked, "the group moves")
-    assert shares(orders2, bills2) == [[], []]
+    assert list_shares(orders2, bills2) == [[], []]
     bills1.held.clear()
     bills1.membership.release(bills1.asked)
     come_to([[], [0], [0]], bills1, orders2, bills2)

@@ -65,16 +65,16 @@ def test_internal_topics_are_topics(kit: Kit) -> None:
 def test_making_it_twice_at_the_same_time_gives_one(kit: Kit) -> None:
     first = kit.backend.put_topic(TopicInfo("orders", 0, 2), kit.soon)
     second = kit.backend.put_topic(TopicInfo("orders", 0, 8), kit.soon)
-    made = done(first)
-    assert done(second) == made
-    assert made.queues == 2
+    info = done(first)
+    assert done(second) == info
+    assert info.queues == 2
 
 
 def test_making_it_again_changes_nothing(kit: Kit) -> None:
-    made = kit.make("orders", 2)
+    info = kit.make("orders", 2)
     kit.send("orders", b"a")
-    assert kit.make("orders", 8, writable=False) == made
-    assert kit.backend.topic("orders") == made
+    assert kit.make("orders", 8, writable=False) == info
+    assert kit.backend.topic("orders") == info
     assert kit.send("orders", b"b") == [1]
 
 
@@ -205,36 +205,36 @@ def test_a_topic_that_is_not_readable_refuses(kit: Kit) -> None:
 
 
 def test_changes_of_topics_are_told(kit: Kit) -> None:
-    heard: list[str] = []
-    stop = kit.backend.watch_settings(heard.append)
+    changed_keys: list[str] = []
+    stop = kit.backend.watch_settings(changed_keys.append)
     info = kit.make("orders")
-    until(lambda: "topic/orders" in heard, "told of the new topic")
-    heard.clear()
+    until(lambda: "topic/orders" in changed_keys, "told of the new topic")
+    changed_keys.clear()
     done(kit.backend.put_topic(replace(info, queues=2), kit.soon))
-    until(lambda: "topic/orders" in heard, "told of the growth")
-    heard.clear()
+    until(lambda: "topic/orders" in changed_keys, "told of the growth")
+    changed_keys.clear()
     done(kit.backend.delete_topic("orders", kit.soon))
-    until(lambda: "topic/orders" in heard, "told of the end")
+    until(lambda: "topic/orders" in changed_keys, "told of the end")
     stop()
-    heard.clear()
+    changed_keys.clear()
     kit.make("orders")
     kit.send("orders", b"a")
-    assert heard == []
+    assert changed_keys == []
 
 
 def test_no_more_topics_are_made_than_the_caller_allows(kit: Kit) -> None:
     """Also of those that are under way together; one that is there counts as made."""
     before = len(kit.backend.topics())
-    made = [
+    creations = [
         kit.backend.put_topic(TopicInfo(f"t{number}", 0, 1), kit.soon, None, before + 3)
         for number in range(6)
     ]
-    until(lambda: all(each.done for each in made), "all answered")
-    errors = [each.error for each in made if each.error is not None]
+    until(lambda: all(each.done for each in creations), "all answered")
+    errors = [each.error for each in creations if each.error is not None]
     assert len(kit.backend.topics()) == before + 3
     assert [type(error) for error in errors] == [BoundReachedError] * 3
     assert f"there are {before + 3} topics; topics_max is {before + 3}" in {str(error) for error in errors}
-    name = next(each.result().name for each in made if each.error is None)
+    name = next(each.result().name for each in creations if each.error is None)
     again = done(kit.backend.put_topic(TopicInfo(name, 0, 1), kit.soon, None, 1))
     assert again.name == name
     done(kit.backend.delete_topic(name, kit.soon))

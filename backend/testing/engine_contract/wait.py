@@ -52,9 +52,9 @@ def test_whoever_was_woken_can_read_it(kit: Kit) -> None:
 
 def test_false_at_the_deadline_and_not_before(kit: Kit) -> None:
     kit.make("orders")
-    began = time.monotonic()
-    assert done(kit.backend.wait(kit.queue("orders"), 0, began + 0.05)) is False
-    assert time.monotonic() - began >= 0.05
+    start = time.monotonic()
+    assert done(kit.backend.wait(kit.queue("orders"), 0, start + 0.05)) is False
+    assert time.monotonic() - start >= 0.05
 
 
 def test_deadlines_are_each_one_s_own(kit: Kit) -> None:
@@ -115,26 +115,26 @@ def test_no_wake_up_is_lost_however_append_and_wait_fall(kit: Kit) -> None:
     finished: Completion[int] = Completion()
     rounds = 300
 
-    def woken(wait: Completion[bool]) -> None:
+    def read_on(wait: Completion[bool]) -> None:
         assert wait.result() is True
-        kit.backend.read(queue, state["offset"], 10, 1000).then(seen)
+        kit.backend.read(queue, state["offset"], 10, 1000).then(wait_again)
 
-    def seen(answer: Completion) -> None:  # type: ignore[type-arg]
+    def wait_again(answer: Completion) -> None:  # type: ignore[type-arg]
         state["offset"] = offset = answer.result().next_offset
         if offset >= rounds:
             finished.succeed(offset)
             return
         if offset % 2:
-            kit.backend.wait(queue, offset, kit.soon).then(woken)
+            kit.backend.wait(queue, offset, kit.soon).then(read_on)
         if offset == state["sent"]:
             state["sent"] += 1
             kit.backend.append([kit.new("orders")], kit.soon)
         if not offset % 2:
-            kit.backend.wait(queue, offset, kit.soon).then(woken)
+            kit.backend.wait(queue, offset, kit.soon).then(read_on)
 
     state = {"offset": 0, "sent": 1}
     kit.backend.append([kit.new("orders")], kit.soon)
-    kit.backend.wait(queue, 0, kit.soon).then(woken)
+    kit.backend.wait(queue, 0, kit.soon).then(read_on)
     assert done(finished) == rounds
 
 
@@ -147,7 +147,7 @@ def test_a_thousand_waits_on_many_queues(kit: Kit) -> None:
 
 
 def test_the_end_of_a_topic_ends_its_waits(kit: Kit) -> None:
-    """So that the reader looks again and finds it gone: True, or an error that says so."""
+    """The wait ends with True or UnknownTopicError, so that the reader learns of the deletion."""
     queue = kit.make_queue("orders")
     parked = kit.backend.wait(queue, 0, kit.soon)
     done(kit.backend.delete_topic("orders", kit.soon))

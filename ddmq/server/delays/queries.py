@@ -255,20 +255,20 @@ class DelayQueries:
         sends its `secret`.
         """
         folder = backup_folder(request.body.get("folder"), self._backups)
-        numbers, held = request.body.get("shards"), self._open_shards()
+        numbers, open_shards = request.body.get("shards"), self._open_shards()
         if numbers is not None:
             if not isinstance(numbers, list):
                 raise CallerError(f"shards is {numbers!r}; a list of numbers is wanted")
             check_secret(folder, request.body.get("secret"))
-            chosen_shards = [one for one in held if one.number in numbers]
+            chosen_shards = [one for one in open_shards if one.number in numbers]
             if len(chosen_shards) < len(numbers):
                 raise TryLaterError("not all of these shards are open here; try again")
             in_thread(copy_shards, folder, chosen_shards)
             return {"folder": str(folder), "shards": len(chosen_shards)}
         others = self._shards_by_owner(self._foreign_shards(self._service()))
-        if len(held) + sum(map(len, others.values())) < self._queues():
+        if len(open_shards) + sum(map(len, others.values())) < self._queues():
             raise TryLaterError("not every shard is open yet; try again")
-        shards = in_thread(make_backup, self._backups, folder, held, others, self._clock.wall_ms())
+        shards = in_thread(make_backup, self._backups, folder, open_shards, others, self._clock.wall_ms())
         return {"folder": str(folder), "shards": shards}
 
     def _shards_by_owner(self, numbers: Sequence[int]) -> dict[str, list[int]]:

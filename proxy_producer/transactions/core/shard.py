@@ -288,7 +288,7 @@ class TransactionShard:
         transaction.deciding = outcome
         self._withdraw_offer(transaction)
 
-    def decided(self, transaction: OpenTransaction, ended: Ended) -> list[HalfFacts]:
+    def remove_decided(self, transaction: OpenTransaction, ended: Ended) -> list[HalfFacts]:
         """Remove a transaction whose end is durable; return its half messages that came too late."""
         del self.open[transaction.id]
         self._above -= self.by_group[transaction.group] > self._group_max

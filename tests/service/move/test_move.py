@@ -41,14 +41,14 @@ def test_everything_is_there_and_exactly_the_unfinished_comes_again(seed, sides)
     source.fill(seed)
     moved(source, target).copy(None)
     source.send(*(message("orders", 1) for _ in range(50)))  # while clients are still there
-    said = moved(source, target).finish()
+    said = moved(source, target).finish_move()
     assert (said.state, said.faults) == (FINISHED, [])
     same(source, target)
     assert target.contents(SCHEDULE_TOPIC) == source.contents(SCHEDULE_TOPIC)
     kept = source.backend.topic("orders"), target.backend.topic("orders")
     assert [(t.queues, t.delay, t.body_bytes_max) for t in kept if t] == [(3, "none", 5_000)] * 2
     assert target.backend.settings(GROUP_PREFIX) == source.backend.settings(GROUP_PREFIX)
-    assert moved(source, target).verify().faults == []
+    assert moved(source, target).verify_copies().faults == []
 
 
 def test_a_second_run_copies_nothing_twice(sides):  # type: ignore[no-untyped-def]
@@ -84,11 +84,11 @@ def test_a_run_that_is_cut_short_anywhere_goes_on(times, stored, sides, monkeypa
 
     def whole() -> None:
         moved(source, target).copy(None)
-        moved(source, target).finish()
+        moved(source, target).finish_move()
 
     with pytest.raises(Killed):
         whole()
-    assert moved(source, target).finish().faults == []
+    assert moved(source, target).finish_move().faults == []
     same(source, target)
 
 
@@ -101,7 +101,7 @@ def test_an_answer_that_was_lost_is_not_copied_again(sides):  # type: ignore[no-
     assert isinstance(target.backend, PlayedMemory)
     target.backend.fail_next(RemoteError("no answer"), stored=True)
     run.messages.copy_round()
-    assert moved(source, target).finish().faults == []
+    assert moved(source, target).finish_move().faults == []
     same(source, target)
 
 
@@ -113,7 +113,7 @@ def test_what_the_target_was_sent_in_between_is_new_to_every_group(sides):  # ty
     own = [message("orders", 0), message("orders", 2)]
     target.send(*own)
     source.send(*(message("orders", 0) for _ in range(3)))
-    assert moved(source, target).finish().faults == []
+    assert moved(source, target).finish_move().faults == []
     ids = {record.message_id for record in own}
     left = target.left()
     for group in ("billing", "audit"):
@@ -127,7 +127,7 @@ def test_topics_with_messages_of_their_own_are_refused_and_nothing_is_written(si
     source.fill(2)
     target.make("prices", 2)
     target.send(message("prices", 0))
-    for run in (moved(source, target).plan, lambda: moved(source, target).copy(None)):
+    for run in (moved(source, target).plan_move, lambda: moved(source, target).copy(None)):
         with pytest.raises(MoveError, match="prices has messages at the target that are no copies"):
             run()
     assert target.backend.topic("orders") is None
@@ -136,7 +136,7 @@ def test_topics_with_messages_of_their_own_are_refused_and_nothing_is_written(si
 def test_a_dry_run_says_what_there_is_and_writes_nothing(sides):  # type: ignore[no-untyped-def]
     source, target = sides
     source.fill(2)
-    said = moved(source, target).plan()
+    said = moved(source, target).plan_move()
     assert (said.topics, said.groups) == (5, 2)
     assert sum(said.left.values())
     assert not target.backend.topics()
@@ -149,14 +149,14 @@ def test_progress_of_somebody_at_the_target_or_the_source_stops_the_last_step(si
     moved(source, target).copy(None)
     for side, said in ((source, "the source is still at work"), (target, "consumers are at the target")):
         with seated(side.backend, "billing", "orders"), pytest.raises(MoveError, match=said):
-            moved(source, target).finish()
-    assert moved(source, target).finish().faults == []
+            moved(source, target).finish_move()
+    assert moved(source, target).finish_move().faults == []
 
 
 def test_patterns_take_a_topic_and_what_belongs_to_it(sides):  # type: ignore[no-untyped-def]
     source, target = sides
     source.fill(6)
-    assert moved(source, target, ("ord*",)).finish().faults == []
+    assert moved(source, target, ("ord*",)).finish_move().faults == []
     assert target.contents("orders") == source.contents("orders")
     assert target.backend.topic("prices") is None
     with pytest.raises(MoveError, match="this move"):
@@ -170,7 +170,7 @@ def test_what_is_not_the_same_is_found(sides):  # type: ignore[no-untyped-def]
     assert isinstance(target.backend, PlayedMemory)
     queue = next(one for one in target.queues("orders") if len(target.records(one)) > 2)
     target.backend.lose(queue, 1)
-    faults = moved(source, target).verify().faults
+    faults = moved(source, target).verify_copies().faults
     assert [fault.split(": ")[0] for fault in faults] == [f"orders queue {queue.queue_id}"]
 
 
@@ -194,7 +194,7 @@ def test_progress_that_the_target_had_is_replaced(sides):  # type: ignore[no-unt
     moved(source, target).copy(None)
     queue = target.queues("orders")[0]
     target.commit(CommitBatch(progress=[ProgressDelta("audit", queue, 3, 0, ((0, 500),))]))
-    assert moved(source, target).finish().faults == []
+    assert moved(source, target).finish_move().faults == []
     same(source, target)
 
 
@@ -206,8 +206,8 @@ def test_open_transactions_keep_a_move_from_being_finished(sides):  # type: igno
     source.send(half_record(0, message("orders", 0), mark))
     moved(source, target).copy(None)
     with pytest.raises(MoveError, match="1 transactions are open at the source, 018e0000"):
-        moved(source, target).finish()
+        moved(source, target).finish_move()
     ended = ProgressDelta(TRANSACTION_GROUP, source.queues(HALF_TOPIC)[0], 1, 0, ((0, 1),))
     source.commit(CommitBatch(progress=(ended,)))
-    assert moved(source, target).finish().state == FINISHED
+    assert moved(source, target).finish_move().state == FINISHED
     assert target.backend.topic(HALF_TOPIC) is None

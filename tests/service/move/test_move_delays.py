@@ -35,7 +35,7 @@ class TwoRigs:
         return MoveSide(self.source.backend, self.clock), MoveSide(self.memory, self.clock)
 
     def move(self, opener: Disks) -> object:
-        return moved(*self.sides(), opener=opener.open, config=SHARDS).finish()
+        return moved(*self.sides(), opener=opener.open, config=SHARDS).finish_move()
 
     def switch(self, opener: Disks | None = None) -> DelayRig:
         """`opener`: the stores that the move looks into; the source's own unless others are given."""

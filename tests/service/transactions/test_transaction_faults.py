@@ -119,7 +119,7 @@ def test_answers_are_made_a_few_at_a_time(memory: TransactionRig, monkeypatch: p
     memory.pass_time(60)
     memory.proxy.look()
     held = memory.proxy.proxy.transactions.polls.held
-    assert sum(held.first(group.decode()) is None for group in groups) == 3
+    assert sum(held.find_unserved(group.decode()) is None for group in groups) == 3
     memory.memory.release_held()
     until(lambda: memory.settle() or all(call.answers for call in polls), "all are asked")
     assert [len(call.answer.checks) for call in polls] == [1] * 10

@@ -24,7 +24,7 @@ class Damaged:
         self.log = PretendLog()
         self.damages: list[IndexDamage] = []
         self.index = LogIndex(OsStorage(), str(folder), self.damages.append)
-        self.index.recover([(0, 0)])
+        self.index.recover_files([(0, 0)])
         for commit in range(COMMITS):
             self.log.commit(self.index, some_rows(ROWS, commit, keys=3), commit)
         self.log.roll(self.index)

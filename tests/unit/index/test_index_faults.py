@@ -76,9 +76,9 @@ def life(folder: Path, storage: Storage, log: PretendLog) -> None:
     """Open, three segments, seal two, drop the first. What fails is left, as its caller would."""
     index = LogIndex(storage, str(folder), lambda _: None)
     try:
-        index.recover(log.spans())
+        index.recover_files(log.spans())
     except OSError:
-        index.recover(log.spans())
+        index.recover_files(log.spans())
     for segment in range(3):
         if segment:
             log.roll(index)
@@ -117,7 +117,7 @@ def test_every_write_point(tmp_path: Path) -> None:
 
 def check_after_restart(folder: Path, log: PretendLog) -> None:
     index = LogIndex(Storage(), str(folder), lambda _: None)
-    fill_gaps(index, log, index.recover(log.spans()))
+    fill_gaps(index, log, index.recover_files(log.spans()))
     assert stored_between(folder, index, 0, FAR) == log.positions()
     assert list(index.find_key("topic-1", b"key-2", 1 << 20)) == log.by_key("topic-1", b"key-2")
     for row in log.rows[::500]:

@@ -32,7 +32,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.index = LogIndex(OsStorage(), str(self.folder / "index"), self.damages.append)
-        fill_gaps(self.index, self.log, self.index.recover(self.log.spans()))
+        fill_gaps(self.index, self.log, self.index.recover_files(self.log.spans()))
 
     def teardown(self) -> None:
         self.index.close()

@@ -80,7 +80,7 @@ def test_names() -> None:
 def test_keeper_seals_and_repairs(tmp_path: Path) -> None:
     damages: list[IndexDamage] = []
     index = LogIndex(OsStorage(), str(tmp_path), damages.append)
-    index.recover([(0, 0)])
+    index.recover_files([(0, 0)])
     log = PretendLog()
     for segment in range(3):
         if segment:
@@ -100,7 +100,7 @@ def test_keeper_seals_and_repairs(tmp_path: Path) -> None:
 def test_keeper_counts_what_it_cannot_do(tmp_path: Path) -> None:
     storage = OsStorage()
     index = LogIndex(storage, str(tmp_path), lambda _: None)
-    index.recover([(0, 0)])
+    index.recover_files([(0, 0)])
     log = PretendLog()
     log.commit(index, some_rows(10), 1)
     log.roll(index)

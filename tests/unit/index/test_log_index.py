@@ -26,7 +26,7 @@ class Opened:
 @pytest.fixture
 def opened(tmp_path: Path) -> Opened:
     made = Opened(tmp_path / "index")
-    assert made.index.recover([(0, 0)]) == []
+    assert made.index.recover_files([(0, 0)]) == []
     return made
 
 
@@ -99,7 +99,7 @@ def test_reopening_keeps_what_is_written_and_names_the_rest(opened: Opened, tmp_
     log = filled(opened)
     run(opened.index.seal_steps(log.spans()[0]))  # the second stays unsealed; the live tail is lost
     again = Opened(opened.folder)
-    gaps = again.index.recover(log.spans())
+    gaps = again.index.recover_files(log.spans())
     assert len(gaps) == 1
     assert log.starts[-1] < gaps[0][0] < gaps[0][1] == log.end
     fill_gaps(again.index, log, gaps)
@@ -114,7 +114,7 @@ def test_blocks_above_the_end_of_the_log_are_cut(opened: Opened) -> None:
     log.rows = [row for row in log.rows if row.position < kept]
     log.end = kept
     again = Opened(opened.folder)
-    gaps = again.index.recover(log.spans())
+    gaps = again.index.recover_files(log.spans())
     assert gaps
     assert gaps[-1][1] == kept
     fill_gaps(again.index, log, gaps)
@@ -126,7 +126,7 @@ def test_files_of_unknown_segments_and_unfinished_ones_are_removed(opened: Opene
     filled(opened, segments=2)
     (opened.folder / (sorted_name(0) + ".new")).write_bytes(b"half")
     again = Opened(opened.folder)
-    assert again.index.recover([(0, 0)]) == []
+    assert again.index.recover_files([(0, 0)]) == []
     assert [path.name for path in opened.folder.iterdir()] == [entries_name(0)]
 
 
@@ -134,7 +134,7 @@ def test_missing_files_of_an_older_segment_are_rebuilt(opened: Opened) -> None:
     log = filled(opened)
     (opened.folder / entries_name(log.starts[1])).unlink()
     again = Opened(opened.folder)
-    gaps = again.index.recover(log.spans())
+    gaps = again.index.recover_files(log.spans())
     assert gaps[0] == log.spans()[1]
     assert again.index.damaged == {log.starts[1]}
     fill_gaps(again.index, log, gaps)
@@ -149,7 +149,7 @@ def test_a_table_out_of_date_is_not_believed(opened: Opened) -> None:
     path = opened.folder / entries_name(0)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     again = Opened(opened.folder)
-    gaps = again.index.recover(log.spans())
+    gaps = again.index.recover_files(log.spans())
     assert gaps[0][1] == log.starts[1]
     fill_gaps(again.index, log, gaps)
     check(log, again)
@@ -171,7 +171,7 @@ def test_a_segment_that_starts_below_what_is_indexed(opened: Opened) -> None:
     check(log, opened)
     opened.index.close()
     again = Opened(opened.folder)
-    assert again.index.recover(log.spans()) == []
+    assert again.index.recover_files(log.spans()) == []
     check(log, again)
 
 
@@ -180,7 +180,7 @@ def test_a_gap_that_was_left_is_filled_once_the_segment_is_full(opened: Opened) 
     opened.index.close()
     (opened.folder / entries_name(0)).unlink()
     again = Opened(opened.folder)
-    assert again.index.recover(log.spans()) == log.spans()
+    assert again.index.recover_files(log.spans()) == log.spans()
     again.index.skip_to(log.end)
     old, log.rows = log.rows, []
     log.commit(again.index, some_rows(50, 9_999), 1 << 20)

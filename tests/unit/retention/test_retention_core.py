@@ -116,7 +116,7 @@ LETTERS = Hold(5, "dead letters under 3 days")
 def test_dead_letters_keep_their_own_segments_alone(
     lettered: set[int], kept: set[int], expected: list[tuple[int, bool]]
 ) -> None:
-    segments = [one._replace(kept=one.start // GIB in kept) for one in log_of(6, 5, 4, 3, 2, 1, 0)]
+    segments = [one._replace(is_retained=one.start // GIB in kept) for one in log_of(6, 5, 4, 3, 2, 1, 0)]
     small = RetentionOptions(log_bytes_max=4 * GIB)
     chosen, held = plan_deletions(
         segments, at(), small, [], lambda one: LETTERS if one.start // GIB in lettered else None
@@ -126,7 +126,7 @@ def test_dead_letters_keep_their_own_segments_alone(
 
 
 def test_kept_segments_go_once_their_letters_are_old_whatever_the_disk() -> None:
-    segments = [one._replace(kept=one.start == 0) for one in log_of(6, 5, 0)]
+    segments = [one._replace(is_retained=one.start == 0) for one in log_of(6, 5, 0)]
     assert plan_deletions(segments, at(), PLAIN, [], lambda _: LETTERS) == ([], None)
     assert plan_deletions(segments, at(), PLAIN, [], lambda _: None) == ([Deletion(segments[0], AGE)], None)
 

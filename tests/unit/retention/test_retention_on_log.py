@@ -109,7 +109,7 @@ class RetainedLog:
         for _ in range(3):
             self.send(key=b"", size=10)
             written = Event()
-            self.log._checkpoints.request(written.set)
+            self.log._checkpoints.request_checkpoint(written.set)
             until(written.is_set)
 
 

@@ -79,7 +79,7 @@ class RetentionRig:
 
         def note() -> None:
             at = self.segments.index(segment)
-            self.segments[at] = segment._replace(kept=True)
+            self.segments[at] = segment._replace(is_retained=True)
             self.events.append(("kept", segment.start // GIB))
 
         return rename

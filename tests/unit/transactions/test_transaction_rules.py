@@ -37,7 +37,7 @@ def shard() -> TransactionShard:
 def end(shard: TransactionShard, transaction: bytes, at_ms: int = 200) -> None:
     found = shard.open[transaction]
     shard.begin(found, COMMITTED)
-    shard.decided(found, Ended(COMMITTED, found.group, at_ms))
+    shard.remove_decided(found, Ended(COMMITTED, found.group, at_ms))
 
 
 def test_own_messages_are_taken_in_at_once_and_others_are_read_first(shard: TransactionShard) -> None:
@@ -62,7 +62,7 @@ def test_what_arrives_while_it_is_decided(shard: TransactionShard) -> None:
     assert shard.open[A].offsets == [0, 1]
     shard.begin(shard.open[A], COMMITTED)
     shard.add_stored(half(2))
-    assert [one.offset for one in shard.decided(shard.open[A], Ended(COMMITTED, "g", 200))] == [2]
+    assert [one.offset for one in shard.remove_decided(shard.open[A], Ended(COMMITTED, "g", 200))] == [2]
     assert shard.take_loose() == [(2, 3)]
     assert shard.add_stored(half(3)) is HalfVerdict.ENDED
 
@@ -192,7 +192,7 @@ def test_one_that_is_too_large_takes_no_more(shard: TransactionShard) -> None:
     assert shard.open[A].beyond == [6]
     assert shard.take_loose() == []
     shard.begin(shard.open[A], TransactionOutcome.ROLLED_BACK)
-    shard.decided(shard.open[A], Ended(TransactionOutcome.ROLLED_BACK, "g", 200))
+    shard.remove_decided(shard.open[A], Ended(TransactionOutcome.ROLLED_BACK, "g", 200))
     assert shard.take_loose() == [(6, 7)]
     shard.add_stored(half(7, B))
     assert shard.add_stored(half(8, B)._replace(size=991)) is HalfVerdict.LARGE
