@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import logging
-from collections.abc import Iterator, Mapping
-from typing import Any
-from urllib.parse import quote
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import dramatiq
 
 from ddmq_client.core.nodes import parse_addresses
-from ddmq_client.printable import printable
+from ddmq_client.errors import AdminError
+from ddmq_client.net.admin.client import Admin
 
 _log = logging.getLogger("ddmq_client.dramatiq")
 DEFAULT_ADMIN_PORT = 9813
-TIMEOUT_S = 10.0
-PAGE = 1_000
+TIMEOUT_MS = 10_000
+DELAYS_MAX = 1_000_000  # dropped by one flush
 # Dramatiq counts retries itself; this bounds the deliveries of a keyed message that ends each of its workers.
 DELIVERIES_MAX = 100
 
@@ -27,8 +25,21 @@ class QueueAdmin:
 
     def __init__(self, address: str) -> None:
         """`address` is HOST or HOST:PORT; OptionError if it is neither."""
-        (self._address,) = parse_addresses([address], DEFAULT_ADMIN_PORT)
+        parse_addresses([address], DEFAULT_ADMIN_PORT)
+        self._address = address
         self._created: set[str] = set()
+
+    @contextmanager
+    def _connect(self) -> Iterator[Admin]:
+        """Yield a client for one task: a process that Dramatiq forks cannot use a connection of its parent.
+
+        Raises ConnectionFailed for a request that fails.
+        """
+        try:
+            with Admin(self._address, timeout_ms=TIMEOUT_MS) as admin:
+                yield admin
+        except AdminError as error:
+            raise dramatiq.ConnectionFailed(str(error)) from error
 
     def create_queue_once(self, name: str) -> None:
         """Create the queue unless this object has done so before."""
@@ -37,21 +48,19 @@ class QueueAdmin:
 
     def create_queue(self, name: str) -> None:
         """Create the topic and the group that are absent; warn if an existing group keeps no order by key."""
-        if not self._has_topic(name):
-            status, answer = self._send_request("POST", ("topics", name), {})
-            if status != http.client.OK and not self._has_topic(name):  # nor has another worker created it
-                raise dramatiq.ConnectionFailed(f"topic {name} is not created: {_get_error(answer)}")
-        settings = {
-            "topics": [name],
-            "start": "first",
-            "order_key": "KEY",
-            "order_scope": "topic",
-            "ordered_deliveries_max": DELIVERIES_MAX,
-        }
-        group = self._post_json(("groups", name), settings)
+        with self._connect() as admin:
+            admin.create_topic(name, exist_ok=True)
+            group = admin.create_group(
+                name,
+                name,
+                start="first",
+                order_key="KEY",
+                order_scope="topic",
+                ordered_deliveries_max=DELIVERIES_MAX,
+            )
         self._created.add(name)
-        for subscription in group.get("subscriptions", ()):
-            if subscription.get("topic") == name and subscription.get("order_key") != "KEY":
+        for subscription in group.subscriptions:
+            if subscription.topic == name and subscription.order_key != "KEY":
                 _log.warning(
                     "group %s exists without order_key KEY, so messages with ddmq_key have no order; "
                     "`ddmq group set %s --topic %s --order-key KEY` sets it", name, name, name,
@@ -59,77 +68,33 @@ class QueueAdmin:
 
     def count_unfinished(self, name: str) -> int:
         """Return how many messages wait, are being handled, are retried, or are delayed."""
-        delayed: int = self._get_json(("delay", "count"), f"?topic={_quote_text(name)}")["count"]
-        group = self._get_json(("groups", name))
-        counts: list[int] = [
-            subscription[field] or 0
-            for subscription in group.get("subscriptions", ())
-            for field in ("lag", "retrying", "in_flight", "retry_waiting")
-        ]
-        return delayed + sum(counts)
+        with self._connect() as admin:
+            delayed = admin.count_delays(topic=name).count
+            group = admin.get_group(name)
+        return delayed + sum(
+            subscription.lag
+            + subscription.retrying
+            + subscription.in_flight
+            + (subscription.retry_waiting or 0)
+            for subscription in group.subscriptions
+        )
 
     def skip_waiting(self, name: str) -> None:
         """Move the group behind the last message of its topic."""
-        self._post_json(("groups", name, "offsets"), {"topic": name, "to": "last"})
+        with self._connect() as admin:
+            admin.reset_offsets(name, name, "last")
 
-    def list_delayed(self, name: str) -> Iterator[str]:
-        """Yield the delay ids of the topic's delayed messages."""
-        after = ""
-        while True:
-            query = f"?topic={_quote_text(name)}&count={PAGE}" + (
-                f"&after={_quote_text(after)}" if after else ""
-            )
-            page = self._get_json(("delay", "messages"), query)
-            yield from (message["id"] for message in page["messages"])
-            after = page.get("next") or ""
-            if not after:
-                return
+    def list_delayed(self, name: str) -> list[str]:
+        """Return the delay ids of the topic's delayed messages."""
+        with self._connect() as admin:
+            return [message.delay_id for message in admin.list_delays(topic=name, limit=DELAYS_MAX)]
 
     def count_dead_letters(self, name: str) -> int:
         """Return how many dead letters of the group are open."""
-        count: int = self._get_json(("dlq", name))["letters"]
-        return count
+        with self._connect() as admin:
+            return admin.get_group(name).dead_letters
 
     def purge_dead_letters(self, name: str) -> None:
         """Discard the group's dead letters."""
-        self._post_json(("dlq", name, "purge"), {"all": True})
-
-    def _has_topic(self, name: str) -> bool:
-        return self._send_request("GET", ("topics", name))[0] == http.client.OK
-
-    def _get_json(self, path: tuple[str, ...], query: str = "") -> Any:
-        return _read_answer(*self._send_request("GET", path, query=query))
-
-    def _post_json(self, path: tuple[str, ...], body: Mapping[str, Any]) -> Any:
-        return _read_answer(*self._send_request("POST", path, body))
-
-    def _send_request(
-        self, method: str, path: tuple[str, ...], body: Mapping[str, Any] | None = None, query: str = ""
-    ) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection(self._address.host, self._address.port, timeout=TIMEOUT_S)
-        target = "/" + "/".join(map(_quote_text, path)) + query
-        try:
-            payload = None if body is None else json.dumps(body)
-            connection.request(method, target, payload, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            return response.status, json.loads(response.read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise dramatiq.ConnectionFailed(
-                f"no answer from the admin port {self._address}: {error}"
-            ) from error
-        finally:
-            connection.close()
-
-
-def _read_answer(status: int, answer: Any) -> Any:
-    if status != http.client.OK:
-        raise dramatiq.ConnectionFailed(f"the admin port answered {status}: {_get_error(answer)}")
-    return answer
-
-
-def _get_error(answer: Any) -> str:
-    return printable(str(answer.get("error") if isinstance(answer, dict) else answer))
-
-
-def _quote_text(text: str) -> str:
-    return quote(text, safe="")
+        with self._connect() as admin:
+            admin.purge_dead_letters(name)

@@ -79,7 +79,7 @@ class SuiteBroker(DdmqBroker):
     def get_queue_message_counts(self, queue_name: str) -> tuple[int, int, int]:
         """Return the unfinished messages, delayed ones among them, and the dead letters."""
         name = f"{self.namespace}-{queue_name}"
-        delayed = sum(1 for _ in self._counts.list_delayed(name))
+        delayed = len(self._counts.list_delayed(name))
         return self._counts.count_unfinished(name) - delayed, delayed, self._counts.count_dead_letters(name)
 
 
