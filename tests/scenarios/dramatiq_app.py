@@ -7,15 +7,15 @@ write what they do, with commas.
 from __future__ import annotations
 
 import os
-import time
+import signal
 from pathlib import Path
 
 import dramatiq
 from dramatiq.middleware import CurrentMessage
 
 from ddmq_client.dramatiq import DdmqBroker
+from tests.support.waits import until
 
-PATIENCE_S = 60.0
 producer, consumer, admin, namespace, output = os.environ["DRAMATIQ_APP"].split(",")
 broker = DdmqBroker(producer, consumer, admin=admin, namespace=namespace)
 broker.add_middleware(CurrentMessage())
@@ -47,15 +47,12 @@ def second(number: int) -> None:
 
 @dramatiq.actor(queue_name="gate")
 def wait_for(path: str) -> None:
-    """Take until the file is there."""
+    """Run until the file exists."""
     note(f"began {path}")
-    end = time.monotonic() + PATIENCE_S
-    while not Path(path).exists() and time.monotonic() < end:
-        time.sleep(0.02)
+    until(lambda: Path(path).exists(), "the test opens the gate")
     note(f"ended {path}")
 
 
 if __name__ == "__main__":
     dramatiq.Worker(broker, worker_timeout=100, worker_threads=4).start()
-    while True:
-        time.sleep(1)
+    signal.pause()  # the workers are threads; the test kills the process

@@ -12,6 +12,7 @@ import pytest
 RABBITMQ_USERNAME = RABBITMQ_PASSWORD = "guest"
 RABBITMQ_CREDENTIALS = None
 skip_in_ci = skip_on_windows = skip_on_pypy = skip_without_gevent = pytest.mark.filterwarnings("default")
+# Dramatiq's own tests put this mark on what only its RabbitMQ broker offers.
 skip_unless_rabbit_mq = pytest.mark.skip(reason="of the RabbitMQ broker alone")
 skip_with_gevent = skip_on_pypy
 

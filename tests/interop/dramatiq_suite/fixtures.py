@@ -160,5 +160,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip the tests that concern another broker's own features, each with its reason."""
     for item in items:
         reason = reason_to_skip(item.name.partition("[")[0])
-        if reason:
+        if reason:  # a row of selection.py: another broker's own feature, or a bound on time; each says which
             item.add_marker(pytest.mark.skip(reason=reason))

@@ -16,6 +16,8 @@ from ddmq.server.config import ServeConfig, load_folder
 from tools import charts
 
 KAFKA = ["--set=backend=kafka", "--set=kafka.bootstrap=broker:9092"]
+# The tools are Go programs that take minutes to build, so `make charts` installs them and runs these tests.
+# The tests of the plain manifests, which are made from the chart, run everywhere.
 needs_helm = pytest.mark.skipif(
     not (charts.find_tool("helm") and charts.find_tool("kubeconform") and charts.SCHEMAS.exists()),
     reason="helm, kubeconform or the schemas are missing; run: python tools/charts.py --install",
