@@ -9,7 +9,8 @@ answered.
   the queues and calls `destination.store_messages`.
 
 A send is answered exactly once and leaves the in-flight counts exactly once. `answered` guards the first;
-`settled`, `refuse_unsent` or `_leave_flow` does the second.
+`settled`, `refuse_unsent` or `_leave_flow` does the second. The module is
+that one life cycle, in its order.
 """
 
 from __future__ import annotations

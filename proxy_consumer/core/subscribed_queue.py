@@ -13,7 +13,8 @@ in its chain: those go back into the chain without having been tried. With `on_d
 attempts are used up is exhausted, not spent, and stays the head of its chain. `used_up` holds such jobs while
 they wait for their chain to reach them.
 
-If messages are traced, `observer` receives their events; otherwise it is None and costs nothing.
+If messages are traced, `observer` receives their events; otherwise it is None and costs nothing. The module
+is one class, because every result changes several of its tables together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One consumer group at this proxy, and its subscriptions to topics.
+"""One consumer group at this proxy, and its subscriptions: one module, because they refer to each other.
 
 A subscription joins its group (membership.py) with the first pull and leaves it after `idle_ms` without one.
 Its queues are read on demand (reading.py) into its PullBuffer. Subscriptions whose chains cover the group

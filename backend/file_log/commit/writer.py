@@ -7,6 +7,8 @@ Rules:
 * After a failed write or sync the log refuses requests and writes everything that is not proven durable once
   more, to a new segment. Only when that is durable does the frame count and the log resume. A failed sync is
   never repeated. If the disk refuses before anything was written (no space), the frame is taken back.
+
+The jobs and the filling of a frame are here, too: only the writer uses them, on the path of every message.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ Rules:
 * Unanswered requests are bounded by number and bytes; at the bound a request is rejected at once. A request
   leaves by `remove`, exactly once, whatever becomes of it.
 * One sweep keeps all deadlines, with or without a session.
+
+Link decides, Outstanding remembers: the rules above span both, so they are read together.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ uncertain, and when its memberships require it. Then it takes the old name over 
 transaction in flight under it has ended; catches up, so that an uncertain outcome is known, where progress or
 settings were part of it; and continues under a new name. A commit that was fenced, or turns out not to be
 stored, is checked and sent again after that, until its deadline.
+
+The pending commits are here, too: their order and bounds are this queue's own.
 """
 
 from __future__ import annotations

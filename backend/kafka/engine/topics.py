@@ -9,6 +9,7 @@ MissingTopics keeps a record from being rejected for an unknown topic before the
 that other processes make are seen within `topics_poll_ms`. A call that writes to one before that waits until
 every record that is answered by now was followed, and then for a survey. A topic that has stored settings,
 and that the asked broker does not have, is looked for a few times more: a broker may learn of it later.
+It is in this module because only KafkaTopics has what it waits for.
 """
 
 from __future__ import annotations

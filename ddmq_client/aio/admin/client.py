@@ -6,8 +6,8 @@
 
 What the methods return is in `ddmq_client.admin`, what they raise in `ddmq_client.errors`: NotFoundError,
 RejectedError, AccessError, UnavailableError (certainly nothing was changed), UnknownChangeError (perhaps),
-each with the server's sentence. The blocking client is safe for many threads; the asyncio one lives in one
-event loop.
+each with the server's sentence. One class has all methods, so that users find them by completion. The
+blocking client is safe for many threads; the asyncio one lives in one event loop.
 """
 
 from __future__ import annotations

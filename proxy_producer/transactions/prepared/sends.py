@@ -6,6 +6,7 @@ a message with a sequence or a key has the same message id in each send. Where t
 shard, the call goes to the proxy that does (waiting.py).
 
 One plain message of a transaction whose shard this proxy owns takes a fast path (`_prepare_fast`).
+The slow path's destination is here, too, because both paths must give the same answers.
 """
 
 from __future__ import annotations
