@@ -43,6 +43,7 @@ class _Loops(threading.local):
 
 
 _loops = _Loops()
+_get_hub: Callable[[], Any] | None = None  # gevent's, once it is needed
 
 
 @contextmanager
@@ -64,9 +65,12 @@ def current_loop() -> Any:
     """Return the event loop that runs the callbacks and timers of this thread."""
     if _loops.by_hand is not None:
         return _loops.by_hand
-    from gevent import get_hub
+    global _get_hub
+    if _get_hub is None:  # an import statement in this place would cost each timer half a microsecond
+        from gevent import get_hub
 
-    return get_hub().loop
+        _get_hub = get_hub
+    return _get_hub().loop
 
 
 def spawn(call: Callable[..., object], *arguments: Any) -> None:
