@@ -24,6 +24,8 @@ from ddmq.trial.cluster import TrialCluster
 from ddmq_common.errors import RemoteError
 
 READY_WITHIN_S = 30.0
+SAMPLED_WITHIN_S = 30.0
+SAMPLES_POLL_S = 0.1
 CONFIG = "process_name: demo\nsamples:\n  interval_ms: 500\n"
 
 
@@ -73,6 +75,20 @@ class DemoServer:
                 f"the server did not get ready; see {self._log}: {self._log.read_text()[-400:]}"
             )
 
+    def wait_for_samples(self) -> None:
+        """Wait until the server has written two more sample files: the second one was begun after this call.
+
+        Without it, the last sample before a stop may be older than the last thing that happened, and the
+        report would show a key as blocked that is not. Returns after SAMPLED_WITHIN_S in any case.
+        """
+        start = time.time()
+        deadline = time.monotonic() + SAMPLED_WITHIN_S
+        while time.monotonic() < deadline:
+            files = [path for path in (self.data_dir / "metrics").rglob("*") if path.is_file()]
+            if sum(_modified_at(path) > start for path in files) >= 2:
+                return
+            time.sleep(SAMPLES_POLL_S)
+
     def kill(self) -> None:
         """Kill the server with SIGKILL, so that it cannot clean up."""
         if self._process is not None:
@@ -88,6 +104,14 @@ class DemoServer:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
             self.kill()
+
+
+def _modified_at(path: Path) -> float:
+    """Return the time of the last write in epoch seconds; 0 if the file was merged into another meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 class Narrator:

@@ -84,6 +84,7 @@ def _run_demo(data_dir: Path, report_file: Path, kafka: bool, narrator: Narrator
         story = Story(server, narrator)
         try:
             proven = story.run()
+            server.wait_for_samples()
         finally:
             server.stop()
     picture = story.draw_picture()
