@@ -151,7 +151,7 @@ def _check_observed(method: str, observed: object, *methods: str) -> None:
 
 @lru_cache(maxsize=64)
 def _method_fault(kind: Any, methods: Sequence[str]) -> str:
-    """Describe which method an observer's object lacks, or has as async; "" if all are correct."""
+    """Describe which required method an observer lacks or defines as `async`; "" if all are fine."""
     for name in methods:
         method = getattr(kind, name, None)
         if method is None and name.startswith("__"):  # others may be found by the object's __getattr__

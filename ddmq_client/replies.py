@@ -39,7 +39,7 @@ class Delivered(Protocol):
 
 
 class Replying(Protocol):
-    """Sends acknowledgements with messages. `inline`: whether the call returns without being awaited."""
+    """Sends acknowledgements together with messages. `inline`: whether `reply` is a plain, blocking call."""
 
     inline: bool
 

@@ -175,7 +175,7 @@ class BoundedConnection(Closable, Protocol):
         """Handle the waiting frame, because the bytes of open calls are under their bound again."""
 
     def resume_reading(self) -> None:
-        """Continue to read a partial frame if the bound of all partial frames allows."""
+        """Continue to read a partial frame, if the limit on the total size of partial frames allows it."""
 
 
 class Traffic:

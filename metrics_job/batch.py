@@ -131,8 +131,8 @@ Written = dict[Table, DataFrame]  # tables as they were written, from memory
 
 
 def write_series(store: Store, made: DataFrame, keep: Keep) -> Written:
-    """Write the tables of counters, gauges and latencies by minute and hour; return their rows from
-    memory."""
+    """Write the counter, gauge and latency tables by minute and by hour; return their rows, without reading
+    the files back."""
     counters, gauges = keep(series.counters_minute(made)), keep(series.gauges_minute(made))
     histograms = keep(series.latency_rows(made))
     rows = {
@@ -284,7 +284,7 @@ def build_sources(
 
 
 def read_source(folders: Folders, folder: str) -> DaySource | None:
-    """Read the source from the day's folder; None if there is none or it cannot be parsed."""
+    """Read from which samples the tables of a day were computed; None if unknown or not parseable."""
     text = folders.read(f"{folder}/{NOTE}")
     try:
         return None if text is None else DaySource(**json.loads(text))

@@ -181,7 +181,7 @@ class ReplyHandling:
         self._search_reply(answer, reply_id(ack, 0), list(topics))
 
     def _search_reply(self, answer: AnswerOnce, message_id: bytes, topics: list[str]) -> None:
-        """Search these topics for the first reply of an acknowledgement, and answer whether it was stored."""
+        """Search these topics for the first message of an acknowledgement; answer whether it was stored."""
         backend = self.runtime.backend
         while topics and backend.topic(topics[0]) is None:
             del topics[0]

@@ -74,8 +74,8 @@ class FileLogOptions:
 
     @property
     def moved_bytes_max(self) -> int:
-        """The largest size of delivery bytes in internal topics.
+        """The largest size of a message's delivery bytes when it is moved to an internal topic.
 
-        A message that was accepted under a higher limit must still fit there.
+        A message that was accepted under an earlier, higher limit must still fit there.
         """
         return max(self.delivery_bytes_max, self.request_bytes_max)

@@ -67,7 +67,8 @@ class GroupMember:
 
 
 class Grant(NamedTuple):
-    """Raise the epoch of these queues durably, then report `granted` or `grant_failed` to the table."""
+    """The decision to give a member these queues: raise their epochs durably, then report `granted` or
+    `grant_failed` to the table."""
 
     member: GroupMember
     queues: tuple[QueueRef, ...]
@@ -75,7 +76,7 @@ class Grant(NamedTuple):
 
 
 class Assign(NamedTuple):
-    """Notify the member that it owns these queues now."""
+    """The decision to notify a member that it owns these queues now."""
 
     member: GroupMember
     queues: tuple[QueueRef, ...]

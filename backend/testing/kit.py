@@ -175,7 +175,7 @@ class Member:
     """A listener that keeps what it hears; releases what is revoked at once, or not (`lazy`)."""
 
     def __init__(self, kit: Kit, group: str, topic: str, lazy: bool = False, **terms: Any) -> None:
-        """`terms`: more of the Join."""
+        """Join `group` for `topic`. `terms`: further fields of the Join."""
         self.held: dict[QueueRef, int] = {}
         self.granted: list[Assignment] = []
         self.asked: list[QueueRef] = []  # revoked so far

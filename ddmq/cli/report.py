@@ -62,8 +62,8 @@ def report(
 ) -> None:
     """Show how messages flowed, where they waited, what was late, and what needs attention.
 
-    Runs the Spark job over the samples (the first second of it is a Java that starts; a laptop will do),
-    writes one HTML file with charts and prints the short form. docs/report.md tells how to read it.
+    Runs the Spark job over the samples (a laptop is enough), writes one HTML file with charts and prints a
+    summary. docs/report.md explains how to read it.
     """
     since_ms = None if since is None else _parse_since(since)
     samples_dir = (

@@ -48,7 +48,7 @@ COMMANDS = {
     "doctor": ("ddmq.cli.doctor", "doctor", "Check machine, directory, ports and configuration."),
     "bench": ("ddmq.cli.bench", "bench", "Run a benchmark with its floor."),
     "kafka": ("ddmq.cli.kafka", "kafka", "Kafka brokers on this machine: up, down, status."),
-    "demo": ("ddmq.demo.story", "demo", "See a server killed, nothing lost and order kept."),
+    "demo": ("ddmq.demo.story", "demo", "Kill a server; show that no message is lost and order kept."),
     "completion": ("ddmq.cli.root", "completion", "Print the shell completion script."),
 }
 

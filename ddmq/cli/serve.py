@@ -71,9 +71,9 @@ server_options = combine_options(
 def serve(config_dir: Path | None, processes: bool, **flags: Any) -> None:
     """Run producer proxy, consumer proxy, delay service, log and admin API.
 
-    Prints one line starting with `ready` once all three answer. SIGTERM (or Ctrl-C) drains; a second one
-    stops at once. SIGHUP reads the files of --config again: topics, groups, limits, rates. Flags override
-    those files.
+    Prints one line starting with `ready` once both proxies and the admin API answer. SIGTERM (or Ctrl-C)
+    drains; a second one stops at once. SIGHUP reads the files of --config again: topics, groups, limits,
+    rates. Flags override those files.
 
     Several servers may run over one directory, with other ports: one writes, the others write through it and
     one of them takes over when it dies.

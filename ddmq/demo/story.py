@@ -56,7 +56,7 @@ BROKERS, KILLED = 3, 2
 )
 @click.option("--verbose", is_flag=True, help="Show every step, command and number.")
 def demo(data_dir: Path | None, report_file: Path, kafka: bool, verbose: bool) -> None:
-    """See a server killed, nothing lost and order kept, every number counted; a minute or two.
+    """Show that a killed server loses no message and keeps the order. Takes a minute or two.
 
     The messages are the files of Python's standard library; the key of each is its module. First they are
     sent while the server is killed with kill -9, and all of them must arrive. Then they are consumed in order

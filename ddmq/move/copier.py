@@ -166,7 +166,10 @@ class QueueCopier:
     # --- where the target has copies alone
 
     def _look_pure(self, results: Sequence[AppendResult]) -> None:
-        """Move `pure` behind these stored copies, if no records of other senders lie in between."""
+        """Advance `pure`, the offset below which the target has only our copies, past these stored copies.
+
+        If another sender's records lie between them, the queue is read instead.
+        """
         if self._mixed or not results:
             return
         first, last = results[0].offset, results[-1].offset

@@ -270,7 +270,7 @@ class PrefetchBuffer:
             self.counts.acked += 1
 
     def hand_back(self, message: Message) -> bool:
-        """Return a message that was taken to its proxy; False if it is settled or cannot be returned."""
+        """Hand a taken message back to its proxy; return False if it is settled or cannot be handed back."""
         if message.outcome is not None or message.replying or not message.delivery.lease_stated:
             return False
         message.outcome = Outcome.HANDED_BACK

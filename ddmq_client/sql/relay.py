@@ -51,13 +51,13 @@ class RelayCounts:
 
 
 class OutboxRelay:
-    """Sends the messages of an outbox in its own thread, between `start` and `stop` or as a context manager.
+    """Sends the messages of an outbox from its own thread, between `start` and `stop` or in a `with` block.
 
     connect   makes a connection: DB-API, or SQLAlchemy's Connection or Session (`engine.connect`)
     outbox    the table
-    producer  sends; it stays the application's, who closes it after the relay. Its `idempotent` makes no
+    producer  sends the messages; the application closes it, after the relay. Its `idempotent` makes no
               difference here
-    poll_ms   how often an empty table is looked at; `wake` looks at once
+    poll_ms   how often an empty table is polled; `wake` polls at once
     once      messages have an idempotency key. False for an engine that knows none (Kafka): what may be
               stored is sent again, so it may come twice; an InboxTable knows it by property `outbox-id`
     """

@@ -106,7 +106,7 @@ class HeldTopic(ClaimOwner):
 
     @property
     def retry_at(self) -> float | None:
-        """Monotonic seconds when `on_use` must be called again after a rejected join; None: need not be."""
+        """When to call `on_use` again after a rejected join (monotonic seconds); None if no retry is due."""
         return self._claims.retry_at
 
     def on_use(self, config: SubscriptionDefaults) -> None:

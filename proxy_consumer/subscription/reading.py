@@ -42,7 +42,7 @@ class Reading:
         self._ends: dict[QueueRef, tuple[float, int]] = {}  # time of the request, next offset
 
     def ask_ends(self, request: EndsRequest) -> None:
-        """Request the ends of queues for a scope that merges them."""
+        """Look up the end offsets of queues, and report them to the scope that merges these queues."""
         lookup = self._runtime.backend.bounds([queue.ref for queue in request.queues])
         inline = True
 

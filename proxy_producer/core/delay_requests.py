@@ -201,7 +201,7 @@ def _loop_fault(request: DelayRequest) -> SendRefusal | None:
 
 
 def uuid_fault(uuid: bytes) -> SendRefusal | None:
-    """Return code 30 for a malformed uuid of an add, else None."""
+    """Return a refusal with code 30 if the uuid of an add request is malformed, else None."""
     if not uuid or is_uuid(uuid):
         return None
     return refusal(
@@ -213,7 +213,7 @@ def uuid_fault(uuid: bytes) -> SendRefusal | None:
 
 
 def id_fault(delay_id: bytes, shards: int, *, extended_client: bool) -> SendRefusal | None:
-    """Return code 30, 31 or 34 for an id that cannot name a message, else None.
+    """Return a refusal with code 30, 31 or 34 if the id cannot name a message, else None.
 
     With `extended_client`, ids of schedules and plain uuids are valid, too.
     """

@@ -198,8 +198,8 @@ _DELAY_SEC, _DELAY_MS, _DELIVER_MS = b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TI
 def _read_rocketmq(properties: Properties, now_ms: int) -> ParsedSchedule | None:
     """Read RocketMQ 5's arbitrary delays: seconds from now, milliseconds from now, epoch milliseconds.
 
-    Of several the first in this order holds. A moment that has passed is no delay. (RocketMQ rounds down to
-    its timer's precision, which may be early by a second; here the millisecond counts.)
+    If several are set, the first in this order wins. A time in the past means no delay. (RocketMQ rounds down
+    to the precision of its timer and may deliver up to a second early; this keeps the millisecond.)
     """
     seconds = _read_whole(properties, _DELAY_SEC)
     delay = _read_whole(properties, _DELAY_MS)

@@ -107,7 +107,10 @@ class Owners:
         return sorted({address for address in holders.values() if address not in ("", self.address)})
 
     def call(self, address: str, method: str, request: Any, done: Done) -> ForwardedCall:
-        """Forward a call to the proxy at `address`; call `done(answer, error)`, mostly later, on the hub."""
+        """Forward a call to the proxy at `address`.
+
+        `done(answer, error)` is called on the hub: later, or before this returns if there is no link.
+        """
         passed = ForwardedCall(method, request, done)
         bounds = PREPARE_BOUNDS if method == PREPARES else BOUNDS
         try:

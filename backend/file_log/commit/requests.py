@@ -52,7 +52,8 @@ class Request:
     def pack(self, packer: FramePacker) -> bool:
         """Pack this request into the frame; return False if it was answered instead.
 
-        Change the frame's tables only after everything that may raise: only records can be taken back.
+        An implementation changes the tables of the frame last, after everything that may raise, because only
+        records can be rolled back.
         """
         raise RuntimeError("a request needs a pack method")
 

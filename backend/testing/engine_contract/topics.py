@@ -223,7 +223,7 @@ def test_changes_of_topics_are_told(kit: Kit) -> None:
 
 
 def test_no_more_topics_are_made_than_the_caller_allows(kit: Kit) -> None:
-    """Also of those that are under way together; one that is there counts as made."""
+    """Concurrent creations count towards the limit, too. Creating a topic that exists needs no free slot."""
     before = len(kit.backend.topics())
     creations = [
         kit.backend.put_topic(TopicInfo(f"t{number}", 0, 1), kit.soon, None, before + 3)

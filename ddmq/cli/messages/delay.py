@@ -150,7 +150,10 @@ def _message_facts(row: dict[str, Any]) -> dict[str, Any]:
 @choice_options
 @admin_options
 def count_messages(topic: str | None, admin: AdminClient, as_json: bool, **options: str | None) -> None:
-    """Count the messages that wait: for TOPIC alone, with --key, with --from and --to due in that time."""
+    """Count the messages that wait.
+
+    TOPIC counts those of one topic, --key those of one key, --from and --to those that are due in that time.
+    """
     choice = choice_of(topic, options)
     if choice:
         answer = count_matches(admin, choice)

@@ -164,7 +164,7 @@ class Patience:
 
     @contextmanager
     def watch_request(self, client: Producer) -> Iterator[None]:
-        """Watch the request of this producer inside the block."""
+        """While the block waits for a request of this producer, print once why it takes long."""
         if self._quiet:
             yield
             return

@@ -110,11 +110,11 @@ class PacedGreenlet(gevent.Greenlet):  # type: ignore[misc]  # gevent has no typ
     since = 0.0
 
     def switch(self, *given: Any) -> Any:
-        """Resume the greenlet, and charge its account."""
+        """Resume the greenlet, and charge `account` with the processor time until it yields."""
         return self._run_charged(super().switch, *given)
 
     def throw(self, *given: Any) -> Any:
-        """Resume the greenlet with an exception, and charge its account."""
+        """Resume the greenlet with an exception, and charge `account` as `switch` does."""
         return self._run_charged(super().throw, *given)
 
     def _run_charged(self, go: Any, *given: Any) -> Any:

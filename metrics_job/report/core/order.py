@@ -61,7 +61,10 @@ class KeyRow:
 
 
 class Stretch(NamedTuple):
-    """Neighbouring equal marks of a row, as one range of shares of the whole time, from 0 to 1."""
+    """A run of equal adjacent marks in a row.
+
+    `start` and `width` are fractions, from 0 to 1, of the whole period.
+    """
 
     mark: KeyMark
     start: float

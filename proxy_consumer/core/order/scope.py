@@ -47,8 +47,10 @@ _NO_READ = 1 << 62  # a number that no read of the scope has
 
 
 class OrderScope:
-    """The ordered streams of one scope. `single`: one key for the whole queue (QID), so that reading stops at
-    a busy key."""
+    """The queues within which the order of a key holds, and their messages in that order.
+
+    `single`: the whole queue has one key (order by QID), so reading stops while that key is busy.
+    """
 
     def __init__(
         self,

@@ -165,9 +165,9 @@ def long_fault(
 
 
 class Prepare(NamedTuple):
-    """One call of sendPrepared after its checks, apart from those of its messages.
+    """A sendPrepared call that has passed all checks except those of its individual messages.
 
-    `due_times`: they may have delays.
+    `due_times`: whether its messages may be delayed.
     """
 
     transaction: bytes
