@@ -24,33 +24,33 @@ class Scope(Enum):
     """What a bound holds for: the title and the words of its section, and what several proxies come to."""
 
     INSTALLATION = (
-        "All processes together",
-        "These bounds limit what all processes over one directory, or on one namespace of Kafka, share. One "
-        "process or a lock decides, so several proxies stay within the bound even if they race. The third "
-        "column says where more is possible.",
-        "exactly the bound",
+        "All processes combined",
+        "These limits apply to everything that all processes over one directory, or on one Kafka namespace, "
+        "share. One process or a lock decides, so several proxies stay within the limit even if they race. "
+        "The third column states the exceptions.",
+        "exactly the limit",
     )
     OWNER = (
         "What one process owns at a time",
-        "A queue, a shard or a message has one owner at a time, and only the owner counts. More proxies "
-        "raise these bounds only if the third column says so.",
+        "A queue, a shard or a message has one owner at a time, and only the owner counts. Additional "
+        "proxies raise these limits only if the third column says so.",
         "1 ×",
     )
     PROCESS = (
-        "Each process by itself",
-        "These bounds limit the memory, the connections and the work under way of one process (with "
-        "`ddmq serve --processes`, of one service). N proxies allow N times as much: to bound the total, "
-        "divide it by the number of proxies.",
+        "Each process",
+        "These limits apply to the memory, the connections and the work in progress of one process (with "
+        "`ddmq serve --processes`, of one service). N proxies allow N times as much. To limit the total, "
+        "divide the limit that you want by the number of proxies.",
         "N ×",
     )
     CONNECTION = (
         "Each connection or client address",
-        "These bounds apply at one Thrift server: a client that uses N proxies may use N times as much.",
+        "These limits apply at one Thrift server: a client that uses N proxies may use N times as much.",
         "N ×",
     )
     REQUEST = (
-        "Each message, request or answer",
-        "Each process checks these bounds on the messages, requests and answers that it handles; they are "
+        "Each message, request or reply",
+        "Each process checks these limits on the messages, requests and replies that it handles; they are "
         "the same with any number of proxies.",
         "1 ×",
     )
@@ -76,17 +76,17 @@ class Bound(NamedTuple):
         return self.key.split(" ", 1)[0] if "." in self.key.split(" ", 1)[0] else ""
 
 
-HEAD = """# Bounds, and what they hold for
+HEAD = """# Limits, and where they apply
 
-This page lists every bound, its effect, and what it means with several proxies.
+This page lists every limit, its effect, and its meaning with several proxies.
 
-**Before you run a second proxy**: the bounds of the first table stay the same. Those of the third table are
-counted in each process separately: with three proxies, three times as many requests may be in flight, and a
-topic accepts three times its rate.
+**Before you run a second proxy**: the limits of the first table stay the same. The limits of the third table
+are counted in each process separately: with three proxies, three times as many requests may be in flight, and
+a topic accepts three times its rate.
 
-A bound is written as `FILE.KEY`, as in [conf/](../conf/); a bound without a key is described in words, with
-its number. A process is `ddmq serve` or one of its services; a proxy is its producer or consumer proxy. The
-command `python tools/bounds.py` creates this page from `tools/bounds.yaml`.
+A limit is written as `FILE.KEY`, as in [conf/](../conf/); a limit without a key is described in words, with
+its value. A process is `ddmq serve` or one of its services; a proxy is the producer or consumer proxy of such
+a process. `python tools/bounds.py` creates this page from `tools/bounds.yaml`.
 """
 
 
@@ -119,7 +119,7 @@ def _section(scope: Scope, rows: list[Bound]) -> str:
     notes: list[str] = []
     table = "".join(_row(bound, notes) for bound in rows if bound.scope is scope)
     listed = "".join(_filled(f"{number}. {text}", "   ") for number, text in enumerate(notes, 1))
-    head = "| bound | at the bound | several proxies together |\n|---|---|---|\n"
+    head = "| limit | effect at the limit | several proxies combined |\n|---|---|---|\n"
     after = f"\n{listed}" if listed else ""
     return f"\n## {scope.title}\n\n{_filled(scope.words)}\n{head}{table}{after}"
 

@@ -14,8 +14,7 @@ from ddmq_common.metrics.metric import histogram as _histogram
 # --- the process
 HUB_BLOCKED = _histogram(
     "ddmq_hub_blocked_us",
-    "Time for which the event loop ran callbacks between two polls; everything else had to wait for that "
-    "long.",
+    "Time for which the event loop ran callbacks between two polls; everything else had to wait that long.",
     unit="us",
 )
 COLLECT_FAILED = _counter(
@@ -24,8 +23,8 @@ COLLECT_FAILED = _counter(
 SAMPLES_WRITTEN = _counter("ddmq_samples_written_total", "Sample files written.")
 SAMPLES_FAILED = _counter(
     "ddmq_samples_failed_total",
-    "Sample files not written, merged or deleted, by reason: full, read-only, missing, denied, other. If a"
-    " sample file cannot be written, the next one includes its data.",
+    "Sample files that could not be written, merged or deleted, by reason: full, read-only, missing, "
+    "denied, other. If a sample file cannot be written, the next one includes its data.",
     "reason",
 )
 SAMPLES_DELETED = _counter(
@@ -39,46 +38,49 @@ SAMPLES_BYTES = _gauge(
 # --- rpc
 RPC_CONNECTIONS = _gauge("ddmq_rpc_connections", "Open client connections.", "service")
 RPC_REFUSED = _counter(
-    "ddmq_rpc_refused_total", "Frames or connections rejected, by reason.", "service", "reason"
+    "ddmq_rpc_refused_total", "Frames or connections that were rejected, by reason.", "service", "reason"
 )
 RPC_FAULTS = _counter(
     "ddmq_rpc_faults_total", "Thrift application exceptions sent to clients.", "service", "kind"
 )
 RPC_ABANDONED = _counter(
-    "ddmq_rpc_abandoned_total", "Answers dropped because the client had disconnected.", "service"
+    "ddmq_rpc_abandoned_total", "Replies that were dropped because the client had disconnected.", "service"
 )
 # --- producer proxy
-SENDS = _counter("ddmq_sends_total", "Messages answered, by result code.", "topic", "code")
+SENDS = _counter(
+    "ddmq_sends_total", "Messages for which a result was returned, by result code.", "topic", "code"
+)
 SEND_BYTES = _counter(
     "ddmq_send_bytes_total", "Bytes of the message bodies that were stored.", "topic", unit="bytes"
 )
 SEND_LATENCY = _histogram(
     "ddmq_send_latency_us",
-    "Time from the complete request frame to the answer, for stored messages; a batch counts once for "
-    "each topic in it.",
+    "Time from the complete request frame to the reply, for stored messages; a batch counts once for each "
+    "topic in it.",
     "topic",
     unit="us",
 )
 SEND_REFUSED = _counter(
-    "ddmq_send_refused_total", "Messages answered with a code other than 0, by reason.", "reason"
+    "ddmq_send_refused_total", "Messages that got a code other than 0, by reason.", "reason"
 )
 SEND_DEFERRED = _counter("ddmq_send_deferred_total", "Requests that waited for a rate limit.")
 SEND_DUPLICATES = _counter(
     "ddmq_send_duplicates_total",
-    "Messages answered with code 0 that an earlier send had stored, by idempotency key or sequence.",
+    "Messages that got code 0 because an earlier send had already stored them, as shown by their "
+    "idempotency key or sequence.",
     "topic",
 )
 SEND_LATE = _counter(
-    "ddmq_send_late_total", "Outcomes that the backend reported after code 12 had been answered.", "outcome"
+    "ddmq_send_late_total", "Outcomes that the backend reported after code 12 had been returned.", "outcome"
 )
 SEND_INFLIGHT = _gauge(
-    "ddmq_send_inflight", "Requests that were accepted and that the backend has not settled yet."
+    "ddmq_send_inflight", "Requests that have been accepted but that the backend has not settled yet."
 )
 DELAY_OUTCOMES = _counter(
     "ddmq_delay_order_outcomes_total",
     "Outcomes of delay commands at a producer proxy: heard, pending (the caller's time ran out), nobody "
-    "(the caller no longer waits), waiters_max (too many callers wait, so the answer was pending at "
-    "once), refused (a cancel or change was rejected; such commands are not counted as sends).",
+    "(the caller no longer waits), waiters_max (too many callers are waiting, so the outcome was pending "
+    "at once), refused (a cancel or change was rejected; such commands are not counted as sends).",
     "what",
 )
 TRANSACTIONS_OPEN = _gauge(
@@ -89,18 +91,19 @@ TRANSACTIONS_AGE = _gauge(
 )
 TRANSACTIONS_ENDED = _counter(
     "ddmq_transactions_ended_total",
-    "Transactions that ended, by outcome: committed, rolled back, or the reason why the transaction "
+    "Transactions that have ended, by outcome: committed, rolled back, or the reason why the transaction "
     "became a dead letter.",
     "outcome",
 )
 TRANSACTIONS_CHECKS = _counter(
     "ddmq_transactions_checks_total",
-    "Checks: requests to members of a producer group for the outcome of a transaction.",
+    "Checks: requests that ask members of a producer group for the outcome of a transaction.",
 )
 TRANSACTIONS_REFUSED = _counter(
     "ddmq_transactions_refused_total",
-    "Ends and polls answered with a code other than 0, by reason; also half messages that belong to no "
-    "transaction (the transaction had ended or belongs to another group, or they are second copies).",
+    "Ends and polls that got a code other than 0, by reason. Half messages that belong to no transaction "
+    "are counted as well (the transaction had ended or belongs to another group, or they are second "
+    "copies).",
     "reason",
 )
 TOPICS_CREATED = _counter("ddmq_topics_created_total", "Topics created on first use.", "outcome")
@@ -120,7 +123,7 @@ RETURNED = _counter(
 )
 QUEUE_WAIT = _histogram(
     "ddmq_queue_wait_us",
-    "Time from store to first delivery; one observation per answer to a pull, for its oldest message.",
+    "Time from store to first delivery; one observation per pull reply, for its oldest message.",
     "group",
     "topic",
     unit="us",
@@ -145,7 +148,7 @@ RETRY_STEPS = _counter(
     "step",
 )
 RESULTS_IGNORED = _counter(
-    "ddmq_results_ignored_total", "Acks and fails that changed nothing.", "group", "reason"
+    "ddmq_results_ignored_total", "Acks and fails that had no effect.", "group", "reason"
 )
 REPLIES = _counter(
     "ddmq_replies_total",
@@ -169,13 +172,13 @@ UNKEYED = _counter(
     "group",
     "topic",
 )
-PULLS = _counter("ddmq_pulls_total", "Pulls answered, by outcome.", "outcome")
+PULLS = _counter("ddmq_pulls_total", "Completed pulls, by outcome.", "outcome")
 WAITING_PULLS = _gauge("ddmq_waiting_pulls", "Pulls that are waiting for a message.")
-FETCHES = _counter("ddmq_fetches_total", "Low-level fetches answered, by outcome.", "outcome")
+FETCHES = _counter("ddmq_fetches_total", "Completed low-level fetches, by outcome.", "outcome")
 FETCHED = _counter(
-    "ddmq_fetched_total", "Messages delivered by fetch and to broadcasting pulls.", "group", "topic"
+    "ddmq_fetched_total", "Messages delivered to fetches and to broadcasting pulls.", "group", "topic"
 )
-FETCHERS = _gauge("ddmq_fetchers", "Consumer ids that are fetching.")
+FETCHERS = _gauge("ddmq_fetchers", "Number of consumer ids that are fetching.")
 INSTANCES = _gauge("ddmq_broadcast_instances", "Instances of broadcasting groups that are pulling.")
 BROADCAST_DROPPED = _counter(
     "ddmq_broadcast_dropped_total",
@@ -189,7 +192,7 @@ FORWARDED = _counter(
 )
 INCONSISTENT = _counter(
     "ddmq_inconsistent_subscriptions_total",
-    "Clients that state another filter than the subscription or the other clients of their group.",
+    "Clients whose filter differs from that of the subscription or of the other clients of their group.",
     "group",
     "topic",
 )
@@ -208,16 +211,17 @@ LAG_AGE = _gauge(
     "topic",
     unit="ms",
 )
-INFLIGHT = _gauge("ddmq_inflight", "Messages that are delivered but not finished.", "group", "topic")
+INFLIGHT = _gauge("ddmq_inflight", "Messages that have been delivered but not finished.", "group", "topic")
 RETRYING = _gauge(
     "ddmq_retrying",
-    "Messages that wait for their next delivery, including parked heads that have used up their deliveries.",
+    "Messages that are waiting for their next delivery, including parked heads that have used up their "
+    "deliveries.",
     "group",
     "topic",
 )
 RETRY_WAITING = _gauge(
     "ddmq_retry_waiting",
-    "Failed messages on the retry path, both those that wait for a later retry and those that are due.",
+    "Failed messages on the retry path: those waiting for a later retry and those that are due.",
     "group",
     "topic",
 )
@@ -230,7 +234,7 @@ RETRY_WAITING_AGE = _gauge(
 )
 BLOCKED_KEYS = _gauge(
     "ddmq_blocked_keys",
-    "Order keys whose first message failed, so that the messages behind it wait.",
+    "Order keys whose first message has failed, so that the messages behind it are waiting.",
     "group",
     "topic",
 )
@@ -243,15 +247,15 @@ BLOCKED_KEY_AGE = _gauge(
 )
 PARKED_KEYS = _gauge(
     "ddmq_parked_keys",
-    "Blocked order keys that are parked, either by an operator or because their first message used up its"
-    " deliveries.",
+    "Blocked order keys that are parked, either by an operator or because their first message has used up "
+    "its deliveries.",
     "group",
     "topic",
 )
 STALLED_QUEUES = _gauge(
     "ddmq_stalled_queues",
-    "Queues that have messages for which clients wait, but that have made no progress for 30 s without an"
-    " intended reason.",
+    "Queues with messages for which clients are waiting, but without progress for 30 s and without an "
+    "intended reason.",
     "group",
     "topic",
 )
@@ -263,20 +267,20 @@ ACK_SPAN = _gauge(
 )
 # --- delay levels
 LEVELS_FIRED = _counter(
-    "ddmq_levels_fired_total", "Messages of a delay level appended to their topic.", "level"
+    "ddmq_levels_fired_total", "Messages of a delay level that were appended to their topic.", "level"
 )
 LEVELS_DEAD = _counter(
-    "ddmq_levels_dead_total", "Messages of a delay level made dead letters.", "level", "reason"
+    "ddmq_levels_dead_total", "Messages of a delay level that became dead letters.", "level", "reason"
 )
 LEVELS_LOST = _counter(
     "ddmq_levels_lost_total", "Delayed messages that are lost: missing or expired.", "level", "reason"
 )
 LEVELS_PENDING = _gauge(
-    "ddmq_levels_pending", "Messages waiting in a level that this process holds.", "level"
+    "ddmq_levels_pending", "Messages that are waiting in a level held by this process.", "level"
 )
 LEVELS_PUT_OFF = _counter(
     "ddmq_levels_put_off_total",
-    "Messages put back into a level because their topic was closed to sends when they were due.",
+    "Messages that were put back into a level because their topic was closed to sends when they were due.",
     "level",
 )
 LEVELS_OVERDUE = _gauge(
@@ -292,23 +296,25 @@ LEVELS_LATENESS = _histogram(
 )
 LEVELS_FAILED = _counter(
     "ddmq_levels_failed_total",
-    "Reads and fires of delay levels that failed and are retried.",
+    "Reads and fires of delay levels that failed and will be retried.",
     "what",
     "reason",
 )
 # --- delay: any due time
 DELAY_SHARDS = _gauge("ddmq_delay_shards", "Delay shards that this process owns and runs.")
-DELAY_PENDING = _gauge("ddmq_delay_pending", "Messages waiting in the shards of this process.", "topic")
+DELAY_PENDING = _gauge(
+    "ddmq_delay_pending", "Messages that are waiting in the shards of this process.", "topic"
+)
 DELAY_PENDING_BYTES = _gauge(
     "ddmq_delay_pending_bytes",
-    "Bytes of the messages waiting in the shards of this process; a repeating message counts once for "
-    "each of its deliveries in a day.",
+    "Bytes of the messages that are waiting in the shards of this process; a repeating message counts "
+    "once for each of its deliveries in a day.",
     "topic",
     unit="bytes",
 )
 DELAY_FULL = _gauge(
     "ddmq_delay_full",
-    "Topics that have reached their bound of waiting delayed messages; further ones are rejected with "
+    "Topics that have reached their limit of waiting delayed messages; further messages are rejected with "
     "code 15.",
 )
 DELAY_ORDERS = _counter(
@@ -316,7 +322,9 @@ DELAY_ORDERS = _counter(
     "Delay commands ingested: added, known, cancelled, already fired, unknown, too old, rescheduled, ….",
     "outcome",
 )
-DELAY_FIRED = _counter("ddmq_delay_fired_total", "Delayed messages appended to their topic.", "topic")
+DELAY_FIRED = _counter(
+    "ddmq_delay_fired_total", "Delayed messages that were appended to their topic.", "topic"
+)
 DELAY_LATENESS = _histogram(
     "ddmq_delay_lateness_us",
     "Time from the due time (or from the send, if that was later) until the message is durable in its topic.",
@@ -325,20 +333,21 @@ DELAY_LATENESS = _histogram(
 )
 DELAY_OVERDUE = _gauge(
     "ddmq_delay_overdue_ms",
-    "Time since the oldest unfired message was due, for the shards that this process owns; it grows while"
-    " nothing fires, whatever the reason. Messages of topics that currently accept none do not count.",
+    "Time since the oldest unfired message was due, for the shards that this process owns; it grows while "
+    "nothing fires, whatever the reason. Messages of topics that currently accept no messages do not "
+    "count.",
     "shard",
     unit="ms",
 )
 DELAY_STALE = _counter(
     "ddmq_delay_stale_total",
-    "Messages that were still in the store although the log records that they were fired; they are "
-    "forgotten, not fired again.",
+    "Messages that were still in the store although the log shows that they had fired; they are removed, "
+    "not fired again.",
 )
 DELAY_ASIDE = _counter(
-    "ddmq_delay_aside_total", "Messages deferred because their topic accepted none.", "topic"
+    "ddmq_delay_aside_total", "Messages that were deferred because their topic accepted no messages.", "topic"
 )
-DELAY_DEAD = _counter("ddmq_delay_dead_total", "Delayed messages made dead letters.", "reason")
+DELAY_DEAD = _counter("ddmq_delay_dead_total", "Delayed messages that became dead letters.", "reason")
 DELAY_LAG = _gauge(
     "ddmq_delay_ingest_lag", "Commands in the inner topic that the store has not ingested yet.", "shard"
 )
@@ -347,7 +356,7 @@ DELAY_REPLIES_DROPPED = _counter(
     "ddmq_delay_replies_dropped_total", "Outcomes that could not be reported.", "reason"
 )
 DELAY_FAILED = _counter(
-    "ddmq_delay_failed_total", "Steps of the delay service that failed and are retried.", "what", "reason"
+    "ddmq_delay_failed_total", "Steps of the delay service that failed and will be retried.", "what", "reason"
 )
 # --- push and actions
 PUSHES = _counter(
@@ -363,7 +372,7 @@ PUSHING = _gauge("ddmq_pushing", "Messages in a push chain at this proxy.", "gro
 PUSH_HELD = _gauge("ddmq_push_held", "Push subscriptions that are not allowed to run here.", "reason")
 SCRIPT_ERRORS = _counter("ddmq_script_errors_total", "Messages on which a script failed.", "group", "topic")
 SCRIPTS_ENDED = _counter(
-    "ddmq_scripts_ended_total", "Scripts that were stopped because they took too much time or memory."
+    "ddmq_scripts_ended_total", "Scripts that were stopped because they used too much time or memory."
 )
 PUSH_HEADERS_IGNORED = _counter(
     "ddmq_push_headers_ignored_total", "Headers of carrera_headers that were not sent.", "reason"
@@ -372,8 +381,8 @@ PUSH_HEADERS_IGNORED = _counter(
 TRACE_STORED = _counter("ddmq_trace_events_total", "Trace events stored.")
 TRACE_DROPPED = _counter(
     "ddmq_trace_events_dropped_total",
-    "Trace events not stored, by reason: memory (too many not yet appended), day (trace_bytes_per_day), "
-    "messages (too many traced at once), refused (by the store), failed.",
+    "Trace events that were not stored, by reason: memory (too many events not appended yet), day "
+    "(trace_bytes_per_day), messages (too many messages traced at once), refused (by the store), failed.",
     "reason",
 )
 # --- file log
@@ -383,7 +392,7 @@ LOG_SYNC = _histogram(
     "ddmq_log_sync_us", "Duration of the write and fdatasync of one group commit.", unit="us"
 )
 LOG_COMMIT_RECORDS = _histogram(
-    "ddmq_log_commit_records", "Records in one group commit; the buckets are those of times."
+    "ddmq_log_commit_records", "Records in one group commit; the buckets are the same as those for times."
 )
 LOG_COMMIT_BYTES = _histogram(
     "ddmq_log_commit_bytes", "Bytes of one group commit, including frames.", unit="bytes"
@@ -398,12 +407,12 @@ LOG_DAMAGED = _counter(
 )
 LOG_TORN = _counter(
     "ddmq_log_torn_bytes_total",
-    "Bytes of partial tails truncated at start; none of them had been acknowledged.",
+    "Bytes of partial tails that were truncated at startup; none of these bytes had been acknowledged.",
     unit="bytes",
 )
 LOG_RESCUES = _counter(
     "ddmq_log_rescues_total",
-    "Failed writes or syncs, by outcome: the log continued in a new segment, or still rejects writes.",
+    "Failed writes or syncs, by outcome: the log continued in a new segment, or it still rejects writes.",
     "outcome",
 )
 LOG_LATE = _counter(
@@ -413,8 +422,8 @@ LOG_LATE = _counter(
 )
 LOG_SENDS_FORGOTTEN = _counter(
     "ddmq_log_sends_forgotten_total",
-    "Sequences and keys that were forgotten early because a bound was reached; a resend of them may be "
-    "stored again or rejected.",
+    "Sequences and keys that were forgotten early because a limit was reached; if they are sent again, "
+    "the message may be stored again or rejected.",
 )
 LOG_CHECKPOINTS = _counter("ddmq_log_checkpoints_total", "Checkpoints, by outcome.", "outcome")
 LOG_SEGMENTS_DELETED = _counter(
@@ -437,10 +446,12 @@ SESSIONS_ENDED = _counter("ddmq_sessions_ended_total", "Sessions ended, by reaso
 SESSION_REFUSED = _counter(
     "ddmq_session_refused_total", "Sessions and requests rejected, by reason.", "reason"
 )
-SESSION_LOST = _counter("ddmq_session_lost_total", "How often this process lost its writer.", "reason")
+SESSION_LOST = _counter(
+    "ddmq_session_lost_total", "Number of times that this process lost its writer.", "reason"
+)
 SESSION_UNANSWERED = _counter(
     "ddmq_session_unanswered_total",
-    "Appends and commits whose outcome stayed unknown because the writer had gone or answered too late.",
+    "Appends and commits whose outcome remained unknown because the writer had gone or responded too late.",
     "what",
 )
-TAKEOVERS = _counter("ddmq_takeovers_total", "How often this process became the writer.")
+TAKEOVERS = _counter("ddmq_takeovers_total", "Number of times that this process became the writer.")
