@@ -12,8 +12,8 @@ Use this page to see what can happen to a message that is not acknowledged at it
 the events, and the state that follows each event. The page is generated from `proxy_consumer/core/jobs.py` by
 `python tools/states_page.py`.
 
-A message that succeeds has no state of its own. It is read ahead, delivered as part of a range of offsets
-under a single lease, and acknowledged; then its offset is finished. A message becomes a job only in these
+A message that succeeds has no state of its own. Such a message is read ahead, delivered as part of a range of
+offsets under a single lease, and acknowledged; then its offset is finished. A message becomes a job only in these
 cases:
 
 * The message fails or times out.
@@ -30,8 +30,8 @@ Three rules hold in every state:
   current has no effect and is counted as late. An acknowledgement without a lease id finishes a message that
   is currently leased or was delivered before.
 * **Only the head of a chain can fail.** Messages that follow the head and were delivered together with it go
-  back into the chain untried. Their event is FORGOTTEN, or SENT_BACK if they have been tried before. They
-  are delivered when the chain reaches them again.
+  back into the chain untried. Their event is FORGOTTEN, or SENT_BACK if they have been tried before. These
+  messages are delivered when the chain reaches them again.
 
 An event that the table does not list for a state cannot happen in that state. If such an event occurs, this
 is a bug: an error is raised, and the state does not change.
