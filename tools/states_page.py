@@ -13,8 +13,8 @@ the events, and the state that follows each event. The page is generated from `p
 `python tools/states_page.py`.
 
 A message that succeeds has no state of its own. Such a message is read ahead, delivered as part of a range of
-offsets under a single lease, and acknowledged; then its offset is finished. A message becomes a job only in these
-cases:
+offsets under a single lease, and acknowledged; then its offset is finished. A message becomes a job only in
+these cases:
 
 * The message fails or times out.
 * The message waits in the chain of its order key and has to be read again.
