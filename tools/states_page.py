@@ -8,30 +8,33 @@ from proxy_consumer.core.jobs import TRANSITIONS, JobEvent, JobState
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "states.md"
 HEAD = """# States of a job
 
-Use this page to see what can happen to a message that does not succeed at once: its states, the events, and
-the state after each event. `python tools/states_page.py` generates it from `proxy_consumer/core/jobs.py`.
+Use this page to see what can happen to a message that is not acknowledged at its first delivery: the states,
+the events, and the state that follows each event. The page is generated from `proxy_consumer/core/jobs.py` by
+`python tools/states_page.py`.
 
-A message that succeeds has no state of its own. It is read ahead, delivered as part of a run of offsets
-under one lease, and acknowledged; then its offset is finished. A message becomes a job only in these cases:
+A message that succeeds has no state of its own. Such a message is read ahead, delivered as part of a range of
+offsets under a single lease, and acknowledged; then its offset is finished. A message becomes a job only in
+these cases:
 
-* it fails or times out;
-* it waits in the chain of its order key and has to be read again;
-* an operator parks or skips it;
-* group progress contains attempts from before a restart.
+* The message fails or times out.
+* The message waits in the chain of its order key and has to be read again.
+* An operator parks or skips the message.
+* Group progress contains attempts of the message from before a restart.
 
 Three rules hold in every state:
 
 * **A message stays unfinished until its end is certain.** The offset of a spent job is finished in the same
-  commit that stores the message in its next topic (the retry topic or the dead letters), so the message is
-  always in at least one of the two topics.
-* **A lease decides who may finish a message.** A result under a lease that is not current changes nothing and
-  is counted as late. An acknowledgement without a lease id finishes a message that is leased now or was
-  delivered before.
-* **Only the head of a chain fails.** Messages that follow it and were delivered with it go back untried.
-  Their event is FORGOTTEN, or SENT_BACK if they had been tried before, and their chain reaches them again.
+  commit that stores the message in its next topic (the retry topic or the dead letters). The message is
+  therefore always in at least one of the two topics.
+* **Only the holder of the current lease may finish a message.** A result with a lease that is no longer
+  current has no effect and is counted as late. An acknowledgement without a lease id finishes a message that
+  is currently leased or was delivered before.
+* **Only the head of a chain can fail.** Messages that follow the head and were delivered together with it go
+  back into the chain untried. Their event is FORGOTTEN, or SENT_BACK if they have been tried before. These
+  messages are delivered when the chain reaches them again.
 
-An event that the table does not list for a state cannot happen in it. If it does, that is a bug: an error is
-raised, and nothing has changed.
+An event that the table does not list for a state cannot happen in that state. If such an event occurs, this
+is a bug: an error is raised, and the state does not change.
 
 ## States
 

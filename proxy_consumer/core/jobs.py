@@ -30,16 +30,16 @@ from proxy_consumer.core.timer_queue import NEVER
 class JobState(Enum):
     """The state of a job; each value describes it in words."""
 
-    PLAIN = "it was read, and nothing else is known of it"
-    RECORDED = "it is known from group progress, or is back in its chain after an attempt"
-    RELEASED = "its chain reached it, or it must be checked again; it is read and delivered next"
-    LEASED = "a client has a lease on it"
-    WAITING = "it failed and waits for its retry interval to end"
-    READY = "it is ready to be read and delivered again"
-    PARKED = "an operator has parked its key"
-    EXHAUSTED = "its attempts are used up, and its key waits for an operator (on_dead_letter: park)"
-    SPENT = "it is on its way to the retry topic or the dead letters"
-    GONE = "it is no longer a job"
+    PLAIN = "the message has been read, and nothing else is known about it"
+    RECORDED = "the message is recorded in group progress, or is back in its chain after an attempt"
+    RELEASED = "the chain has reached the message, or it must be checked again; it is read and delivered next"
+    LEASED = "a client has a lease on the message"
+    WAITING = "the message failed and is waiting for its retry interval to end"
+    READY = "the message is ready to be read and delivered again"
+    PARKED = "an operator has parked the key of the message"
+    EXHAUSTED = "the attempts are used up, and the key is waiting for an operator (on_dead_letter: park)"
+    SPENT = "the message is being moved to the retry topic or the dead letters"
+    GONE = "the message is no longer a job"
 
     __hash__ = object.__hash__  # members are singletons
 
@@ -47,18 +47,18 @@ class JobState(Enum):
 class JobEvent(Enum):
     """An event that changes a job's state; each value describes it in words."""
 
-    DELIVERED = "it was delivered to a client"
-    FAILED = "it failed or timed out, and has to wait"
-    TIMED_OUT = "it timed out and is delivered again at once"
-    DUE = "its retry interval has ended"
-    LET_OUT = "its chain reached it, a client handed it back unprocessed, or it must be checked again"
-    SENT_BACK = "it waits in its chain again and has been tried before"
-    FORGOTTEN = "it waits in its chain again and has never been tried"
-    PARKED = "its key was parked"
-    EXHAUSTED = "its attempts are used up, and its key must be parked"
-    REPLAYED = "an operator requested its delivery now"
-    SPENT = "its attempts are used up, or a client or an operator gave it up"
-    FINISHED = "it was acknowledged, skipped, expired, or stored in its next topic"
+    DELIVERED = "the message was delivered to a client"
+    FAILED = "the message failed or timed out, and has to wait"
+    TIMED_OUT = "the message timed out and is delivered again immediately"
+    DUE = "the retry interval ended"
+    LET_OUT = "the chain reached the message, a client handed it back untried, or it must be checked again"
+    SENT_BACK = "the message went back into its chain and has been tried before"
+    FORGOTTEN = "the message went back into its chain and has never been tried"
+    PARKED = "the key of the message was parked"
+    EXHAUSTED = "the attempts were used up, and the key must be parked"
+    REPLAYED = "an operator requested immediate delivery"
+    SPENT = "the attempts were used up, or a client or an operator gave up the message"
+    FINISHED = "the message was acknowledged, was skipped, expired, or was stored in its next topic"
 
     __hash__ = object.__hash__
 
