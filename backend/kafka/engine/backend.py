@@ -20,10 +20,11 @@ from backend.engine import StoreClock, TopicAnswer, Watchers, check_topic
 from backend.kafka.clients.admin import Cluster
 from backend.kafka.clients.bridge import Bridge
 from backend.kafka.engine.appends import Appends
+from backend.kafka.engine.missing_topics import MissingTopics
 from backend.kafka.engine.process import KafkaProcess
 from backend.kafka.engine.queries import KafkaQueries, Offsets
 from backend.kafka.engine.readers import Readers
-from backend.kafka.engine.topics import KafkaTopics, MissingTopics
+from backend.kafka.engine.topics import KafkaTopics
 from backend.kafka.errors import to_failed_result
 from backend.kafka.options import KafkaOptions, capabilities
 from backend.kafka.topic_info import KafkaTopic, TopicRegistry
