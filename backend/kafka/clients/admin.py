@@ -67,13 +67,14 @@ COMPACTED = {**SYSTEM_COMPACTED, "max.message.bytes": str(RECORD_BYTES_MAX)}  # 
 class Survey(NamedTuple):
     """The result of one survey of the cluster's topics.
 
-    It has our name of each visible topic by its name in Kafka, descriptions of those that changed, and the
-    cluster's id.
+    It has our name of each visible topic by its name in Kafka, descriptions of those that changed, the
+    cluster's id, and the number of all topics in the cluster.
     """
 
     names: Mapping[str, str]
     described: tuple[ClusterTopic, ...]
     cluster_id: str
+    topics: int = 0
 
 
 class Cluster:
@@ -135,7 +136,7 @@ def survey_topics(
     for each in looked_at:
         if each.partitions > before.get(each.kafka_name, each.partitions):
             on_grown(each.kafka_name)
-    return Survey(names, looked_at, metadata.cluster_id or "")
+    return Survey(names, looked_at, metadata.cluster_id or "", len(metadata.topics))
 
 
 def describe_topics(admin: AdminClient, names: Iterable[str]) -> list[ClusterTopic]:

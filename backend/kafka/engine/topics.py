@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 REPLACED_S = 60.0  # after this, a topic with a new id is no mistake of a broker that is behind
 CHANGED_CHECKS = 2  # of a topic that another process changed: a broker may learn of it a little later
 DELETED_MAX = 1_000  # ids of deleted topics that no broker that is behind brings back
+# A survey reads the names of all topics. So the time between two of them grows with their number.
+INTERVAL_S_PER_TOPIC = 0.003
 FULL_SURVEY_EVERY = 10  # surveys; a full one describes every topic, not only those that seem changed
 NOT_CREATED = 0  # the incarnation of a recorded topic that may not exist in Kafka yet
 
@@ -90,6 +92,7 @@ class KafkaTopics:
         self.reason = "the topics of the cluster are not known yet"
         self.cluster_id = ""
         self._timer = HubTimer(ref=False)
+        self._interval_s = options.topics_poll_ms / 1000
 
     @property
     def has_surveyed(self) -> bool:
@@ -100,7 +103,7 @@ class KafkaTopics:
 
     def start(self) -> None:
         """Survey the topics now, and then periodically."""
-        self._timer.every(self._options.topics_poll_ms / 1000, self.survey)
+        self._timer.once(self._interval_s, self.start)
         self.survey()
 
     def survey_all(self) -> None:
@@ -166,6 +169,7 @@ class KafkaTopics:
         self._survey_count += 1
         self._set_reason("")
         self.cluster_id = survey.cluster_id
+        self._interval_s = max(self._options.topics_poll_ms / 1000, survey.topics * INTERVAL_S_PER_TOPIC)
         in_change |= set(self._changes)
         self._report_twins()
         for described in survey.described:
