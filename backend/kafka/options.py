@@ -127,7 +127,7 @@ ENGINE_SETTINGS = frozenset(
 )  # fmt: skip
 # What may be given otherwise: a broker that died is not asked for long, nor waited for when it is back.
 DEFAULT_SETTINGS: Mapping[str, str | int] = {
-    "topic.metadata.refresh.interval.ms": 2_000,
+    "topic.metadata.refresh.interval.ms": 10_000,  # errors and lost connections cause a refresh at once
     "reconnect.backoff.max.ms": 1_000,
     "socket.connection.setup.timeout.ms": 5_000,
     "log_level": 2,  # librdkafka's own lines, several a second while a broker is away; reasons come otherwise

@@ -108,8 +108,6 @@ class KafkaBackend(Backend):
         self._missing_topics = MissingTopics(self._table, self._topics, self.state)
         offsets = Offsets(cluster.admin, self._bridge, self._clock)
         self._queries = KafkaQueries(self._table, self.readers, offsets)
-        self._timer = HubTimer(ref=False)
-        self._timer.every(options.sweep_ms / 1000, lambda: self.readers.expire(self._clock.monotonic()))
         self._retry = HubTimer(ref=False)
         self._start_topics()
 
@@ -384,7 +382,6 @@ class KafkaBackend(Backend):
             return
         self._closed = self._draining = True
         self._watchers.clear()
-        self._timer.stop()
         self._retry.stop()
         self._missing_topics.close()
         self._appends.close()

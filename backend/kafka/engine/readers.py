@@ -45,11 +45,13 @@ from ddmq_common.errors import (
     StorageError,
     UnknownTopicError,
 )
+from ddmq_common.hub_timer import HubTimer
 
 log = logging.getLogger(__name__)
 READ_S = 10.0  # then a read that has heard nothing fails
 IDLE_S = 60.0
 QUIET_S = 10.0
+FOREVER = float("inf")
 CHECK_INTERVAL_S = 0.5  # between two looks for what is idle or late
 STREAMS_PER_READER = 16  # streams of a thread, before the next one is used
 _GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
@@ -82,6 +84,8 @@ class Readers:
         self._queued_reads: dict[QueueRef, deque[_QueuedRead]] = {}
         self._deadlines: list[tuple[float, int, Wait]] = []
         self._next_check_at = 0.0
+        self._timer = HubTimer(ref=False)
+        self._expire_at = FOREVER  # when the timer calls `expire`
         self._closed = False
 
     def set_next_offset(self, queue: QueueRef, next_offset: int) -> None:
@@ -134,6 +138,7 @@ class Readers:
         stream.window.mark_taken(offset)
         self._pause_or_resume(stream)
         heapq.heappush(self._deadlines, (deadline, next(self._serials), wait))
+        self._expire_by(deadline)
 
     def _drop_settled(self) -> None:
         self._deadlines = [one for one in self._deadlines if not one[2].done and not one[2].cancelled]
@@ -164,6 +169,7 @@ class Readers:
         stream = Stream(kafka_queue, next(self._serials), reader, offset, self._options.window_bytes)
         self._streams[stream.serial] = stream
         here.append(stream)
+        self._expire_by(self._clock.monotonic() + CHECK_INTERVAL_S)
         self._thread(reader).begin_stream(_partition_of(stream), stream.serial, offset, kafka_queue.topic_id)
         return stream
 
@@ -339,13 +345,37 @@ class Readers:
     # --- time, and the end
 
     def expire(self, now: float) -> None:
-        """Settle waits past their deadline; periodically end idle streams and fail overdue reads."""
+        """Settle waits past their deadline; periodically end idle streams and fail overdue reads.
+
+        A timer calls this as often as it is needed.
+        """
         while self._deadlines and self._deadlines[0][0] <= now:
             wait = heapq.heappop(self._deadlines)[2]
             if not wait.done and not wait.cancelled:
                 self._call_guarded(wait.succeed, False)
-        if now < self._next_check_at:
-            return
+        if now >= self._next_check_at:
+            self._check_streams(now)
+        if self._deadlines:
+            self._expire_by(self._deadlines[0][0])
+        if self._streams:
+            self._expire_by(self._next_check_at)
+
+    def _expire_by(self, at: float) -> None:
+        """Have `expire` called at a time (monotonic seconds), or up to `sweep_ms` later."""
+        if at < self._expire_at and not self._closed:
+            self._expire_at = at
+            delay = max(self._options.sweep_ms / 1000, at - self._clock.monotonic())
+            self._timer.once(delay, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._expire_at = FOREVER
+        try:
+            self.expire(self._clock.monotonic())
+        finally:  # even after an error in a caller's callback
+            if self._streams or self._deadlines:
+                self._expire_by(self._clock.monotonic() + CHECK_INTERVAL_S)
+
+    def _check_streams(self, now: float) -> None:
         self._next_check_at = now + CHECK_INTERVAL_S
         for stream in list(self._streams.values()):
             self._fail_late(stream, now)
@@ -408,6 +438,7 @@ class Readers:
         if self._closed:
             return
         self._closed = True
+        self._timer.stop()
         reads = [one.completion for waiting in self._queued_reads.values() for one in waiting]
         for stream in self._streams.values():
             reads += [one.completion for one in stream.pending_reads]
