@@ -20,10 +20,11 @@ from backend.engine import StoreClock, TopicAnswer, Watchers, check_topic
 from backend.kafka.clients.admin import Cluster
 from backend.kafka.clients.bridge import Bridge
 from backend.kafka.engine.appends import Appends
+from backend.kafka.engine.missing_topics import MissingTopics
 from backend.kafka.engine.process import KafkaProcess
 from backend.kafka.engine.queries import KafkaQueries, Offsets
 from backend.kafka.engine.readers import Readers
-from backend.kafka.engine.topics import KafkaTopics, MissingTopics
+from backend.kafka.engine.topics import KafkaTopics
 from backend.kafka.errors import to_failed_result
 from backend.kafka.options import KafkaOptions, capabilities
 from backend.kafka.topic_info import KafkaTopic, TopicRegistry
@@ -107,8 +108,6 @@ class KafkaBackend(Backend):
         self._missing_topics = MissingTopics(self._table, self._topics, self.state)
         offsets = Offsets(cluster.admin, self._bridge, self._clock)
         self._queries = KafkaQueries(self._table, self.readers, offsets)
-        self._timer = HubTimer(ref=False)
-        self._timer.every(options.sweep_ms / 1000, lambda: self.readers.expire(self._clock.monotonic()))
         self._retry = HubTimer(ref=False)
         self._start_topics()
 
@@ -383,7 +382,6 @@ class KafkaBackend(Backend):
             return
         self._closed = self._draining = True
         self._watchers.clear()
-        self._timer.stop()
         self._retry.stop()
         self._missing_topics.close()
         self._appends.close()

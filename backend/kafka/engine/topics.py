@@ -4,25 +4,20 @@ Kafka knows a topic's partitions, its id (from which the incarnation comes) and 
 word for (who may read and write, delays, the requested durability) is stored under the topic's name in the
 settings topic, with the incarnation that it belongs to. A topic without stored settings gets the defaults.
 All changes of one name run one after the other.
-
-MissingTopics keeps a record from being rejected for an unknown topic before the cluster was asked: topics
-that other processes make are seen within `topics_poll_ms`. A call that writes to one before that waits until
-every record that is answered by now was followed, and then for a survey. A topic that has stored settings,
-and that the asked broker does not have, is looked for a few times more: a broker may learn of it later.
-It is in this module because only KafkaTopics has what it waits for.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from backend.completion import Completion
 from backend.engine import TopicAnswer, check_change, check_topics_max
+from backend.kafka.admission import TopicAdmission
 from backend.kafka.clients import admin as topic_admin
 from backend.kafka.clients.admin import Cluster, Survey
 from backend.kafka.commits.commit_queue import CommitQueue
@@ -36,19 +31,24 @@ from backend.kafka.topic_info import (
     encode_info,
     to_kafka_topic,
 )
-from backend.records import NewRecord, QueueRef, TopicInfo
+from backend.records import QueueRef, TopicInfo
 from ddmq_common.clock import Clock
-from ddmq_common.errors import DdmqError, DrainingError, RemoteError, TryLaterError, UnknownTopicError
+from ddmq_common.errors import (
+    CallerError,
+    DrainingError,
+    RemoteError,
+    UnknownTopicError,
+)
 from ddmq_common.hub_timer import HubTimer
 
 log = logging.getLogger(__name__)
 REPLACED_S = 60.0  # after this, a topic with a new id is no mistake of a broker that is behind
 CHANGED_CHECKS = 2  # of a topic that another process changed: a broker may learn of it a little later
 DELETED_MAX = 1_000  # ids of deleted topics that no broker that is behind brings back
+# A survey reads the names of all topics. So the time between two of them grows with their number.
+INTERVAL_S_PER_TOPIC = 0.003
 FULL_SURVEY_EVERY = 10  # surveys; a full one describes every topic, not only those that seem changed
-MISSING_CHECKS = 4
-MISSING_PAUSE_S = 0.3
-OnConfirmed = Callable[[DdmqError | None], object]
+NOT_CREATED = 0  # the incarnation of a recorded topic that may not exist in Kafka yet
 
 
 class KafkaTopics:
@@ -71,6 +71,8 @@ class KafkaTopics:
     ) -> None:
         self._options = options
         self._names = options.names
+        self._admission = TopicAdmission(options.names)
+        self._reported_twins: list[str] = []
         self._cluster = cluster
         self._upkeep = TopicUpkeep(cluster)
         self._clock = clock
@@ -90,6 +92,7 @@ class KafkaTopics:
         self.reason = "the topics of the cluster are not known yet"
         self.cluster_id = ""
         self._timer = HubTimer(ref=False)
+        self._interval_s = options.topics_poll_ms / 1000
 
     @property
     def has_surveyed(self) -> bool:
@@ -100,7 +103,7 @@ class KafkaTopics:
 
     def start(self) -> None:
         """Survey the topics now, and then periodically."""
-        self._timer.every(self._options.topics_poll_ms / 1000, self.survey)
+        self._timer.once(self._interval_s, self.start)
         self.survey()
 
     def survey_all(self) -> None:
@@ -133,7 +136,7 @@ class KafkaTopics:
                 del self._checks_left[name]
         job = partial(
             topic_admin.survey_topics,
-            let_in=self._names.is_admitted,
+            select=partial(self._admission.select, recorded=frozenset(self._state.topic_infos)),
             unchanged=unchanged,
             before=before,
             on_grown=self._add_to_producer,
@@ -166,16 +169,29 @@ class KafkaTopics:
         self._survey_count += 1
         self._set_reason("")
         self.cluster_id = survey.cluster_id
+        self._interval_s = max(self._options.topics_poll_ms / 1000, survey.topics * INTERVAL_S_PER_TOPIC)
         in_change |= set(self._changes)
+        self._report_twins()
         for described in survey.described:
-            name = self._names.from_kafka(described.kafka_name)
-            if name is not None and name not in in_change and described.topic_id not in self._deleted_ids:
+            name = survey.names[described.kafka_name]
+            if name not in in_change and described.topic_id not in self._deleted_ids:
                 self._set_topic(name, described)
                 if not topic_admin.has_required_settings(name, described):
                     self._upkeep.keep(name, described)
         for name, described in list(self._described.items()):
             if described.kafka_name not in survey.names and name not in in_change:
                 self._remove_topic(name)
+
+    def _report_twins(self) -> None:
+        """Log installations that have the same topic names as this one, when their number changes."""
+        twins = self._admission.find_twins()
+        if twins and twins != self._reported_twins:
+            log.error(
+                "other installations on this cluster have the same topic_prefix as this one (%r): %s. Each"
+                " of them also fires the delay levels of the others; give each its own topic_prefix",
+                self._names.prefix, ", ".join(twins),
+            )  # fmt: skip
+        self._reported_twins = twins
 
     def _set_reason(self, reason: str) -> None:
         """Set why the engine is not ready, or ""; log one line when that begins and one when it ends."""
@@ -258,15 +274,59 @@ class KafkaTopics:
         if info.incarnation == 0:
             others = {*self._table.topics, *self._changes} - {info.name}  # existing, or being made here
             check_topics_max(len(others), topics_max)
-            job = partial(self._create, self._names.to_kafka(info.name), info)
-        else:
-            check_change(info, None if topic is None else topic.info)
-            job = partial(self._change_topic, self._described[info.name], info)
+            self._create(info, deadline, answer)
+            return
+        check_change(info, None if topic is None else topic.info)
+        job = partial(self._change_topic, self._described[info.name], info)
         self._cluster.run_job(
             job, lambda result, error: self._store_info(info, deadline, answer, result, error)
         )
 
-    def _create(self, kafka_name: str, info: TopicInfo, admin: Any) -> tuple[ClusterTopic, bool]:
+    def _create(self, info: TopicInfo, deadline: float, answer: TopicAnswer) -> None:
+        """Create a topic in Kafka, then store its settings.
+
+        A topic that the patterns do not admit is recorded in the settings topic first. So it is visible even
+        if this process is killed before it has stored the settings.
+        """
+        kafka_name = self._names.to_kafka(info.name)
+        if owner := self._admission.owner_of(kafka_name):
+            raise CallerError(
+                f"topic {info.name} would be {kafka_name} in Kafka, a system topic of the installation"
+                f" {owner}; allowed: any other name"
+            )
+
+        def create() -> None:
+            self._cluster.run_job(
+                partial(self._run_creation, kafka_name, info),
+                lambda result, error: self._store_info(info, deadline, answer, result, error),
+            )
+
+        if self._names.from_kafka(kafka_name, self._state.topic_infos) is not None:
+            create()
+            return
+
+        def on_recorded(put: Completion[None]) -> None:
+            if put.error is not None:
+                self._fail(info.name, answer, put.error)
+            else:
+                create()
+
+        def on_described(existing: list[ClusterTopic] | None, error: Exception | None) -> None:
+            if existing is None:
+                self._fail(info.name, answer, error)
+            elif existing:
+                self._fail(info.name, answer, CallerError(
+                    f"topic {info.name} exists in Kafka ({kafka_name}), created by another program, and"
+                    " `topics` in backend.yaml does not admit it; allowed: a pattern that does, or another"
+                    " name"
+                ))  # fmt: skip
+            else:
+                intent = encode_info(replace(info, incarnation=NOT_CREATED))
+                self._commits.put_topic_info(info.name, intent, deadline).then(on_recorded)
+
+        self._cluster.run_job(partial(topic_admin.describe_topics, names=[kafka_name]), on_described)
+
+    def _run_creation(self, kafka_name: str, info: TopicInfo, admin: Any) -> tuple[ClusterTopic, bool]:
         described = topic_admin.create_topic(admin, self._options, kafka_name, info)
         self._add_to_producer(kafka_name)
         return described, False
@@ -452,99 +512,3 @@ class TopicUpkeep:
     def forget(self, name: str) -> None:
         """Remove the notes about a topic that was deleted or replaced."""
         self._trimmed = {queue: before for queue, before in self._trimmed.items() if queue.topic != name}
-
-
-class _Confirmation:
-    """A call that waits for a survey of the cluster. `then` is called once."""
-
-    def __init__(self, names: frozenset[str], then: OnConfirmed) -> None:
-        self.names, self.then = names, then
-        self.checks = 0
-
-
-class MissingTopics:
-    """Asks the cluster about topics that this process does not know, before a record for them is rejected."""
-
-    def __init__(self, table: TopicRegistry, topics: KafkaTopics, state: KafkaState) -> None:
-        self._table = table
-        self._topics = topics
-        self._state = state
-        self._absent: dict[str, bytes] = {}  # stored settings of topics that Kafka does not have, confirmed
-        self._open: dict[_Confirmation, None] = {}
-
-    def find_unknown(self, records: Iterable[NewRecord]) -> frozenset[str]:
-        """Return the topics of these records that are unknown here, or known with too few queues."""
-        topics = self._table.topics
-        return frozenset(
-            record.topic
-            for record in records
-            if (topic := topics.get(record.topic)) is None or record.queue_id >= topic.info.queues
-        )
-
-    def catch_up(self) -> Completion[None]:
-        """Settle when this process knows every topic that was confirmed to any process.
-
-        See Backend.caught_up.
-        """
-        answer: Completion[None] = Completion()
-
-        def settle(error: Exception | None) -> None:
-            if error is None:
-                answer.succeed(None)
-            else:
-                answer.fail(error)
-
-        def on_followed(barrier: Completion[None]) -> None:
-            missing = self._find_missing()
-            if barrier.error is not None or not missing:
-                settle(barrier.error)
-            else:
-                self.confirm(missing, settle)
-
-        self._state.catch_up().then(on_followed)
-        return answer
-
-    def _find_missing(self) -> frozenset[str]:
-        """Return the topics that have stored settings and are unknown here."""
-        infos, topics = self._state.topic_infos, self._table.topics
-        self._absent = {name: info for name, info in self._absent.items() if infos.get(name) == info}
-        return frozenset(name for name in infos if name not in self._absent and name not in topics)
-
-    def confirm(self, names: frozenset[str], then: OnConfirmed) -> None:
-        """Call `then(None)` after the cluster was asked for these topics, or `then(error)` if that failed."""
-        confirmation = _Confirmation(names, then)
-        self._open[confirmation] = None
-        self._state.catch_up().then(lambda barrier: self._survey_missing(confirmation, barrier.error))
-
-    def _survey_missing(self, confirmation: _Confirmation, error: Exception | None) -> None:
-        if error is not None:
-            self._end(confirmation, _uncertain_topic_error(confirmation, error))
-        else:
-            self._topics.survey(lambda reason: self._on_survey(confirmation, reason))
-
-    def _on_survey(self, confirmation: _Confirmation, reason: str) -> None:
-        confirmation.checks += 1
-        missing = self._find_missing() & confirmation.names
-        if reason:
-            self._end(confirmation, _uncertain_topic_error(confirmation, reason))
-        elif missing and confirmation.checks < MISSING_CHECKS:
-            HubTimer(ref=False).once(MISSING_PAUSE_S, lambda: self._survey_missing(confirmation, None))
-        else:
-            infos = self._state.topic_infos
-            self._absent.update((name, infos[name]) for name in missing)
-            self._end(confirmation, None)
-
-    def _end(self, confirmation: _Confirmation, error: DdmqError | None) -> None:
-        if confirmation in self._open:
-            del self._open[confirmation]
-            confirmation.then(error)
-
-    def close(self) -> None:
-        """Fail every waiting call."""
-        for confirmation in list(self._open):
-            self._end(confirmation, DrainingError("the Kafka engine was closed"))
-
-
-def _uncertain_topic_error(confirmation: _Confirmation, reason: object) -> TryLaterError:
-    names = ", ".join(sorted(confirmation.names))
-    return TryLaterError(f"not known whether topic {names} is there: {reason}")

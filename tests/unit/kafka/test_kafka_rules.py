@@ -139,3 +139,10 @@ def test_what_may_not_be_seen_is_told() -> None:
 def test_what_loses_something_comes_first() -> None:
     changed = {"message.timestamp.type": "CreateTime", "cleanup.policy": "compact"}
     assert [each.loses for each in found(Kind.MADE, **changed)] == [True, False]
+
+
+def test_an_installation_with_the_same_topic_names_is_a_finding() -> None:
+    [finding] = find_violations(ClusterFacts("id", 3, (), ("ns2",)), OPTIONS)
+    assert finding.resources == ("installation ns2",)
+    assert "topic_prefix of its own" in finding.remedy
+    assert not finding.loses

@@ -36,7 +36,7 @@ class HeldCluster:
     def answer(self, cluster_id: str, *found: ClusterTopic) -> None:
         [(_, done)] = self.asked
         self.asked.clear()
-        done(Survey(frozenset(["orders"]), found, cluster_id), None)
+        done(Survey({"orders": "orders"}, found, cluster_id), None)
 
     @property
     def passed_over(self) -> dict[str, int] | None:
