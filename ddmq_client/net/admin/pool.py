@@ -20,7 +20,7 @@ CONNECT_MAX_S = 5.0  # to one server, while there are others
 
 
 class AdminConnections:
-    """The connections of an admin client; sends requests to the admin servers. Safe for many threads."""
+    """The connections of an admin client to its servers. Sends requests; safe for concurrent callers."""
 
     def __init__(self, addresses: Sequence[ProxyAddress], connections_max: int) -> None:
         self._addresses = list(addresses)  # the one that answered last comes first
