@@ -28,7 +28,7 @@ class TopicAdmission:
         self._own_root = names.system_topic("")[:-1]
         self.other_roots: frozenset[str] = frozenset()
 
-    def select(self, kafka_names: Collection[str], recorded: Collection[str]) -> dict[str, str]:
+    def select_topics(self, kafka_names: Collection[str], recorded: Collection[str]) -> dict[str, str]:
         """Return our name of each visible topic by its name in Kafka, and update `other_roots`.
 
         `kafka_names`: every topic of the cluster. `recorded`: our names of the topics in the settings topic.

@@ -166,7 +166,7 @@ class ClusterCheck:
                 self._read_topic_names(system.settings) if system.settings in listed.topics else frozenset()
             )
         admission = TopicAdmission(self._options.names)
-        names = admission.select(listed.topics.keys(), facts)
+        names = admission.select_topics(listed.topics.keys(), facts)
         kinds = {
             name: kind
             for name in listed.topics

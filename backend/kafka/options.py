@@ -70,7 +70,7 @@ class Names(NamedTuple):
             name = _CODED.sub(lambda hexed: chr(int(hexed[1], 16)), text)
         elif self._is_plain(plain):
             name = plain.replace(".", "%2E")
-            if name not in recorded and not self.admits(plain):
+            if name not in recorded and not self.admits_topic(plain):
                 return None
         else:
             return None
@@ -78,7 +78,7 @@ class Names(NamedTuple):
             return None
         return name if self._is_same(name, kafka_name) else None
 
-    def admits(self, plain: str) -> bool:
+    def admits_topic(self, plain: str) -> bool:
         """Return whether the patterns admit another program's topic. `plain`: its name without prefix."""
         return any(fnmatchcase(plain, pattern) for pattern in self.patterns)
 

@@ -57,7 +57,7 @@ class MissingTopics:
         """
         answer: Completion[None] = Completion()
 
-        def settle(error: Exception | None) -> None:
+        def settle_answer(error: Exception | None) -> None:
             if error is None:
                 answer.succeed(None)
             else:
@@ -66,9 +66,9 @@ class MissingTopics:
         def on_followed(barrier: Completion[None]) -> None:
             missing = self._find_missing()
             if barrier.error is not None or not missing:
-                settle(barrier.error)
+                settle_answer(barrier.error)
             else:
-                self.confirm(missing, settle)
+                self.confirm(missing, settle_answer)
 
         self._state.catch_up().then(on_followed)
         return answer

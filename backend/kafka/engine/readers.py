@@ -170,7 +170,9 @@ class Readers:
         self._streams[stream.serial] = stream
         here.append(stream)
         self._expire_by(self._clock.monotonic() + CHECK_INTERVAL_S)
-        self._thread(reader).begin_stream(_partition_of(stream), stream.serial, offset, kafka_queue.topic_id)
+        self._thread_of(reader).begin_stream(
+            _partition_of(stream), stream.serial, offset, kafka_queue.topic_id
+        )
         return stream
 
     def _choose_reader(self, here: list[Stream]) -> int:
@@ -182,7 +184,7 @@ class Readers:
         free = [n for n in range(self._options.readers) if n not in used_readers]
         return next((n for n in free if loads[n] < STREAMS_PER_READER), min(free, key=loads.__getitem__))
 
-    def _thread(self, reader: int) -> ReaderThread:
+    def _thread_of(self, reader: int) -> ReaderThread:
         thread = self._threads.get(reader)
         if thread is None:
             is_quiet = reader == self._quiet_reader
@@ -200,19 +202,21 @@ class Readers:
         serial = next(self._serials)
         stream.move = (reader, serial)
         self._moves[serial] = stream
-        self._thread(reader).begin_stream(_partition_of(stream), serial, stream.window.next, queue.topic_id)
+        self._thread_of(reader).begin_stream(
+            _partition_of(stream), serial, stream.window.next, queue.topic_id
+        )
 
     def _end_move(self, stream: Stream) -> None:
         """Continue on the new reader alone, because its first chunk has come."""
         assert stream.move is not None
-        self._thread(stream.reader).end_stream(_partition_of(stream), stream.serial)
+        self._thread_of(stream.reader).end_stream(_partition_of(stream), stream.serial)
         del self._streams[stream.serial]
         stream.reader, stream.serial = stream.move
         stream.move = None
         del self._moves[stream.serial]
         self._streams[stream.serial] = stream
         if stream.paused:
-            self._thread(stream.reader).set_paused(_partition_of(stream), stream.serial, True)
+            self._thread_of(stream.reader).set_paused(_partition_of(stream), stream.serial, True)
 
     def _cancel_move(self, stream: Stream) -> None:
         """Stay on the present reader."""
@@ -220,7 +224,7 @@ class Readers:
             reader, serial = stream.move
             stream.move = None
             del self._moves[serial]
-            self._thread(reader).end_stream(_partition_of(stream), serial)
+            self._thread_of(reader).end_stream(_partition_of(stream), serial)
 
     def _wake_quiet(self, stream: Stream) -> None:
         """Move a stream back from the quiet reader if it is not quiet any more."""
@@ -246,7 +250,7 @@ class Readers:
         here.remove(stream)
         if not here:
             del self._streams_by_queue[stream.kafka_queue.queue]
-        self._thread(stream.reader).end_stream(_partition_of(stream), stream.serial)
+        self._thread_of(stream.reader).end_stream(_partition_of(stream), stream.serial)
         parked, stream.parked_waits = stream.parked_waits, []
         for one in parked:
             self._bridge.call(_settle_wait, one.wait)
@@ -266,7 +270,7 @@ class Readers:
         window = stream.window
         if stream.paused is not (window.is_full if not stream.paused else not window.is_half_empty):
             stream.paused = not stream.paused
-            self._thread(stream.reader).set_paused(_partition_of(stream), stream.serial, stream.paused)
+            self._thread_of(stream.reader).set_paused(_partition_of(stream), stream.serial, stream.paused)
 
     # --- what the threads bring
 

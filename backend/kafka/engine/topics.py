@@ -136,7 +136,7 @@ class KafkaTopics:
                 del self._checks_left[name]
         job = partial(
             topic_admin.survey_topics,
-            select=partial(self._admission.select, recorded=frozenset(self._state.topic_infos)),
+            select=partial(self._admission.select_topics, recorded=frozenset(self._state.topic_infos)),
             unchanged=unchanged,
             before=before,
             on_grown=self._add_to_producer,

@@ -17,7 +17,7 @@ INNER = [f"{OTHER}.x.-25DELAY-2DWAITING", "teamb.SCHEDULE_TOPIC_XXXX"]
 def visible(
     cluster: list[str], *, names: Names | None = None, recorded: frozenset[str] = frozenset()
 ) -> set[str]:
-    return set(TopicAdmission(names or Names()).select(cluster, recorded).values())
+    return set(TopicAdmission(names or Names()).select_topics(cluster, recorded).values())
 
 
 def test_system_topics_of_another_installation_are_never_visible() -> None:
@@ -34,7 +34,7 @@ def test_names_that_only_look_like_system_topics_are_visible() -> None:
 def test_an_installation_without_a_prefix_hides_one_that_has_the_same_topic_names() -> None:
     cluster = ["orders", "ns2.settings", "ns2.coordination", "ns2.x.-25DELAY", "SCHEDULE_TOPIC_XXXX"]
     admission = TopicAdmission(Names())
-    assert set(admission.select(cluster, ()).values()) == {"orders", "SCHEDULE_TOPIC_XXXX"}
+    assert set(admission.select_topics(cluster, ()).values()) == {"orders", "SCHEDULE_TOPIC_XXXX"}
     assert admission.find_twins() == ["ns2"]
     assert admission.owner_of("ns2.x.-25RETRY-25g") == "ns2"
     assert admission.owner_of("orders") == ""
@@ -42,7 +42,7 @@ def test_an_installation_without_a_prefix_hides_one_that_has_the_same_topic_name
 
 def test_installations_with_prefixes_of_their_own_are_no_twins() -> None:
     admission = TopicAdmission(Names("ddmq", "teama."))
-    admission.select(["teama.ddmq.coordination", "teama.ddmq.settings", *SYSTEM], ())
+    admission.select_topics(["teama.ddmq.coordination", "teama.ddmq.settings", *SYSTEM], ())
     assert admission.other_roots == {OTHER}
     assert admission.find_twins() == []
 
@@ -67,5 +67,5 @@ def test_no_pattern_and_no_record_makes_a_system_topic_of_others_visible(root: s
     cluster = {topic, f"{root}.coordination", f"{root}.progress"}
     admission = TopicAdmission(Names())
     name = topic.replace(".", "%2E")
-    assert topic not in admission.select(cluster, {name})
+    assert topic not in admission.select_topics(cluster, {name})
     assert admission.owner_of(topic)

@@ -86,7 +86,7 @@ class PlainThread:
         self.on_chunks([chunk])
 
 
-class World:
+class QueueReadingKit:
     """One queue, and one caller that reads it in order: it reads, and waits where nothing is left."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ def plain_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stream_at_the_end_moves_to_the_quiet_reader_and_back_with_the_first_record() -> None:
-    world = World()
+    world = QueueReadingKit()
     world.read()
     world.answer_all()
     assert world.places == ["fast"]
@@ -174,7 +174,7 @@ steps = st.lists(
 @settings(max_examples=200)
 @given(steps)
 def test_every_record_is_delivered_once_and_in_order(steps: list[tuple[str, int]]) -> None:
-    world = World()
+    world = QueueReadingKit()
     for step, number in steps:
         if step == "append":
             start = world.log[-1] if world.log else -1
