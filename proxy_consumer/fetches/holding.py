@@ -106,7 +106,7 @@ class HeldTopic(ClaimOwner):
 
     @property
     def retry_at(self) -> float | None:
-        """The time (monotonic seconds) to call `on_use` again after a rejected join; None if no retry is due."""
+        """When to call `on_use` again after a rejected join (monotonic seconds); None if it need not be."""
         return self._claims.retry_at
 
     def on_use(self, config: SubscriptionDefaults) -> None:
