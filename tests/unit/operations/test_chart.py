@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,16 @@ def test_the_admin_port_answers_to_the_names_of_the_services(manifests: dict[str
     names = yaml.safe_load(manifests["ConfigMap"]["data"]["ddmq.yaml"])["admin_names"]
     service = manifests["Service"]["metadata"]["name"]
     assert {service, f"{service}.default.svc", f"{service}-pods.default.svc.cluster.local"} <= set(names)
+
+
+def test_the_scrape_job_is_one_that_the_alert_rules_select() -> None:
+    manifests = read_manifests((charts.MANIFESTS / "kafka.yaml").read_text())
+    (endpoint,) = manifests["ServiceMonitor"]["spec"]["endpoints"]
+    (job,) = [rule["replacement"] for rule in endpoint["relabelings"] if rule["targetLabel"] == "job"]
+    rules = (charts.ROOT / "conf" / "prometheus" / "ddmq-alerts.yaml").read_text()
+    patterns = set(re.findall(r'job=~"([^"]*)"', rules))
+    assert patterns
+    assert [pattern for pattern in patterns if not re.fullmatch(pattern, job)] == []
 
 
 def test_only_labelled_pods_reach_the_ports_of_clients_and_no_other_pod_the_admin_port(
