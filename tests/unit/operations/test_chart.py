@@ -177,6 +177,18 @@ def test_the_server_and_ddmq_doctor_read_which_backend_it_is_from_the_config_map
 
 
 @needs_helm
+@pytest.mark.parametrize("version", charts.VERSIONS)
+def test_the_values_of_the_page_render_valid_manifests(version: str, tmp_path: Path) -> None:
+    page = (charts.ROOT / "docs" / "kubernetes.md").read_text()
+    blocks = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    for number, block in enumerate(blocks):
+        values = tmp_path / f"{number}.yaml"
+        values.write_text(block)
+        assert charts.validate_manifests(charts.render_release(f"--values={values}"), version) == ""
+
+
+@needs_helm
 def test_own_settings_of_the_backend_are_kept(tmp_path: Path) -> None:
     text = charts.render_release(*KAFKA, "--set=config.backend.kafka.namespace=other")
     backend = load_rendered(read_manifests(text), tmp_path).backend
