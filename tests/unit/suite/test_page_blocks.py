@@ -22,9 +22,10 @@ from backend.engines import GROUP
 from backend.file_log.start.format_file import decode_format, encode_format
 from ddmq.address import ADMIN
 from ddmq.cli.root import root
-from ddmq.server.config import load_folder
+from ddmq.server.config import KEYS, load_folder
 from ddmq_client import idl
 from ddmq_common.errors import ConfigError
+from ddmq_common.metrics.catalogue import CATALOGUE
 from ddmq_common.metrics.samples import decode
 from tests.support.page_classes import COMMANDS, PYTHON, RUN, class_of
 from tests.support.pages import PAGES, ROOT, Block, Command, blocks, commands, page_blocks, read_blocks
@@ -72,6 +73,10 @@ JSON: dict[str, Callable[[bytes], object]] = {
     "docs/formats.md": check_format,
     "docs/formats-samples.md": decode,
 }
+PACKAGES = "ddmq_client", "ddmq_command", "ddmq_common", "ddmq_rpc"
+OTHER_NAMES = {  # fixtures, options of Dramatiq's broker, a label of the metrics job
+    "ddmq_broker", "ddmq_server", "ddmq_key", "ddmq_idempotency_key", "ddmq_delay_id", "ddmq_process",
+}  # fmt: skip
 LANGUAGES = {"python", "console", "sh", "yaml", "json", "toml", "thrift", "diff", "text"}
 
 
@@ -232,3 +237,12 @@ def stranger(line: str) -> str:
 def test_commands_and_options_within_sentences_exist(page: str) -> None:
     lines = re.findall(r"`ddmq ([^`]+)`", (ROOT / page).read_text())
     assert {line: stranger(line) for line in lines if stranger(line)} == {}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_metrics_and_variables_that_are_named_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    names = set(re.findall(r"\bddmq_[a-z_]+", text)) - {*CATALOGUE, *OTHER_NAMES}
+    assert {name for name in names if not name.startswith(PACKAGES)} == set()
+    variables = set(re.findall(r"\bDDMQ_(?:[A-Z0-9]+_)*?_[A-Z0-9_]+\b", text))
+    assert variables - {"DDMQ_FILE__KEY", "DDMQ__KEY"} <= {key.variable for key in KEYS}
