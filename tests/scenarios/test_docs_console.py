@@ -12,6 +12,7 @@ import contextlib
 import io
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -145,12 +146,12 @@ class Typist:
             self.server.admin("DELETE", "groups", group)
         for topic in self.server.admin("GET", "topics"):
             self.server.admin("DELETE", "topics", topic["topic"])
-        for each in scene.before:
-            if callable(each):
-                each(self.server)
+        for step in scene.before:
+            if callable(step):
+                step(self.server)
             else:
-                code, printed = self._run(shlex.split(each), {})
-                assert code == 0, (each, printed)
+                code, printed = self._run(shlex.split(step), {})
+                assert code == 0, (step, printed)
 
     def type(self, command: Command) -> None:
         """Run a command, and compare what it prints if the page shows it."""
@@ -216,6 +217,8 @@ class Typist:
     def _curl(self, line: str) -> tuple[int, str]:
         for part, port in PORTS.items():
             line = line.replace(f"127.0.0.1:{port}", f"127.0.0.1:{self.server.ports[part]}")
+        if shutil.which("curl") is None:
+            pytest.skip("needs curl")
         line = line.replace("curl ", "curl --fail-with-body --silent --show-error ", 1)
         found = subprocess.run(
             ["bash", "-o", "pipefail", "-c", line],
@@ -233,13 +236,13 @@ class Typist:
         return line if self._scene.numbers else re.sub(NUMBER, "N", line)
 
 
-def runs(block: Block) -> list[Command]:
+def list_run_commands(block: Block) -> list[Command]:
     return [command for command in commands(block) if class_of(command) is RUN]
 
 
-def scene_of(block: Block, is_first: bool) -> PageScene | None:
+def find_scene(block: Block, *, is_first: bool) -> PageScene | None:
     """Return the scene that begins with a block."""
-    first = shlex.join(runs(block)[0].words)
+    first = shlex.join(list_run_commands(block)[0].words)
     for start, scene in SCENES.items():
         page, _, words = start.partition(": ")
         if page == block.page and (first.startswith(words) if words else is_first):
@@ -247,7 +250,11 @@ def scene_of(block: Block, is_first: bool) -> PageScene | None:
     return PageScene() if is_first else None
 
 
-PAGES = sorted({block.page for block in blocks("console", "sh") if runs(block)})
+def list_run_blocks(page: str) -> list[Block]:
+    return [block for block in page_blocks(page, "console", "sh") if list_run_commands(block)]
+
+
+PAGES = sorted({block.page for block in blocks("console", "sh") if list_run_commands(block)})
 
 
 @pytest.fixture(scope="module")
@@ -268,20 +275,18 @@ def typist(server: RealServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_do_what_the_page_says(page: str, typist: Typist) -> None:
-    shown = [block for block in page_blocks(page, "console", "sh") if runs(block)]
-    for block in shown:
-        scene = scene_of(block, block is shown[0])
+    for number, block in enumerate(list_run_blocks(page)):
+        scene = find_scene(block, is_first=number == 0)
         if scene is not None:
             typist.begin(scene)
-        for command in runs(block):
+        for command in list_run_commands(block):
             typist.type(command)
 
 
 def test_every_scene_is_used() -> None:
-    used = [
-        scene_of(block, block is page[0])
-        for name in PAGES
-        for page in [[block for block in page_blocks(name, "console", "sh") if runs(block)]]
-        for block in page
+    scenes = [
+        find_scene(block, is_first=number == 0)
+        for page in PAGES
+        for number, block in enumerate(list_run_blocks(page))
     ]
-    assert [start for start, scene in SCENES.items() if not any(scene is each for each in used)] == []
+    assert [start for start, scene in SCENES.items() if not any(scene is other for other in scenes)] == []

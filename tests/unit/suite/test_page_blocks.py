@@ -80,11 +80,11 @@ OTHER_NAMES = {  # fixtures, options of Dramatiq's broker, a label of the metric
 LANGUAGES = {"python", "console", "sh", "yaml", "json", "toml", "thrift", "diff", "text"}
 
 
-def each(*languages: str) -> Any:
+def parametrize_blocks(*languages: str) -> Any:
     return pytest.mark.parametrize("block", blocks(*languages), ids=str)
 
 
-def not_run() -> list[Command]:
+def list_unrun_commands() -> list[Command]:
     return [
         command
         for block in blocks("console", "sh")
@@ -111,7 +111,7 @@ def test_a_picture_has_no_commands() -> None:
     assert [str(block) for block in blocks("text") if re.search(r"^\$ ", block.text, re.MULTILINE)] == []
 
 
-@pytest.mark.parametrize("command", not_run(), ids=str)
+@pytest.mark.parametrize("command", list_unrun_commands(), ids=str)
 def test_a_command_that_is_not_run_is_one_that_exists(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +119,7 @@ def test_a_command_that_is_not_run_is_one_that_exists(
     class_of(command).check(command)
 
 
-@each("python")
+@parametrize_blocks("python")
 def test_python_can_be_compiled(block: Block) -> None:
     compile(block.text, str(block), "exec")
 
@@ -138,24 +138,24 @@ def test_every_program_of_examples_is_run() -> None:
     ] == []
 
 
-@each("yaml")
+@parametrize_blocks("yaml")
 def test_yaml_is_loaded(block: Block, tmp_path: Path) -> None:
     YAML[block.page](tmp_path, yaml.safe_load(block.text))
 
 
-@each("json")
+@parametrize_blocks("json")
 def test_json_is_what_is_read(block: Block) -> None:
     JSON[block.page](json.dumps(json.loads(block.text), separators=(",", ":")).encode())
 
 
-@each("toml")
+@parametrize_blocks("toml")
 def test_toml_names_the_entry_points_that_are_read(block: Block) -> None:
     ((group, points),) = tomllib.loads(block.text)["project"]["entry-points"].items()
     assert group == GROUP
     assert all(re.fullmatch(r"[\w.]+:\w+", value) for value in points.values())
 
 
-@each("thrift")
+@parametrize_blocks("thrift")
 def test_thrift_is_in_the_contract(block: Block) -> None:
     folder = Path(idl.__file__).parent
     texts = [path.read_text().splitlines() for path in folder.glob("*.thrift")]
@@ -163,19 +163,19 @@ def test_thrift_is_in_the_contract(block: Block) -> None:
     assert [line for line in block.text.splitlines() if line.strip() not in contract] == []
 
 
-@each("diff")
+@parametrize_blocks("diff")
 def test_the_new_lines_of_a_diff_run(block: Block) -> None:
     exec(compile("\n".join(re.findall(r"^\+(.*)$", block.text, re.MULTILINE)), str(block), "exec"), {})
 
 
-def typed(text: str) -> list[Command]:
+def read_commands(text: str) -> list[Command]:
     """Return the commands of a page with one block of the language `console`."""
     (block,) = read_blocks("page.md", f"# Page\n\n```console\n{text}```\n")
     return list(commands(block))
 
 
 def test_commands_are_read_with_variables_comments_and_output() -> None:
-    first, last = typed(
+    first, last = read_commands(
         "$ A=1 ddmq lag \\\n  --json 2> log &   # of all\n$ cd x && ddmq tx list '#'\nnone\n"
     )[::2]
     assert (first.words, first.variables, first.output) == (("ddmq", "lag", "--json"), {"A": "1"}, [])
@@ -185,7 +185,7 @@ def test_commands_are_read_with_variables_comments_and_output() -> None:
 
 
 def test_a_variable_that_is_exported_is_one_of_the_commands_behind_it() -> None:
-    assert typed("$ export A=1\n$ ddmq serve\n")[1].variables == {"A": "1"}
+    assert read_commands("$ export A=1\n$ ddmq serve\n")[1].variables == {"A": "1"}
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_variable_that_is_exported_is_one_of_the_commands_behind_it() -> None:
     ],
 )
 def test_a_command_with_a_wrong_name_fails(line: str, error: type[Exception]) -> None:
-    (command,) = typed(f"$ {line}\n")
+    (command,) = read_commands(f"$ {line}\n")
     with pytest.raises(error):
         class_of(command).check(command)
 
@@ -219,7 +219,7 @@ def test_a_key_that_does_not_exist_fails(page: str, tmp_path: Path) -> None:
         YAML[page](tmp_path, {"frobnicate": 1})
 
 
-def stranger(line: str) -> str:
+def find_unknown_words(line: str) -> str:
     """Return the first word of a command line within a sentence, or its options, that ddmq does not have."""
     command: click.Command = root
     words = line.split()
@@ -236,7 +236,7 @@ def stranger(line: str) -> str:
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_and_options_within_sentences_exist(page: str) -> None:
     lines = re.findall(r"`ddmq ([^`]+)`", (ROOT / page).read_text())
-    assert {line: stranger(line) for line in lines if stranger(line)} == {}
+    assert {line: find_unknown_words(line) for line in lines if find_unknown_words(line)} == {}
 
 
 @pytest.mark.parametrize("page", PAGES)
