@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 import sys
 import threading
@@ -68,6 +69,23 @@ def test_retries_happen_while_time_passes() -> None:
     assert [attempt for attempt, _ in attempts[:3]] == [1, 2, 3]
     assert letter.attempts == len(attempts)
     assert letter.error == "RuntimeError: down"
+
+
+def test_a_handler_that_keeps_failing_leaves_one_traceback_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def handle(message: Message) -> None:
+        raise RuntimeError(f"down at attempt {message.attempt}")
+
+    with TestBroker() as broker, caplog.at_level(logging.ERROR, logger="ddmq_client.consumer"):
+        broker.consumer("orders", "billing", handle)
+        broker.producer().send("orders", b"one", key="17")
+        broker.join("orders")
+        (letter,) = broker.dead_letters("billing")
+    records = [record for record in caplog.records if record.name == "ddmq_client.consumer"]
+    assert len(records) == letter.attempts > 1
+    assert [record.exc_info is not None for record in records] == [True] + [False] * (letter.attempts - 1)
+    assert f"attempt={letter.attempts}): RuntimeError: down at attempt {letter.attempts}" in caplog.text
 
 
 def test_join_says_what_cannot_be_finished() -> None:
