@@ -42,6 +42,7 @@ from ddmq_client.aio.sync import (
     sleep,
 )
 from ddmq_client.aio.worker_pool import AsyncWorkerPool
+from ddmq_client.arguments import explain_arguments
 from ddmq_client.callables import ASYNC_CONSUMER, check_result
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.prefetch_buffer import ConsumerCounts
@@ -129,6 +130,7 @@ class AsyncConsumer:
     _pool: AsyncWorkerPool | None = None
     _state, _ended, _paused = "new", False, False
 
+    @explain_arguments("docs/client.md#receiving")
     def __init__(
         self,
         proxies: str | Sequence[str],

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
+from ddmq_client.arguments import explain_arguments
 from ddmq_client.callables import ASYNC_CONSUMER, check_result
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.prefetch_buffer import ConsumerCounts
@@ -130,6 +131,7 @@ class Consumer:
     _pool: WorkerPool | None = None
     _state, _ended, _paused = "new", False, False
 
+    @explain_arguments("docs/client.md#receiving")
     def __init__(
         self,
         proxies: str | Sequence[str],

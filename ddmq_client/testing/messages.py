@@ -18,6 +18,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
+from ddmq_client.arguments import explain_arguments
 from ddmq_client.errors import ClientError
 from ddmq_client.idl import consumer as idl
 from ddmq_client.idl.codes import OK_TEXT, Code
@@ -88,6 +89,7 @@ class RecordedSettling(Settling):
         return [_stored_result() for _ in messages]
 
 
+@explain_arguments("docs/testing-handlers.md")
 def make_message(
     body: bytes | str = b"",
     *,
