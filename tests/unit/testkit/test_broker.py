@@ -33,7 +33,7 @@ def test_delays_fire_at_their_times_and_in_their_order() -> None:
     with TestBroker() as broker:
         begin = broker.clock.now()
         producer = broker.producer()
-        broker.consumer("reminders", "mailer", lambda m: seen.append((m.text(), broker.clock.now() - begin)))
+        broker.consumer("mailer", "reminders", lambda m: seen.append((m.text(), broker.clock.now() - begin)))
         for hours in (30, 2, 500):
             producer.send("reminders", str(hours), delay=hours * HOUR)
         assert [delay.body for delay in broker.delayed_messages()] == [b"2", b"30", b"500"]
@@ -57,7 +57,7 @@ def test_retries_happen_while_time_passes() -> None:
             attempts.append((message.attempt, broker.clock.now() - begin))
             raise RuntimeError("down")
 
-        broker.consumer("orders", "billing", handle)
+        broker.consumer("billing", "orders", handle)
         broker.producer().send("orders", b"one")
         broker.run_until_idle()
         assert len(attempts) == 1
@@ -78,7 +78,7 @@ def test_a_handler_that_keeps_failing_leaves_one_traceback_in_the_log(
         raise RuntimeError(f"down at attempt {message.attempt}")
 
     with TestBroker() as broker, caplog.at_level(logging.ERROR, logger="ddmq_client.consumer"):
-        broker.consumer("orders", "billing", handle)
+        broker.consumer("billing", "orders", handle)
         broker.producer().send("orders", b"one", key="17")
         broker.join("orders")
         (letter,) = broker.dead_letters("billing")
@@ -91,7 +91,7 @@ def test_a_handler_that_keeps_failing_leaves_one_traceback_in_the_log(
 def test_join_says_what_cannot_be_finished() -> None:
     with TestBroker() as broker:
         broker.create_group("billing", "orders", order_key="KEY")
-        broker.consumer("orders", "billing", lambda message: None)
+        broker.consumer("billing", "orders", lambda message: None)
         broker.park("billing", "a")
         broker.producer().send("orders", b"one", key="a")
         with pytest.raises(BusyBrokerError, match="1 messages of group billing"):
@@ -103,7 +103,7 @@ def test_join_says_what_cannot_be_finished() -> None:
 def test_a_handler_that_hangs_is_named() -> None:
     going = threading.Event()
     with TestBroker() as broker:
-        broker.consumer("orders", "billing", lambda message: going.wait())
+        broker.consumer("billing", "orders", lambda message: going.wait())
         broker.producer().send("orders", b"one")
         with pytest.raises(BusyBrokerError, match="1 messages of topic orders of group billing are"):
             broker.run_until_idle(timeout_s=0.2)
@@ -115,7 +115,7 @@ def test_a_lease_ends_while_time_passes() -> None:
     with TestBroker() as broker:
         broker.create_group("billing", "orders", ack_timeout_ms=30_000)
         broker.producer().send("orders", b"one")
-        consumer = broker.consumer("orders", "billing")
+        consumer = broker.consumer("billing", "orders")
         (first,) = consumer.pull(timeout_ms=10_000)
         broker.clock.advance(timedelta(seconds=31))
         (second,) = consumer.pull(timeout_ms=10_000)
@@ -152,7 +152,7 @@ def test_asyncio_clients_work_with_it() -> None:
         broker.create_group("billing", "orders", retry_intervals_ms=[1_000])
         async with broker.aio.producer() as producer:
             assert isinstance(producer, AsyncProducer)
-            consumer = await broker.aio.consumer("orders", "billing", handle)
+            consumer = await broker.aio.consumer("billing", "orders", handle)
             await producer.send("orders", b"one", key="k")
             await broker.aio.run_until_idle()
             assert seen == []
@@ -190,7 +190,58 @@ def test_a_refused_consumer_says_why() -> None:
     with TestBroker() as broker:
         broker.create_group("billing", "orders", tags="red")
         with pytest.raises(ClientError, match="blue"):
-            broker.consumer("orders", "billing", lambda message: None, tags="blue")
+            broker.consumer("billing", "orders", lambda message: None, tags="blue")
+
+
+def test_a_consumers_arguments_may_be_named_and_have_the_order_of_the_class() -> None:
+    with TestBroker() as broker:
+        seen: list[Message] = []
+        broker.consumer("billing", "orders", seen.append)
+        broker.consumer(topics=["orders"], group="mail", handler=seen.append)
+        broker.producer().send("orders", b"one")
+        broker.run_until_idle()
+        assert sorted(message.group for message in seen) == ["billing", "mail"]
+
+
+def test_exchanged_names_of_group_and_topic_are_rejected_as_soon_as_they_show() -> None:
+    def ignore(message: Message) -> None: ...
+
+    exchanged = r"consumer\(group='orders', topics='billing'\): 'orders' is a topic, and 'billing' is none"
+    with TestBroker() as broker:
+        broker.consumer("orders", "billing", ignore)
+        broker.run_until_idle()
+        broker.producer().send("orders", b"one")
+        with pytest.raises(OptionError, match=exchanged):
+            broker.run_until_idle()
+        with pytest.raises(OptionError, match=exchanged):
+            asyncio.run(broker.aio.run_until_idle())
+        broker.create_topic("billing")
+        broker.run_until_idle()
+    with TestBroker() as broker:
+        broker.create_topic("orders")
+        with pytest.raises(OptionError, match=exchanged):
+            broker.consumer("orders", "billing", ignore)
+    with TestBroker() as broker:
+        broker.create_group("billing", "orders")
+        with pytest.raises(
+            OptionError, match=r"'billing' is a group, and no topic; .*create_topic\('billing'\)"
+        ):
+            asyncio.run(broker.aio.consumer("orders", "billing", ignore))
+
+
+def test_a_group_that_does_not_exist_is_rejected_where_it_would_look_empty() -> None:
+    with TestBroker() as broker:
+        broker.create_group("billing", "orders")
+        broker.consumer("mail", "orders")
+        for look in (
+            broker.dead_letters,
+            broker.blocked_keys,
+            lambda group: broker.group_lag(group, "orders"),
+        ):
+            with pytest.raises(OptionError, match=r"group 'biling' does not exist; groups: billing, mail"):
+                look("biling")
+            assert not look("billing")
+            assert not look("mail")
 
 
 def test_settings_that_there_are_not_are_refused() -> None:
@@ -206,7 +257,7 @@ import sys
 from ddmq_client.testing import TestBroker
 with TestBroker() as broker:
     seen = []
-    broker.consumer("orders", "billing", seen.append)
+    broker.consumer("billing", "orders", seen.append)
     broker.producer().send("orders", b"one")
     broker.run_until_idle()
     assert len(seen) == 1
@@ -228,7 +279,7 @@ from datetime import timedelta
 from ddmq_client.testing import TestBroker
 with TestBroker() as broker:
     seen = []
-    broker.consumer("orders", "billing", lambda message: (gevent.sleep(0.001), seen.append(message.text())))
+    broker.consumer("billing", "orders", lambda message: (gevent.sleep(0.001), seen.append(message.text())))
     producer = broker.producer()
     gevent.joinall([gevent.spawn(producer.send, "orders", str(n)) for n in range(20)], raise_error=True)
     producer.send("orders", b"later", delay=timedelta(hours=1))
