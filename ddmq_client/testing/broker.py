@@ -26,7 +26,7 @@ from ddmq_client.aio.consumer import AsyncConsumer
 from ddmq_client.aio.producer import AsyncProducer
 from ddmq_client.callables import function_kind
 from ddmq_client.core.settings import topic_names
-from ddmq_client.delays import to_datetime
+from ddmq_client.delays import duration_ms, to_datetime
 from ddmq_client.errors import ClientError, OptionError
 from ddmq_client.net.consumer import Consumer
 from ddmq_client.producer import Producer
@@ -264,7 +264,8 @@ class TestBroker(BrokerClients):
     def pass_time(self, by: timedelta) -> Iterator[None]:
         """Let time pass; at each yield the clients should come to rest."""
         server = self.server
-        until = server.clock.monotonic() + max(0.0, by.total_seconds())
+        duration_ms("by", by, 0)  # raises OptionError for what is none
+        until = server.clock.monotonic() + by.total_seconds()
         yield
         while server.clock.monotonic() < until:
             server.step_time(until)

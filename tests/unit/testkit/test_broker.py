@@ -11,7 +11,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ddmq_client import ClientError, Consumer, Message, OptionError, OutgoingMessage, Producer, SendError
+from ddmq_client import (
+    ClientError,
+    Consumer,
+    JsonSerializer,
+    Message,
+    OptionError,
+    OutgoingMessage,
+    Producer,
+    SendError,
+)
 from ddmq_client.aio import AsyncProducer
 from ddmq_client.testing import BusyBrokerError, TestBroker
 from tests.support.waits import until
@@ -26,6 +35,44 @@ def test_time_stands_still_until_it_is_advanced() -> None:
         before = broker.clock.now()
         broker.clock.advance(HOUR)
         assert broker.clock.now() - before == HOUR
+
+
+def test_a_time_that_is_no_timedelta_is_named() -> None:
+    with TestBroker() as broker:
+        for by, text in (
+            (60, "by=60 is int; allowed: a timedelta"),
+            (-HOUR, "by=.*; allowed: at least 0 ms"),
+        ):
+            with pytest.raises(OptionError, match=text):
+                broker.clock.advance(by)  # type: ignore[arg-type]
+
+
+def test_a_serializer_gives_values_to_blocking_and_asyncio_handlers() -> None:
+    values: list[object] = []
+
+    async def keep(message: Message) -> None:
+        values.append(("aio", message.value))
+
+    async def scenario() -> None:
+        async with broker.aio.producer(serializer=JsonSerializer()) as producer:
+            consumer = await broker.aio.consumer("mail", "orders", keep, serializer=JsonSerializer())
+            await producer.send("orders", {"n": 2})
+            await broker.aio.run_until_idle()
+            await consumer.stop()
+
+    with TestBroker() as broker:
+        broker.consumer(
+            "billing", "orders", lambda message: values.append(message.value), serializer=JsonSerializer()
+        )
+        broker.producer(serializer=JsonSerializer()).send("orders", {"n": 1})
+        asyncio.run(scenario())
+        broker.producer().send("orders", b"{broken")
+        broker.run_until_idle()
+        assert sorted(map(str, values)) == [
+            "('aio', {'n': 1})", "('aio', {'n': 2})", "{'n': 1}", "{'n': 2}",
+        ]  # fmt: skip
+        (letter,) = broker.dead_letters("billing")
+        assert letter.error.startswith("the body cannot be deserialized: Expecting property name")
 
 
 def test_delays_fire_at_their_times_and_in_their_order() -> None:
