@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
@@ -61,12 +61,16 @@ _ELSEWHERE: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 
 
-def explain_arguments(page: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator: the TypeError of a wrong argument names the right one, and `page`."""
+def explain_arguments(page: str, missing: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator: the TypeError of a wrong argument names the right one, and `page`.
+
+    `missing`: added to the error if an argument is missing.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        explain = partial(_explain_error, function, page, missing)
         if inspect.iscoroutinefunction(function):
-            return cast(Callable[P, R], _wrap_async(function, page))
+            return cast(Callable[P, R], _wrap_async(function, explain))
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -75,14 +79,14 @@ def explain_arguments(page: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             except TypeError as error:
                 if _is_raised_inside(error):
                     raise
-                raise _explained(error, function, page, args, kwargs) from None
+                raise explain(error, args, kwargs) from None
 
         return call
 
     return decorate
 
 
-def _wrap_async(function: Callable[..., Any], page: str) -> Callable[..., Any]:
+def _wrap_async(function: Callable[..., Any], explain: Callable[..., TypeError]) -> Callable[..., Any]:
     """Wrap a coroutine function in one, so that it is still known as such, to mocks for example."""
 
     @wraps(function)
@@ -92,7 +96,7 @@ def _wrap_async(function: Callable[..., Any], page: str) -> Callable[..., Any]:
         except TypeError as error:
             if _is_raised_inside(error):
                 raise
-            raise _explained(error, function, page, args, kwargs) from None
+            raise explain(error, args, kwargs) from None
 
     return call
 
@@ -102,8 +106,13 @@ def _is_raised_inside(error: TypeError) -> bool:
     return error.__traceback__ is None or error.__traceback__.tb_next is not None
 
 
-def _explained(
-    error: TypeError, function: Callable[..., Any], page: str, args: Sequence[object], kwargs: dict[str, Any]
+def _explain_error(
+    function: Callable[..., Any],
+    page: str,
+    missing: str,
+    error: TypeError,
+    args: Sequence[object],
+    kwargs: dict[str, Any],
 ) -> TypeError:
     """Return an error in place of Python's own; that one if it says enough."""
     parameters = inspect.signature(function).parameters.values()
@@ -118,7 +127,7 @@ def _explained(
         return TypeError("\n".join(suggestions))
     by_position = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
     if len(args) <= len(by_position):
-        return error
+        return TypeError(f"{error}; {missing} ({page})") if missing and " missing " in str(error) else error
     taken = [name for name in by_position if name != "self"]
     count = len(args) - len(by_position) + len(taken)
     example = next(name for name in names if name not in taken)

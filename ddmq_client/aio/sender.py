@@ -125,7 +125,7 @@ class AsyncSends(ABC):
     _observer: ClientObserver | None
     _single: SendCall  # what an observer is told of a send
 
-    @explain_arguments("docs/client.md#sending")
+    @explain_arguments("docs/client.md#sending", missing="for an OutgoingMessage: send_message(message)")
     async def send(
         self,
         topic: str,

@@ -126,7 +126,7 @@ class Sends(ABC):
     _observer: ClientObserver | None
     _single: SendCall  # what an observer is told of a send
 
-    @explain_arguments("docs/client.md#sending")
+    @explain_arguments("docs/client.md#sending", missing="for an OutgoingMessage: send_message(message)")
     def send(
         self,
         topic: str,

@@ -151,8 +151,8 @@ def read_outcome(message: Message) -> RecordedOutcome:
 
 def _check_texts(properties: Mapping[str, str] | None, **texts: str | None) -> None:
     """Raise OptionError for a value that a producer would reject, or that no consumer could deliver."""
-    for name, text in (properties or {}).items():
-        texts[f"property {name!r}"] = text
+    for name, value in (properties or {}).items():
+        texts[f"property {name!r}"] = value
     for name, text in texts.items():
         if text is not None and (fault := text_fault(text)):
             raise OptionError(f"{name} {fault}")

@@ -187,11 +187,11 @@ def _explain_error(message: OutgoingMessage, error: Exception) -> InvalidMessage
     body: object = message.body
     if not isinstance(body, bytes | str):
         return _invalid_message(f"body is {type(body).__name__}; allowed: bytes or str")
-    for name, value in _items(message.properties):
-        if fault := text_fault(name):
+    for property_name, text in _items(message.properties):
+        if fault := text_fault(property_name):
             return _invalid_message(f"the name of a property {fault}")
-        if fault := text_fault(value):
-            return _invalid_message(f"the value of property {name!r} {fault}")
+        if fault := text_fault(text):
+            return _invalid_message(f"the value of property {property_name!r} {fault}")
     return _invalid_message(f"message cannot be encoded: {error}; properties={message.properties!r}")
 
 

@@ -34,6 +34,7 @@ PAGES = (
     "opentelemetry.md",
     "dramatiq.md",
     "from-celery.md",
+    "from-rocketmq.md",
 )
 ENDLESS = re.compile(r"\.run\(|\binput\(")
 GROUPS = {

@@ -9,7 +9,7 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from ddmq_client import Consumer, FetchConsumer, Producer
+from ddmq_client import Consumer, FetchConsumer, OutgoingMessage, Producer
 from ddmq_client.aio import AsyncConsumer, AsyncProducer
 from ddmq_client.arguments import explain_arguments
 from ddmq_client.testing import make_message, read_outcome
@@ -112,6 +112,13 @@ def test_the_asyncio_classes_and_the_test_kit_explain_as_well() -> None:
 def test_what_python_says_of_a_missing_argument_is_left_as_it_is() -> None:
     with pytest.raises(TypeError, match=r"missing 1 required positional argument: 'group'"):
         Consumer(NOWHERE)  # type: ignore[call-arg]
+
+
+def test_a_message_given_to_send_as_an_object_names_the_method_for_it() -> None:
+    with pytest.raises(
+        TypeError, match=r"missing .* 'body'; for an OutgoingMessage: send_message\(message\)"
+    ):
+        Producer(NOWHERE).send(OutgoingMessage("orders", b"x"))  # type: ignore[call-arg, arg-type]
 
 
 def test_a_type_error_inside_the_function_is_left_as_it_is() -> None:

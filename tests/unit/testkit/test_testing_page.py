@@ -1,4 +1,4 @@
-"""docs/testing-handlers.md: every Python block is a whole test file, and passes."""
+"""docs/testing-handlers.md and the README: every block with a test is a whole test file, and passes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import pytest
 
 from tests.unit.testkit.test_plugin import run_pytest
 
-PAGE = Path(__file__).parents[3] / "docs" / "testing-handlers.md"
+ROOT = Path(__file__).parents[3]
+PAGES = (ROOT / "docs" / "testing-handlers.md", ROOT / "README.md")
 
 
 @pytest.mark.slow
 def test_every_block_passes(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    texts = (page.read_text(encoding="utf-8") for page in PAGES)
+    found = [block for text in texts for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)]
+    blocks = [block for block in found if "\ndef test_" in block]
+    assert {block.count("\ndef test_") for block in blocks} == {1}
     for number, block in enumerate(blocks[1:]):
         (tmp_path / f"test_block_{number}.py").write_text(block)
     report = run_pytest(tmp_path, blocks[0])
