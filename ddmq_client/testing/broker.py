@@ -41,6 +41,7 @@ CHANGE_S = 0.05  # the longest wait for a change before it is looked again
 ACK_FLUSH_MS = 1
 LAST_MS = 0.001  # a delay counts from the end of the millisecond in which it was accepted
 JOIN_MAX = timedelta(days=30)
+PARKED_SHOWN_MAX = 3  # keys in an error text
 _ports = itertools.count(1)
 
 
@@ -281,9 +282,25 @@ class TestBroker(BrokerClients):
         yield
         while reason := server.waiting_for_retry(topic):
             if server.clock.monotonic() >= until or server.next_event() > until:
-                raise BusyBrokerError(f"topic {topic} is not finished: {reason}")
+                raise BusyBrokerError(
+                    f"topic {topic} is not finished: {reason}{self._describe_parked(topic)}"
+                )
             server.step_time(until)
             yield
+
+    def _describe_parked(self, topic: str) -> str:
+        """Return the parked keys of a topic, and what a test can do with them; "" if there are none."""
+        keys = [
+            f"{key.key} of group {group} is parked" + (f" ({key.error})" if key.error else "")
+            for group in self.server.list_groups()
+            for key in self.blocked_keys(group)
+            if key.topic == topic and key.state == "parked"
+        ]
+        if not keys:
+            return ""
+        more = f" and {len(keys) - PARKED_SHOWN_MAX} more" if len(keys) > PARKED_SHOWN_MAX else ""
+        shown = ", ".join(keys[:PARKED_SHOWN_MAX])
+        return f"; key {shown}{more}; allowed: replay or skip it, or clock.advance(...) in place of join"
 
     def _wait(self, find_reason: Callable[[], str], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

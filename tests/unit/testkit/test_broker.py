@@ -147,6 +147,23 @@ def test_join_says_what_cannot_be_finished() -> None:
         assert (key.key, key.state, key.waiting) == ('"a"', "parked", 0)
 
 
+def test_join_names_the_keys_that_parked_themselves() -> None:
+    def handle(message: Message) -> None:
+        raise KeyError(message.key)
+
+    with TestBroker() as broker:
+        broker.create_group(
+            "billing", "orders", order_key="KEY", on_dead_letter="park", ordered_deliveries_max=2
+        )
+        broker.consumer("billing", "orders", handle)
+        broker.producer().send("orders", b"one", key="17")
+        with pytest.raises(
+            BusyBrokerError,
+            match=r"""key "17" of group billing is parked \(KeyError: '17'\); allowed: replay""",
+        ):
+            broker.join("orders")
+
+
 def test_a_handler_that_hangs_is_named() -> None:
     going = threading.Event()
     with TestBroker() as broker:
