@@ -121,6 +121,19 @@ def test_a_message_given_to_send_as_an_object_names_the_method_for_it() -> None:
         Producer(NOWHERE).send(OutgoingMessage("orders", b"x"))  # type: ignore[call-arg, arg-type]
 
 
+def test_a_text_in_place_of_a_message_object_is_named() -> None:
+    producer = Producer(NOWHERE)
+    for send_object in (producer.send_async, producer.send_oneway, producer.send_message):
+        with pytest.raises(
+            TypeError, match=r"a message is str 'orders'; allowed: OutgoingMessage\(topic, body"
+        ):
+            send_object("orders")  # type: ignore[operator]
+    for messages in ("orders", [("orders", b"x")]):
+        with pytest.raises(TypeError, match=r"allowed: OutgoingMessage\(topic, body"):
+            producer.send_batch(messages)  # type: ignore[arg-type]
+    producer.close()
+
+
 def test_a_type_error_inside_the_function_is_left_as_it_is() -> None:
     inner = TypeError("unexpected keyword argument 'x'")
 
