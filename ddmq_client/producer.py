@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 
-from ddmq_client.arguments import explain_arguments
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.callables import check_function
 from ddmq_client.core.pipeline import QueuedSend, needs_own_request
 from ddmq_client.core.selectors import Selector

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
-from ddmq_client.arguments import explain_arguments
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core import frames
 from ddmq_client.core.selectors import make_placer
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, check

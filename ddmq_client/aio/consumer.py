@@ -42,13 +42,13 @@ from ddmq_client.aio.sync import (
     sleep,
 )
 from ddmq_client.aio.worker_pool import AsyncWorkerPool
-from ddmq_client.arguments import explain_arguments
+from ddmq_client.application.arguments import explain_arguments
+from ddmq_client.application.handler_errors import HandlerErrors
 from ddmq_client.callables import ASYNC_CONSUMER, check_result
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.prefetch_buffer import ConsumerCounts
 from ddmq_client.core.settings import (
     TIMEOUT_MS_MAX,
-    WORKERS_MAX,
     ConsumerSettings,
     check,
     check_handlers,
@@ -56,7 +56,6 @@ from ddmq_client.core.settings import (
 )
 from ddmq_client.delays import start_text
 from ddmq_client.errors import ClientError, ClosedError
-from ddmq_client.handler_errors import HandlerErrors
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.notifications import ConsumerNotifications, OnError, OnLate
 from ddmq_client.observer import (
@@ -163,8 +162,7 @@ class AsyncConsumer:
     ) -> None:
         """Check the arguments (raises OptionError); `start` connects."""
         check_observer(observer)
-        check_handlers(AWAITS, handler, batch_handler)
-        check("concurrency", concurrency, 1, WORKERS_MAX)
+        check_handlers(AWAITS, handler, batch_handler, concurrency)
         self._settings = ConsumerSettings(
             group=group,
             topics=topic_names(topics),
@@ -186,10 +184,9 @@ class AsyncConsumer:
             serializer=serializer,
         )
         self._proxies = parse_addresses(proxies, CONSUMER_PORT)
-        self._notifications = ConsumerNotifications(on_late, on_error)
+        self._notifications, self._errors = ConsumerNotifications(on_late, on_error), HandlerErrors()
         self._place = broadcast_place(self._settings, instance, offsets_file)
         self._handler, self._batch_handler, self._observer = handler, batch_handler, observer
-        self._errors = HandlerErrors(time.monotonic)
         self._home, self._lock = Home("consumer"), Lock()  # the lock: of _state and _ended
         self._amid: set[object] = set()  # who starts, or stops
         self._over = Condition(self._lock)
@@ -410,7 +407,7 @@ class AsyncConsumer:
             if handling is not None:
                 handling.raised(error)
             if is_failure(error):
-                self._errors.report(messages, error)
+                self._errors.report_error(messages, error)
                 for message in messages:
                     message.fail(reason=error)
             if ends_worker(error):

@@ -24,7 +24,7 @@ from types import TracebackType
 
 from ddmq_client.aio.connection import AsyncFramedConnection, resolve_in_time
 from ddmq_client.aio.sync import INLINE, AsyncActivity, Condition, Lock, now
-from ddmq_client.arguments import explain_arguments
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core.fetching import Assignments, FetchAnswer, Queue, Round
 from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress, parse_addresses
 from ddmq_client.core.places import Offsets

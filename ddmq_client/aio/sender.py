@@ -11,7 +11,7 @@ from typing import Literal
 
 from ddmq_client.aio.router import AsyncProxyRouter
 from ddmq_client.aio.sync import now
-from ddmq_client.arguments import explain_arguments
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core import verdicts
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import Node

@@ -44,8 +44,9 @@ def check_order_key(order_key: str) -> None:
         )
 
 
-def check_handlers(awaits: bool, handler: object, batch_handler: object) -> None:
-    """Raise OptionError if both kinds of handler are given, or one that this consumer cannot run."""
+def check_handlers(awaits: bool, handler: object, batch_handler: object, workers: int) -> None:
+    """Raise OptionError for both kinds of handler, one that this consumer cannot run, or too many workers."""
+    check("concurrency" if awaits else "threads", workers, 1, WORKERS_MAX)
     if handler is not None and batch_handler is not None:
         raise OptionError("handler and batch_handler are both set; allowed: one of them, or none")
     check_function("handler", handler, awaits=awaits, instead=ASYNC_CONSUMER)

@@ -27,13 +27,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from ddmq_client.arguments import explain_arguments
+from ddmq_client.application.arguments import explain_arguments
+from ddmq_client.application.handler_errors import HandlerErrors
 from ddmq_client.callables import ASYNC_CONSUMER, check_result
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.prefetch_buffer import ConsumerCounts
 from ddmq_client.core.settings import (
     TIMEOUT_MS_MAX,
-    WORKERS_MAX,
     ConsumerSettings,
     check,
     check_handlers,
@@ -41,7 +41,6 @@ from ddmq_client.core.settings import (
 )
 from ddmq_client.delays import start_text
 from ddmq_client.errors import ClientError, ClosedError
-from ddmq_client.handler_errors import HandlerErrors
 from ddmq_client.idl.codes import CONSUMER_PORT
 from ddmq_client.net.broadcast import BroadcastPool
 from ddmq_client.net.coordinator import Coordinator
@@ -164,8 +163,7 @@ class Consumer:
     ) -> None:
         """Check the arguments (raises OptionError); `start` connects."""
         check_observer(observer)
-        check_handlers(AWAITS, handler, batch_handler)
-        check("threads", threads, 1, WORKERS_MAX)
+        check_handlers(AWAITS, handler, batch_handler, threads)
         self._settings = ConsumerSettings(
             group=group,
             topics=topic_names(topics),
@@ -187,10 +185,9 @@ class Consumer:
             serializer=serializer,
         )
         self._proxies = parse_addresses(proxies, CONSUMER_PORT)
-        self._notifications = ConsumerNotifications(on_late, on_error)
+        self._notifications, self._errors = ConsumerNotifications(on_late, on_error), HandlerErrors()
         self._place = broadcast_place(self._settings, instance, offsets_file)
         self._handler, self._batch_handler, self._observer = handler, batch_handler, observer
-        self._errors = HandlerErrors(time.monotonic)
         self._home, self._lock = Home("consumer"), Lock()  # the lock: of _state and _ended
         self._amid: set[object] = set()  # who starts, or stops
         self._over = Condition(self._lock)
@@ -410,7 +407,7 @@ class Consumer:
             if handling is not None:
                 handling.raised(error)
             if is_failure(error):
-                self._errors.report(messages, error)
+                self._errors.report_error(messages, error)
                 for message in messages:
                     message.fail(reason=error)
             if ends_worker(error):

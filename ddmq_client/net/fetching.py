@@ -23,7 +23,7 @@ from contextlib import suppress
 from functools import partial
 from types import TracebackType
 
-from ddmq_client.arguments import explain_arguments
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core.fetching import Assignments, FetchAnswer, Queue, Round
 from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress, parse_addresses
 from ddmq_client.core.places import Offsets

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Literal
 
-from ddmq_client.arguments import explain_arguments
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core import verdicts
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import Node

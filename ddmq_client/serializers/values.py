@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from ddmq_client.application.handler_errors import HandlerErrors
 from ddmq_client.callables import check_result
 from ddmq_client.errors import OptionError
-from ddmq_client.handler_errors import HandlerErrors
 from ddmq_client.received import Message
 from ddmq_client.serializers import Serializer
 
@@ -34,7 +34,7 @@ def deserialize_messages(
             _log.error("%r goes to the dead letters: its body cannot be deserialized: %s", message, error)
             message.dead_letter(reason=f"the body cannot be deserialized: {error}")
         except Exception as error:
-            errors.report([message], error, "serializer")
+            errors.report_error([message], error, "serializer")
             message.fail(reason=error)
         else:
             usable.append(message)

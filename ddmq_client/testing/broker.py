@@ -170,11 +170,11 @@ class TestBroker(BrokerClients):
 
     def _check_names(self, group: str, topics: Collection[str]) -> None:
         """Raise OptionError if a consumer's group is a topic, and its topics are none; or the other way."""
-        known, groups = self.server.list_topics(), self.server.list_groups()
-        missing = [topic for topic in topics if topic not in known]
+        existing, groups = self.server.list_topics(), self.server.list_groups()
+        missing = [topic for topic in topics if topic not in existing]
         if not missing or len(missing) < len(topics):
             return
-        if group in known:
+        if group in existing:
             reason = f"{group!r} is a topic, and {missing[0]!r} is none"
         elif missing[0] in groups and group not in groups:
             reason = f"{missing[0]!r} is a group, and no topic"
@@ -299,8 +299,8 @@ class TestBroker(BrokerClients):
         if not keys:
             return ""
         more = f" and {len(keys) - PARKED_SHOWN_MAX} more" if len(keys) > PARKED_SHOWN_MAX else ""
-        shown = ", ".join(keys[:PARKED_SHOWN_MAX])
-        return f"; key {shown}{more}; allowed: replay or skip it, or clock.advance(...) in place of join"
+        text = ", ".join(keys[:PARKED_SHOWN_MAX])
+        return f"; key {text}{more}; allowed: replay or skip it, or clock.advance(...) in place of join"
 
     def _wait(self, find_reason: Callable[[], str], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

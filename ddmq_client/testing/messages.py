@@ -18,7 +18,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
-from ddmq_client.arguments import explain_arguments
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.delays import duration_ms
 from ddmq_client.errors import ClientError, OptionError
 from ddmq_client.idl import consumer as idl

@@ -187,7 +187,7 @@ def _explain_error(message: OutgoingMessage, error: Exception) -> InvalidMessage
     body: object = message.body
     if not isinstance(body, bytes | str):
         return _invalid_message(f"body is {type(body).__name__}; allowed: bytes or str")
-    for property_name, text in _items(message.properties):
+    for property_name, text in _list_items(message.properties):
         if fault := text_fault(property_name):
             return _invalid_message(f"the name of a property {fault}")
         if fault := text_fault(text):
@@ -195,7 +195,7 @@ def _explain_error(message: OutgoingMessage, error: Exception) -> InvalidMessage
     return _invalid_message(f"message cannot be encoded: {error}; properties={message.properties!r}")
 
 
-def _items(properties: object) -> Sequence[tuple[object, object]]:
+def _list_items(properties: object) -> Sequence[tuple[object, object]]:
     return list(properties.items()) if isinstance(properties, Mapping) else ()
 
 

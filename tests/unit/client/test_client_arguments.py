@@ -11,7 +11,7 @@ import pytest
 
 from ddmq_client import Consumer, FetchConsumer, OutgoingMessage, Producer
 from ddmq_client.aio import AsyncConsumer, AsyncProducer
-from ddmq_client.arguments import explain_arguments
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.testing import make_message, read_outcome
 
 NOWHERE = "127.0.0.1:9"

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ddmq_client.handler_errors import KINDS_MAX, TRACEBACK_EVERY_S, HandlerErrors
+from ddmq_client.application.handler_errors import KINDS_MAX, TRACEBACK_EVERY_S, HandlerErrors
 from ddmq_client.received import Message
 from ddmq_client.testing import make_message
 
 LOGGER = "ddmq_client.consumer"
 
 
-class Rig:
+class ErrorLogRig:
     """Errors of handlers, a clock to move, and what was logged."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -28,7 +28,7 @@ class Rig:
         try:
             handler(messages[0])
         except Exception as error:
-            self.errors.report(messages, error)
+            self.errors.report_error(messages, error)
 
     def read_log(self) -> list[tuple[str, bool]]:
         """Return the texts logged since the last call, and whether each has a traceback."""
@@ -38,20 +38,20 @@ class Rig:
 
 
 @pytest.fixture
-def rig(caplog: pytest.LogCaptureFixture) -> Iterator[Rig]:
+def rig(caplog: pytest.LogCaptureFixture) -> Iterator[ErrorLogRig]:
     with caplog.at_level(logging.INFO, logger=LOGGER):
-        yield Rig(caplog)
+        yield ErrorLogRig(caplog)
 
 
 def raise_lookup(message: Message) -> None:
     raise LookupError(f"no address for {message.key}")
 
 
-def test_the_first_error_has_a_traceback_and_each_further_one_a_line(rig: Rig) -> None:
+def test_the_first_error_has_a_traceback_and_each_further_one_a_line(rig: ErrorLogRig) -> None:
     for _ in range(3):
         rig.fail(raise_lookup)
     shown = "Message(orders/0/3, key='17', 1 bytes, attempt=2)"
-    place = f"test_handler_errors.py:{raise_lookup.__code__.co_firstlineno + 1}"
+    place = f"client/test_handler_errors.py:{raise_lookup.__code__.co_firstlineno + 1}"
     assert rig.read_log() == [
         (f"the handler raised on {shown}", True),
         (
@@ -67,7 +67,7 @@ def test_the_first_error_has_a_traceback_and_each_further_one_a_line(rig: Rig) -
     ]
 
 
-def test_another_type_or_place_is_another_kind(rig: Rig) -> None:
+def test_another_type_or_place_is_another_kind(rig: ErrorLogRig) -> None:
     def elsewhere(message: Message) -> None:
         raise LookupError("no address")
 
@@ -83,7 +83,7 @@ def test_another_type_or_place_is_another_kind(rig: Rig) -> None:
     assert [has_traceback for _, has_traceback in rig.read_log()] == [True] * 5
 
 
-def test_another_cause_or_member_of_a_group_is_another_kind(rig: Rig) -> None:
+def test_another_cause_or_member_of_a_group_is_another_kind(rig: ErrorLogRig) -> None:
     def wrap(message: Message) -> None:
         try:
             raise_lookup(message) if message.key == "17" else int("x")
@@ -102,7 +102,7 @@ def test_another_cause_or_member_of_a_group_is_another_kind(rig: Rig) -> None:
     assert "ExceptionGroup: tasks (1 sub-exception); from ValueError: a (error 2" in lines[5][0]
 
 
-def test_the_traceback_comes_again_after_an_hour(rig: Rig) -> None:
+def test_the_traceback_comes_again_after_an_hour(rig: ErrorLogRig) -> None:
     rig.fail(raise_lookup)
     rig.now += TRACEBACK_EVERY_S - 1
     rig.fail(raise_lookup)
@@ -115,14 +115,16 @@ def test_the_traceback_comes_again_after_an_hour(rig: Rig) -> None:
     assert lines[3][0].endswith("error 3 has the traceback)")
 
 
-def test_at_level_debug_every_error_has_its_traceback(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_at_level_debug_every_error_has_its_traceback(
+    rig: ErrorLogRig, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG, logger=LOGGER)
     rig.fail(raise_lookup)
     rig.fail(raise_lookup)
     assert [has_traceback for _, has_traceback in rig.read_log()] == [True, True]
 
 
-def test_kinds_beyond_the_bound_are_forgotten_the_longest_unseen_first(rig: Rig) -> None:
+def test_kinds_beyond_the_bound_are_forgotten_the_longest_unseen_first(rig: ErrorLogRig) -> None:
     functions: dict[str, object] = {}
     lines = "".join(f"def handle_{n}(message): raise ValueError({n})\n" for n in range(KINDS_MAX + 1))
     exec(compile(lines, "many.py", "exec"), functions)
@@ -135,7 +137,7 @@ def test_kinds_beyond_the_bound_are_forgotten_the_longest_unseen_first(rig: Rig)
     assert [has_traceback for _, has_traceback in rig.read_log()] == [False, True]
 
 
-def test_a_line_stays_one_line_and_a_broken_text_does_not_hide_the_error(rig: Rig) -> None:
+def test_a_line_stays_one_line_and_a_broken_text_does_not_hide_the_error(rig: ErrorLogRig) -> None:
     class BrokenError(Exception):
         def __str__(self) -> str:
             raise RuntimeError
@@ -153,7 +155,7 @@ def test_a_line_stays_one_line_and_a_broken_text_does_not_hide_the_error(rig: Ri
     assert "BrokenError: (its text cannot be read) (error 2" in lines[3][0]
 
 
-def test_a_batch_names_its_first_messages_and_the_number_of_others(rig: Rig) -> None:
+def test_a_batch_names_its_first_messages_and_the_number_of_others(rig: ErrorLogRig) -> None:
     rig.fail(raise_lookup, *(make_message(offset=n) for n in range(5)))
     ((text, _),) = rig.read_log()
     assert text.count("Message(") == 3

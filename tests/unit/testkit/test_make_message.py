@@ -38,22 +38,22 @@ def test_a_message_without_arguments_is_complete() -> None:
 
 
 @dataclass
-class Order:
+class Parcel:
     number: int
 
 
-ORDERS = JsonSerializer(into=lambda fields: Order(**fields))
+PARCELS = JsonSerializer(into=lambda fields: Parcel(**fields))
 
 
 def test_with_a_serializer_it_has_a_value_as_a_consumer_gives_it() -> None:
-    message = make_message(Order(17), serializer=ORDERS)
-    assert (message.body, message.value) == (b'{"number":17}', Order(17))
-    assert make_message(b'{"number": 18}', serializer=ORDERS).value == Order(18)
+    message = make_message(Parcel(17), serializer=PARCELS)
+    assert (message.body, message.value) == (b'{"number":17}', Parcel(17))
+    assert make_message(b'{"number": 18}', serializer=PARCELS).value == Parcel(18)
     with message.replies() as replies:
         replies.send("bills", {"order": 17})
     assert read_outcome(message).replies[0].body == b'{"order":17}'
     with pytest.raises(ValueError, match="Expecting property name"):
-        make_message(b"{broken", serializer=ORDERS)
+        make_message(b"{broken", serializer=PARCELS)
 
 
 @pytest.mark.parametrize(

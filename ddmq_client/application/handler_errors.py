@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -31,39 +32,39 @@ _log = logging.getLogger("ddmq_client.consumer")
 
 @dataclass(slots=True)
 class _Count:
-    """How often a kind of error has occurred. `shown`: the number of the last one with a traceback."""
+    """Counts the errors of one kind. `traceback_number`: the number of the last one with a traceback."""
 
     errors: int = 0
-    shown: int = 0
-    shown_at: float = 0.0
+    traceback_number: int = 0
+    traceback_at: float = 0.0
 
 
 class HandlerErrors:
     """Counts and logs the errors of one consumer's handler and serializer. Safe for many threads."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock` returns monotonic seconds."""
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin with no errors. `clock` returns monotonic seconds."""
         self._clock = clock
         self._lock = Lock()
         self._counts: dict[ErrorKind, _Count] = {}  # the kind that was seen last is the last one
 
-    def report(self, messages: Sequence[Message], error: BaseException, what: str = "handler") -> None:
+    def report_error(self, messages: Sequence[Message], error: BaseException, what: str = "handler") -> None:
         """Log an error that the handler, or the function that `what` names, raised on these messages."""
-        number, shown = self._count_error(error)
+        number, traceback_number = self._count_error(error)
         shown_messages = ", ".join(map(repr, messages[:MESSAGES_SHOWN_MAX]))
         if len(messages) > MESSAGES_SHOWN_MAX:
             shown_messages += f" and {len(messages) - MESSAGES_SHOWN_MAX} more"
         if number == 1:
             _log.error("the %s raised on %s", what, shown_messages, exc_info=error)
             return
-        has_traceback = number == shown or _log.isEnabledFor(logging.DEBUG)
-        where = f"error {number} of this kind, at {_place(error)}"
+        has_traceback = number == traceback_number or _log.isEnabledFor(logging.DEBUG)
+        where = f"error {number} of this kind, at {_find_place(error)}"
         _log.error(
             "the %s raised on %s: %s (%s)",
             what,
             shown_messages,
-            _describe(error),
-            where if has_traceback else f"{where}; error {shown} has the traceback",
+            _describe_error(error),
+            where if has_traceback else f"{where}; error {traceback_number} has the traceback",
             exc_info=error if has_traceback else None,
         )
 
@@ -76,9 +77,9 @@ class HandlerErrors:
             if len(self._counts) > KINDS_MAX:
                 del self._counts[next(iter(self._counts))]
             count.errors += 1
-            if count.errors == 1 or now - count.shown_at >= TRACEBACK_EVERY_S:
-                count.shown, count.shown_at = count.errors, now
-            return count.errors, count.shown
+            if count.errors == 1 or now - count.traceback_at >= TRACEBACK_EVERY_S:
+                count.traceback_number, count.traceback_at = count.errors, now
+            return count.errors, count.traceback_number
 
 
 def error_kind(error: BaseException) -> ErrorKind:
@@ -87,7 +88,7 @@ def error_kind(error: BaseException) -> ErrorKind:
     pending = [error]
     while pending and len(kind) < CHAIN_MAX:
         each = pending.pop()
-        kind.append((type(each).__module__, type(each).__qualname__, *_stack(each)))
+        kind.append((type(each).__module__, type(each).__qualname__, *_read_stack(each)))
         if isinstance(each, BaseExceptionGroup):
             pending.extend(each.exceptions)
         if (cause := _cause_of(each)) is not None:
@@ -95,7 +96,7 @@ def error_kind(error: BaseException) -> ErrorKind:
     return tuple(kind)
 
 
-def _stack(error: BaseException) -> list[tuple[str, int]]:
+def _read_stack(error: BaseException) -> list[tuple[str, int]]:
     lines = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     return lines if len(lines) <= FRAMES_MAX else lines[:FRAMES_MAX]
 
@@ -106,13 +107,16 @@ def _cause_of(error: BaseException) -> BaseException | None:
     return error.__context__
 
 
-def _place(error: BaseException) -> str:
-    """Return FILE:LINE of the innermost frame."""
-    stack = _stack(error)
-    return printable(f"{os.path.basename(stack[-1][0])}:{stack[-1][1]}") if stack else "an unknown place"
+def _find_place(error: BaseException) -> str:
+    """Return FOLDER/FILE:LINE of the innermost frame."""
+    stack = _read_stack(error)
+    if not stack:
+        return "an unknown place"
+    path, line = stack[-1]
+    return printable(f"{'/'.join(path.split(os.sep)[-2:])}:{line}")
 
 
-def _describe(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Return the texts of an error, of the members of a group and of the causes, as one line."""
     texts: list[str] = []
     pending = [error]

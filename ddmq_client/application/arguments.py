@@ -67,7 +67,7 @@ def explain_arguments(page: str, missing: str = "") -> Callable[[Callable[P, R]]
     `missing`: added to the error if an argument is missing.
     """
 
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+    def decorate_function(function: Callable[P, R]) -> Callable[P, R]:
         explain = partial(_explain_error, function, page, missing)
         if inspect.iscoroutinefunction(function):
             return cast(Callable[P, R], _wrap_async(function, explain))
@@ -83,7 +83,7 @@ def explain_arguments(page: str, missing: str = "") -> Callable[[Callable[P, R]]
 
         return call
 
-    return decorate
+    return decorate_function
 
 
 def _wrap_async(function: Callable[..., Any], explain: Callable[..., TypeError]) -> Callable[..., Any]:
@@ -122,32 +122,32 @@ def _explain_error(
     unknown = [name for name in kwargs if name not in names]
     if unknown:
         suggestions = (
-            f"{call}() has no argument {name!r}; {_suggest(name, names, page)}" for name in unknown
+            f"{call}() has no argument {name!r}; {_suggest_name(name, names, page)}" for name in unknown
         )
         return TypeError("\n".join(suggestions))
     by_position = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
     if len(args) <= len(by_position):
         return TypeError(f"{error}; {missing} ({page})") if missing and " missing " in str(error) else error
-    taken = [name for name in by_position if name != "self"]
-    count = len(args) - len(by_position) + len(taken)
-    example = next(name for name in names if name not in taken)
+    positional = [name for name in by_position if name != "self"]
+    count = len(args) - len(by_position) + len(positional)
+    example = next(name for name in names if name not in positional)
     return TypeError(
-        f"{call}() takes {', '.join(taken)} by position, and got {count} arguments;"
+        f"{call}() takes {', '.join(positional)} by position, and got {count} arguments;"
         f" allowed: all others by name, as in {example}=... ({page})"
     )
 
 
-def _suggest(name: str, names: Sequence[str], page: str) -> str:
+def _suggest_name(name: str, names: Sequence[str], page: str) -> str:
     counterparts = [ours for ours, theirs in _COUNTERPARTS.items() if name in theirs and ours in names]
     if counterparts:
-        return _ask(counterparts, page)
+        return _format_question(counterparts, page)
     for theirs, text in _ELSEWHERE:
         if name in theirs:
             return text
     settings = _group_settings() if "group" in names else []
     similar = [] if name in settings else get_close_matches(name, names, SUGGESTIONS_MAX, SIMILARITY_MIN)
     if similar:
-        return _ask(similar, page)
+        return _format_question(similar, page)
     for setting in get_close_matches(name, settings, 1, SIMILARITY_MIN):
         option = setting.replace("_", "-")
         return (
@@ -156,10 +156,10 @@ def _suggest(name: str, names: Sequence[str], page: str) -> str:
         )
     words = set(name.split("_")) - {"max", "ms", "on"}
     sharing = [ours for ours in names if words & set(ours.split("_"))][:SUGGESTIONS_MAX]
-    return _ask(sharing, page) if sharing else f"allowed: {', '.join(names)} ({page})"
+    return _format_question(sharing, page) if sharing else f"allowed: {', '.join(names)} ({page})"
 
 
-def _ask(names: Sequence[str], page: str) -> str:
+def _format_question(names: Sequence[str], page: str) -> str:
     return f"did you mean {' or '.join(names)}? ({page})"
 
 
