@@ -63,7 +63,7 @@ def test_what_is_sent_is_handled_and_done(world: BrokerWorld, topic: str) -> Non
     result = world.producer().send(topic, b"one", key="k", tags="red", properties={"a": "b"})
     seen: list[Message] = []
     world.consumer(f"g-{topic}", topic, lambda message: (handler(message), seen.append(message)))
-    world.until(lambda: world.lag(f"g-{topic}", topic) == 0 and handler.bodies, "it is acknowledged")
+    world.until(lambda: handler.bodies and world.lag(f"g-{topic}", topic) == 0, "it is acknowledged")
     message = seen[0]
     assert (message.key, message.tags, message.properties, message.attempt) == ("k", "red", {"a": "b"}, 1)
     assert message.message_id == result.message_id
