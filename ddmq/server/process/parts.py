@@ -132,7 +132,11 @@ class ServerProcess:
         line."""
         self.config.serve.check_reach(part for part in self.parts if part != "delay")
         raise_open_files()
-        self._limits = limits_within(self.config.rpc, len({"producer", "consumer"} & set(self.parts)))
+        self._limits = limits_within(
+            self.config.rpc,
+            len({"producer", "consumer"} & set(self.parts)),
+            configured="rpc.connections_max" in self.config.sources,
+        )
         sys.setswitchinterval(0.0005)  # the commit thread must get the interpreter back quickly
         gc.freeze()  # what is imported stays; requests leave no cycles behind, so looking rarely is enough
         gc.set_threshold(20_000, 50, 200)
