@@ -302,7 +302,7 @@ class ServerProcess:
     def _listen_admin(self, backend: Backend) -> None:
         api = AdminApi(
             backend, self.consumer, self.metrics, self.clock, self.health, self.timers, self._server_names(),
-            self.config.serve.backups, self.others,
+            self.config.serve.backups, self.others, self.config.delay.table,
         )  # fmt: skip
         if self.consumer is not None:
             HubTimer(ref=False).every(groups.PERIOD_S, api.groups.sample)

@@ -55,7 +55,7 @@ def cannot_listen(faults: Sequence[PortFault]) -> ConfigError:
     for fault in faults:
         source = f" ({fault.source})" if fault.source else ""
         by_reason.setdefault(fault.reason, []).append(f"{fault.address} for --{fault.part}{source}")
-    places = "; ".join(f"{', '.join(named)}: {reason}" for reason, named in by_reason.items())
+    places = "; ".join(f"{', '.join(addresses)}: {reason}" for reason, addresses in by_reason.items())
     in_use = os.strerror(errno.EADDRINUSE) in by_reason
     help_text = "a server may be running there (`ddmq stats` asks it); " if in_use else ""
     ports = "a free port of an own address" if len(faults) == 1 else "free ports of an own address"
