@@ -44,7 +44,7 @@ STATE_STYLES = {  # by the beginning of a state, the first that fits
 LOUD_STYLE = "bold red"  # of a line or a name in capital letters, which says that something is wrong
 UNBROKEN_MAX = 300  # of a name; the longest that a topic or a group may have is shorter
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
 def print_json(value: Any) -> None:

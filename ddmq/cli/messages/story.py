@@ -74,15 +74,15 @@ def fold_rows(title: str, rows: Sequence[StoryRow], width: int) -> list[str]:
     before = at_width + seconds_width + 2 * GAP
     lines = [title, f"{COLUMNS[0]:<{at_width}}  {COLUMNS[1]:>{seconds_width}}  {COLUMNS[2]}"]
     for row, moment, duration in zip(rows, moments, seconds, strict=True):
-        texts = _fold(row.what, width - before)
+        texts = _fold_text(row.what, width - before)
         for text in filter(None, (row.who, row.why)):
-            texts += [" " * GAP + part for part in _fold(text, width - before - GAP)]
+            texts += [" " * GAP + part for part in _fold_text(text, width - before - GAP)]
         lines.append(f"{moment:<{at_width}}  {duration:>{seconds_width}}  {texts[0]}")
         lines += [" " * before + text for text in texts[1:]]
     return lines
 
 
-def _fold(text: str, width: int) -> list[str]:
+def _fold_text(text: str, width: int) -> list[str]:
     lines = wrap(plain(text), max(width, 1), break_long_words=False, break_on_hyphens=False)
     return lines or [""]
 
