@@ -52,8 +52,10 @@ def show_settings(
     settings = [setting for setting in list_settings(configuration) if setting.is_changed or not changed]
     if as_json:
         print_json([_to_json(setting) for setting in settings])
-    else:
+    elif settings:
         _print_columns([("key", "source", "value"), *map(_to_row, settings)])
+    else:
+        hint("every setting has its default; without --changed they are listed")
     for retired in configuration.retired:
         hint(str(retired))
 

@@ -111,7 +111,13 @@ def _show_choice(admin: AdminClient, choice: Selection, as_json: bool) -> None:
     if total > SHOWN:
         hint(f"… and {total - SHOWN:,} more")
     say(f"would cancel {total:,}{describe_choice(choice)}")
+    if not total:
+        _hint_nothing(choice)
     say_missing(page)
+
+
+def _hint_nothing(choice: Selection) -> None:
+    hint(f"nothing waits{describe_choice(choice)}; `ddmq delay list` shows all that waits")
 
 
 def _confirm_choice(admin: AdminClient, choice: Selection) -> None:
@@ -192,6 +198,8 @@ def _cancel_choice(cancelling: _Cancelling, admin: AdminClient, choice: Selectio
             f"{cancelling.cancelled_count:,} cancelled"
             + (f", {failed:,} not: {'; '.join(others)}" if failed else "")
         )
+        if not outcomes:
+            _hint_nothing(choice)
         say_missing(page)
     if failed or any(_left_out(page).values()):
         raise click.exceptions.Exit(1)

@@ -278,6 +278,8 @@ def purge(
         answer = admin.post("dlq", group, "purge", body=body)
     purged = answer["purged"]
     print_json(answer) if as_json else say(f"purged {_count_letters(purged)} of {group}")
+    if not (purged or as_json):
+        hint(f"`ddmq dlq show {group}` shows those that wait, with their times")
 
 
 def _purge_question(group: str, waiting: int, before: str | None) -> str:

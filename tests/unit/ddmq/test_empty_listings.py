@@ -71,6 +71,25 @@ Answers = Mapping[tuple[str, ...], Any]
             "topic t is empty; `ddmq send t hello`",
         ),
         ("message t", {("topics", "t", "messages"): []}, "", "no message in topic 't'; `ddmq send t hello`"),
+        (
+            "delay cancel --topic t --yes",
+            {("delay", "messages"): NO_DELAYS},
+            "0 cancelled\n",
+            "nothing waits for topic t; `ddmq delay list`",
+        ),
+        (
+            "delay cancel --topic t --dry-run",
+            {("delay", "messages"): NO_DELAYS},
+            "would cancel 0 for topic t\n",
+            "nothing waits for topic t; `ddmq delay list`",
+        ),
+        (
+            "dlq purge g --all",
+            {("dlq", "g"): {"letters": 0}},
+            "purged 0 dead letters of g\n",
+            "`ddmq dlq show g` shows those that wait",
+        ),
+        ("config show --changed", {}, "", "every setting has its default"),
     ],
 )
 def test_it_says_what_is_empty_and_what_to_do_next(
