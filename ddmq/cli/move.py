@@ -43,13 +43,20 @@ def move(
 ) -> None:
     """Copy the installation SOURCE into TARGET, each `file_log:DIRECTORY` or `kafka:HOST:PORT,…`.
 
-    Without an option the messages that are there now are copied, beside a server that runs; run it again, or
-    with --follow, and it goes on where it was, also after it was killed. With --finish, once all servers of
-    the source are stopped and no consumer is at the target, it copies what is left, groups, their progress,
-    retries and pending delays, compares both sides, and the target takes over.
+    \b
+    Examples:
+      ddmq move file_log:./data kafka:broker-1:9092 --dry-run
+      ddmq move file_log:./data kafka:broker-1:9092 --follow
+      ddmq move file_log:./data kafka:broker-1:9092 --finish
 
-    Topics of the target that have messages of their own are refused. Exit code 1: it could not be done, or
-    the comparison found something that is not the same.
+    Without an option, the messages that exist now are copied, while the servers of the source keep running. A
+    later run, also one with --follow or one after a kill, continues where the last one ended. For the last
+    step, stop all servers of the source, start no consumer at the target, and run with --finish: it copies
+    the remaining messages, the groups with their progress, retries and pending delays, and compares both
+    sides. Then the target takes over.
+
+    Topics of the target that have messages of their own are rejected. Exit code 1 if the copy failed, or if
+    the comparison found a difference.
     """
     modes = [name for name, enabled in mode.items() if enabled]
     if len(modes) > 1:
