@@ -8,6 +8,7 @@ kind, for logs whose old files are deleted, and always at level DEBUG.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import time
@@ -21,11 +22,10 @@ from ddmq_client.received import Message
 
 KINDS_MAX = 256  # that are remembered; beyond it the kind that was seen longest ago is forgotten
 CHAIN_MAX = 32  # causes and members of groups that are compared
-FRAMES_MAX = 200  # of one stack that are compared
+FRAMES_MAX = 1_000  # of one stack that are compared
 CAUSES_SHOWN_MAX = 3
 MESSAGES_SHOWN_MAX = 3
 TRACEBACK_EVERY_S = 3600.0
-ErrorKind = tuple[tuple[object, ...], ...]
 
 _log = logging.getLogger("ddmq_client.consumer")
 
@@ -46,7 +46,7 @@ class HandlerErrors:
         """Begin with no errors. `clock` returns monotonic seconds."""
         self._clock = clock
         self._lock = Lock()
-        self._counts: dict[ErrorKind, _Count] = {}  # the kind that was seen last is the last one
+        self._counts: dict[bytes, _Count] = {}  # by kind; the kind that was seen last is the last one
 
     def report_error(self, messages: Sequence[Message], error: BaseException, what: str = "handler") -> None:
         """Log an error that the handler, or the function that `what` names, raised on these messages."""
@@ -82,18 +82,19 @@ class HandlerErrors:
             return count.errors, count.traceback_number
 
 
-def error_kind(error: BaseException) -> ErrorKind:
-    """Return what errors of one kind share: types and stacks, with those of causes and group members."""
-    kind: list[tuple[object, ...]] = []
+def error_kind(error: BaseException) -> bytes:
+    """Return a digest of what errors of one kind share: types and stacks, with causes and group members."""
+    digest, count = hashlib.sha256(), 0
     pending = [error]
-    while pending and len(kind) < CHAIN_MAX:
-        each = pending.pop()
-        kind.append((type(each).__module__, type(each).__qualname__, *_read_stack(each)))
+    while pending and count < CHAIN_MAX:
+        each, count = pending.pop(), count + 1
+        text = repr((type(each).__module__, type(each).__qualname__, _read_stack(each)))
+        digest.update(text.encode(errors="backslashreplace"))
         if isinstance(each, BaseExceptionGroup):
             pending.extend(each.exceptions)
         if (cause := _cause_of(each)) is not None:
             pending.append(cause)
-    return tuple(kind)
+    return digest.digest()
 
 
 def _read_stack(error: BaseException) -> list[tuple[str, int]]:
