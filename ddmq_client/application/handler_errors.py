@@ -46,9 +46,7 @@ class HandlerErrors:
         """Begin with no errors. `clock` returns monotonic seconds."""
         self._clock = clock
         self._lock = Lock()
-        self._counts: dict[
-            bytes, _Count
-        ] = {}  # by the digest of a kind; the kind that was seen last is the last one
+        self._counts: dict[bytes, _Count] = {}  # by kind; the kind that was seen last is the last one
 
     def report_error(self, messages: Sequence[Message], error: BaseException, what: str = "handler") -> None:
         """Log an error that the handler, or the function that `what` names, raised on these messages."""
