@@ -154,6 +154,8 @@ COMMANDS = {
     "export": NotRun("its variables are those of the next command of the block"),
     "python -m": NotRun("takes minutes; tests/scenarios/ runs it for a shorter time", check_module),
     "python -m metrics_job": NotRun(SPARK, check_job),
+    "python tools/client_wheel.py": NotRun("builds a wheel; tools/wheel_trial.py does"),
+    "pytest": NotRun("tests/unit/testkit/test_testing_page.py runs the tests of the page"),
     "python -m shop": NotRun("is the Python block above it, which test_docs_python.py runs"),
     "dramatiq shop": NotRun(f"{LASTS}; tests/scenarios/test_dramatiq_end_to_end.py runs workers"),
     "make": NotRun("this test is a part of what it runs, or it takes minutes", check_target),
