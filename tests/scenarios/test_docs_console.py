@@ -89,6 +89,17 @@ SCENES = {
         )
     ),
     "docs/filters.md": PageScene(("topic create orders",)),
+    "docs/from-rocketmq.md": PageScene(
+        (
+            "topic create parcels",
+            "group set carrier --topic parcels --order-key KEY --start first --ordered-deliveries-max 1 "
+            "--on-dead-letter park",
+            "send parcels packed --key 17",
+            "send parcels sent --key 17",
+            "pull parcels --group carrier --count 1 --fail 'no address'",
+        ),
+        numbers=False,
+    ),
     "docs/push.md": PageScene(("topic create orders",)),
     "docs/order-keys.md": PageScene(("topic create orders",)),
     "docs/operating-groups.md": PageScene(BLOCKED, numbers=False, timed=True),
