@@ -338,7 +338,7 @@ class PullBuffer:
             queue.drop_overtaken()
         if queue.stream is not None and queue.feed.state is not FeedState.GONE:
             scope, ledger = self._scopes[queue], queue.stream.ledger
-            if ledger.let_out or ledger.gained_capacity:
+            if ledger.let_out or ledger.gained_capacity or ledger.lifted:
                 scope.apply_ledger()
             scope.note_news(queue.stream)
         queue.wake_up()

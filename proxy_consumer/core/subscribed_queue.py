@@ -8,10 +8,11 @@ Which results take effect:
 * messages that clients held when the queue moved here (`out`) stay theirs, under the same lease;
 * every other result changes nothing and is counted, as late (a lease id that is not current) or unknown.
 
-In an ordered scope `stream` is notified of finished messages, and returns which jobs are behind a failed one
-in its chain: those go back into the chain without having been tried. With `on_dead_letter: park` a job whose
-attempts are used up is exhausted, not spent, and stays the head of its chain. `used_up` holds such jobs while
-they wait for their chain to reach them.
+In an ordered scope `stream` is notified of finished messages, and again when they are durably so
+(`on_stored`): then their chains go on. It returns which jobs are behind a failed one in its chain: those go
+back into the chain without having been tried. With `on_dead_letter: park` a job whose attempts are used up is
+exhausted, not spent, and stays the head of its chain. `used_up` holds such jobs while they wait for their
+chain to reach them.
 
 If messages are traced, `observer` receives their events; otherwise it is None and costs nothing. The module
 is one class, because every result changes several of its tables together.
@@ -335,7 +336,8 @@ class SubscribedQueue:
     def _finish_range(self, start: int, end: int, lease_id: int | None) -> int:
         finished = 0
         for first, after, _ in self.leases.take_leased(start, end, lease_id):
-            self.drop_adopted(first, after)
+            if self.out:
+                self._drop_finished(first, after)
             self._finish_run(first, after)
             finished += after - first
         if lease_id is None and self.table.jobs and finished < end - start:
@@ -355,7 +357,10 @@ class SubscribedQueue:
                 self.table.change(job, JobEvent.FINISHED)
                 self.used_up.discard(job.offset)
         if self.stream is not None:
-            self.stream.on_finished(start, end)
+            if durable:
+                self.stream.on_finished(start, end)
+            else:
+                self.stream.hold(start, end)
 
     def _finish_retrying(self, start: int, end: int) -> int:
         waiting = list(filter(may_return, self.table.jobs_within(start, end)))
@@ -364,6 +369,7 @@ class SubscribedQueue:
             self.overtaken = True
             if self.stream is not None:
                 self.stream.pass_over(recorded)
+                self._hold_unplaced(recorded)
         for job in waiting:
             self._finish_run(job.offset, job.offset + 1)
         return len(waiting)
@@ -374,9 +380,22 @@ class SubscribedQueue:
         self.overtaken = self.overtaken or bool(unfinished)
         if self.stream is not None:
             self.stream.pass_over(unfinished)
+            self._hold_unplaced(unfinished)
         for first, after in ranges_of(unfinished):
             self._finish_run(first, after)
         return len(unfinished)
+
+    def _drop_finished(self, start: int, end: int) -> None:
+        """Record that clients finished those of these messages that they held when the queue moved here."""
+        if self.stream is not None:
+            self._hold_unplaced([offset for offset in range(start, end) if offset in self.out])
+        self.drop_adopted(start, end)
+
+    def _hold_unplaced(self, offsets: Iterable[int]) -> None:
+        """Let the scope wait for the commit of those offsets whose keys it does not know."""
+        if self.stream is not None:
+            busy = self.stream.busy
+            self.stream.hold_unplaced([offset for offset in offsets if offset not in busy])
 
     def open_offsets(self, start: int, end: int) -> list[int]:
         """Return the offsets that are neither finished, nor on their way to another topic, nor reserved."""
@@ -583,6 +602,16 @@ class SubscribedQueue:
         self._finish_run(offset, offset + 1, durable=True)
         if self.observer is not None:
             self.observer.on_change(JobNews.ACKED if acked else JobNews.MOVED, offset)
+
+    def on_stored(self, delta: ProgressDelta) -> bool:
+        """Record that collected progress is durable; return whether chains waited for it, and go on."""
+        self.uncommitted.on_committed(delta)
+        return self.stream is not None and self.stream.on_stored(delta.finished)
+
+    @property
+    def blocks_chains(self) -> bool:
+        """Whether chains wait for the commit of this queue's progress."""
+        return self.stream is not None and self.stream.is_waiting
 
     def collect_progress(self, group: str) -> ProgressDelta | None:
         """Return the uncommitted progress as one delta, in flight from now on; None if there is none."""
