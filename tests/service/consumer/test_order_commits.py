@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddmq.server.admin import keys
 from ddmq_client.idl.codes import Code
 from ddmq_common.errors import RemoteError
 from proxy_consumer.config import SubscriptionDefaults
@@ -125,6 +126,35 @@ def test_a_planned_stop_stores_what_was_acknowledged(rig: ConsumerRig, first: Fa
     rig.advance(0.01)
     assert drained.done
     assert rig.progress().committed == 2
+
+
+def test_an_operator_sees_what_the_key_waits_for(rig: ConsumerRig, first: FakeCall) -> None:
+    rig.backend.hold()
+    rig.ask(result=result([0]))
+    rig.settle()
+    rows = {row["key"]: row for row in keys.list_blocked_keys(rig.service, "G", 20)}
+    assert (rows['"a"']["state"], rows['"a"']["offset"], rows['"a"']["waiting"]) == (
+        "being acknowledged",
+        0,
+        2,
+    )
+    assert rows['"b"']["state"] == "in flight"
+
+
+@pytest.mark.parametrize(
+    ("action", "outcome"), [("replay", "being acknowledged"), ("skip", "acknowledged"), ("park", "parked")]
+)
+def test_an_operator_changes_nothing_of_what_is_being_stored(
+    rig: ConsumerRig, first: FakeCall, action: str, outcome: str
+) -> None:
+    acking = rig.ask(result=result([0]), linger=60_000)
+    rig.backend.hold()
+    rig.settle()
+    done = keys.act_on_key(rig.service, "G", "replay" if action == "park" else action, "a")
+    assert [head["outcome"] for head in done["heads"]] == [outcome.replace("parked", "being acknowledged")]
+    rig.backend.release_held()
+    rig.settle()
+    assert acking.values == [b"a2"]
 
 
 def test_an_unordered_group_does_not_wait(rig: ConsumerRig) -> None:
