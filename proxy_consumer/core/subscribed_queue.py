@@ -309,7 +309,7 @@ class SubscribedQueue:
         if job.state is not JobState.SPENT:
             job.final, job.reason = True, reason
             if not is_reserved:
-                self.table.spend_job(job, reason)
+                self._spend(job, reason)
         if self.observer is not None:
             self.observer.on_change(JobNews.SPENT, offset, f"{reason}: {job.error}" if job.error else reason)
 
@@ -484,7 +484,14 @@ class SubscribedQueue:
         elif self.policy.parks and self.stream is not None and self.stream.key_of_job(job.offset) is not None:
             self.table.exhaust_job(job, reason)
         else:
-            self.table.spend_job(job, reason)
+            self._spend(job, reason)
+
+    def _spend(self, job: UpstreamJob, reason: str) -> None:
+        """Queue a job for its next topic; if it was not placed yet, its scope waits until it is stored
+        there."""
+        self.table.spend_job(job, reason)
+        if self.stream is not None and job.offset >= self.feed.next_offset():
+            self.stream.hold_unplaced((job.offset,))
 
     def step_back(self, offset: int) -> bool:
         """Return the jobs behind a blocked one to their chain; True if the job itself returned, too."""

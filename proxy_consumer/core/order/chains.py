@@ -18,8 +18,8 @@ its scope and nothing above it. When a finished job releases others, perhaps in 
 writes them into the ledger that all streams of the scope share; OrderScope acts on the ledger.
 
 A message that another owner of its queue, or this one before a restart, had delivered may be acknowledged
-before it was placed here. Its key is not known then. So the scope places nothing (`unplaced`) until that
-acknowledgement is durable.
+before it was placed here, or fail for good. Its key is not known then. So the scope places nothing
+(`unplaced`) until its end is durable.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class ScopeLedger:
     `parked_keys`: the keys that an operator parked. `ready`: how many messages of all streams are ready for
     delivery, at most `ready_max`. `let_out`: released messages on which the scope has yet to act.
     `gained_capacity`: whether `ready` has fallen below its maximum since the scope last checked. `unplaced`:
-    how many messages were finished before they were placed, and not durably yet; `lifted`: whether that has
+    how many messages ended before they were placed, and not durably yet; `lifted`: whether that has
     fallen to 0 since the scope last checked.
     """
 
@@ -261,8 +261,8 @@ class QueueStream:
 
     `asked_at`, `read_at`, `tail_at`: numbers of the scope's reads: the last one requested, answered, and at
     which the queue had no more messages. `faulty`: offsets on which the filter failed. `unstored`: the
-    messages that are finished, but not durably yet, with their chains; `unplaced`: those of them whose keys
-    are not known.
+    messages that are finished, but not durably yet, with their chains; `unplaced`: those that have ended, but
+    not durably yet, before they were placed.
     """
 
     __slots__ = (
@@ -310,6 +310,8 @@ class QueueStream:
                 ledger.let_out.append((chain, list(ledger.table.finish_job(chain, self, offset))))
             else:
                 del chains[chain.key]  # no job waits: the chain ends here
+        if self.unplaced:
+            self._place_stored(start, end)
 
     def hold(self, start: int, end: int) -> None:
         """Finish the jobs in `[start, end)`; `on_stored` releases the next jobs of their chains."""
