@@ -414,15 +414,16 @@ class OrderMachine(RuleBasedStateMachine):
         if not leased:
             return
         message = data.draw(st.sampled_from(leased))
-        state = self.queue_state(message.queue)
+        state, placed = self.queue_state(message.queue), self.is_placed(message)
         assert state.fail(message.offset, message.lease, None, self.now)
         self.buffer.on_news(state)
-        self.came_back(message, failed=True)
+        self.came_back(message, failed=True, placed=placed)
 
     @rule(data=st.data())
     def an_operator_takes_a_head_away(self, data: st.DataObject) -> None:
         """Whoever had it is late from then on; the delivery counts as a time-out, earlier ones do not."""
-        heads = [m for m in self.messages if m.state == "leased" and m.key and not self.stands_behind(m)]
+        leased = [m for m in self.messages if m.state == "leased" and self.is_placed(m)]
+        heads = [m for m in leased if m.key and not self.stands_behind(m)]
         if not heads:
             return
         message = data.draw(st.sampled_from(heads))
@@ -441,8 +442,9 @@ class OrderMachine(RuleBasedStateMachine):
     def stands_behind(self, message: Message) -> bool:
         return any(self.stands_before(other, message) for other in self.messages)
 
-    def came_back(self, message: Message, *, failed: bool) -> None:
-        """A try is over; what went out behind it goes back untried, and so does it behind others."""
+    def came_back(self, message: Message, *, failed: bool, placed: bool = True) -> None:
+        """A try is over; what went out behind it goes back untried, and so does it behind others, and before
+        its chain has come to it."""
         behind = [
             other
             for other in self.messages
@@ -453,7 +455,7 @@ class OrderMachine(RuleBasedStateMachine):
                 other.state = "new"
         leads = not any(other.position < message.position for other in behind)
         self.one_more_try(message, failed=failed)
-        if not leads and message.state not in ("burying", "parked"):
+        if not (leads and placed) and message.state not in ("burying", "parked"):
             message.state = "new"
 
     def one_more_try(self, message: Message, *, failed: bool) -> None:
@@ -469,11 +471,12 @@ class OrderMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 1.0, 2.0, 5.0]))
     def advance(self, seconds: float) -> None:
         self.now += seconds
-        self.buffer.expire_due(self.now)
         late = [m for m in self.messages if m.state == "leased" and m.deadline <= self.now]
+        placed = {id(message) for message in late if self.is_placed(message)}
+        self.buffer.expire_due(self.now)
         for message in sorted(late, key=lambda late_one: late_one.position):
             if message.state == "leased":
-                self.came_back(message, failed=False)
+                self.came_back(message, failed=False, placed=id(message) in placed)
         for message in self.messages:
             if message.state == "waiting" and message.due <= self.now:
                 message.state = "ready"
@@ -518,6 +521,34 @@ class OrderMachine(RuleBasedStateMachine):
             if data.draw(st.booleans()):
                 self.durable[number].apply(delta)
         self.load()
+
+    @precondition(lambda self: self.batch == 1)
+    @rule(data=st.data())
+    def the_queues_move(self, data: st.DataObject) -> None:
+        """The next owner knows the leases of the one before, and the acknowledgements that may be lost."""
+        if any(message.replayed for message in self.messages):
+            self.commit()  # otherwise the next owner counts deliveries from before the replay
+        states = [self.queue_state(number) for number in range(QUEUES)]
+        notes = [
+            (state.leases.leased_runs(), state.uncommitted.uncertain_acks(state.ack_map)) for state in states
+        ]
+        for number, delta in self.in_flight:
+            if data.draw(st.booleans()):
+                self.durable[number].apply(delta)
+        leased = [(message, message.lease) for message in self.messages if message.state == "leased"]
+        done = [message for message in self.messages if message.state == "done"]
+        self.load()
+        for message, lease in leased:
+            message.state, message.lease = "leased", lease
+        for message in done:
+            message.state = "done"
+        for number, (runs, acked) in enumerate(notes):
+            self.queue_state(number).adopt_leases(runs, acked, self.now)
+            self.buffer.on_news(self.queue_state(number))
+
+    def is_placed(self, message: Message) -> bool:
+        """Whether this owner has read it: its client may have had it before."""
+        return message.offset not in self.queue_state(message.queue).out
 
     @rule()
     def commit(self) -> None:
