@@ -318,10 +318,14 @@ class QueueStream:
         busy, unstored = self.busy, self.unstored
         for offset in _offsets_within(busy, start, end):
             chain = busy.pop(offset, None)
-            if chain is not None:
+            if chain is None:
+                continue
+            if len(chain.heads) == 1:
+                chain.heads.clear()
+            else:
                 chain.heads.remove((self, offset))
-                chain.unstored += 1
-                unstored[offset] = chain
+            chain.unstored += 1
+            unstored[offset] = chain
 
     def hold_spot(self, chain: Chain, offset: int) -> None:
         """Let a chain that has reached a finished message wait until that is durable."""
