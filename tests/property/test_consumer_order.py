@@ -886,3 +886,20 @@ def test_in_turn_no_queue_is_forgotten_while_another_has_messages() -> None:
         machine.ack_everything()
         machine.commit()
     assert {message.state for message in machine.messages} == {"done"}
+
+
+def test_a_topic_that_waited_for_a_commit_of_another_goes_on_with_it() -> None:
+    machine = with_messages(OrderOfTopicsMachine(), [(0, "a", "plain"), (2, "b", "plain")])
+    message = machine.messages[0]
+    assert machine.pull_once(1) is not None
+    assert machine.queue_state(0).fail(0, message.lease, None, machine.now)
+    machine.came_back(message, failed=True)
+    machine.commit()
+    machine.load()
+    assert machine.finish(0, [0], None) == 1  # before it was read here
+    message.state = "done"
+    machine.pull_the_other_topic()
+    assert machine.pull_once(1) is None
+    machine.commit()
+    assert machine.pull_once(1) is not None
+    machine.teardown()
