@@ -36,13 +36,15 @@ from proxy_consumer.core.jobs import (
     may_return,
 )
 from proxy_consumer.core.leases import Lease, LeaseTable, by_lease
-from proxy_consumer.core.order.chains import QueueStream, ReadyMessage
+from proxy_consumer.core.order.chains import Chain, QueueStream, ReadyMessage
 from proxy_consumer.core.progress import Range, UncommittedProgress, ascending_ranges, ranges_of
 from proxy_consumer.core.queue_feed import FeedState, QueueFeed, Slice
 from proxy_consumer.core.retry_policy import REASON_FAILED, REASON_GIVEN_UP, REASON_TIMED_OUT, RetryPolicy
 from proxy_consumer.core.tally import Budget, Counter, Tally
 
 LeasedRun = tuple[int, int, int, Lease]  # start, end, bytes, lease
+KEPT_BATCHES = 16  # batches whose messages stay in memory while they wait in chains; per queue
+KEPT_BYTES_MAX = 32 << 20  # of all subscriptions, with what is read ahead; then no more are kept
 
 
 class QueueName:
@@ -69,15 +71,27 @@ class ReadPlan:
     """The rules by which a subscription reads new messages.
 
     `ahead(n)`: how many records and bytes to read for a pull of `n` messages. `tags`: passed to the backend's
-    read. `ack_span_max`: how far past the committed offset.
+    read. `ack_span_max`: how far past the committed offset. `filtered`: whether a filter decides about each.
     """
 
-    __slots__ = ("ack_span_max", "ahead", "tags")
+    __slots__ = ("ack_span_max", "ahead", "filtered", "tags")
 
     def __init__(self, ahead: Callable[[int], tuple[int, int]], ack_span_max: int) -> None:
         self.ahead = ahead
         self.ack_span_max = ack_span_max
         self.tags: frozenset[int] | None = None
+        self.filtered = False
+
+
+class KeptBatch:
+    """A batch some of whose messages wait in chains. `size`: bytes of all its messages."""
+
+    __slots__ = ("batch", "offsets", "size")
+
+    def __init__(self, batch: ReadBatch) -> None:
+        self.batch = batch
+        self.size = sum(map(len, batch.deliveries))
+        self.offsets: list[int] = []
 
 
 class SubscribedQueue:
@@ -85,13 +99,13 @@ class SubscribedQueue:
 
     `feed`: messages read and not delivered. `table`: the jobs. `leases`: the messages at clients. `stream`:
     the queue's stream in an ordered scope, None without an order key. `reread`: messages read for redelivery
-    and not delivered, by offset.
+    and not delivered, by offset, and some of those that wait in their chains.
     """
 
     __slots__ = (
-        "_ready", "_tally", "ack_map", "delivered_until", "epoch", "feed", "generation", "in_ready",
-        "is_lost", "leases", "name", "observer", "out", "overtaken", "plan", "policy", "ref", "reread",
-        "rereading", "retry_queue", "stream", "table", "uncommitted", "used_up",
+        "_kept", "_read_bytes", "_ready", "_tally", "ack_map", "delivered_until", "epoch", "feed",
+        "generation", "in_ready", "is_lost", "leases", "name", "observer", "out", "overtaken", "plan",
+        "policy", "ref", "reread", "rereading", "retry_queue", "stream", "table", "uncommitted", "used_up",
     )  # fmt: skip
 
     def __init__(
@@ -132,6 +146,8 @@ class SubscribedQueue:
         self.used_up: set[int] = set()  # recorded, to be exhausted when their chains reach them
         self.uncommitted = UncommittedProgress()
         self.reread: dict[int, tuple[ReadBatch, int]] = {}
+        self._kept: deque[KeptBatch] = deque()
+        self._read_bytes = read_bytes
         self.rereading = False  # a read for redelivery is under way
         self.in_ready = False
         self._ready = ready
@@ -181,6 +197,48 @@ class SubscribedQueue:
         self.overtaken = False
         self.feed.drop_read_ahead()
         self.feed.finished_until = max(self.feed.finished_until, self.delivered_until)
+
+    def keep_read(self, offset: int, batch: ReadBatch, index: int) -> None:
+        """Keep a message that waits in its chain in memory, as long as its batch is among the newest ones.
+
+        The whole batch stays in memory with it, and is counted among the bytes read ahead.
+        """
+        kept = self._kept
+        if not kept or kept[-1].batch is not batch:
+            if self._read_bytes.value >= KEPT_BYTES_MAX:
+                return
+            kept.append(KeptBatch(batch))
+            self._read_bytes.value += kept[-1].size
+            if len(kept) > KEPT_BATCHES:
+                self._drop_oldest()
+        kept[-1].offsets.append(offset)
+        self.reread[offset] = (batch, index)
+
+    def _drop_oldest(self) -> None:
+        oldest = self._kept.popleft()
+        self._read_bytes.value -= oldest.size
+        for offset in oldest.offsets:
+            read = self.reread.get(offset)
+            if read is not None and read[0] is oldest.batch:
+                del self.reread[offset]
+
+    def release_kept(self, stream: QueueStream, offset: int, chain: Chain) -> bool:
+        """Make a released message ready that `keep_read` has kept; return False if it must be read again."""
+        read = self.reread.get(offset)
+        ledger = stream.ledger
+        if read is None or offset in self.table.jobs or ledger.ready >= ledger.ready_max:
+            return False
+        del self.reread[offset]
+        stream.add_released(ReadyMessage(offset, read[0].deliveries[read[1]], read[0], read[1], chain))
+        if self.observer is not None:
+            self.observer.on_change(JobNews.RELEASED, offset)
+        return True
+
+    def forget_reads(self) -> None:
+        """Drop the messages that are kept in memory for their redelivery or their release."""
+        while self._kept:
+            self._drop_oldest()
+        self.reread.clear()
 
     def forget_bytes(self) -> None:
         """Drop the bytes of ready messages, which are read again before their delivery."""
@@ -630,7 +688,7 @@ class SubscribedQueue:
             self.observer.on_loss()
         self.feed.drop_read_ahead()
         self.feed.state = FeedState.GONE
-        self.reread.clear()
+        self.forget_reads()
         self.leases.clear()
         self.out.clear()
         self.table.clear()

@@ -278,6 +278,7 @@ class QueueStream:
         "tail_at",
         "unkeyed",
         "unplaced",
+        "unsorted",
         "unstored",
     )  # fmt: skip
 
@@ -294,6 +295,7 @@ class QueueStream:
         self.unstored: dict[int, Chain] = {}
         self.unplaced: set[int] = set()
         self.deliverable: deque[ReadyMessage] = deque()
+        self.unsorted = False  # `deliverable` may not ascend
         self.asked_at = self.read_at = self.tail_at = 0
 
     # --- called for the queue's jobs
@@ -428,8 +430,14 @@ class QueueStream:
 
     # --- delivery
 
+    def add_released(self, message: ReadyMessage) -> None:
+        """Add a message that its chain has released, with its bytes, to the ready ones."""
+        self.unsorted = self.unsorted or bool(self.deliverable)
+        self.deliverable.append(message)
+        self.ledger.ready += 1
+
     def take_messages(self, count: int, bytes_max: int) -> list[ReadyMessage]:
-        """Remove and return up to `count` ready messages in order, at most `bytes_max` bytes (but at least
+        """Remove and return up to `count` ready messages, ascending, at most `bytes_max` bytes (but at least
         one)."""
         deliverable, size = self.deliverable, 0
         messages: list[ReadyMessage] = []
@@ -439,6 +447,9 @@ class QueueStream:
                 break
             messages.append(deliverable.popleft())
         self.ledger.take_ready(len(messages))
+        if self.unsorted:
+            messages.sort()
+            self.unsorted = bool(deliverable)
         return messages
 
     def close(self, offsets: Sequence[int]) -> list[int]:

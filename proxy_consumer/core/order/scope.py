@@ -204,8 +204,11 @@ class OrderScope:
                 chain.open = False
                 continue
             if not queue.exhaust_used_up(offset):
-                queue.table.release(offset)
-                if chain.key in self.ledger.parked_keys:
+                parked = chain.key in self.ledger.parked_keys
+                job = parked or self.table.batch > 1  # with those of its chain that are jobs, into one reply
+                if job or not queue.release_kept(stream, offset, chain):
+                    queue.table.release(offset)
+                if parked:
                     queue.park_unread(offset)
             queue.wake_up()
 
