@@ -49,10 +49,10 @@ load ([alerts.md](alerts.md)). `python tools/metrics_page.py` generates this pag
 | late acknowledgements | `ddmq_results_ignored_total` with the reason `late` |
 | cancelled delay messages | `ddmq_delay_orders_total` with the outcome `cancelled` |
 
-**The metrics cost** 0.3 µs per send, 1.3 µs per pull reply, 0.4 µs per result, 0.6 µs per group commit and
-1 µs per iteration of the event loop (the best of many runs, on one core). A check costs 20 µs for each
-subscription that the proxy holds. A request for `/metrics` costs about 60 µs for each subscription, in steps
-of 1 to 2 ms. `ddmq bench t15` measures these costs with the loads of T1 and T3.
+**The metrics cost** 0.3 µs per send, 1.3 µs per pull reply and 0.4 µs per result. They also cost 0.6 µs per
+group commit and 1 µs per iteration of the event loop. These figures are the best of many runs on one core. A
+check costs 20 µs for each subscription that the proxy holds. A request for `/metrics` costs about 60 µs for
+each subscription, in steps of 1 to 2 ms. `ddmq bench t15` measures these costs with the loads of T1 and T3.
 
 ## All metrics
 

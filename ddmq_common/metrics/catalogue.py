@@ -76,10 +76,11 @@ SEND_LATE = _counter(
 SEND_INFLIGHT = _gauge("ddmq_send_inflight", "Accepted requests that the backend has not settled yet.")
 DELAY_OUTCOMES = _counter(
     "ddmq_delay_order_outcomes_total",
-    "Outcomes of delay commands at a producer proxy: heard, pending (the caller's time ran out), nobody "
-    '(the caller no longer waits), waiters_max (too many callers are waiting, so "pending" was '
-    "returned at once), refused (a cancel or change was rejected; such commands are not counted as "
-    "sends).",
+    "Outcomes of delay commands at a producer proxy: heard, pending, nobody, waiters_max or refused. "
+    '"pending" means that the caller\'s time ran out, and "nobody" that the caller no longer waits. '
+    '"waiters_max" means that too many callers were waiting, so that "pending" was returned at '
+    'once. "refused" means that a cancel or change was rejected; such commands are not counted as '
+    "sends.",
     "what",
 )
 TRANSACTIONS_OPEN = _gauge(
@@ -386,8 +387,10 @@ PUSH_HEADERS_IGNORED = _counter(
 TRACE_STORED = _counter("ddmq_trace_events_total", "Trace events stored.")
 TRACE_DROPPED = _counter(
     "ddmq_trace_events_dropped_total",
-    "Trace events that were not stored, by reason: memory (too many events not appended yet), day "
-    "(trace_bytes_per_day), messages (too many messages traced at once), refused (by the store), failed.",
+    'Trace events that were not stored, by reason: memory, day, messages, refused or failed. "memory" '
+    'means that too many events had not been appended yet, "day" that trace_bytes_per_day was '
+    'reached, and "messages" that too many messages were traced at once. "refused" means that the '
+    "store rejected the event.",
     "reason",
 )
 # --- file log
@@ -443,7 +446,10 @@ LOG_CLOCK_AHEAD = _gauge(
     "ddmq_log_clock_ahead_ms", "Time by which store times are ahead of the wall clock.", unit="ms"
 )
 LOG_DISK = _gauge(
-    "ddmq_log_gate", "0: open; 1: sends of clients are rejected; 2: all writes are rejected.", unit="1"
+    "ddmq_log_gate",
+    "Whether the log accepts writes: 0 means open, 1 means that sends of clients are rejected, 2 means "
+    "that all writes are rejected.",
+    unit="1",
 )
 # --- sessions of several processes over one directory
 SESSIONS = _gauge("ddmq_sessions", "Open sessions at this writer.")
