@@ -50,9 +50,7 @@ RPC_ABANDONED = _counter(
 SENDS = _counter(
     "ddmq_sends_total", "Messages for which a result was returned, by result code.", "topic", "code"
 )
-SEND_BYTES = _counter(
-    "ddmq_send_bytes_total", "Bytes of the message bodies that were stored.", "topic", unit="bytes"
-)
+SEND_BYTES = _counter("ddmq_send_bytes_total", "Bytes of the stored message bodies.", "topic", unit="bytes")
 SEND_LATENCY = _histogram(
     "ddmq_send_latency_us",
     "Time from the complete request frame to the reply, for stored messages. A batch counts once for "
@@ -111,7 +109,7 @@ DELIVERED = _counter("ddmq_delivered_total", "Messages delivered to clients.", "
 ACKED = _counter("ddmq_acked_total", "Messages finished by clients.", "group", "topic")
 FAILED = _counter("ddmq_failed_total", "Messages that clients reported as failed.", "group", "topic")
 REDELIVERED = _counter(
-    "ddmq_redelivered_total", "Messages delivered again, for the second time or more often.", "group", "topic"
+    "ddmq_redelivered_total", "Messages delivered again after their first delivery.", "group", "topic"
 )
 RETURNED = _counter(
     "ddmq_returned_total",
@@ -198,7 +196,7 @@ INCONSISTENT = _counter(
     "topic",
 )
 PROGRESS_FAILED = _counter(
-    "ddmq_progress_failed_total", "Commits of progress or dead letters that failed.", "reason"
+    "ddmq_progress_failed_total", "Failed commits of progress or of dead letters, by reason.", "reason"
 )
 # --- where messages wait: per subscription, from the proxy that holds its queues; of those that nobody pulls
 # from, from one proxy. Over several proxies they add up; of ages and spans the highest holds
@@ -255,8 +253,8 @@ PARKED_KEYS = _gauge(
 )
 STALLED_QUEUES = _gauge(
     "ddmq_stalled_queues",
-    "Queues with messages for which clients are waiting, but without progress for 30 s and without an "
-    "intended reason.",
+    "Queues that have messages for which clients are waiting, but have made no progress for 30 s "
+    "without an intended reason.",
     "group",
     "topic",
 )
