@@ -161,7 +161,7 @@ COMMANDS = {
     "docker": NotRun(CONTAINERS, check_files),
     "helm": NotRun(CLUSTER, check_chart),
     "kubectl exec": RUN,  # the command in it
-    "kubectl exec queue-ddmq-0 -- ddmq doctor": NotRun("its folder is in the container; other pages run doctor"),
+    "kubectl exec queue-ddmq-0 -- ddmq doctor": NotRun("its folder is in a container; others run doctor"),
     "kill -HUP": NotRun("tests/scenarios/test_start_and_stop.py and others send SIGHUP to servers"),
     "useradd": NotRun(SYSTEM),
     "install": NotRun(SYSTEM, check_files),
