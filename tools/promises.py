@@ -153,7 +153,7 @@ def left_out(cases: dict[Case, dict[str, str]]) -> Iterator[Asked]:
     """Whom the contract does not ask without saying so at the test."""
     for case, engines in cases.items():
         if case.file.startswith(CONTRACT) and "memory" not in engines:
-            yield Asked(case, "memory", "it stores nothing on disk")
+            yield Asked(case, "memory", "the engine stores nothing on disk")
         if "kafka" not in engines:
             why = reason(case.file, case.name)
             if why is None:
@@ -186,7 +186,7 @@ def named(which: Iterable[Case], cases: Iterable[Case]) -> str:
     part = Counter(case.promise for case in mine)
     whole = {promise for promise in part if part[promise] == sizes[promise]}
     names = (f'"{PROMISES[case.promise]}"' if case.promise in whole else f"`{case.test}`" for case in mine)
-    return "; ".join(dict.fromkeys(names))
+    return ", ".join(dict.fromkeys(names))
 
 
 def reasons(cases: dict[Case, dict[str, str]]) -> Iterator[str]:
@@ -211,16 +211,14 @@ def alone(cases: dict[Case, dict[str, str]]) -> str:
         able = [name for name in ENGINES if engines.get(name) == ""]
         if len(able) == 1 and case.promise != "service/kafka":
             found[able[0]].append(case)
-    said = [
-        f"{len(which)} cases of the {ENGINES[engine]} ({named(which, cases)})"
-        for engine, which in sorted(found.items())
+    counts = [f"{len(which)} cases of the {ENGINES[engine]}" for engine, which in sorted(found.items())]
+    tests = [
+        f" Tests of the {ENGINES[engine]}: {named(which, cases)}." for engine, which in sorted(found.items())
     ]
     text = (
-        ONE.strip()
-        + " "
-        + (", ".join(said) or "none")
-        + ", and all cases of the last row, which is about Kafka."
+        f"{ONE.strip()} {', '.join(counts) or 'none'}, and all cases of the last row, which is about Kafka."
     )
+    text += "".join(tests)
     return "\n" + textwrap.fill(text, 120, **WHOLE_WORDS) + "\n"
 
 
