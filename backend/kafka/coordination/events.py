@@ -34,7 +34,8 @@ class Begun(_Event, tag="begin"):
 class Joined(_Event, tag="join"):
     """A process joined a group for a topic.
 
-    `incarnation`, `queue_count`: the topic as that process sees it.
+    `incarnation`, `queue_count`: the topic as that process sees it. `lanes`: how many transactional ids the
+    process uses; 0 if an earlier version wrote the event.
     """
 
     process: str
@@ -47,6 +48,7 @@ class Joined(_Event, tag="join"):
     member: str
     incarnation: int
     queue_count: int
+    lanes: int = 0
 
 
 class Left(_Event, tag="leave"):
@@ -140,7 +142,10 @@ class SnapshotGroup(_Event):
 
 
 class Snapshot(_Event, tag="snapshot"):
-    """The whole table as it was after all events before offset `at`."""
+    """The whole table as it was after all events before offset `at`.
+
+    `lanes`: of the processes that stated them.
+    """
 
     at: int
     epoch: int
@@ -149,6 +154,7 @@ class Snapshot(_Event, tag="snapshot"):
     gone: list[str]
     topics: list[tuple[str, int, int]]
     groups: list[SnapshotGroup]
+    lanes: list[tuple[str, int]] = []
 
 
 Event = Begun | Joined | Left | Released | Recalled | Beat | Died | TopicSeen | Snapshot

@@ -20,6 +20,7 @@ from typing import Any
 import gevent
 
 from backend.kafka.clients.producers import Producers
+from backend.kafka.clients.transactions import LANES_MAX
 from backend.kafka.commits.commit_queue import CommitQueue
 from backend.kafka.coordination.assignments import KafkaMembership, MemberAssignments
 from backend.kafka.coordination.events import (
@@ -131,7 +132,7 @@ class KafkaMemberships:
                 self._assignments.end_epoch(membership, queue, epoch)
             self._write_event(Released(name, number, pairs), name)
 
-        self._commits.run_after([], write)
+        self._commits.run_after_progress(list(epochs), write)
 
     def _leave(self, membership: KafkaMembership) -> None:
         self._memberships.pop(membership.number, None)
@@ -147,7 +148,9 @@ class KafkaMemberships:
             self._write_event(Left(name, [number]), name)
 
         if name:
-            self._commits.run_after([], write)
+            assigning = membership.assigning
+            queues = [*epochs, *(() if assigning is None else assigning.queues)]
+            self._commits.run_after_progress(queues, write)
         if not self._memberships:
             self._confirmed_at = None
 
@@ -254,6 +257,7 @@ class KafkaMemberships:
             join.address,
             join.member,
             *self._topics.incarnation_and_queues(join.topic),
+            lanes=LANES_MAX,
         )
 
     def _begin_log(self) -> None:

@@ -49,7 +49,11 @@ class KafkaProcess:
             on_ready=lambda: self.commits.resume(),
         )
         self._producers = Producers(
-            options, bridge.call, lambda tag, reason: self.members.on_event_failed(tag, reason)
+            options,
+            bridge.call,
+            lambda tag, reason: self.members.on_event_failed(tag, reason),
+            lambda: self.commits.resume(),
+            topics.min_insync,
         )
         self.commits = CommitQueue(
             self.state,

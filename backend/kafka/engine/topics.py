@@ -137,6 +137,7 @@ class KafkaTopics:
             unchanged=unchanged,
             before=before,
             on_grown=self._add_to_producer,
+            min_insync=self._table.min_insync,
         )
         in_change = set(self._changes)
 
@@ -176,6 +177,8 @@ class KafkaTopics:
         for name, described in list(self._described.items()):
             if described.kafka_name not in survey.names and name not in in_change:
                 self._remove_topic(name)
+        blocked = {self._names.from_kafka(name): reason for name, reason in survey.blocked.items()}
+        self._table.unavailable.on_survey({name: why for name, why in blocked.items() if name is not None})
 
     def _set_reason(self, reason: str) -> None:
         """Set why the engine is not ready, or ""; log one line when that begins and one when it ends."""

@@ -10,7 +10,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from backend.kafka.clients import producers as module
-from backend.kafka.clients.producers import OutcomeKind, Producers, WriteOutcome
+from backend.kafka.clients.producers import Producers
+from backend.kafka.clients.writing import OutcomeKind, WriteOutcome
 from backend.kafka.options import KafkaOptions
 from backend.kafka.records import ProducerRecord
 from ddmq_common.errors import CallerError, UnknownTopicError
@@ -37,7 +38,9 @@ class FakeProducer:
         self.config = config
         self.made.append(self)
 
-    def produce(self, topic: str, value: bytes, on_delivery: Callable[..., object], **_: Any) -> None:
+    def produce(
+        self, topic: str, value: bytes, on_delivery: Callable[..., object] = lambda *_: None, **_: Any
+    ) -> None:
         if self.dead:
             raise KafkaException(FATAL)
         self.values.append(value)
@@ -55,7 +58,8 @@ class FakeProducer:
 
     def list_topics(self, topic: str, timeout: float) -> Any:
         error = GONE if topic == "gone" else None
-        return SimpleNamespace(topics={topic: SimpleNamespace(error=error)})
+        partition = SimpleNamespace(leader=-1 if topic == "leaderless" else 1, isrs=[1], replicas=[1])
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=error, partitions={0: partition})})
 
     def offset(self) -> int:
         return 7
@@ -176,7 +180,7 @@ def test_a_new_name_takes_over_no_event_that_is_on_its_way(
 def test_a_report_behind_a_fatal_error_tells_of_that_error(producers: Producers) -> None:
     renamed(producers, "one").dead = True
     outcomes: list[WriteOutcome] = []
-    producers.write_transaction([], False, outcomes.append)
+    producers.write_transaction([], False, 1.0, outcomes.append)
     until(lambda: outcomes)
     assert outcomes[0].kind is OutcomeKind.FENCED
 
@@ -184,7 +188,7 @@ def test_a_report_behind_a_fatal_error_tells_of_that_error(producers: Producers)
 def transacted(producers: Producers, *topics: str) -> WriteOutcome:
     outcomes: list[WriteOutcome] = []
     producers.write_transaction(
-        [ProducerRecord(topic, 0, b"k", b"v") for topic in topics], False, outcomes.append
+        [ProducerRecord(topic, 0, b"k", b"v") for topic in topics], False, 1.0, outcomes.append
     )
     until(lambda: outcomes)
     return outcomes[0]
