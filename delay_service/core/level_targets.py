@@ -86,6 +86,8 @@ class Targets:
             return _View(fire, True)
         self._gone.discard(topic)
         fire = fire._replace(queue_id=fire.queue_id % target.queues)  # it was made anew with fewer
+        if target.unavailable:  # it may last: no message is a dead letter because of it
+            return _View(fire._replace(put_off_ms=int(PUT_OFF_S_MIN * 1_000)), False)
         if target.writable:
             self._rejected_since.pop(topic, None)
         since = self._rejected_since.get(topic, self._rejected_since.get(_record_id(record)))

@@ -175,4 +175,4 @@ class LanesModel(RuleBasedStateMachine):
 
 
 TestLanes = LanesModel.TestCase
-TestLanes.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+TestLanes.settings = settings(max_examples=examples(200), stateful_step_count=40, deadline=None)

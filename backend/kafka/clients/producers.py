@@ -54,7 +54,8 @@ class Producers:
 
     `call` runs a function on the hub; the `then` of each job is called there with its outcome.
     `event_failed(tag, reason)` reports an event of the coordination topic that was not written. `on_free` is
-    called when a transactional id is free again. `min_insync`: see TransactionThread.
+    called when a transactional id is free again, `on_retired` when one is given up. `min_insync`: see
+    TransactionThread.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Producers:
         call: Call,
         event_failed: Callable[[object, str], object],
         on_free: Callable[[], object] = lambda: None,
+        on_retired: Callable[[], object] = lambda: None,
         min_insync: Callable[[str], int] = lambda topic: 0,
     ) -> None:
         self._options = options
@@ -72,6 +74,7 @@ class Producers:
         self._call = call
         self._on_event_failed = event_failed
         self._on_free = on_free
+        self._on_retired = on_retired
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._broken = False  # Kafka has given up on the plain one
         self._plain = self._create_producer()
@@ -79,11 +82,18 @@ class Producers:
         self._stop = False
         self._ended = threading.Event()
         self._lanes = [
-            TransactionThread(call, min_insync, topics.progress, partial(self._on_lane_free, lane))
+            TransactionThread(
+                call,
+                min_insync,
+                topics.progress,
+                partial(self._on_lane_free, lane),
+                partial(self._on_lane_retired, lane),
+            )
             for lane in range(LANES_MAX)
         ]
         self._namespace = TransactionThread(call, min_insync, topics.progress, lambda: None)
         self._free = deque(range(LANES_MAX))  # the least recently used first: see write_transaction
+        self.retired: set[int] = set()  # lanes of the present name whose ids are never used again
         _thread.start_new_thread(self._run, ())
 
     # --- called on the hub
@@ -126,7 +136,13 @@ class Producers:
 
         When `then` is called, every transaction under the old ones has ended.
         """
-        self._add_job(lambda: self._change_ids(name), then)
+
+        def on_changed(outcome: WriteOutcome) -> None:
+            if outcome.error is None:
+                self.retired.clear()
+            then(outcome)
+
+        self._add_job(lambda: self._change_ids(name), on_changed)
 
     def write_event(self, topic: str, value: bytes, tag: object) -> None:
         """Write one coordination event without waiting for its result, after the earlier ones.
@@ -158,6 +174,10 @@ class Producers:
     def _on_lane_free(self, lane: int) -> None:
         self._free.append(lane)
         self._on_free()
+
+    def _on_lane_retired(self, lane: int) -> None:
+        self.retired.add(lane)
+        self._on_retired()
 
     def _on_namespace_outcome(self, then: Callable[[WriteOutcome], None], outcome: WriteOutcome) -> None:
         if outcome.kind not in (OutcomeKind.STORED, OutcomeKind.REFUSED):

@@ -9,8 +9,10 @@ looks after SLOW_S, and then each CHECK_INTERVAL_S, for partitions that cannot t
 without a leader, or with too few replicas in sync. Then it is aborted; the others are only reported.
 
 An aborted transaction stays open at its coordinator until each of its partitions has the marker of its end.
-Until then the id can begin nothing. So after an abort of that kind the thread writes and aborts a mark, and
-is free when that has succeeded.
+Until then the id can begin nothing, and nobody can take it over. (A partition with too few replicas in sync
+takes no marker, for as long as that lasts.) So after an abort of that kind the thread writes and aborts a
+mark, and is free when that has succeeded. If that takes more than RETIRE_S, the id is retired: its producer
+is dropped, so this process never uses the id again, and states that; then it need not be taken over either.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ SLOW_S = 1.0
 CHECK_INTERVAL_S = 1.0
 DECIDE_S = 2.0  # of a transaction's time are for its end, so that its outcome is certain by then
 PROBE_S, PROBE_PAUSE_S = 2.0, 0.5
+RETIRE_S = 4.0
 _FENCED = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 _TOO_FEW = (KafkaError.NOT_ENOUGH_REPLICAS, KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
 
@@ -84,7 +87,8 @@ class TransactionThread:
 
     `min_insync(topic)`: how many replicas of a topic must be in sync, 0 if that is unknown. `probe_topic`: of
     the system; followers skip marks in it. `on_free`: called on the hub when the thread can write the next
-    transaction.
+    transaction. `on_retired`: the id is not used again before the thread is given another one; None: it is
+    tried for ever.
     """
 
     def __init__(
@@ -93,11 +97,13 @@ class TransactionThread:
         min_insync: Callable[[str], int],
         probe_topic: str,
         on_free: Callable[[], object],
+        on_retired: Callable[[], object] | None = None,
     ) -> None:
         self._call = call
         self._min_insync = min_insync
         self._probe_topic = probe_topic
         self._on_free = on_free
+        self._on_retired = on_retired
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self.transactional_id = ""
@@ -289,22 +295,41 @@ class TransactionThread:
         """
         with self._lock:
             transactional_id, producer, self.is_blocked = self.transactional_id, self.producer, True
+        retire_at = time.monotonic() + RETIRE_S
         while producer is not None and not self._stop and self.transactional_id == transactional_id:
-            try:
-                producer.begin_transaction()
-                producer.produce(self._probe_topic, value=None, key=MARK_KEY, partition=0)
-                is_usable = producer.flush(PROBE_S) == 0
-                producer.abort_transaction(DECIDE_S)
-            except RAISED as error:
-                cause = cause_of(error)
-                log.debug("transactional id %s cannot be used yet: %s", transactional_id, cause.str())
-                is_usable = cause.code() in _FENCED or cause.fatal()  # the next transaction reports it
-            if is_usable:
+            if self._can_begin(producer):
                 break
+            if self._on_retired is not None and time.monotonic() >= retire_at:
+                self._retire(transactional_id)
+                return
             time.sleep(PROBE_PAUSE_S)
         with self._lock:
             if self.transactional_id == transactional_id:
                 self.is_blocked = False
+
+    def _can_begin(self, producer: Producer) -> bool:
+        try:
+            producer.begin_transaction()
+            producer.produce(self._probe_topic, value=None, key=MARK_KEY, partition=0)
+            is_written = producer.flush(PROBE_S) == 0
+            producer.abort_transaction(DECIDE_S)
+        except RAISED as error:
+            cause = cause_of(error)
+            log.debug("transactional id %s cannot be used yet: %s", self.transactional_id, cause.str())
+            return cause.code() in _FENCED or cause.fatal()  # the next transaction reports it
+        return is_written
+
+    def _retire(self, transactional_id: str) -> None:
+        """Drop the producer, and wait until the thread is given another id."""
+        assert self._on_retired is not None
+        with self._lock:
+            if self.transactional_id != transactional_id:
+                return
+            self.producer = None
+        log.warning("transactional id %s is given up: its last transaction does not end", transactional_id)
+        self._call(self._on_retired)
+        while not self._stop and self.transactional_id == transactional_id:
+            time.sleep(PROBE_PAUSE_S)
 
 
 def _poll(producer: Producer, wait_s: float) -> None:

@@ -321,8 +321,10 @@ class Lanes(Generic[W]):
         """Return whether work waits for the batch alone, and may be in it."""
         if not Kind.PLAIN <= work.kind <= kind or work.number >= end or work.is_alone or work.is_over:
             return False
-        if any(self._lines[resource][taken.get(resource, 0)] is not work for resource in work.resources):
-            return False
+        for resource in work.resources:
+            line, position = self._lines[resource], taken.get(resource, 0)
+            if position >= len(line) or line[position] is not work:  # it is in the batch, or waits for others
+                return False
         if work.kind is Kind.PLAIN:
             return True
         return not self._is_suspect(work) and self._is_open(work, lambda: None)

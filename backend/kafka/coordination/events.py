@@ -90,6 +90,13 @@ class Died(_Event, tag="dead"):
     by: str
 
 
+class Retired(_Event, tag="retired"):
+    """Lanes of a process whose transactional ids it will never use again; their transactions are decided."""
+
+    process: str
+    lanes: list[int]
+
+
 class TopicSeen(_Event, tag="topic"):
     """A topic's queues changed: it was created (`was` 0), has grown, or was deleted (`queue_count` 0)."""
 
@@ -144,7 +151,7 @@ class SnapshotGroup(_Event):
 class Snapshot(_Event, tag="snapshot"):
     """The whole table as it was after all events before offset `at`.
 
-    `lanes`: of the processes that stated them.
+    `lanes`: of the processes that stated them. `retired`: see Retired.
     """
 
     at: int
@@ -155,9 +162,10 @@ class Snapshot(_Event, tag="snapshot"):
     topics: list[tuple[str, int, int]]
     groups: list[SnapshotGroup]
     lanes: list[tuple[str, int]] = []
+    retired: list[tuple[str, list[int]]] = []
 
 
-Event = Begun | Joined | Left | Released | Recalled | Beat | Died | TopicSeen | Snapshot
+Event = Begun | Joined | Left | Released | Recalled | Beat | Died | Retired | TopicSeen | Snapshot
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 

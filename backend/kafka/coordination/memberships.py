@@ -31,6 +31,7 @@ from backend.kafka.coordination.events import (
     Joined,
     Left,
     Released,
+    Retired,
     TopicSeen,
     encode_event,
 )
@@ -242,8 +243,15 @@ class KafkaMemberships:
             if membership.joined_as != self._name:
                 membership.joined_as = self._name
                 self._write_event(self._to_joined_event(membership), self._name)
+        self.announce_retired()
         if self._confirmed_at is None:
             self.send_heartbeat(now)
+
+    def announce_retired(self) -> None:
+        """Write which transactional ids of this process are never used again, if there are any."""
+        lanes = self._producers.retired
+        if lanes and self._name:
+            self._write_event(Retired(self._name, sorted(lanes)), self._name)
 
     def _to_joined_event(self, membership: KafkaMembership) -> Joined:
         join = membership.join

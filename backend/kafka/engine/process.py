@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from backend.kafka.clients.bridge import Bridge
 from backend.kafka.clients.producers import Producers
+from backend.kafka.clients.transactions import LANES_MAX
 from backend.kafka.commits.commit_queue import CommitQueue, WhenAppended
 from backend.kafka.commits.offset_mirror import OffsetMirror
 from backend.kafka.coordination.memberships import KafkaMemberships
@@ -19,6 +20,7 @@ from ddmq_common.clock import Clock
 
 log = logging.getLogger(__name__)
 CLOSE_S = 8.0
+RETIRED_MAX = LANES_MAX - 2  # transactional ids that are given up before the process takes new ones
 
 
 class KafkaProcess:
@@ -53,6 +55,7 @@ class KafkaProcess:
             bridge.call,
             lambda tag, reason: self.members.on_event_failed(tag, reason),
             lambda: self.commits.resume(),
+            lambda: self._on_id_retired(),
             topics.min_insync,
         )
         self.commits = CommitQueue(
@@ -77,6 +80,12 @@ class KafkaProcess:
     def _on_event(self, placed: PlacedEvent) -> None:
         if self.members.on_event(placed):
             self.watch.on_event(placed.event)
+
+    def _on_id_retired(self) -> None:
+        """Tell the other processes, and take new ids if most of them are gone."""
+        self.members.announce_retired()
+        if len(self._producers.retired) > RETIRED_MAX:
+            self.commits.renew(f"{len(self._producers.retired)} transactional ids cannot be used any more")
 
     def close(self) -> None:
         """Announce that this process leaves, send pending records, and end every thread.
