@@ -143,9 +143,11 @@ class TransactionThread:
         def run() -> None:
             self._has_timed_out = False
             outcome = run_job(lambda: self.transact(writes, limit_s, on_slow))
+            # Before the hub knows the outcome: then it may take new ids, and must not wait for this one.
+            self.is_blocked = self._has_timed_out and outcome.kind is OutcomeKind.REFUSED
             self._call(then, outcome)
             try:
-                if self._has_timed_out and outcome.kind is OutcomeKind.REFUSED:
+                if self.is_blocked:
                     self._await_usable()
             finally:
                 self._call(self._on_free)
@@ -294,7 +296,7 @@ class TransactionThread:
         The id is not taken again with `init_transactions`: that would undo a fence.
         """
         with self._lock:
-            transactional_id, producer, self.is_blocked = self.transactional_id, self.producer, True
+            transactional_id, producer = self.transactional_id, self.producer
         retire_at = time.monotonic() + RETIRE_S
         while producer is not None and not self._stop and self.transactional_id == transactional_id:
             if self._can_begin(producer):

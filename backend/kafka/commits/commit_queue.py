@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -55,6 +56,9 @@ SUSPECT_S = 4.0  # of a transaction to a topic that has not answered lately
 ANSWER_S = 1.0  # between the end of a transaction and the first deadline of its calls …
 SHORT_S = 5.0  # … but calls with less time than this end no transaction of others
 SETTINGS = ("settings",)  # the resource of all commits that change settings
+RELEASE = (
+    "release"  # (RELEASE, queue): the resource of a release, and of the commits that are called after it
+)
 WhenAppended = Callable[[Collection[Queue], Callable[[], None]], None]
 
 
@@ -114,6 +118,7 @@ class CommitQueue:
         self._renewing = True
         self._unsent = 0  # transactions that have begun here, and not at the producers
         self._uncertain: list[tuple[_PlannedBatch, WriteOutcome]] = []
+        self._releasing: Counter[QueueRef] = Counter()  # queues with releases that wait
         self._retry = HubTimer(ref=False)
         self._idle_callbacks: list[Callable[[], None]] = []
         topics.unavailable.on_changed = self._on_topics_available
@@ -147,6 +152,10 @@ class CommitQueue:
         resources: list[Any] = [(delta.group, delta.queue) for delta in batch.progress]
         if batch.settings or batch.absent or batch.limits:
             resources.append(SETTINGS)
+        if self._releasing:
+            resources += [
+                (RELEASE, delta.queue) for delta in batch.progress if delta.queue in self._releasing
+            ]
         return self._enqueue_call(
             PendingCommit(
                 Kind.EXCLUSIVE if is_exclusive else kind,
@@ -179,7 +188,7 @@ class CommitQueue:
     def touches_queues(self, records: Iterable[NewRecord]) -> bool:
         """Return whether an unanswered commit writes to a queue that one of these records goes to."""
         lanes = self._lanes
-        return not lanes.is_empty and any(queue in lanes for queue in queues_of(records))
+        return bool(lanes.with_records) and any(queue in lanes for queue in queues_of(records))
 
     def run_after(self, records: Iterable[NewRecord], action: Callable[[], None]) -> None:
         """Call `action`, which appends these records, once the earlier commits to their queues are
@@ -188,13 +197,27 @@ class CommitQueue:
 
     def run_after_progress(self, queues: Collection[QueueRef], action: Callable[[], None]) -> None:
         """Call `action` once the earlier commits of any group's progress on these queues are answered, and
-        the earlier ones of settings."""
+        the earlier ones of settings.
+
+        Commits of any group's progress on these queues that are called later wait for the action.
+        """
         keys = [
             resource
             for resource in self._lanes.resources()
             if isinstance(resource, tuple) and len(resource) == 2 and resource[1] in queues
         ]
-        self._add(PendingCommit(Kind.ACTION, FOREVER, resources=(*keys, SETTINGS), action=action))
+        self._releasing.update(queues)
+
+        def act() -> None:
+            self._releasing.subtract(queues)
+            for queue in queues:
+                if not self._releasing[queue]:
+                    del self._releasing[queue]
+            action()
+
+        releases = [(RELEASE, queue) for queue in queues]
+        resources = (*keys, *releases, SETTINGS)
+        self._add(PendingCommit(Kind.ACTION, FOREVER, resources=resources, action=act))
 
     def when_idle(self, then: Callable[[], None]) -> None:
         """Call `then` once every earlier call is answered; immediately if that is already so."""

@@ -124,6 +124,7 @@ class Lanes(Generic[W]):
         self._exclusive: ReadyHeap[W] = ReadyHeap()
         self._exclusive_numbers: list[int] = []  # of all that wait, also of those that are not ready
         self.waiting = 0
+        self.with_records = 0  # works that have records, waiting or in flight
         self.in_flight: dict[Batch[W], None] = {}
 
     def __contains__(self, resource: Hashable) -> bool:
@@ -146,6 +147,7 @@ class Lanes(Generic[W]):
         self._last_number += 1
         work.number = self._last_number
         self.waiting += 1
+        self.with_records += work.size > 0
         for resource in work.resources:
             line = self._lines.setdefault(resource, deque())
             work.blockers += bool(line)
@@ -235,6 +237,7 @@ class Lanes(Generic[W]):
         for work in members:
             if work not in remaining:
                 work.number = 0
+                self.with_records -= work.size > 0
                 for resource in work.resources:
                     line = self._lines[resource]
                     if line[0] is work:

@@ -104,10 +104,11 @@ def test_the_silent_are_ended_also_by_a_process_without_a_membership(make: Make)
 class Stalled:
     """The commits of a process do not come on: what must be quiet first is not, until `go_on`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, holder: Holder) -> None:
         self._parts = parts
         parts.stalled = self._waiting = list[Callable[[], None]]()
-        self.call = parts.commit([NewRecord("orders", 0, bytes(16), 1, b"stalled")])
+        progress = [ProgressDelta("g", queue, epoch, 0) for queue, epoch in holder.held.items()]
+        self.call = parts.commit([NewRecord("orders", 0, bytes(16), 1, b"stalled")], progress)
         until(lambda: self._waiting, "the commit is under way")
 
     def go_on(self) -> None:
@@ -138,7 +139,7 @@ def test_who_is_heard_is_not_taken_for_dead_because_its_commits_are_slow(
     first.make_topics()
     one = Holder(first, address="h:1")
     until(lambda: len(one.held) == 4, "all at the first")
-    name, stalled, heard = first.commits.name, Stalled(first), beats(second, first.commits.name)
+    name, stalled, heard = first.commits.name, Stalled(first, one), beats(second, first.commits.name)
     two = Holder(second, address="h:2")
     until(lambda: one.numbers == [0, 1], "asked back, and let go")
     until(lambda: heard() >= 6, "it is there")
@@ -156,7 +157,7 @@ def test_who_cannot_let_go_gives_everything_up_by_itself(make: Make, monkeypatch
     first.make_topics()
     one = Holder(first)
     until(lambda: len(one.held) == 4, "all at the first")
-    name, stalled = first.commits.name, Stalled(first)
+    name, stalled = first.commits.name, Stalled(first, one)
     two = Holder(second)
     until(lambda: one.losses == 1 and not one.held, "it has given up")
     stalled.go_on()

@@ -13,7 +13,7 @@ from backend.completion import Completion
 from backend.kafka.clients.writing import OutcomeKind, WriteOutcome
 from backend.kafka.targets import NO_LEADER
 from backend.records import CommitBatch, NewRecord, ProgressDelta, QueueRef
-from ddmq_common.errors import RemoteError, TopicUnavailableError, TryLaterError
+from ddmq_common.errors import FencedError, RemoteError, TopicUnavailableError, TryLaterError
 from tests.support.waits import soon, until
 
 FENCED = WriteOutcome(OutcomeKind.FENCED, [], TryLaterError("taken over"))
@@ -161,6 +161,20 @@ def test_a_release_waits_for_the_commits_of_its_queues_alone(rig: LanesRig) -> N
     writes, then = rig.producers.asked[0]
     then(stored(writes))
     until(lambda: done == [1, 0], "behind the commit")
+
+
+def test_what_is_called_after_a_release_waits_for_it(rig: LanesRig) -> None:
+    """In whatever group: it would be in flight while the queue is another process's."""
+    rig.line.commit(CommitBatch(settings={"k": b"1"}), soon())
+    rig.asked(1)
+    rig.line.run_after_progress([QueueRef("orders", 7, 1)], lambda: setattr(rig, "floor", 2))
+    late = rig.move(1, to=1)
+    rig.quiet(1)
+    writes, then = rig.producers.asked[0]
+    then(stored(writes))
+    until(lambda: late.done, "it is checked after the release")
+    assert isinstance(late.error, FencedError)
+    assert len(rig.producers.asked) == 1
 
 
 def test_an_append_waits_for_commits_to_its_queue_alone(rig: LanesRig) -> None:
