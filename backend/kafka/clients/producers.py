@@ -81,7 +81,7 @@ class Producers:
         self._name = ""
         self._stop = False
         self._ended = threading.Event()
-        self._lanes = [
+        self.lanes = [
             TransactionThread(
                 call,
                 min_insync,
@@ -125,7 +125,7 @@ class Producers:
         if once:
             self._namespace.write(writes, limit_s, partial(self._on_namespace_outcome, then), on_slow)
         else:
-            self._lanes[self._free.popleft()].write(writes, limit_s, then, on_slow)
+            self.lanes[self._free.popleft()].write(writes, limit_s, then, on_slow)
 
     def take_namespace_id(self, then: Callable[[WriteOutcome], None]) -> None:
         """Take over the transactional id of the namespace, which fences its previous user."""
@@ -165,7 +165,7 @@ class Producers:
         end = time.monotonic() + wait_s
         self._stop = True
         self._jobs.put(None)
-        threads = [*self._lanes, self._namespace]
+        threads = [*self.lanes, self._namespace]
         for thread in threads:
             thread.close()
         events = [self._ended, *(thread.ended for thread in threads)]
@@ -285,15 +285,15 @@ class Producers:
     def _change_ids(self, name: str) -> list[int]:
         if self._name:
             self._init_producers([
-                lane.transactional_id for lane in self._lanes if not lane.is_blocked  # else it is decided
+                lane.transactional_id for lane in self.lanes if not lane.is_blocked  # else it is decided
             ])  # fmt: skip
             self._name = ""  # not before: where that fails, it is done again
-            for lane in self._lanes:
+            for lane in self.lanes:
                 lane.set_producer("", None)
             if len(self._plain):
                 self._replace_plain("this process switches to another name")
         ids = [lane_id(self._options, name, number) for number in range(LANES_MAX)]
-        for lane, transactional_id, producer in zip(self._lanes, ids, self._init_producers(ids), strict=True):
+        for lane, transactional_id, producer in zip(self.lanes, ids, self._init_producers(ids), strict=True):
             lane.set_producer(transactional_id, producer)
         self._name = name
         return []

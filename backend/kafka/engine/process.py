@@ -50,7 +50,7 @@ class KafkaProcess:
             on_log_truncated=lambda: self.members.on_log_truncated(),
             on_ready=lambda: self.commits.resume(),
         )
-        self._producers = Producers(
+        self.producers = Producers(
             options,
             bridge.call,
             lambda tag, reason: self.members.on_event_failed(tag, reason),
@@ -60,7 +60,7 @@ class KafkaProcess:
         )
         self.commits = CommitQueue(
             self.state,
-            self._producers,
+            self.producers,
             topics,
             clock.monotonic,
             when_appended=when_appended,
@@ -70,7 +70,7 @@ class KafkaProcess:
             on_named=lambda name: self.members.on_named(name),
             on_progress=lambda keys: self.mirror.on_progress(keys),
         )
-        self.members = KafkaMemberships(options, self.state, self.commits, self._producers, clock, topics)
+        self.members = KafkaMemberships(options, self.state, self.commits, self.producers, clock, topics)
         self.watch = MemberWatch(options, self.members, bridge.call, clock.monotonic)
         self.mirror = OffsetMirror(
             options, self.state, self.members.holds_queue, topics.kafka_name, bridge.call
@@ -84,8 +84,8 @@ class KafkaProcess:
     def _on_id_retired(self) -> None:
         """Tell the other processes, and take new ids if most of them are gone."""
         self.members.announce_retired()
-        if len(self._producers.retired) > RETIRED_MAX:
-            self.commits.renew(f"{len(self._producers.retired)} transactional ids cannot be used any more")
+        if len(self.producers.retired) > RETIRED_MAX:
+            self.commits.renew(f"{len(self.producers.retired)} transactional ids cannot be used any more")
 
     def close(self) -> None:
         """Announce that this process leaves, send pending records, and end every thread.
@@ -99,6 +99,6 @@ class KafkaProcess:
         self.watch.close()
         self.members.close()
         self.mirror.close()
-        if not self._producers.close(CLOSE_S):
+        if not self.producers.close(CLOSE_S):
             log.warning("records in flight to Kafka were not answered in %g s", CLOSE_S)
         self.state.stop(CLOSE_S)

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from backend.kafka.clients.producers import fence_names, process_transactional_id
+from backend.kafka.clients.transactions import LANES_MAX, fence_names, lane_id
+from backend.kafka.clients.writing import JobFailed, OutcomeKind
 from backend.kafka.coordination.events import Beat, Event
 from backend.kafka.options import KafkaOptions
+from backend.kafka.records import ProducerRecord
 from backend.records import NewRecord, ProgressDelta, ProgressView
 from ddmq_common.clock import SystemClock
 from ddmq_common.errors import FencedError
@@ -205,15 +207,33 @@ def test_who_was_stopped_hears_that_all_is_lost_before_anything_else(
     assert holder.losses == 1
 
 
+def fence(parts: Parts) -> None:
+    """As whoever declares the process dead."""
+    ids = [lane_id(parts.options, parts.commits.name, lane) for lane in range(LANES_MAX)]
+    assert fence_names(parts.options.client_settings(), ids) is None
+
+
+def test_no_lane_of_a_fenced_process_commits_anything_any_more(make: Make) -> None:
+    parts = make()
+    parts.make_topics()
+    lanes = parts.process.producers.lanes
+    writes = [ProducerRecord(parts.options.names.to_kafka("orders"), 0, None, b"late")]
+    for lane in lanes:
+        assert len(lane.transact(writes, 10.0)) == 1
+    fence(parts)
+    for lane in lanes:
+        with pytest.raises(JobFailed) as failed:
+            lane.transact(writes, 10.0)
+        assert failed.value.outcome.kind is OutcomeKind.FENCED
+
+
 def test_a_process_that_was_fenced_goes_on_under_another_name(make: Make) -> None:
     parts = make()
     parts.make_topics()
     holder = Holder(parts)
     until(lambda: len(holder.held) == 4, "held")
     epoch, name = holder.held[parts.queue()], parts.commits.name
-    assert (
-        fence_names(parts.options.client_settings(), [process_transactional_id(parts.options, name)]) is None
-    )
+    fence(parts)
     record = NewRecord("orders", 0, bytes(16), 1, b"moved")
     delta = ProgressDelta("g", parts.queue(), epoch, 0, ((0, 1),))
     with pytest.raises(FencedError):
@@ -235,12 +255,7 @@ def test_what_goes_by_the_epoch_of_another_group_is_lost_with_it(make: Make) -> 
     queue, record = parts.queue(), NewRecord("orders", 0, bytes(16), 1, b"fired")
     epoch = holder.held[queue]
     done(parts.commit([record], [ProgressDelta("fired", queue, epoch, 0, ((0, 1),))]))
-    assert (
-        fence_names(
-            parts.options.client_settings(), [process_transactional_id(parts.options, parts.commits.name)]
-        )
-        is None
-    )
+    fence(parts)
     behind = parts.commit([record], [ProgressDelta("fired", queue, epoch, 0, ((1, 2),))])
     until(lambda: behind.done, "answered")
     assert isinstance(behind.error, FencedError), "it would be done again under the new name"
