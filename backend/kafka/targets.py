@@ -44,7 +44,7 @@ def why_blocked(partitions: Mapping[int, Any], numbers: Iterable[int], min_insyn
 
 
 class _Suspect:
-    """What is known of one topic. `until`: it is set aside until then; `pause_s`: and the next time for."""
+    """The observations about one topic. `until`: it is set aside until then. `pause_s`: for the next time."""
 
     __slots__ = ("is_slow", "pause_s", "reason", "surveys", "until")
 
@@ -59,15 +59,18 @@ class _Suspect:
 class UnavailableTopics:
     """Tells which topics are set aside, and which are suspects.
 
-    `now()`: monotonic seconds. `count`: how often a topic was set aside. `on_changed` is called when topics
-    may be written to again.
+    `now()`: monotonic seconds. `count`: how often a topic was set aside.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._topics: dict[str, _Suspect] = {}
         self.count = 0
-        self.on_changed: Callable[[], object] = lambda: None
+        self._listeners: list[Callable[[], object]] = []
+
+    def add_listener(self, listener: Callable[[], object]) -> None:
+        """Call `listener` whenever a topic may be written to again."""
+        self._listeners.append(listener)
 
     def reason_of(self, topic: str) -> str:
         """Return why a topic is set aside; "" if it is not."""
@@ -81,7 +84,7 @@ class UnavailableTopics:
     def on_survey(self, blocked: Mapping[str, str]) -> None:
         """Note the topics with partitions that can take no record, and the reasons, as a survey saw them."""
         for topic, reason in blocked.items():
-            suspect = self._find(topic)
+            suspect = self._find_suspect(topic)
             suspect.surveys += 1
             if suspect.surveys >= SURVEYS_MIN:
                 self._set_aside(topic, suspect, reason, float("inf"))
@@ -94,12 +97,12 @@ class UnavailableTopics:
     def on_slow(self, topics: Iterable[str]) -> None:
         """Note topics that have not answered a transaction for a while."""
         for topic in topics:
-            self._find(topic).is_slow = True
+            self._find_suspect(topic).is_slow = True
 
     def on_blocked(self, topics: Mapping[str, str]) -> None:
         """Note the topics because of which a transaction was aborted, and the reasons."""
         for topic, reason in topics.items():
-            suspect = self._find(topic)
+            suspect = self._find_suspect(topic)
             if reason in _METADATA_REASONS:
                 self._set_aside(topic, suspect, reason, float("inf"))
             else:
@@ -118,9 +121,10 @@ class UnavailableTopics:
         reason = self._topics.pop(topic).reason
         if reason:
             log.warning("topic %s: it can be written to again (%s)", topic, reason)
-        self.on_changed()
+        for listener in self._listeners:
+            listener()
 
-    def _find(self, topic: str) -> _Suspect:
+    def _find_suspect(self, topic: str) -> _Suspect:
         suspect = self._topics.get(topic)
         if suspect is None:
             if len(self._topics) >= TOPICS_MAX:

@@ -8,19 +8,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
-from backend.kafka.commits.lanes import Batch, Kind, Lanes, Work
+from backend.kafka.commits.lanes import Batch, Lanes, LaneWork, WorkKind
 from tests.examples import examples
 
 RESOURCES = [*"abcdef"]
 IDS = 2
 
 
-class Call(Work):
+class LaneCall(LaneWork):
     """A call with its place in the order of the calls; `starts`: how often it was in flight."""
 
     __slots__ = ("is_slow", "opens", "place", "starts")
 
-    def __init__(self, kind: Kind, resources: list[str], place: int, is_slow: bool) -> None:
+    def __init__(self, kind: WorkKind, resources: list[str], place: int, is_slow: bool) -> None:
         super().__init__(kind, resources, 1)
         self.place, self.is_slow, self.starts = place, is_slow, 0
         self.opens: Any = None
@@ -34,18 +34,18 @@ class LanesModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.closed: set[str] = set()  # resources with earlier appends that are not answered
-        self.lanes: Lanes[Call] = Lanes(3, 5, self._is_open, lambda call: call.is_slow)
-        self.unfinished: list[Call] = []  # in the order of the calls
-        self.gated: list[tuple[Call, Any]] = []
+        self.lanes: Lanes[LaneCall] = Lanes(3, 5, self._is_open, lambda call: call.is_slow)
+        self.unfinished: list[LaneCall] = []  # in the order of the calls
+        self.held: list[tuple[LaneCall, Any]] = []
         self.count = 0
 
-    def _is_open(self, call: Call, reopen: Any) -> bool:
+    def _is_open(self, call: LaneCall, on_open: Any) -> bool:
         if self.closed.intersection(call.resources):
-            self.gated.append((call, reopen))
+            self.held.append((call, on_open))
             return False
         return True
 
-    def _unstarted_before(self, call: Call, batch: list[Call]) -> list[Call]:
+    def _unstarted_before(self, call: LaneCall, batch: list[LaneCall]) -> list[LaneCall]:
         """Return earlier calls with a common resource that are not over, and not ahead of it in its batch."""
         ahead = batch[: batch.index(call)] if call in batch else []
         return [
@@ -54,48 +54,48 @@ class LanesModel(RuleBasedStateMachine):
             if other.place < call.place and set(other.resources) & set(call.resources) and other not in ahead
         ]
 
-    def _transactions(self) -> list[Batch[Call]]:
-        return [batch for batch in self.lanes.in_flight if batch.kind is not Kind.PLAIN]
+    def _transactions(self) -> list[Batch[LaneCall]]:
+        return [batch for batch in self.lanes.in_flight if batch.kind is not WorkKind.PLAIN]
 
     @rule(
         target=calls,
-        kind=st.sampled_from(Kind),
+        kind=st.sampled_from(WorkKind),
         resources=st.lists(st.sampled_from(RESOURCES), max_size=3),
         is_slow=st.integers(0, 5).map(lambda number: number == 0),
     )
-    def add(self, kind: Kind, resources: list[str], is_slow: bool) -> Call:
+    def add(self, kind: WorkKind, resources: list[str], is_slow: bool) -> LaneCall:
         self.count += 1
-        call = Call(kind, resources, self.count, is_slow and kind is Kind.TRANSACTION)
+        call = LaneCall(kind, resources, self.count, is_slow and kind is WorkKind.TRANSACTION)
         self.unfinished.append(call)
         self.lanes.add(call)
         return call
 
     @rule(resource=st.sampled_from(RESOURCES))
-    def close_gate(self, resource: str) -> None:
+    def close_queue(self, resource: str) -> None:
         self.closed.add(resource)
 
     @rule()
-    def open_gates(self) -> None:
+    def open_queues(self) -> None:
         self.closed.clear()
-        gated, self.gated = self.gated, []
-        for _, reopen in gated:
-            reopen()
+        held, self.held = self.held, []
+        for _, on_open in held:
+            on_open()
 
     @rule(call=calls)
-    def give_up(self, call: Call) -> None:
+    def give_up(self, call: LaneCall) -> None:
         started = any(call in batch.members for batch in self.lanes.in_flight)
-        if call in self.unfinished and not started and not call.is_over and call.kind is not Kind.ACTION:
+        if call in self.unfinished and not started and not call.is_over and call.kind is not WorkKind.ACTION:
             self.lanes.give_up(call)
 
     @rule(call=calls)
-    def answer_again(self, call: Call) -> None:
+    def answer_again(self, call: LaneCall) -> None:
         call.is_slow = False
         self.lanes.recheck_suspects()
 
     @rule()
     def act(self) -> None:
         while (call := self.lanes.next_action()) is not None:
-            assert call.kind is Kind.ACTION or call.is_over
+            assert call.kind is WorkKind.ACTION or call.is_over
             assert not self._unstarted_before(call, []), "an action is taken when its turn has come"
             self.unfinished.remove(call)
 
@@ -111,17 +111,21 @@ class LanesModel(RuleBasedStateMachine):
             call.starts += 1
             assert not call.is_over
             assert not self._unstarted_before(call, batch.members), "the order of each resource is kept"
-            if batch.kind is Kind.PLAIN:
-                assert call.kind is Kind.PLAIN
-            if call.kind is Kind.TRANSACTION:
-                assert not self.closed.intersection(call.resources) or call not in [c for c, _ in self.gated]
-        if batch.kind is Kind.EXCLUSIVE:
+            if batch.kind is WorkKind.PLAIN:
+                assert call.kind is WorkKind.PLAIN
+            if call.kind is WorkKind.TRANSACTION:
+                assert not self.closed.intersection(call.resources) or call not in [c for c, _ in self.held]
+        if batch.kind is WorkKind.EXCLUSIVE:
             assert not before, "an exclusive commit waits for all"
             assert len(batch.members) == 1
-        elif batch.kind is Kind.TRANSACTION:
+        elif batch.kind is WorkKind.TRANSACTION:
             assert busy < IDS
             first = min(
-                (call.place for call in self.unfinished if call.kind is Kind.EXCLUSIVE and not call.is_over),
+                (
+                    call.place
+                    for call in self.unfinished
+                    if call.kind is WorkKind.EXCLUSIVE and not call.is_over
+                ),
                 default=self.count + 1,
             )
             assert all(call.place < first for call in batch.members), "none overtakes an exclusive commit"
@@ -148,9 +152,9 @@ class LanesModel(RuleBasedStateMachine):
             assert not own & used
             used |= own
         kinds = [batch.kind for batch in self.lanes.in_flight]
-        assert kinds.count(Kind.PLAIN) <= 1
-        assert kinds.count(Kind.TRANSACTION) <= IDS
-        assert Kind.EXCLUSIVE not in kinds or Kind.TRANSACTION not in kinds
+        assert kinds.count(WorkKind.PLAIN) <= 1
+        assert kinds.count(WorkKind.TRANSACTION) <= IDS
+        assert WorkKind.EXCLUSIVE not in kinds or WorkKind.TRANSACTION not in kinds
         assert sum(batch.is_suspect for batch in self.lanes.in_flight) <= 1
 
     @invariant()
@@ -160,7 +164,7 @@ class LanesModel(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Without failures everything is over in the end, and nothing is left."""
-        self.open_gates()
+        self.open_queues()
         for _ in range(4 * self.count + 4):
             self.act()
             self.start()
@@ -171,7 +175,7 @@ class LanesModel(RuleBasedStateMachine):
         self.act()
         assert self.unfinished == []
         assert self.lanes.is_empty
-        assert list(self.lanes.resources()) == []
+        assert list(self.lanes.list_resources()) == []
 
 
 TestLanes = LanesModel.TestCase

@@ -303,7 +303,7 @@ class Producers:
         producers: dict[str, Producer] = {}
         errors: list[JobFailed] = []
 
-        def init(transactional_id: str) -> None:
+        def take_over(transactional_id: str) -> None:
             try:
                 producers[transactional_id] = self._init_producer(transactional_id)
             except JobFailed as error:
@@ -313,7 +313,7 @@ class Producers:
                     JobFailed(OutcomeKind.REFUSED, RemoteError(f"it failed, unforeseen: {error!r}"))
                 )
 
-        threads = [threading.Thread(target=init, args=(each,), daemon=True) for each in ids]
+        threads = [threading.Thread(target=take_over, args=(each,), daemon=True) for each in ids]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -142,7 +142,7 @@ class TransactionThread:
 
         def run() -> None:
             self._has_timed_out = False
-            outcome = run_job(lambda: self.transact(writes, limit_s, on_slow))
+            outcome = run_job(lambda: self.write_now(writes, limit_s, on_slow))
             # Before the hub knows the outcome: then it may take new ids, and must not wait for this one.
             self.is_blocked = self._has_timed_out and outcome.kind is OutcomeKind.REFUSED
             self._call(then, outcome)
@@ -183,7 +183,7 @@ class TransactionThread:
             log.exception("a job of the transactions has failed, continuing")
             time.sleep(IDLE_S)
 
-    def transact(
+    def write_now(
         self, writes: Sequence[ProducerRecord], limit_s: float, on_slow: OnSlow = lambda blocked: None
     ) -> list[int]:
         """Write a transaction in the calling thread and return the offsets. Raises JobFailed."""
@@ -197,7 +197,7 @@ class TransactionThread:
             offsets, errors = produce_records(producer, writes, _poll)
             blocked = self._await_reports(producer, writes, offsets, errors, end, on_slow)
         except RAISED as error:
-            raise self._abort(producer, cause_of(error), end) from error
+            raise self._abort_transaction(producer, cause_of(error), end) from error
         if errors or -1 in offsets:
             rejections = [error for error in errors.values() if error.code() in REJECTED_CODES]  # its fault
             cause = next(iter((*rejections, *errors.values())), KafkaError(KafkaError._MSG_TIMED_OUT))
@@ -208,7 +208,7 @@ class TransactionThread:
                 for position, error in errors.items()
                 if error.code() in _TOO_FEW
             }
-            raise self._abort(producer, cause, end, {} if rejections else blocked)
+            raise self._abort_transaction(producer, cause, end, {} if rejections else blocked)
         return self._commit(producer, offsets, end)
 
     def _await_reports(
@@ -224,9 +224,9 @@ class TransactionThread:
         flush_end = max(end - DECIDE_S, time.monotonic() + min(SLOW_S, end - time.monotonic()))
         while producer.flush(max(0.0, min(CHECK_INTERVAL_S, flush_end - time.monotonic()))):
             missing = [write for write, offset in zip(writes, offsets, strict=True) if offset < 0]
-            gone, blocked = self._check_targets(producer, missing)
-            errors.update({len(writes) + number: error for number, error in enumerate(gone)})
-            if gone or blocked:
+            deletions, blocked = self._check_targets(producer, missing)
+            errors.update({len(writes) + number: error for number, error in enumerate(deletions)})
+            if deletions or blocked:
                 self._has_timed_out = bool(blocked)
                 return blocked
             # Where nothing was taken it may be the coordinator that does not answer.
@@ -243,7 +243,7 @@ class TransactionThread:
     ) -> tuple[list[KafkaError], dict[str, str]]:
         """Return errors for topics that were deleted, for which librdkafka would wait until the time-out, and
         the topics of records whose partitions cannot take them now, with the reasons."""
-        gone: list[KafkaError] = []
+        deletions: list[KafkaError] = []
         blocked: dict[str, str] = {}
         partitions: dict[str, set[int]] = {}
         for write in missing:
@@ -252,14 +252,14 @@ class TransactionThread:
             for topic, numbers in partitions.items():
                 metadata = producer.list_topics(topic, CHECK_INTERVAL_S).topics[topic]
                 if metadata.error is not None and metadata.error.code() in GONE_CODES:
-                    gone.append(metadata.error)
+                    deletions.append(metadata.error)
                     continue
                 reason = why_blocked(metadata.partitions, numbers, self._min_insync(topic))
                 if reason:
                     blocked[topic] = reason
         except KafkaException:  # no broker answers: that is waited for
             return [], {}
-        return gone, blocked
+        return deletions, blocked
 
     def _commit(self, producer: Producer, offsets: list[int], end: float) -> list[int]:
         while True:
@@ -269,12 +269,12 @@ class TransactionThread:
             except RAISED as error:
                 cause = cause_of(error)
                 if cause.txn_requires_abort():
-                    raise self._abort(producer, cause, end) from error
+                    raise self._abort_transaction(producer, cause, end) from error
                 if not cause.retriable() or time.monotonic() > end:
                     unknown = RemoteError(f"a transaction may have been committed or not: {cause.str()}")
                     raise JobFailed(OutcomeKind.UNCERTAIN, unknown, offsets) from error
 
-    def _abort(
+    def _abort_transaction(
         self, producer: Producer, cause: KafkaError, end: float, blocked: dict[str, str] | None = None
     ) -> JobFailed:
         """Abort an uncommitted transaction, and return the exception to raise."""
@@ -302,7 +302,7 @@ class TransactionThread:
             if self._can_begin(producer):
                 break
             if self._on_retired is not None and time.monotonic() >= retire_at:
-                self._retire(transactional_id)
+                self._retire_id(transactional_id)
                 return
             time.sleep(PROBE_PAUSE_S)
         with self._lock:
@@ -321,7 +321,7 @@ class TransactionThread:
             return cause.code() in _FENCED or cause.fatal()  # the next transaction reports it
         return is_written
 
-    def _retire(self, transactional_id: str) -> None:
+    def _retire_id(self, transactional_id: str) -> None:
         """Drop the producer, and wait until the thread is given another id."""
         assert self._on_retired is not None
         with self._lock:

@@ -1,4 +1,4 @@
-"""What all producers of commits share: the outcome of a job, its errors, and passing records to librdkafka.
+"""Shared by all producers of commits: the outcome of a job, its errors, and passing records to librdkafka.
 
 The outcome of a job is one of four: stored, with the offsets; refused, nothing of it is stored; fenced,
 nothing is stored and the name is another process's; uncertain.

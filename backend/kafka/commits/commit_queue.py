@@ -30,7 +30,7 @@ import gevent
 from backend.completion import Completion
 from backend.kafka.clients.producers import Producers
 from backend.kafka.clients.writing import OutcomeKind, WriteOutcome
-from backend.kafka.commits.lanes import Batch, Kind, Lanes
+from backend.kafka.commits.lanes import Batch, Lanes, WorkKind
 from backend.kafka.commits.pending import FOREVER, PendingCommit, PendingCommits, Queue, queues_of
 from backend.kafka.commits.plan import CommitPlan, EpochFloor
 from backend.kafka.state.followed import KafkaState
@@ -121,7 +121,7 @@ class CommitQueue:
         self._releasing: Counter[QueueRef] = Counter()  # queues with releases that wait
         self._retry = HubTimer(ref=False)
         self._idle_callbacks: list[Callable[[], None]] = []
-        topics.unavailable.on_changed = self._on_topics_available
+        topics.unavailable.add_listener(self._on_topics_available)
         self.resume()
 
     # --- calls
@@ -148,7 +148,7 @@ class CommitQueue:
             ]
 
         is_exclusive = batch.absent or batch.limits or any(d.reset_to is not None for d in batch.progress)
-        kind = Kind.TRANSACTION if batch.records or batch.settings else Kind.PLAIN
+        kind = WorkKind.TRANSACTION if batch.records or batch.settings else WorkKind.PLAIN
         resources: list[Any] = [(delta.group, delta.queue) for delta in batch.progress]
         if batch.settings or batch.absent or batch.limits:
             resources.append(SETTINGS)
@@ -158,7 +158,7 @@ class CommitQueue:
             ]
         return self._enqueue_call(
             PendingCommit(
-                Kind.EXCLUSIVE if is_exclusive else kind,
+                WorkKind.EXCLUSIVE if is_exclusive else kind,
                 deadline,
                 lambda plan: plan.add(batch),
                 to_results,
@@ -172,7 +172,7 @@ class CommitQueue:
         """Store `value` as the settings of the topic `name`; None deletes them."""
         return self._enqueue_call(
             PendingCommit(
-                Kind.TRANSACTION,
+                WorkKind.TRANSACTION,
                 deadline,
                 lambda plan: plan.put_topic_info(name, value),
                 resources=(SETTINGS,),
@@ -181,7 +181,9 @@ class CommitQueue:
 
     def drop_progress(self, topic: str, incarnation: int, deadline: float) -> Completion[None]:
         """Delete the progress of all groups on a deleted topic, while nothing else is in flight."""
-        commit = PendingCommit(Kind.EXCLUSIVE, deadline, lambda plan: plan.drop_progress(topic, incarnation))
+        commit = PendingCommit(
+            WorkKind.EXCLUSIVE, deadline, lambda plan: plan.drop_progress(topic, incarnation)
+        )
         commit.needs_namespace_id = False
         return self._enqueue_call(commit)
 
@@ -193,7 +195,7 @@ class CommitQueue:
     def run_after(self, records: Iterable[NewRecord], action: Callable[[], None]) -> None:
         """Call `action`, which appends these records, once the earlier commits to their queues are
         answered."""
-        self._add(PendingCommit(Kind.ACTION, FOREVER, queues=queues_of(records), action=action))
+        self._add(PendingCommit(WorkKind.ACTION, FOREVER, queues=queues_of(records), action=action))
 
     def run_after_progress(self, queues: Collection[QueueRef], action: Callable[[], None]) -> None:
         """Call `action` once the earlier commits of any group's progress on these queues are answered, and
@@ -203,12 +205,12 @@ class CommitQueue:
         """
         keys = [
             resource
-            for resource in self._lanes.resources()
+            for resource in self._lanes.list_resources()
             if isinstance(resource, tuple) and len(resource) == 2 and resource[1] in queues
         ]
         self._releasing.update(queues)
 
-        def act() -> None:
+        def run_action() -> None:
             self._releasing.subtract(queues)
             for queue in queues:
                 if not self._releasing[queue]:
@@ -217,7 +219,7 @@ class CommitQueue:
 
         releases = [(RELEASE, queue) for queue in queues]
         resources = (*keys, *releases, SETTINGS)
-        self._add(PendingCommit(Kind.ACTION, FOREVER, resources=resources, action=act))
+        self._add(PendingCommit(WorkKind.ACTION, FOREVER, resources=resources, action=run_action))
 
     def when_idle(self, then: Callable[[], None]) -> None:
         """Call `then` once every earlier call is answered; immediately if that is already so."""
@@ -257,7 +259,7 @@ class CommitQueue:
         """Schedule the next step for the next turn of the hub."""
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._loop.run_callback(self._step)
+            self._loop.run_callback(self._start_work)
 
     def _enqueue_call(self, commit: PendingCommit) -> Completion[Any]:
         if self._draining:
@@ -277,8 +279,11 @@ class CommitQueue:
 
     # --- what may start
 
-    def _has_no_earlier_appends(self, commit: PendingCommit, reopen: Callable[[], None]) -> bool:
-        """Return whether the earlier appends to the commit's queues are answered; else `reopen` follows."""
+    def _has_no_earlier_appends(self, commit: PendingCommit, on_open: Callable[[], None]) -> bool:
+        """Return whether the earlier appends to the commit's queues are answered.
+
+        If not, `on_open` is called once they are.
+        """
         if not commit.queues:
             return True
         is_open = is_asked = False
@@ -287,7 +292,7 @@ class CommitQueue:
             nonlocal is_open
             is_open = True
             if is_asked:
-                reopen()
+                on_open()
                 self.resume()
 
         self._when_appended(set(commit.queues), on_appended)
@@ -306,7 +311,7 @@ class CommitQueue:
         self._lanes.give_up(commit)
         self.resume()
 
-    def _step(self) -> None:
+    def _start_work(self) -> None:
         """Run the actions and start the batches that may start now, or take a new name."""
         self._is_scheduled = False
         while not self._closed and (commit := self._lanes.next_action()) is not None:
@@ -318,7 +323,7 @@ class CommitQueue:
             if len(self._lanes.in_flight) == len(self._uncertain):
                 self._take_new_name()
             return
-        self._pending.expire()
+        self._pending.fail_expired()
         while self._state.ready:
             batch = self._lanes.next_batch(self._producers.free_ids > self._unsent)
             if batch is None:
@@ -335,7 +340,7 @@ class CommitQueue:
         queues = {queue for commit in batch.members for queue in commit.queues}
         for commit in batch.members:
             commit.is_in_flight, commit.is_sent = True, False
-        if batch.kind is Kind.TRANSACTION:
+        if batch.kind is WorkKind.TRANSACTION:
             self._unsent += 1
         if batch.members[0].needs_namespace_id:
             self._take_namespace_name(batch, queues)
@@ -362,10 +367,10 @@ class CommitQueue:
     def _send(self, batch: Batch[PendingCommit]) -> None:
         if self._closed:
             return
-        if batch.kind is Kind.TRANSACTION:
+        if batch.kind is WorkKind.TRANSACTION:
             self._unsent -= 1
         self._is_alive()
-        planned = self._plan(batch)
+        planned = self._plan_batch(batch)
         plan, commits = planned.plan, planned.commits
         on_outcome = partial(self._on_outcome, planned)
         if not plan:
@@ -381,7 +386,7 @@ class CommitQueue:
         else:
             self._producers.write_plain(records, on_outcome)
 
-    def _plan(self, batch: Batch[PendingCommit]) -> _PlannedBatch:
+    def _plan_batch(self, batch: Batch[PendingCommit]) -> _PlannedBatch:
         planned = _PlannedBatch(batch)
         plan = planned.plan = CommitPlan(self._state, self._topics, self._epoch_floor)
         for commit in batch.members:

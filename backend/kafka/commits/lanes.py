@@ -12,7 +12,7 @@ of the calls is kept for each of them; commits without a common resource never w
 | TRANSACTION | records or settings                            | one batch for each free transactional id    |
 | EXCLUSIVE   | checks that no other process may pass          | alone: it starts when nothing is in flight  |
 
-* A batch has the commits that may start and belong to its lane (a hash of what its first commit changes),
+* A batch has the commits that may start and belong to its bucket (a hash of what the commit changes first),
   and those that would otherwise wait for the batch itself: they are next in the lines of its members.
 * Transactions that were called after a waiting exclusive commit wait for it, so it does start. Progress does
   not: an acknowledgement never waits for another queue.
@@ -31,10 +31,10 @@ from enum import IntEnum
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
-LANES = 4  # groups of commits that share transactions while no transactional id is free
+BUCKETS = 4  # groups of commits that share transactions while no transactional id is free
 
 
-class Kind(IntEnum):
+class WorkKind(IntEnum):
     """The kinds of work; see the table above."""
 
     ACTION = 0
@@ -43,39 +43,49 @@ class Kind(IntEnum):
     EXCLUSIVE = 3
 
 
-class Work:
+class LaneWork:
     """One call to schedule. `size`: how many records it has. `is_alone`: it shares no batch with others."""
 
-    __slots__ = ("blockers", "is_alone", "is_gated", "is_over", "kind", "lane", "number", "resources", "size")
+    __slots__ = (
+        "blockers",
+        "bucket",
+        "is_alone",
+        "is_held",
+        "is_over",
+        "kind",
+        "number",
+        "resources",
+        "size",
+    )
 
-    def __init__(self, kind: Kind, resources: Iterable[Hashable] = (), size: int = 0) -> None:
+    def __init__(self, kind: WorkKind, resources: Iterable[Hashable] = (), size: int = 0) -> None:
         self.kind = kind
         self.resources = tuple(dict.fromkeys(resources))
-        self.lane = hash(self.resources[0]) % LANES if self.resources else 0
+        self.bucket = hash(self.resources[0]) % BUCKETS if self.resources else 0
         self.size = size
         self.is_alone = False
         self.is_over = False  # given up while it waited
-        self.is_gated = False  # it could start, but for the gate
+        self.is_held = False  # it could start, but for earlier appends
         self.number = 0  # in the order of the calls; 0: it is not scheduled
         self.blockers = 0  # lines in which it is not the first
 
 
-W = TypeVar("W", bound=Work)
+W = TypeVar("W", bound=LaneWork)
 
 
 class Batch(Generic[W]):
-    """Work that is in flight together; for each resource its members are in the order of the calls."""
+    """LaneWork that is in flight together; for each resource its members are in the order of the calls."""
 
     __slots__ = ("is_suspect", "kind", "members")
 
-    def __init__(self, kind: Kind, members: list[W], is_suspect: bool = False) -> None:
+    def __init__(self, kind: WorkKind, members: list[W], is_suspect: bool = False) -> None:
         self.kind = kind
         self.members = members
         self.is_suspect = is_suspect
 
 
 class ReadyHeap(Generic[W]):
-    """Work that is the first in all its lines, the earliest call first."""
+    """LaneWork that is the first in all its lines, the earliest call first."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, W]] = []
@@ -99,8 +109,8 @@ class ReadyHeap(Generic[W]):
 class Lanes(Generic[W]):
     """Schedules the work of one process.
 
-    `is_open(work, reopen)` says whether a transaction that is first in all its lines may start; if not,
-    `reopen` must be called once it may. `is_suspect(work)`: see above. `members_max`, `size_max`: a batch
+    `is_open(work, on_open)` says whether a transaction that is first in all its lines may start; if not,
+    `on_open` must be called once it may. `is_suspect(work)`: see above. `members_max`, `size_max`: a batch
     takes no more work once it has so many members, or records.
     """
 
@@ -108,7 +118,7 @@ class Lanes(Generic[W]):
         self,
         members_max: int,
         size_max: int,
-        is_open: Callable[[W, Callable[[], None]], bool] = lambda work, reopen: True,
+        is_open: Callable[[W, Callable[[], None]], bool] = lambda work, on_open: True,
         is_suspect: Callable[[W], bool] = lambda work: False,
     ) -> None:
         self._members_max = members_max
@@ -119,7 +129,7 @@ class Lanes(Generic[W]):
         self._lines: dict[Hashable, deque[W]] = {}
         self._actions: deque[W] = deque()
         self._plain: ReadyHeap[W] = ReadyHeap()
-        self._transactions: list[ReadyHeap[W]] = [ReadyHeap() for _ in range(LANES)]
+        self._transactions: list[ReadyHeap[W]] = [ReadyHeap() for _ in range(BUCKETS)]
         self._suspects: ReadyHeap[W] = ReadyHeap()
         self._exclusive: ReadyHeap[W] = ReadyHeap()
         self._exclusive_numbers: list[int] = []  # of all that wait, also of those that are not ready
@@ -136,7 +146,7 @@ class Lanes(Generic[W]):
         """Whether nothing waits and nothing is in flight."""
         return not self.waiting and not self.in_flight
 
-    def resources(self) -> Iterable[Hashable]:
+    def list_resources(self) -> Iterable[Hashable]:
         """Return the resources of all work that waits or is in flight."""
         return self._lines.keys()
 
@@ -152,14 +162,14 @@ class Lanes(Generic[W]):
             line = self._lines.setdefault(resource, deque())
             work.blockers += bool(line)
             line.append(work)
-        if work.kind is Kind.EXCLUSIVE:
+        if work.kind is WorkKind.EXCLUSIVE:
             insort(self._exclusive_numbers, work.number)
         if not work.blockers:
             self._make_ready(work)
 
     def give_up(self, work: W) -> None:
         """Mark waiting work as over: `next_action` returns it when its turn comes."""
-        work.is_over, work.is_gated = True, False
+        work.is_over, work.is_held = True, False
         if not work.blockers:
             self._actions.append(work)
 
@@ -169,29 +179,29 @@ class Lanes(Generic[W]):
             self._push(self._suspects.pop())
 
     def _make_ready(self, work: W) -> None:
-        if work.is_over or work.kind is Kind.ACTION:
+        if work.is_over or work.kind is WorkKind.ACTION:
             self._actions.append(work)
-        elif work.kind is not Kind.TRANSACTION or self._passes_gate(work):
+        elif work.kind is not WorkKind.TRANSACTION or self._may_start(work):
             self._push(work)
 
-    def _passes_gate(self, work: W) -> bool:
-        def reopen() -> None:
-            if work.is_gated:
-                work.is_gated = False
+    def _may_start(self, work: W) -> bool:
+        def on_open() -> None:
+            if work.is_held:
+                work.is_held = False
                 self._push(work)
 
-        work.is_gated = True
-        if self._is_open(work, reopen):
-            work.is_gated = False
-        return not work.is_gated
+        work.is_held = True
+        if self._is_open(work, on_open):
+            work.is_held = False
+        return not work.is_held
 
     def _push(self, work: W) -> None:
-        if work.kind is Kind.PLAIN:
+        if work.kind is WorkKind.PLAIN:
             self._plain.push(work)
-        elif work.kind is Kind.EXCLUSIVE:
+        elif work.kind is WorkKind.EXCLUSIVE:
             self._exclusive.push(work)
         else:
-            self._transactions[work.lane].push(work)
+            self._transactions[work.bucket].push(work)
 
     # --- actions
 
@@ -222,13 +232,13 @@ class Lanes(Generic[W]):
         del self.in_flight[batch]
         for work in retried:
             self.waiting += 1
-            if work.kind is Kind.EXCLUSIVE:
+            if work.kind is WorkKind.EXCLUSIVE:
                 insort(self._exclusive_numbers, work.number)
         self._leave_lines(batch.members, retried)
 
     def _stop_waiting(self, work: W) -> None:
         self.waiting -= 1
-        if work.kind is Kind.EXCLUSIVE:
+        if work.kind is WorkKind.EXCLUSIVE:
             self._exclusive_numbers.remove(work.number)
 
     def _leave_lines(self, members: Collection[W], retried: Collection[W]) -> None:
@@ -262,46 +272,48 @@ class Lanes(Generic[W]):
         number = self._exclusive.first_number()
         if self.in_flight or not number or number != self._exclusive_numbers[0]:
             return None
-        return Batch(Kind.EXCLUSIVE, [self._exclusive.pop()])
+        return Batch(WorkKind.EXCLUSIVE, [self._exclusive.pop()])
 
     def _next_plain(self) -> Batch[W] | None:
-        if not self._plain.first_number() or any(batch.kind is Kind.PLAIN for batch in self.in_flight):
+        if not self._plain.first_number() or any(batch.kind is WorkKind.PLAIN for batch in self.in_flight):
             return None
-        return self._form_batch(self._plain, Kind.PLAIN, self._last_number + 1)
+        return self._form_batch(self._plain, WorkKind.PLAIN, self._last_number + 1)
 
     def _next_transaction(self) -> Batch[W] | None:
         """Return the next transaction. A waiting exclusive commit holds up those that were called later."""
-        if any(batch.kind is Kind.EXCLUSIVE for batch in self.in_flight):
+        if any(batch.kind is WorkKind.EXCLUSIVE for batch in self.in_flight):
             return None
         end = self._exclusive_numbers[0] if self._exclusive_numbers else self._last_number + 1
         while True:
-            lanes = [(number, lane) for lane in range(LANES)
-                     if 0 < (number := self._transactions[lane].first_number()) < end]  # fmt: skip
-            if not lanes:
+            heads = [(number, bucket) for bucket in range(BUCKETS)
+                     if 0 < (number := self._transactions[bucket].first_number()) < end]  # fmt: skip
+            if not heads:
                 break
-            batch = self._form_batch(self._transactions[min(lanes)[1]], Kind.TRANSACTION, end)
+            batch = self._form_batch(self._transactions[min(heads)[1]], WorkKind.TRANSACTION, end)
             if batch is not None:
                 return batch
         if 0 < self._suspects.first_number() < end and not any(batch.is_suspect for batch in self.in_flight):
-            return Batch(Kind.TRANSACTION, [self._suspects.pop()], is_suspect=True)
+            return Batch(WorkKind.TRANSACTION, [self._suspects.pop()], is_suspect=True)
         return None
 
-    def _form_batch(self, ready: ReadyHeap[W], kind: Kind, end: int) -> Batch[W] | None:
+    def _form_batch(self, ready: ReadyHeap[W], kind: WorkKind, end: int) -> Batch[W] | None:
         """Return a batch of ready work numbered below `end`, and of what waits for that alone.
 
         None if all of it is suspect; it is put aside then.
         """
         members, size = list[W](), 0
-        taken: dict[Hashable, int] = {}  # resource → members of the batch in its line, which are its first
+        positions: dict[
+            Hashable, int
+        ] = {}  # resource → members of the batch in its line, which are its first
         following: deque[W] = deque()
         while len(members) < self._members_max and size < self._size_max:
             if following:
                 work = following.popleft()
-                if not self._may_join(work, kind, end, taken):
+                if not self._may_join(work, kind, end, positions):
                     continue
             elif 0 < ready.first_number() < end:
                 work = ready.pop()
-                if kind is Kind.TRANSACTION and self._is_suspect(work):
+                if kind is WorkKind.TRANSACTION and self._is_suspect(work):
                     self._suspects.push(work)
                     continue
                 if work.is_alone and members:
@@ -314,20 +326,20 @@ class Lanes(Generic[W]):
             if work.is_alone:
                 break
             for resource in work.resources:
-                taken[resource] = taken.get(resource, 0) + 1
+                positions[resource] = positions.get(resource, 0) + 1
                 line = self._lines[resource]
-                if len(line) > taken[resource]:
-                    following.append(line[taken[resource]])
+                if len(line) > positions[resource]:
+                    following.append(line[positions[resource]])
         return Batch(kind, members) if members else None
 
-    def _may_join(self, work: W, kind: Kind, end: int, taken: dict[Hashable, int]) -> bool:
+    def _may_join(self, work: W, kind: WorkKind, end: int, positions: dict[Hashable, int]) -> bool:
         """Return whether work waits for the batch alone, and may be in it."""
-        if not Kind.PLAIN <= work.kind <= kind or work.number >= end or work.is_alone or work.is_over:
+        if not WorkKind.PLAIN <= work.kind <= kind or work.number >= end or work.is_alone or work.is_over:
             return False
         for resource in work.resources:
-            line, position = self._lines[resource], taken.get(resource, 0)
+            line, position = self._lines[resource], positions.get(resource, 0)
             if position >= len(line) or line[position] is not work:  # it is in the batch, or waits for others
                 return False
-        if work.kind is Kind.PLAIN:
+        if work.kind is WorkKind.PLAIN:
             return True
         return not self._is_suspect(work) and self._is_open(work, lambda: None)

@@ -8,7 +8,7 @@ from typing import Any
 import gevent
 
 from backend.completion import Completion
-from backend.kafka.commits.lanes import Kind, Work
+from backend.kafka.commits.lanes import LaneWork, WorkKind
 from backend.kafka.commits.plan import CommitPlan
 from backend.records import NewRecord
 from ddmq_common.errors import RemoteError, TryLaterError
@@ -27,7 +27,7 @@ def _has_no_part(_: CommitPlan) -> None:
     """Add nothing to a plan."""
 
 
-class PendingCommit(Work):
+class PendingCommit(LaneWork):
     """One commit call that is waiting or in flight.
 
     `add_to` adds the call to a plan, or raises; `to_result` converts the offsets of its records into its
@@ -42,7 +42,7 @@ class PendingCommit(Work):
 
     def __init__(
         self,
-        kind: Kind,
+        kind: WorkKind,
         deadline: float,
         add_to: Callable[[CommitPlan], None] = _has_no_part,
         to_result: Callable[[list[int]], Any] = lambda offsets: None,
@@ -59,7 +59,7 @@ class PendingCommit(Work):
         self.add_to = add_to
         self.to_result = to_result
         self.action = action
-        self.needs_namespace_id = kind is Kind.EXCLUSIVE
+        self.needs_namespace_id = kind is WorkKind.EXCLUSIVE
         self.is_in_flight = self.is_sent = False
 
     def succeed(self, offsets: list[int]) -> None:
@@ -98,7 +98,7 @@ class PendingCommits:
         self._wake_at = FOREVER
 
     def add(self, commit: PendingCommit) -> None:
-        """Add a call."""
+        """Add a call, which is answered by its deadline at the latest."""
         if commit.deadline < FOREVER:
             self._commits[commit] = None
             if commit.deadline < self._wake_at:
@@ -109,7 +109,7 @@ class PendingCommits:
         self._commits.pop(commit, None)
         return commit
 
-    def expire(self) -> None:
+    def fail_expired(self) -> None:
         """Fail the calls past their deadline: as not stored, or with an unknown outcome if they were sent."""
         now = self._now()
         if now < self._wake_at:
@@ -137,4 +137,4 @@ class PendingCommits:
 
     def _set_timer(self, deadline: float) -> None:
         self._wake_at = deadline
-        self._timer.once(max(0.0, deadline - self._now()), self.expire)
+        self._timer.once(max(0.0, deadline - self._now()), self.fail_expired)

@@ -30,7 +30,7 @@ BEFORE_S = 5.0
 PAUSE_S = 0.02
 
 
-class Call(NamedTuple):
+class ClientCall(NamedTuple):
     """One call of a client: when it began, and how long it took. `error`: empty if it was answered well."""
 
     at: float
@@ -38,19 +38,19 @@ class Call(NamedTuple):
     error: str
 
 
-class Load:
+class LiveLoad:
     """Two clients that send to LIVE, and two that pull and acknowledge there."""
 
     def __init__(self, server: KafkaServer) -> None:
         self._server = server
         self._over = threading.Event()
-        self.sends: list[Call] = []
-        self.acks: list[Call] = []
+        self.sends: list[ClientCall] = []
+        self.acks: list[ClientCall] = []
         self.got: dict[bytes, float] = {}
         targets = (self._send, self._send, self._pull, self._pull)
         self._threads = [threading.Thread(target=target) for target in targets]
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> LiveLoad:
         for thread in self._threads:
             thread.start()
         return self
@@ -70,7 +70,7 @@ class Load:
                     producer.send(LIVE, b"%d" % number, timeout_ms=2_000)
                 except ClientError as failed:
                     error = repr(failed)
-                self.sends.append(Call(began, time.monotonic() - began, error))
+                self.sends.append(ClientCall(began, time.monotonic() - began, error))
 
     def _pull(self) -> None:
         with self._server.consumer(GROUP, LIVE) as consumer:
@@ -84,19 +84,19 @@ class Load:
                 except ClientError as failed:
                     error, messages = repr(failed), []
                 if messages or error:
-                    self.acks.append(Call(began, time.monotonic() - began, error))
+                    self.acks.append(ClientCall(began, time.monotonic() - began, error))
 
 
-def within(calls: list[Call], start: float, end: float) -> list[Call]:
+def within(calls: list[ClientCall], start: float, end: float) -> list[ClientCall]:
     return [call for call in list(calls) if start <= call.at < end]
 
 
-def quantile(calls: list[Call], share: float) -> float:
+def quantile(calls: list[ClientCall], share: float) -> float:
     """In seconds."""
     return sorted(call.took_s for call in calls)[int((len(calls) - 1) * share)]
 
 
-def told(name: str, calls: list[Call]) -> str:
+def told(name: str, calls: list[ClientCall]) -> str:
     errors = Counter(call.error for call in calls if call.error)
     p50, p99 = (quantile(calls, share) * 1000 for share in (0.5, 0.99))
     return (
@@ -104,11 +104,11 @@ def told(name: str, calls: list[Call]) -> str:
     )
 
 
-class Table(NamedTuple):
+class Measured(NamedTuple):
     """What was measured, before and while messages fall due on the topic whose broker is away."""
 
-    sends: tuple[list[Call], list[Call]]
-    acks: tuple[list[Call], list[Call]]
+    sends: tuple[list[ClientCall], list[ClientCall]]
+    acks: tuple[list[ClientCall], list[ClientCall]]
     fired: int
     late_s: list[float]
     set_aside: dict[str, str]
@@ -125,7 +125,7 @@ class Table(NamedTuple):
         ]  # fmt: skip
 
 
-def measure(cluster: TrialCluster, server: KafkaServer, seconds: float) -> Table:
+def measure(cluster: TrialCluster, server: KafkaServer, seconds: float) -> Measured:
     """The table; the broker is back when it is made."""
     tools = Tools(cluster.bootstrap)
     new = [NewTopic(DEAD, 2, replica_assignment=[[AWAY], [AWAY]]), NewTopic(LIVE, 4, 3)]
@@ -133,7 +133,7 @@ def measure(cluster: TrialCluster, server: KafkaServer, seconds: float) -> Table
         answer.result()
     until(lambda: all(server.ask("GET", f"/topics/{name}")[0] == 200 for name in (DEAD, LIVE)))
     server.subscribe(GROUP, LIVE)
-    with Load(server) as load:
+    with LiveLoad(server) as load:
         time.sleep(2)
         began = time.monotonic()
         time.sleep(BEFORE_S)
@@ -160,7 +160,7 @@ def measure(cluster: TrialCluster, server: KafkaServer, seconds: float) -> Table
         set_aside = server.ask("GET", "/delay")[1].get("set_aside", {})
         late = [load.got[body] - at for body, at in due_at.items() if body in load.got]
     cluster.start()
-    return Table(
+    return Measured(
         (within(load.sends, *healthy), within(load.sends, *away)),
         (within(load.acks, *healthy), within(load.acks, *away)),
         len(late),

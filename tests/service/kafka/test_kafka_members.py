@@ -219,11 +219,11 @@ def test_no_lane_of_a_fenced_process_commits_anything_any_more(make: Make) -> No
     lanes = parts.process.producers.lanes
     writes = [ProducerRecord(parts.options.names.to_kafka("orders"), 0, None, b"late")]
     for lane in lanes:
-        assert len(lane.transact(writes, 10.0)) == 1
+        assert len(lane.write_now(writes, 10.0)) == 1
     fence(parts)
     for lane in lanes:
         with pytest.raises(JobFailed) as failed:
-            lane.transact(writes, 10.0)
+            lane.write_now(writes, 10.0)
         assert failed.value.outcome.kind is OutcomeKind.FENCED
 
 

@@ -20,24 +20,24 @@ from backend.kafka.targets import (
 )
 
 
-class Rig:
+class TopicsRig:
     def __init__(self) -> None:
         self.now = 0.0
         self.changes = 0
         self.topics = UnavailableTopics(lambda: self.now)
-        self.topics.on_changed = self.change
+        self.topics.add_listener(self.change)
 
     def change(self) -> None:
         self.changes += 1
 
 
 @pytest.fixture
-def rig() -> Rig:
-    return Rig()
+def rig() -> TopicsRig:
+    return TopicsRig()
 
 
 def test_a_topic_without_a_leader_is_set_aside_until_a_survey_sees_one(
-    rig: Rig, caplog: pytest.LogCaptureFixture
+    rig: TopicsRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
     rig.topics.on_survey({"dead": NO_LEADER})
@@ -55,7 +55,7 @@ def test_a_topic_without_a_leader_is_set_aside_until_a_survey_sees_one(
     assert rig.changes == 1
 
 
-def test_one_that_did_not_answer_is_tried_again_ever_later_and_by_itself(rig: Rig) -> None:
+def test_one_that_did_not_answer_is_tried_again_ever_later_and_by_itself(rig: TopicsRig) -> None:
     pauses = []
     for _ in range(8):
         rig.topics.on_blocked({"dead": TIMED_OUT})
@@ -72,7 +72,7 @@ def test_one_that_did_not_answer_is_tried_again_ever_later_and_by_itself(rig: Ri
     assert not rig.topics.is_suspect("dead")
 
 
-def test_one_that_is_slow_is_a_suspect_until_it_has_answered(rig: Rig) -> None:
+def test_one_that_is_slow_is_a_suspect_until_it_has_answered(rig: TopicsRig) -> None:
     rig.topics.on_slow(["slow"])
     rig.topics.on_survey({})
     assert rig.topics.is_suspect("slow")
@@ -81,7 +81,7 @@ def test_one_that_is_slow_is_a_suspect_until_it_has_answered(rig: Rig) -> None:
     assert not rig.topics.is_suspect("slow")
 
 
-def test_suspects_are_bounded(rig: Rig) -> None:
+def test_suspects_are_bounded(rig: TopicsRig) -> None:
     rig.topics.on_slow(f"t{number}" for number in range(TOPICS_MAX + 5))
     assert sum(rig.topics.is_suspect(f"t{number}") for number in range(TOPICS_MAX + 5)) == TOPICS_MAX
 
