@@ -22,7 +22,7 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 SURVEYS_MIN = 2  # a topic that was just made has no leader for a moment
-PAUSE_S, PAUSE_MAX_S = 2.0, 60.0
+PAUSE_S, PAUSE_MAX_S = 1.0, 30.0
 TOPICS_MAX = 10_000  # suspects; beyond that the oldest is forgotten
 TIMED_OUT = "a partition does not answer"
 NO_LEADER = "a partition has no leader"
@@ -80,6 +80,11 @@ class UnavailableTopics:
     def is_suspect(self, topic: str) -> bool:
         """Return whether a transaction with the topic must go by itself."""
         return topic in self._topics
+
+    def was_set_aside(self, topic: str) -> bool:
+        """Return whether a suspect topic has failed before, so that a transaction should not wait long."""
+        suspect = self._topics.get(topic)
+        return suspect is not None and bool(suspect.reason)
 
     def on_survey(self, blocked: Mapping[str, str]) -> None:
         """Note the topics with partitions that can take no record, and the reasons, as a survey saw them."""

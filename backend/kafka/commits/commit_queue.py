@@ -52,7 +52,7 @@ BATCH_COMMITS_MAX = 2_000
 BATCH_RECORDS_MAX = 10_000
 PENDING_MAX = 100_000  # commits that wait; more are rejected
 RETRY_S = 0.5
-SUSPECT_S = 4.0  # of a transaction to a topic that has not answered lately
+SUSPECT_S = 4.0  # of a transaction to a topic that was set aside before, and goes by itself
 ANSWER_S = 1.0  # between the end of a transaction and the first deadline of its calls …
 SHORT_S = 5.0  # … but calls with less time than this end no transaction of others
 SETTINGS = ("settings",)  # the resource of all commits that change settings
@@ -381,7 +381,9 @@ class CommitQueue:
         records = plan.to_producer_records()
         needs_id = batch.members[0].needs_namespace_id
         if needs_id or plan.needs_transaction:
-            limit_s = SUSPECT_S if batch.is_suspect else self._limit_s(commits)
+            limit_s = self._limit_s(commits)
+            if any(self._topics.unavailable.was_set_aside(topic) for topic, _ in commits[0].queues):
+                limit_s = min(limit_s, SUSPECT_S)
             self._producers.write_transaction(records, needs_id, limit_s, on_outcome, self._on_slow)
         else:
             self._producers.write_plain(records, on_outcome)
