@@ -75,7 +75,7 @@ class Producers:
         self._on_event_failed = event_failed
         self._on_free = on_free
         self._on_retired = on_retired
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._broken = False  # Kafka has given up on the plain one
         self._plain = self._create_producer()
         self._name = ""

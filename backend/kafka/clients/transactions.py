@@ -104,7 +104,7 @@ class TransactionThread:
         self._probe_topic = probe_topic
         self._on_free = on_free
         self._on_retired = on_retired
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self.transactional_id = ""
         self.producer: Producer | None = None
@@ -176,7 +176,7 @@ class TransactionThread:
             self.producer = None
             self.ended.set()
 
-    def _run_safely(self, job: Callable[[], None]) -> None:
+    def _run_safely(self, job: Callable[[], object]) -> None:
         try:
             job()
         except Exception:  # an error of ours must not end the thread
