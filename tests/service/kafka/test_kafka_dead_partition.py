@@ -178,6 +178,7 @@ def test_a_partition_without_a_leader_costs_other_topics_nothing(tmp_path: Path)
         try:
             table = measure(cluster, server, 15.0)
             said = "\n".join(table.lines())
+            print(said)
             sends, acks = table.sends[1], table.acks[1]
             assert not any(call.error for call in (*sends, *acks)), said
             assert quantile(acks, 0.99) < 1, said
@@ -187,7 +188,8 @@ def test_a_partition_without_a_leader_costs_other_topics_nothing(tmp_path: Path)
             assert DEAD in table.set_aside, said
             assert "releasing and re-acquiring" not in table.log, said
             with server.consumer("late", DEAD) as consumer:
-                server.subscribe("late", DEAD)
+                settings = {"topics": [DEAD], "start": "first"}
+                until(lambda: server.ask("POST", "/groups/late", settings)[0] == 200, "it has a leader")
                 bodies: list[bytes] = []
 
                 def is_all() -> bool:
