@@ -176,11 +176,11 @@ class SetAsideTopics:
         return topic in self.reasons
 
     def add(self, topic: str, reason: str) -> None:
-        """Set a topic aside, and log that it is."""
+        """Set a topic aside. The engine has logged that."""
         if self.reasons.get(topic) == reason:
             return
         if topic not in self.reasons:
-            log.warning("topic %s: its due delay messages are set aside: %s", topic, reason)
+            log.debug("topic %s: its due delay messages are set aside: %s", topic, reason)
             if len(self.reasons) >= CLOSED_TOPICS_MAX:
                 del self.reasons[next(iter(self.reasons))]
         self.reasons[topic] = reason
@@ -188,7 +188,7 @@ class SetAsideTopics:
     def remove(self, topic: str) -> None:
         """Remove a topic to which a message was committed."""
         if self.reasons.pop(topic, None) is not None:
-            log.warning("topic %s: its delay messages fire again", topic)
+            log.debug("topic %s: its delay messages fire again", topic)
 
     def must_wait(self, topic: str) -> bool:
         """Return whether the topic's messages must wait for the trial in flight."""
