@@ -28,6 +28,8 @@ DEAD, LIVE, GROUP, AWAY = "dead", "live", "readers", 3
 DELAYS = 40
 BEFORE_S = 5.0
 PAUSE_S = 0.02
+CALM_S = 2.0
+SEND_MS = 10_000  # of a delayed message, on a busy machine
 
 
 class ClientCall(NamedTuple):
@@ -59,6 +61,12 @@ class LiveLoad:
         self._over.set()
         for thread in self._threads:
             thread.join()
+
+    def is_calm(self) -> bool:
+        """Whether both kinds of calls were answered well for CALM_S."""
+        now = time.monotonic()
+        latest = [within(calls, now - CALM_S, now) for calls in (self.sends, self.acks)]
+        return all(calls and not any(call.error for call in calls) for calls in latest)
 
     def _send(self) -> None:
         number = 0
@@ -144,14 +152,15 @@ def measure(cluster: TrialCluster, server: KafkaServer, seconds: float) -> Measu
             lambda: metadata.list_topics(DEAD, timeout=5).topics[DEAD].partitions[0].leader < 0,
             "the cluster knows that the broker is away",
         )
-        due = datetime.now(UTC) + timedelta(seconds=6)
+        until(lambda: server.ready and load.is_calm(), "the other brokers lead what it led")
+        due = datetime.now(UTC) + timedelta(seconds=12)
         due_at: dict[bytes, float] = {}
         with server.producer() as producer:
             for _ in range(10):
-                producer.send(DEAD, b"x", deliver_at=due)
+                producer.send(DEAD, b"x", deliver_at=due, timeout_ms=SEND_MS)
             for number in range(DELAYS):
                 at = due + timedelta(seconds=(number // 2) * (seconds / DELAYS))
-                producer.send(LIVE, b"delay %d" % number, deliver_at=at)
+                producer.send(LIVE, b"delay %d" % number, deliver_at=at, timeout_ms=SEND_MS)
                 due_at[b"delay %d" % number] = at.timestamp()
         time.sleep(max(0.0, due.timestamp() - time.time()))
         began = time.monotonic()
