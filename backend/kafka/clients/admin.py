@@ -28,6 +28,7 @@ from confluent_kafka.admin import (
 from backend.kafka.clients.bridge import Bridge
 from backend.kafka.errors import LastError, has_code, is_gone, to_ddmq_error
 from backend.kafka.options import KafkaOptions
+from backend.kafka.targets import why_blocked
 from backend.kafka.topic_info import ClusterTopic, kafka_settings
 from backend.records import Durability, TopicInfo
 from ddmq_common.errors import CallerError, RemoteError, UnknownTopicError
@@ -69,12 +70,14 @@ class Survey(NamedTuple):
 
     It has our name of each visible topic by its name in Kafka, descriptions of those that changed, the
     cluster's id, and the number of all topics in the cluster.
+    `blocked`: the topics, by their names in Kafka, with a partition that can take no record, and the reasons.
     """
 
     names: Mapping[str, str]
     described: tuple[ClusterTopic, ...]
     cluster_id: str
     topics: int = 0
+    blocked: Mapping[str, str] = {}
 
 
 class Cluster:
@@ -122,11 +125,13 @@ def survey_topics(
     unchanged: Mapping[str, int] | None,
     before: Mapping[str, int],
     on_grown: Callable[[str], object],
+    min_insync: Callable[[str], int] = lambda name: 0,
 ) -> Survey:
     """List the cluster's topics and describe those whose number of partitions differs from `unchanged`.
 
     With `unchanged` None, describe all of them. `select` returns our names of the visible topics by their
     names in Kafka. `on_grown` is called with each topic that has more partitions than in `before`.
+    `min_insync(name)`: how many replicas of a topic must be in sync, 0 if that is unknown.
     """
     metadata = admin.list_topics(timeout=SURVEY_S)
     names = select(metadata.topics.keys())
@@ -136,7 +141,22 @@ def survey_topics(
     for each in looked_at:
         if each.partitions > before.get(each.kafka_name, each.partitions):
             on_grown(each.kafka_name)
-    return Survey(names, looked_at, metadata.cluster_id or "", len(metadata.topics))
+    blocked = _find_blocked(metadata.topics, names, min_insync)
+    return Survey(names, looked_at, metadata.cluster_id or "", len(metadata.topics), blocked)
+
+
+def _find_blocked(
+    topics: Mapping[str, Any], names: Iterable[str], min_insync: Callable[[str], int]
+) -> dict[str, str]:
+    """Return the topics among `names` with a partition that can take no record now, and the reasons."""
+    blocked = {}
+    for name in names:
+        partitions = topics[name].partitions
+        if any(len(part.isrs) < len(part.replicas) or part.leader < 0 for part in partitions.values()):
+            reason = why_blocked(partitions, partitions, min_insync(name))
+            if reason:
+                blocked[name] = reason
+    return blocked
 
 
 def describe_topics(admin: AdminClient, names: Iterable[str]) -> list[ClusterTopic]:

@@ -319,6 +319,9 @@ class Appends:
 
     def when_answered(self, queues: Collection[Queue] | None, then: Callable[[], None]) -> None:
         """Call `then` once the earlier appends to these queues are answered; None means all queues."""
+        if queues is not None and not any(queue in self._partitions for queue in queues):
+            then()
+            return
         unanswered = {
             append: None
             for append in self._unanswered

@@ -163,6 +163,9 @@ class KafkaBackend(Backend):
             return TryLaterError(f"the Kafka engine is not ready: {self._health_reason()}")
         return None
 
+    def unavailable(self, topic: str) -> str:
+        return self._table.unavailable.reason_of(topic)
+
     def setting(self, key: str) -> bytes | None:
         return self.state.settings.get(key)
 

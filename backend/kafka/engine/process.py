@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from backend.kafka.clients.bridge import Bridge
 from backend.kafka.clients.producers import Producers
+from backend.kafka.clients.transactions import LANES_MAX
 from backend.kafka.commits.commit_queue import CommitQueue, WhenAppended
 from backend.kafka.commits.offset_mirror import OffsetMirror
 from backend.kafka.coordination.memberships import KafkaMemberships
@@ -19,6 +20,7 @@ from ddmq_common.clock import Clock
 
 log = logging.getLogger(__name__)
 CLOSE_S = 8.0
+RETIRED_MAX = LANES_MAX - 2  # transactional ids that are given up before the process takes new ones
 
 
 class KafkaProcess:
@@ -48,12 +50,17 @@ class KafkaProcess:
             on_log_truncated=lambda: self.members.on_log_truncated(),
             on_ready=lambda: self.commits.resume(),
         )
-        self._producers = Producers(
-            options, bridge.call, lambda tag, reason: self.members.on_event_failed(tag, reason)
+        self.producers = Producers(
+            options,
+            bridge.call,
+            lambda tag, reason: self.members.on_event_failed(tag, reason),
+            lambda: self.commits.resume(),
+            lambda: self._on_id_retired(),
+            topics.min_insync,
         )
         self.commits = CommitQueue(
             self.state,
-            self._producers,
+            self.producers,
             topics,
             clock.monotonic,
             when_appended=when_appended,
@@ -63,7 +70,7 @@ class KafkaProcess:
             on_named=lambda name: self.members.on_named(name),
             on_progress=lambda keys: self.mirror.on_progress(keys),
         )
-        self.members = KafkaMemberships(options, self.state, self.commits, self._producers, clock, topics)
+        self.members = KafkaMemberships(options, self.state, self.commits, self.producers, clock, topics)
         self.watch = MemberWatch(options, self.members, bridge.call, clock.monotonic)
         self.mirror = OffsetMirror(
             options, self.state, self.members.holds_queue, topics.kafka_name, bridge.call
@@ -73,6 +80,12 @@ class KafkaProcess:
     def _on_event(self, placed: PlacedEvent) -> None:
         if self.members.on_event(placed):
             self.watch.on_event(placed.event)
+
+    def _on_id_retired(self) -> None:
+        """Tell the other processes, and take new ids if most of them are gone."""
+        self.members.announce_retired()
+        if len(self.producers.retired) > RETIRED_MAX:
+            self.commits.renew(f"{len(self.producers.retired)} transactional ids cannot be used any more")
 
     def close(self) -> None:
         """Announce that this process leaves, send pending records, and end every thread.
@@ -86,6 +99,6 @@ class KafkaProcess:
         self.watch.close()
         self.members.close()
         self.mirror.close()
-        if not self._producers.close(CLOSE_S):
+        if not self.producers.close(CLOSE_S):
             log.warning("records in flight to Kafka were not answered in %g s", CLOSE_S)
         self.state.stop(CLOSE_S)

@@ -140,6 +140,7 @@ class KafkaTopics:
             unchanged=unchanged,
             before=before,
             on_grown=self._add_to_producer,
+            min_insync=self._table.min_insync,
         )
         in_change = set(self._changes)
 
@@ -181,6 +182,9 @@ class KafkaTopics:
         for name, described in list(self._described.items()):
             if described.kafka_name not in survey.names and name not in in_change:
                 self._remove_topic(name)
+        self._table.unavailable.on_survey(
+            {survey.names[kafka_name]: reason for kafka_name, reason in survey.blocked.items()}
+        )
 
     def _report_twins(self) -> None:
         """Log installations that have the same topic names as this one, when their number changes."""
