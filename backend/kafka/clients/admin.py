@@ -139,6 +139,11 @@ def survey_topics(
     return Survey(names, looked_at, metadata.cluster_id or "", len(metadata.topics))
 
 
+def list_names(admin: AdminClient) -> frozenset[str]:
+    """Return the names of all topics of the cluster."""
+    return frozenset(admin.list_topics(timeout=SURVEY_S).topics)
+
+
 def describe_topics(admin: AdminClient, names: Iterable[str]) -> list[ClusterTopic]:
     """Return the existing topics among `names`."""
     requested = list(names)

@@ -17,7 +17,7 @@ from typing import Any
 
 from backend.completion import Completion
 from backend.engine import TopicAnswer, check_change, check_topics_max
-from backend.kafka.admission import TopicAdmission
+from backend.kafka.admission import TopicAdmission, may_be_system_topic
 from backend.kafka.clients import admin as topic_admin
 from backend.kafka.clients.admin import Cluster, Survey
 from backend.kafka.commits.commit_queue import CommitQueue
@@ -289,21 +289,15 @@ class KafkaTopics:
         if this process is killed before it has stored the settings.
         """
         kafka_name = self._names.to_kafka(info.name)
-        if owner := self._admission.owner_of(kafka_name):
-            raise CallerError(
-                f"topic {info.name} would be {kafka_name} in Kafka, a system topic of the installation"
-                f" {owner}; allowed: any other name"
-            )
+        is_admitted = self._names.from_kafka(kafka_name, self._state.topic_infos) is not None
 
         def create() -> None:
-            self._cluster.run_job(
-                partial(self._run_creation, kafka_name, info),
-                lambda result, error: self._store_info(info, deadline, answer, result, error),
-            )
+            self._cluster.run_job(partial(self._run_creation, kafka_name, info), on_created)
 
-        if self._names.from_kafka(kafka_name, self._state.topic_infos) is not None:
-            create()
-            return
+        def on_created(result: tuple[ClusterTopic, bool] | None, error: Exception | None) -> None:
+            self._store_info(info, deadline, answer, result, error)
+            if isinstance(error, CallerError) and self._names.from_kafka(kafka_name) is None:
+                self._drop_intent(info.name, deadline)
 
         def on_recorded(put: Completion[None]) -> None:
             if put.error is not None:
@@ -311,20 +305,53 @@ class KafkaTopics:
             else:
                 create()
 
-        def on_described(existing: list[ClusterTopic] | None, error: Exception | None) -> None:
-            if existing is None:
+        def on_checked(done: bool | None, error: Exception | None) -> None:
+            if done is None:
                 self._fail(info.name, answer, error)
-            elif existing:
-                self._fail(info.name, answer, CallerError(
-                    f"topic {info.name} exists in Kafka ({kafka_name}), created by another program, and"
-                    " `topics` in backend.yaml does not admit it; allowed: a pattern that does, or another"
-                    " name"
-                ))  # fmt: skip
+            elif is_admitted:
+                create()
             else:
                 intent = encode_info(replace(info, incarnation=NOT_CREATED))
                 self._commits.put_topic_info(info.name, intent, deadline).then(on_recorded)
 
-        self._cluster.run_job(partial(topic_admin.describe_topics, names=[kafka_name]), on_described)
+        if is_admitted and not may_be_system_topic(kafka_name):
+            create()
+        else:
+            self._cluster.run_job(partial(self._check_name, info.name, kafka_name, is_admitted), on_checked)
+
+    def _check_name(self, name: str, kafka_name: str, is_admitted: bool, admin: Any) -> bool:
+        """Raise CallerError if a new topic with this name would not be visible, or is another program's.
+
+        The cluster's present topics count: an installation may have started after the last survey. Runs in
+        the cluster's thread.
+        """
+        if may_be_system_topic(kafka_name):
+            owner = self._admission.owner_of_new(kafka_name, topic_admin.list_names(admin))
+            if owner:
+                raise CallerError(
+                    f"topic {name} would be {kafka_name} in Kafka, a system topic of the installation"
+                    f" {owner}; allowed: any other name"
+                )
+        if not is_admitted and topic_admin.describe_topics(admin, [kafka_name]):
+            raise CallerError(
+                f"topic {name} exists in Kafka ({kafka_name}), created by another program, and `topics` in"
+                " backend.yaml does not admit it; allowed: a pattern that does, or another name"
+            )
+        return True
+
+    def _drop_intent(self, name: str, deadline: float) -> None:
+        """Remove the record of a topic that Kafka has refused to create.
+
+        Otherwise a topic that another program creates later under this name would be visible. The record of
+        a topic that another process has created meanwhile stays.
+        """
+
+        def on_followed(_: Completion[None]) -> None:
+            stored = decode_info(self._state.topic_infos.get(name))
+            if stored is not None and stored.incarnation == NOT_CREATED and name not in self._changes:
+                self._commits.put_topic_info(name, None, deadline)
+
+        self._state.catch_up().then(on_followed)
 
     def _run_creation(self, kafka_name: str, info: TopicInfo, admin: Any) -> tuple[ClusterTopic, bool]:
         described = topic_admin.create_topic(admin, self._options, kafka_name, info)
