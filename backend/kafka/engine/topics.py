@@ -43,7 +43,7 @@ from ddmq_common.hub_timer import HubTimer
 
 log = logging.getLogger(__name__)
 REPLACED_S = 60.0  # after this, a topic with a new id is no mistake of a broker that is behind
-CHANGED_CHECKS = 2  # of a topic that another process changed: a broker may learn of it a little later
+CHANGED_CHECKS = 2  # of a topic that another process created or changed
 DELETED_MAX = 1_000  # ids of deleted topics that no broker that is behind brings back
 # A survey reads the names of all topics. So the time between two of them grows with their number.
 INTERVAL_S_PER_TOPIC = 0.003
@@ -89,10 +89,11 @@ class KafkaTopics:
         self._survey_count = 0
         self._survey_waiters: list[Callable[[str], object]] = []  # for a survey that has not begun
         self._is_surveying = self._closed = self._is_unreachable = self._needs_full_survey = False
+        self._is_outdated = False  # a topic has changed since the present survey began
         self.reason = "the topics of the cluster are not known yet"
         self.cluster_id = ""
         self._timer = HubTimer(ref=False)
-        self._interval_s = options.topics_poll_ms / 1000
+        self._interval_s = self._poll_s = options.topics_poll_ms / 1000
 
     @property
     def has_surveyed(self) -> bool:
@@ -102,13 +103,18 @@ class KafkaTopics:
     # --- surveys
 
     def start(self) -> None:
-        """Survey the topics now, and then periodically."""
-        self._timer.once(self._interval_s, self.start)
+        """Survey the topics now, and then periodically; often after another process has changed a topic."""
+        self._timer.once(self._poll_s if self._checks_left else self._interval_s, self.start)
         self.survey()
 
     def survey_all(self) -> None:
         """Start a survey that describes every topic, because a topic differs from what is known."""
         self._needs_full_survey = True
+        self._survey_again()
+
+    def _survey_again(self) -> None:
+        """Start a survey, after the present one if there is one: that may have missed what changed."""
+        self._is_outdated = self._is_surveying
         self.survey()
 
     def survey(self, then: Callable[[str], object] | None = None) -> None:
@@ -120,7 +126,7 @@ class KafkaTopics:
             self._survey_waiters.append(then)
         if self._is_surveying or self._closed:
             return
-        self._is_surveying = True
+        self._is_surveying, self._is_outdated = True, False
         waiters, self._survey_waiters = self._survey_waiters, []
         is_full = self._survey_count % FULL_SURVEY_EVERY == 0 or self._needs_full_survey
         self._needs_full_survey = False
@@ -147,7 +153,7 @@ class KafkaTopics:
             self._on_survey(survey, error, in_change)
             for waiter in waiters:
                 waiter(self.reason)
-            if self._survey_waiters:
+            if self._survey_waiters or self._is_outdated:
                 self.survey()
 
         self._cluster.run_job(job, on_answer)
@@ -169,7 +175,7 @@ class KafkaTopics:
         self._survey_count += 1
         self._set_reason("")
         self.cluster_id = survey.cluster_id
-        self._interval_s = max(self._options.topics_poll_ms / 1000, survey.topics * INTERVAL_S_PER_TOPIC)
+        self._interval_s = max(self._poll_s, survey.topics * INTERVAL_S_PER_TOPIC)
         in_change |= set(self._changes)
         self._report_twins()
         for described in survey.described:
@@ -218,13 +224,19 @@ class KafkaTopics:
             self._upkeep.trim(topic, queue, before)
 
     def on_info_changed(self, name: str) -> None:
-        """Apply changed stored settings of a topic, and describe it again if Kafka's settings changed too."""
+        """Apply changed stored settings of a topic, and describe it again if Kafka's settings changed too.
+
+        Some more surveys follow soon: a broker may learn of the change, or of a new topic, a little later.
+        """
         described = self._described.get(name)
         if name not in self._changes:
             if described is not None:
                 self._set_topic(name, described)
+            if described is not None or self.has_surveyed:
+                if not self._checks_left and self._interval_s > self._poll_s:
+                    self._timer.once(self._poll_s, self.start)
                 self._checks_left[name] = CHANGED_CHECKS
-            self.survey()
+            self._survey_again()
 
     def _set_topic(self, name: str, described: ClusterTopic) -> None:
         topic = to_kafka_topic(name, described, self._state.topic_infos.get(name))
