@@ -60,6 +60,9 @@ class TopicAdmission:
         for suffix in _SYSTEM_SUFFIXES:
             if kafka_name.endswith(suffix) and kafka_name[: -len(suffix)] in roots:
                 return kafka_name[: -len(suffix)]
+        own_inner = self._own_root + _INNER
+        if kafka_name.startswith(own_inner) and "." not in kafka_name[len(own_inner) :]:
+            return ""  # with the prefix `a.x.`, it looks like an inner topic of an installation `a`, too
         for end in _ends_of(kafka_name, _INNER):
             if kafka_name[:end] in roots:
                 return kafka_name[:end]
