@@ -18,6 +18,7 @@ from ddmq_common.names import SCHEDULE_TOPIC
 
 _COORDINATION = ".coordination"
 _SYSTEM_SUFFIXES = (_COORDINATION, ".settings", ".progress")
+_INNER = ".x."
 
 
 class TopicAdmission:
@@ -43,17 +44,31 @@ class TopicAdmission:
 
     def owner_of(self, kafka_name: str) -> str:
         """Return the root of the other installation that has this system topic, or "" if it is none."""
-        if not self.other_roots or kafka_name == self._names.prefix + SCHEDULE_TOPIC:
+        return self._find_owner(kafka_name, self.other_roots)
+
+    def owner_of_new(self, kafka_name: str, kafka_names: Collection[str]) -> str:
+        """Return the root of the installation that would have this topic once it is created, or "".
+
+        `kafka_names`: every topic of the cluster. The new topic may be the one that makes others look like
+        system topics, such as `a.settings` beside `a.coordination`.
+        """
+        return self._find_owner(kafka_name, self._find_other_roots({*kafka_names, kafka_name}))
+
+    def _find_owner(self, kafka_name: str, roots: Collection[str]) -> str:
+        if not roots or kafka_name == self._names.prefix + SCHEDULE_TOPIC:
             return ""
         for suffix in _SYSTEM_SUFFIXES:
-            if kafka_name.endswith(suffix) and kafka_name[: -len(suffix)] in self.other_roots:
+            if kafka_name.endswith(suffix) and kafka_name[: -len(suffix)] in roots:
                 return kafka_name[: -len(suffix)]
-        for end in _ends_of(kafka_name, ".x."):
-            if kafka_name[:end] in self.other_roots:
+        own_inner = self._own_root + _INNER
+        if kafka_name.startswith(own_inner) and "." not in kafka_name[len(own_inner) :]:
+            return ""  # with the prefix `a.x.`, it looks like an inner topic of an installation `a`, too
+        for end in _ends_of(kafka_name, _INNER):
+            if kafka_name[:end] in roots:
                 return kafka_name[:end]
         if kafka_name.endswith(SCHEDULE_TOPIC):
             prefix = kafka_name[: -len(SCHEDULE_TOPIC)]
-            return min((root for root in self.other_roots if root.startswith(prefix)), default="")
+            return min((root for root in roots if root.startswith(prefix)), default="")
         return ""
 
     def find_twins(self) -> list[str]:
@@ -74,6 +89,11 @@ class TopicAdmission:
             if root != self._own_root
             and (f"{root}.settings" in kafka_names or f"{root}.progress" in kafka_names)
         )
+
+
+def may_be_system_topic(kafka_name: str) -> bool:
+    """Return whether the topic's name alone allows it to be a system topic of some installation."""
+    return kafka_name.endswith((*_SYSTEM_SUFFIXES, SCHEDULE_TOPIC)) or _INNER in kafka_name
 
 
 def _ends_of(text: str, mark: str) -> Iterable[int]:

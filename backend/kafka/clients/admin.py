@@ -159,6 +159,11 @@ def _find_blocked(
     return blocked
 
 
+def list_names(admin: AdminClient) -> frozenset[str]:
+    """Return the names of all topics of the cluster."""
+    return frozenset(admin.list_topics(timeout=SURVEY_S).topics)
+
+
 def describe_topics(admin: AdminClient, names: Iterable[str]) -> list[ClusterTopic]:
     """Return the existing topics among `names`."""
     requested = list(names)

@@ -181,6 +181,8 @@ class Readers:
         loads = [0] * (self._options.readers + 1)
         for one in self._streams.values():
             loads[one.reader] += 1
+            if one.move is not None:
+                loads[one.move[0]] += 1
         free = [n for n in range(self._options.readers) if n not in used_readers]
         return next((n for n in free if loads[n] < STREAMS_PER_READER), min(free, key=loads.__getitem__))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from backend.completion import Completion
 from backend.engine import TopicAnswer, check_change, check_topics_max
-from backend.kafka.admission import TopicAdmission
+from backend.kafka.admission import TopicAdmission, may_be_system_topic
 from backend.kafka.clients import admin as topic_admin
 from backend.kafka.clients.admin import Cluster, Survey
 from backend.kafka.commits.commit_queue import CommitQueue
@@ -43,7 +43,7 @@ from ddmq_common.hub_timer import HubTimer
 
 log = logging.getLogger(__name__)
 REPLACED_S = 60.0  # after this, a topic with a new id is no mistake of a broker that is behind
-CHANGED_CHECKS = 2  # of a topic that another process changed: a broker may learn of it a little later
+CHANGED_CHECKS = 2  # of a topic that another process created or changed
 DELETED_MAX = 1_000  # ids of deleted topics that no broker that is behind brings back
 # A survey reads the names of all topics. So the time between two of them grows with their number.
 INTERVAL_S_PER_TOPIC = 0.003
@@ -89,10 +89,11 @@ class KafkaTopics:
         self._survey_count = 0
         self._survey_waiters: list[Callable[[str], object]] = []  # for a survey that has not begun
         self._is_surveying = self._closed = self._is_unreachable = self._needs_full_survey = False
+        self._is_outdated = False  # a topic has changed since the present survey began
         self.reason = "the topics of the cluster are not known yet"
         self.cluster_id = ""
         self._timer = HubTimer(ref=False)
-        self._interval_s = options.topics_poll_ms / 1000
+        self._interval_s = self._poll_s = options.topics_poll_ms / 1000
 
     @property
     def has_surveyed(self) -> bool:
@@ -102,13 +103,18 @@ class KafkaTopics:
     # --- surveys
 
     def start(self) -> None:
-        """Survey the topics now, and then periodically."""
-        self._timer.once(self._interval_s, self.start)
+        """Survey the topics now, and then periodically; often after another process has changed a topic."""
+        self._timer.once(self._poll_s if self._checks_left else self._interval_s, self.start)
         self.survey()
 
     def survey_all(self) -> None:
         """Start a survey that describes every topic, because a topic differs from what is known."""
         self._needs_full_survey = True
+        self._survey_again()
+
+    def _survey_again(self) -> None:
+        """Start a survey, after the present one if there is one: that may have missed what changed."""
+        self._is_outdated = self._is_surveying
         self.survey()
 
     def survey(self, then: Callable[[str], object] | None = None) -> None:
@@ -120,7 +126,7 @@ class KafkaTopics:
             self._survey_waiters.append(then)
         if self._is_surveying or self._closed:
             return
-        self._is_surveying = True
+        self._is_surveying, self._is_outdated = True, False
         waiters, self._survey_waiters = self._survey_waiters, []
         is_full = self._survey_count % FULL_SURVEY_EVERY == 0 or self._needs_full_survey
         self._needs_full_survey = False
@@ -148,7 +154,7 @@ class KafkaTopics:
             self._on_survey(survey, error, in_change)
             for waiter in waiters:
                 waiter(self.reason)
-            if self._survey_waiters:
+            if self._survey_waiters or self._is_outdated:
                 self.survey()
 
         self._cluster.run_job(job, on_answer)
@@ -170,7 +176,7 @@ class KafkaTopics:
         self._survey_count += 1
         self._set_reason("")
         self.cluster_id = survey.cluster_id
-        self._interval_s = max(self._options.topics_poll_ms / 1000, survey.topics * INTERVAL_S_PER_TOPIC)
+        self._interval_s = max(self._poll_s, survey.topics * INTERVAL_S_PER_TOPIC)
         in_change |= set(self._changes)
         self._report_twins()
         for described in survey.described:
@@ -222,13 +228,19 @@ class KafkaTopics:
             self._upkeep.trim(topic, queue, before)
 
     def on_info_changed(self, name: str) -> None:
-        """Apply changed stored settings of a topic, and describe it again if Kafka's settings changed too."""
+        """Apply changed stored settings of a topic, and describe it again if Kafka's settings changed too.
+
+        Some more surveys follow soon: a broker may learn of the change, or of a new topic, a little later.
+        """
         described = self._described.get(name)
         if name not in self._changes:
             if described is not None:
                 self._set_topic(name, described)
+            if described is not None or self.has_surveyed:
+                if not self._checks_left and self._interval_s > self._poll_s:
+                    self._timer.once(self._poll_s, self.start)
                 self._checks_left[name] = CHANGED_CHECKS
-            self.survey()
+            self._survey_again()
 
     def _set_topic(self, name: str, described: ClusterTopic) -> None:
         topic = to_kafka_topic(name, described, self._state.topic_infos.get(name))
@@ -293,21 +305,15 @@ class KafkaTopics:
         if this process is killed before it has stored the settings.
         """
         kafka_name = self._names.to_kafka(info.name)
-        if owner := self._admission.owner_of(kafka_name):
-            raise CallerError(
-                f"topic {info.name} would be {kafka_name} in Kafka, a system topic of the installation"
-                f" {owner}; allowed: any other name"
-            )
+        is_admitted = self._names.from_kafka(kafka_name, self._state.topic_infos) is not None
 
         def create() -> None:
-            self._cluster.run_job(
-                partial(self._run_creation, kafka_name, info),
-                lambda result, error: self._store_info(info, deadline, answer, result, error),
-            )
+            self._cluster.run_job(partial(self._run_creation, kafka_name, info), on_created)
 
-        if self._names.from_kafka(kafka_name, self._state.topic_infos) is not None:
-            create()
-            return
+        def on_created(result: tuple[ClusterTopic, bool] | None, error: Exception | None) -> None:
+            self._store_info(info, deadline, answer, result, error)
+            if isinstance(error, CallerError) and self._names.from_kafka(kafka_name) is None:
+                self._drop_intent(info.name, deadline)
 
         def on_recorded(put: Completion[None]) -> None:
             if put.error is not None:
@@ -315,20 +321,53 @@ class KafkaTopics:
             else:
                 create()
 
-        def on_described(existing: list[ClusterTopic] | None, error: Exception | None) -> None:
-            if existing is None:
+        def on_checked(done: bool | None, error: Exception | None) -> None:
+            if done is None:
                 self._fail(info.name, answer, error)
-            elif existing:
-                self._fail(info.name, answer, CallerError(
-                    f"topic {info.name} exists in Kafka ({kafka_name}), created by another program, and"
-                    " `topics` in backend.yaml does not admit it; allowed: a pattern that does, or another"
-                    " name"
-                ))  # fmt: skip
+            elif is_admitted:
+                create()
             else:
                 intent = encode_info(replace(info, incarnation=NOT_CREATED))
                 self._commits.put_topic_info(info.name, intent, deadline).then(on_recorded)
 
-        self._cluster.run_job(partial(topic_admin.describe_topics, names=[kafka_name]), on_described)
+        if is_admitted and not may_be_system_topic(kafka_name):
+            create()
+        else:
+            self._cluster.run_job(partial(self._check_name, info.name, kafka_name, is_admitted), on_checked)
+
+    def _check_name(self, name: str, kafka_name: str, is_admitted: bool, admin: Any) -> bool:
+        """Raise CallerError if a new topic with this name would not be visible, or is another program's.
+
+        The cluster's present topics count: an installation may have started after the last survey. Runs in
+        the cluster's thread.
+        """
+        if may_be_system_topic(kafka_name):
+            owner = self._admission.owner_of_new(kafka_name, topic_admin.list_names(admin))
+            if owner:
+                raise CallerError(
+                    f"topic {name} would be {kafka_name} in Kafka, a system topic of the installation"
+                    f" {owner}; allowed: any other name"
+                )
+        if not is_admitted and topic_admin.describe_topics(admin, [kafka_name]):
+            raise CallerError(
+                f"topic {name} exists in Kafka ({kafka_name}), created by another program, and `topics` in"
+                " backend.yaml does not admit it; allowed: a pattern that does, or another name"
+            )
+        return True
+
+    def _drop_intent(self, name: str, deadline: float) -> None:
+        """Remove the record of a topic that Kafka has refused to create.
+
+        Otherwise a topic that another program creates later under this name would be visible. The record of
+        a topic that another process has created meanwhile stays.
+        """
+
+        def on_followed(_: Completion[None]) -> None:
+            stored = decode_info(self._state.topic_infos.get(name))
+            if stored is not None and stored.incarnation == NOT_CREATED and name not in self._changes:
+                self._commits.put_topic_info(name, None, deadline)
+
+        self._state.catch_up().then(on_followed)
 
     def _run_creation(self, kafka_name: str, info: TopicInfo, admin: Any) -> tuple[ClusterTopic, bool]:
         described = topic_admin.create_topic(admin, self._options, kafka_name, info)

@@ -40,6 +40,18 @@ def test_an_installation_without_a_prefix_hides_one_that_has_the_same_topic_name
     assert admission.owner_of("orders") == ""
 
 
+@pytest.mark.parametrize(("prefix", "namespace"), [("ns2.", "x"), ("ns2.x.", "ddmq")])
+def test_our_inner_topics_are_visible_where_they_look_like_those_of_another_installation(
+    prefix: str, namespace: str
+) -> None:
+    names = Names(namespace, prefix)
+    ours = names.to_kafka("%DELAY")
+    cluster = ["ns2.coordination", "ns2.settings", "ns2.x.-25DELAY", names.system_topic("settings"), ours]
+    admission = TopicAdmission(names)
+    assert admission.select_topics(cluster, ()) == {ours: "%DELAY"}
+    assert admission.owner_of_new(ours, cluster) == ""
+
+
 def test_installations_with_prefixes_of_their_own_are_no_twins() -> None:
     admission = TopicAdmission(Names("ddmq", "teama."))
     admission.select_topics(["teama.ddmq.coordination", "teama.ddmq.settings", *SYSTEM], ())

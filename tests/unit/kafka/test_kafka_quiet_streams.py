@@ -14,7 +14,7 @@ from backend.completion import Completion
 from backend.kafka.clients.bridge import Bridge
 from backend.kafka.clients.reader_thread import QUIET_FETCH_WAIT_MS, StreamChunk
 from backend.kafka.engine import readers as module
-from backend.kafka.engine.readers import QUIET_S, Readers
+from backend.kafka.engine.readers import QUIET_S, STREAMS_PER_READER, Readers
 from backend.kafka.engine.streams import KafkaQueue
 from backend.kafka.options import KafkaOptions
 from backend.port import ReadCall, Wait
@@ -158,6 +158,35 @@ def test_a_stream_at_the_end_moves_to_the_quiet_reader_and_back_with_the_first_r
     world.answer_all()
     assert world.places == ["fast"]
     assert world.received == [0]
+
+
+def test_streams_that_wake_at_the_same_time_are_spread_over_the_readers() -> None:
+    clock = ManualClock()
+    readers = Readers(KafkaOptions(readers=READERS), cast(Bridge, PlainBridge()), clock)
+    PlainThread.threads = {}
+    queues = [KafkaQueue(QueueRef("t", 1, number), "t", b"id") for number in range(2 * STREAMS_PER_READER)]
+
+    def answer_all(log: list[int]) -> None:
+        for thread in list(PlainThread.threads.values()):
+            for partition in list(thread.positions):
+                thread.answer(partition, log, 1)
+
+    def loads() -> list[int]:
+        return [len(thread.positions) for thread in PlainThread.threads.values()]
+
+    for queue in queues:
+        readers.read(queue, ReadCall(queue.queue, 0, 3, 1 << 20, None), Completion())
+        readers.wait(queue, 0, 1e6, Wait())
+    assert loads() == [STREAMS_PER_READER, STREAMS_PER_READER]
+    answer_all([])
+    clock.advance(QUIET_S)
+    readers.expire(clock.monotonic())
+    answer_all([])
+    assert loads() == [0, 0, len(queues)]
+    answer_all([0])
+    answer_all([0])
+    assert loads() == [STREAMS_PER_READER, STREAMS_PER_READER, 0]
+    readers.close()
 
 
 steps = st.lists(
