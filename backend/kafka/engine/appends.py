@@ -26,7 +26,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
-import gevent
 from confluent_kafka import KafkaError, KafkaException
 
 from backend.completion import Completion
@@ -47,6 +46,7 @@ from backend.kafka.topic_info import TopicRegistry
 from backend.records import AppendResult, AppendStatus, Durability, NewRecord
 from ddmq_common.clock import NEVER, Clock
 from ddmq_common.errors import BoundReachedError, CallerError, DrainingError, RemoteError, TryLaterError
+from ddmq_common.event_loop import current_loop
 from ddmq_common.hub_timer import HubTimer
 
 OnStored = Callable[[str, int, int, int], None]  # topic, queue number, offset behind the record, its time
@@ -106,7 +106,7 @@ class Appends:
         self._recheck_topics = recheck_topics
         self._partitions: dict[Queue, Partition] = {}
         self._ready: dict[Queue, Partition] = {}  # nothing is in flight, and records wait
-        self._later: Callable[..., object] = gevent.get_hub().loop.run_callback
+        self._later: Callable[..., object] = current_loop().run_callback
         self._unanswered: dict[_Append, None] = {}
         self._bounds = PendingBounds(options.pending_max, options.pending_bytes_max)
         self._append_count = 0
