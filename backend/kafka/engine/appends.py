@@ -223,9 +223,7 @@ class Appends:
             if partition.in_flight:  # sent meanwhile, by a caller that was answered
                 continue
             is_quarantined = partition.state is PartitionState.QUARANTINED
-            producer = self.producers.find(
-                ProducerRole.QUARANTINE if is_quarantined else ProducerRole.SHARED
-            )
+            producer = self.producers.find(ProducerRole.QUARANTINE if is_quarantined else ProducerRole.SHARED)
             if producer is None:  # see _on_producer_created
                 continue
             partition.since, partition.producer = now, producer

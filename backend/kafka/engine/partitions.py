@@ -31,7 +31,7 @@ Queue = tuple[str, int]
 REFUSE_S = 2.0  # without an answer
 RETIRE_S = 20.0  # without an answer
 CHECK_INTERVAL_S = 0.5
-FORGET_S = 600.0  # a quarantined partition to which nothing is sent
+FORGET_S = 60.0  # a quarantined partition to which nothing is sent, and that has a leader
 QUARANTINED_MAX = 10_000  # beyond that, one to which nothing is sent is forgotten
 LEADERS_INTERVAL_S = 1.0
 NAMED_MAX = 5  # queues in one line of the log
@@ -119,10 +119,12 @@ class PartitionWatch:
 
     def reason(self) -> str:
         """Return which queues are refused, in one line; "" if there are none."""
-        if not self._not_answering:
+        queues = [
+            queue for queue, part in self._not_answering.items() if part.in_flight or not part.has_leader
+        ]
+        if not queues:
             return ""
-        queues = _list_queues(self._not_answering)
-        return f"Kafka does not answer for {len(self._not_answering)} queues: {queues}"
+        return f"Kafka does not answer for {len(queues)} queues: {_list_queues(queues)}"
 
     def on_answer(self, queue: Queue, partition: Partition, purged: bool) -> None:
         """Note the report on a record of a partition that is not ANSWERING."""
@@ -174,7 +176,7 @@ class PartitionWatch:
             log.warning("Kafka answers again for %d queues: %s", len(reopened), _list_queues(reopened))
 
     def _forget(self, now: float) -> None:
-        """Forget partitions in quarantine of topics that are gone, or that nothing was sent to for long."""
+        """Forget idle partitions in quarantine: those of deleted topics, and those unused for long."""
         for queue, partition in list(self._not_answering.items()):
             if partition.in_flight or partition.waiting:
                 continue
