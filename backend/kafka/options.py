@@ -140,7 +140,7 @@ APPEND_SETTINGS: Mapping[str, str | int | float | bool] = {
     "linger.ms": 0.5,  # a lot goes in one request; with 0 its first record goes alone, and the others spin
     "retry.backoff.ms": 20,
     "retry.backoff.max.ms": 500,
-    "message.timeout.ms": 0,  # never: see appends.SEND_S
+    "message.timeout.ms": 0,  # never: see engine/partitions.py
     "message.max.bytes": 1_000_000_000,  # what a topic takes is checked before, and by the broker
     "topic.metadata.propagation.max.ms": 2_000,
 }
