@@ -181,7 +181,7 @@ class ReportingProducer:
         except RAISED as error:
             log.debug("a producer has failed: %s", error)
         finally:
-            self.produce = _refuse_record  # type: ignore[assignment]
+            self.produce = _refuse_record
             self._producer = None
             self._bridge.call(self._on_ended, self)
 
