@@ -7,13 +7,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddmq.cli.output import cell, hint, json_option, print_facts, print_json, say
 from ddmq.cli.values import FOLDER
 from ddmq_common.private_files import UMASK
+
+if TYPE_CHECKING:
+    from ddmq.move.runs import MoveReport, MoveRun
 
 SHOW_S = 5.0
 
@@ -70,13 +73,13 @@ def move(
         raise click.ClickException(f"source and target are not the same in {len(report.faults)} places")
 
 
-def _run_mode(run: Any, mode: str) -> Any:
+def _run_mode(run: MoveRun, mode: str) -> MoveReport:
     if mode == "dry_run":
-        return run.plan()
+        return run.plan_move()
     if mode == "finish":
-        return run.finish()
+        return run.finish_move()
     if mode == "verify":
-        return run.verify()
+        return run.verify_copies()
     return run.copy((lambda: False) if mode == "follow" else None)
 
 
@@ -89,7 +92,7 @@ def _open_run(
     topics: tuple[str, ...],
     *,
     make: bool,
-) -> Iterator[Any]:
+) -> Iterator[MoveRun]:
     """Open both sides of the move as a MoveRun for the block, and close them afterwards. Raises DdmqError."""
     from ddmq.move.context import MoveContext, MoveError
     from ddmq.move.core.scope import Scope
