@@ -216,7 +216,7 @@ class OrderedRepliesMachine(OrderMachine):
         message.state = "new" if turned else "leased"
         self.advance(0.0)
 
-    def came_back(self, message: Message, *, failed: bool) -> None:
+    def came_back(self, message: Message, *, failed: bool, placed: bool = True) -> None:
         """What is taken up stays so; it goes back into its chain when it is put down."""
         held = [m for m in self.taken_up() if m.lease == message.lease and m.key == message.key != ""]
         behind = [other for other in held if other.position > message.position]
@@ -224,12 +224,12 @@ class OrderedRepliesMachine(OrderMachine):
         if failed or not before:
             self.turned.update((other.queue, other.offset) for other in behind)
         if not before:
-            super().came_back(message, failed=failed)
+            super().came_back(message, failed=failed, placed=placed)
         elif failed:
             for other in held:
                 other.state = "leased"  # for the model beneath: it stands before this one
             saved = {id(other) for other in held}
-            super().came_back(message, failed=failed)
+            super().came_back(message, failed=failed, placed=placed)
             for other in self.messages:
                 if id(other) in saved:
                     other.state = "taken up"
