@@ -226,7 +226,7 @@ RETRY_WAITING = _gauge(
 )
 RETRY_WAITING_AGE = _gauge(
     "ddmq_retry_waiting_age_ms",
-    "Time for which the oldest message on the retry path has been there.",
+    "How long the oldest message has been on the retry path.",
     "group",
     "topic",
     unit="ms",
