@@ -25,9 +25,9 @@ class Scope(Enum):
 
     INSTALLATION = (
         "All processes combined",
-        "These limits apply to all state that is shared by the processes that use the same directory or the same "
-        "Kafka namespace. A single process or a lock enforces them, so several proxies stay within the limit even "
-        "if they race. The third column states the exceptions.",
+        "These limits apply to all state that is shared by the processes that use the same directory or the "
+        "same Kafka namespace. A single process or a lock enforces them, so several proxies stay within the "
+        "limit even if they race. The third column states the exceptions.",
         "exactly the limit",
     )
     OWNER = (

@@ -204,10 +204,10 @@ class PendingMachine(RuleBasedStateMachine):
             body = b"%d" % self.numbers + bytes(size - 10)
             records.append(NewRecord("t", queue_id, bytes(16), 1, encode(b"", body, b"", None)))
             call.numbers.append(self.numbers)
-        before = self.appends.pending[0]
+        before = self.appends.pending_records_and_bytes[0]
         with use_loop(self.loop):
             self.appends.append(records, self.clock.monotonic() + in_s, call.completion)
-        admitted = self.appends.pending[0] - before
+        admitted = self.appends.pending_records_and_bytes[0] - before
         call.admitted = dict.fromkeys(call.numbers[:admitted], len(records[0].delivery))
         self.calls.append(call)
         is_full = len(pending) >= RECORDS_MAX or sum(pending) >= BYTES_MAX
@@ -239,7 +239,7 @@ class PendingMachine(RuleBasedStateMachine):
     @invariant()
     def counts_what_the_model_counts(self) -> None:
         sizes = self.pending_sizes()
-        assert self.appends.pending == (len(sizes), sum(sizes))
+        assert self.appends.pending_records_and_bytes == (len(sizes), sum(sizes))
 
     @invariant()
     def each_goes_once_in_order_and_by_one_producer(self) -> None:
@@ -280,7 +280,7 @@ class PendingMachine(RuleBasedStateMachine):
                 self.answer(queue_id, 1_000, fails=False)
         self.run(200.0)
         assert all(call.completion.done for call in self.calls)
-        assert self.appends.pending == (0, 0)
+        assert self.appends.pending_records_and_bytes == (0, 0)
         for queue_id in range(QUEUES):
             self.append(queue_id, 1, 10, 100.0)
             self.run(0.0)

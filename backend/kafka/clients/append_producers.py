@@ -158,7 +158,7 @@ class ReportingProducer:
                 time.sleep(POLL_S)
         if self._failure and not self._closed:
             self._bridge.call(self._on_failed, self, self._failure)
-        self._finish()
+        self._end_producer()
 
     def _await_reports(self) -> None:
         """Wait until there is a report and the hub has handled all that follow it."""
@@ -171,7 +171,7 @@ class ReportingProducer:
                 self._bridge.call(self._take_reports)
                 self._hub_done.acquire()
 
-    def _finish(self) -> None:
+    def _end_producer(self) -> None:
         """Report what is left, and drop the producer: to destroy it on the hub would block that."""
         assert self._producer is not None
         self._hub_takes_reports = True
@@ -224,7 +224,7 @@ class AppendProducers:
         self._current: dict[ProducerRole, ReportingProducer] = {}
         self._add(ProducerRole.SHARED, Producer(self._settings))
 
-    def find(self, role: ProducerRole) -> ReportingProducer | None:
+    def find_producer(self, role: ProducerRole) -> ReportingProducer | None:
         """Return the producer of a role. If there is none now, create it; `on_created` is called then."""
         producer = self._current.get(role)
         if producer is None:
@@ -240,7 +240,7 @@ class AppendProducers:
         except KafkaException as error:
             log.warning("topic %s: the producer could not ask for it: %s", kafka_name, error)
 
-    def retire(self, producer: ReportingProducer, reason: str) -> None:
+    def retire_producer(self, producer: ReportingProducer, reason: str) -> None:
         """Let a new producer take the place of this one, unless that was requested before.
 
         This one stays until the new one exists.

@@ -129,7 +129,7 @@ class Appends:
 
     def health_reason(self) -> str:
         """Return which queues are refused, in one line; "" if there are none."""
-        return self._watch.reason()
+        return self._watch.health_reason()
 
     def why_refused(self, topic: str, queue_id: int) -> str:
         """Return why a queue takes no records now; "" if it does."""
@@ -137,13 +137,13 @@ class Appends:
         return "" if partition is None else partition.why_silent(self._clock.monotonic())
 
     @property
-    def pending(self) -> tuple[int, int]:
+    def pending_records_and_bytes(self) -> tuple[int, int]:
         """The records on their way to the brokers, and their bytes."""
         return self._bounds.records, self._bounds.bytes
 
     @property
     def quarantined_count(self) -> int:
-        """How often a partition was quarantined."""
+        """The number of times that a partition was quarantined."""
         return self._watch.quarantine_count
 
     def _find_kafka_name(self, name: str) -> str | None:
@@ -188,7 +188,7 @@ class Appends:
                 self.refused_by_share += 1
                 return self._reject_share(queue, partition)
             partition.admitted = self._append_count
-        bounds.take(partition, len(record.delivery))
+        bounds.take_record(partition, len(record.delivery))
         partition.waiting.append((append, index))
         if not partition.in_flight:
             self._mark_ready(queue, partition)
@@ -223,7 +223,9 @@ class Appends:
             if partition.in_flight:  # sent meanwhile, by a caller that was answered
                 continue
             is_quarantined = partition.state is PartitionState.QUARANTINED
-            producer = self.producers.find(ProducerRole.QUARANTINE if is_quarantined else ProducerRole.SHARED)
+            producer = self.producers.find_producer(
+                ProducerRole.QUARANTINE if is_quarantined else ProducerRole.SHARED
+            )
             if producer is None:  # see _on_producer_created
                 continue
             partition.since, partition.producer = now, producer
@@ -244,7 +246,7 @@ class Appends:
                 append.results[index] = None
                 partition.in_flight += 1
             else:
-                self._bounds.release(partition, len(record.delivery))
+                self._bounds.release_record(partition, len(record.delivery))
                 self._set_result(append, index, result)
 
     def _on_producer_created(self) -> None:
@@ -309,7 +311,7 @@ class Appends:
             record = append.records[index]
             queue = (record.topic, record.queue_id)
             partition = self._partitions[queue]
-            self._bounds.release(partition, len(record.delivery))
+            self._bounds.release_record(partition, len(record.delivery))
             partition.since = now
             if partition.state:
                 self._watch.on_answer(
@@ -373,7 +375,7 @@ class Appends:
                     continue
                 record = append.records[index]
                 partition = self._partitions[record.topic, record.queue_id]
-                self._bounds.release(partition, len(record.delivery))
+                self._bounds.release_record(partition, len(record.delivery))
                 append.records[index] = _DROPPED
                 partition.expired += 1
                 partitions[partition] = None

@@ -117,7 +117,7 @@ class PartitionWatch:
         """The partitions that are silent or quarantined."""
         return self._not_answering
 
-    def reason(self) -> str:
+    def health_reason(self) -> str:
         """Return which queues are refused, in one line; "" if there are none."""
         queues = [
             queue for queue, part in self._not_answering.items() if part.in_flight or not part.has_leader
@@ -154,9 +154,11 @@ class PartitionWatch:
             if age >= RETIRE_S:
                 retired.add(partition.producer)
         self._log(silent)
-        self._forget(now)
+        self._forget_idle(now)
         for producer in retired:
-            self._producers.retire(producer, f"queues are not answered: {_list_queues(self._not_answering)}")
+            self._producers.retire_producer(
+                producer, f"queues are not answered: {_list_queues(self._not_answering)}"
+            )
         is_quarantine_used = any(
             partition.state is PartitionState.QUARANTINED for partition in self._not_answering.values()
         )
@@ -175,7 +177,7 @@ class PartitionWatch:
         if reopened:
             log.warning("Kafka answers again for %d queues: %s", len(reopened), _list_queues(reopened))
 
-    def _forget(self, now: float) -> None:
+    def _forget_idle(self, now: float) -> None:
         """Forget idle partitions in quarantine: those of deleted topics, and those unused for long."""
         for queue, partition in list(self._not_answering.items()):
             if partition.in_flight or partition.waiting:

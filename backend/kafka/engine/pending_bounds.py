@@ -33,12 +33,12 @@ class PendingBounds:
 
     @property
     def share_records(self) -> int:
-        """How many records one queue may have at present."""
+        """The number of records that one queue may have at present."""
         return max(0, self.records_max - self.records) >> SHARE_SHIFT
 
     @property
     def share_bytes(self) -> int:
-        """How many bytes one queue may have at present."""
+        """The number of bytes that one queue may have at present."""
         return max(0, self.bytes_max - self.bytes) >> SHARE_SHIFT
 
     def has_share(self, queue: QueueUsage) -> bool:
@@ -48,14 +48,14 @@ class PendingBounds:
             and queue.pending_bytes <= (self.bytes_max - self.bytes) >> SHARE_SHIFT
         )
 
-    def take(self, queue: QueueUsage, size: int) -> None:
+    def take_record(self, queue: QueueUsage, size: int) -> None:
         """Count a record of `size` bytes."""
         queue.pending_records += 1
         queue.pending_bytes += size
         self.records += 1
         self.bytes += size
 
-    def release(self, queue: QueueUsage, size: int) -> None:
+    def release_record(self, queue: QueueUsage, size: int) -> None:
         """Count a record no more."""
         queue.pending_records -= 1
         queue.pending_bytes -= size

@@ -327,14 +327,14 @@ def test_a_close_says_which_were_sent(house: House) -> None:
 def test_what_waits_past_its_deadline_counts_no_longer(house: House) -> None:
     sent = house.append(in_s=LONG_S)
     until(lambda: len(house.producer.sent) == 1, "sent")
-    counted = house.appends.pending
+    counted = house.appends.pending_records_and_bytes
     waiting = [house.append(in_s=0.01 * number) for number in range(1, 6)]
-    assert house.appends.pending[0] == 6
+    assert house.appends.pending_records_and_bytes[0] == 6
     assert [statuses(each) for each in waiting] == [[AppendStatus.NOT_STORED]] * 5
-    assert house.appends.pending == counted, "although nothing was answered"
+    assert house.appends.pending_records_and_bytes == counted, "although nothing was answered"
     house.answered(1)
     assert statuses(sent) == [AppendStatus.STORED]
-    assert house.appends.pending == (0, 0)
+    assert house.appends.pending_records_and_bytes == (0, 0)
 
 
 def test_a_queue_that_does_not_answer_is_refused_until_it_does(house: House) -> None:
