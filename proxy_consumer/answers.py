@@ -23,8 +23,8 @@ from ddmq_client.idl import consumer
 from ddmq_common.delivery import STOP, decode, encode_tail, varint, zigzag
 from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.codec import constant_result, structs
+from proxy_consumer.core.queue_name import QueueName
 from proxy_consumer.core.steps import Delivery
-from proxy_consumer.core.subscribed_queue import QueueName
 from proxy_consumer.retries.headers import attempts_before
 
 SERVICE = "ConsumerService"

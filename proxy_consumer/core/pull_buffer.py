@@ -27,10 +27,10 @@ from proxy_consumer.core.jobs import JobObserver
 from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.order.chains import KeyReader, QueueStream
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
-from proxy_consumer.core.queue_feed import FeedState, Filter, Slice, gather_slice
+from proxy_consumer.core.queue_feed import FeedState, Filter, ReadPlan, Slice, gather_slice
 from proxy_consumer.core.retry_policy import policy_of
 from proxy_consumer.core.steps import Delivery, Loaded, Purpose, ReadRequest, read_new
-from proxy_consumer.core.subscribed_queue import ReadPlan, SubscribedQueue
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.tally import Budget, Count, Counter, Tally
 from proxy_consumer.core.timer_queue import NEVER
 

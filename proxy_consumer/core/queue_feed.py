@@ -15,12 +15,17 @@ before its delivery: tags, SQL, actions. It has no side effects and is fast; it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Protocol
 
 from backend.records import ReadBatch, ReadStatus, StoredRecord
 from proxy_consumer.core.tally import Counter
+
+Reads = dict[int, tuple[ReadBatch, int]]  # by offset: the batch and the index in it
+KEPT_BATCHES = 16  # batches whose messages stay in memory while they wait in chains; per queue
+KEPT_BYTES_MAX = 32 << 20  # of all subscriptions, with what is read ahead; then no more are kept
 
 
 class Refusal:
@@ -98,6 +103,63 @@ class Slice:
             size += len(self.deliveries[count])
             count += 1
         return self.part_of(0, count)
+
+
+class ReadPlan:
+    """The rules by which a subscription reads new messages.
+
+    `ahead(n)`: how many records and bytes to read for a pull of `n` messages. `tags`: passed to the backend's
+    read. `ack_span_max`: how far past the committed offset. `filtered`: whether a filter decides about each.
+    """
+
+    __slots__ = ("ack_span_max", "ahead", "filtered", "tags")
+
+    def __init__(self, ahead: Callable[[int], tuple[int, int]], ack_span_max: int) -> None:
+        self.ahead = ahead
+        self.ack_span_max = ack_span_max
+        self.tags: frozenset[int] | None = None
+        self.filtered = False
+
+
+class KeptBatches:
+    """The newest batches of one queue some of whose messages wait in chains.
+
+    A message in them need not be read again when its chain releases it. The whole batch stays in memory with
+    it, so it counts among the bytes read ahead, which bound all subscriptions.
+    """
+
+    __slots__ = ("_batches", "_read_bytes")
+
+    def __init__(self, read_bytes: Counter) -> None:
+        self._batches: deque[tuple[ReadBatch, int, list[int]]] = deque()  # with its bytes, and offsets
+        self._read_bytes = read_bytes
+
+    def keep_message(self, reads: Reads, offset: int, batch: ReadBatch, index: int) -> None:
+        """Add a message to `reads`, unless there are too many bytes; drop those of the oldest batch."""
+        batches = self._batches
+        if not batches or batches[-1][0] is not batch:
+            if self._read_bytes.value >= KEPT_BYTES_MAX:
+                return
+            size = sum(map(len, batch.deliveries))
+            batches.append((batch, size, []))
+            self._read_bytes.value += size
+            if len(batches) > KEPT_BATCHES:
+                self._drop_oldest(reads)
+        batches[-1][2].append(offset)
+        reads[offset] = (batch, index)
+
+    def _drop_oldest(self, reads: Reads) -> None:
+        batch, size, offsets = self._batches.popleft()
+        self._read_bytes.value -= size
+        for offset in offsets:
+            read = reads.get(offset)
+            if read is not None and read[0] is batch:
+                del reads[offset]
+
+    def clear(self) -> None:
+        """Let go of all batches; the caller forgets their messages."""
+        self._read_bytes.value -= sum(size for _, size, _ in self._batches)
+        self._batches.clear()
 
 
 class QueueFeed:

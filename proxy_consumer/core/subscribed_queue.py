@@ -21,11 +21,10 @@ is one class, because every result changes several of its tables together.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from backend.progress.ack_map import AckMap
 from backend.records import ProgressDelta, ProgressView, QueueRef, ReadBatch
-from ddmq_common.delivery import varint
 from proxy_consumer.core.jobs import (
     JobEvent,
     JobNews,
@@ -36,62 +35,14 @@ from proxy_consumer.core.jobs import (
     may_return,
 )
 from proxy_consumer.core.leases import Lease, LeaseTable, by_lease
-from proxy_consumer.core.order.chains import Chain, QueueStream, ReadyMessage
+from proxy_consumer.core.order.chains import QueueStream, ReadyMessage
 from proxy_consumer.core.progress import Range, UncommittedProgress, ascending_ranges, ranges_of
-from proxy_consumer.core.queue_feed import FeedState, QueueFeed, Slice
+from proxy_consumer.core.queue_feed import FeedState, KeptBatches, QueueFeed, ReadPlan, Slice
+from proxy_consumer.core.queue_name import UNNAMED
 from proxy_consumer.core.retry_policy import REASON_FAILED, REASON_GIVEN_UP, REASON_TIMED_OUT, RetryPolicy
 from proxy_consumer.core.tally import Budget, Counter, Tally
 
 LeasedRun = tuple[int, int, int, Lease]  # start, end, bytes, lease
-KEPT_BATCHES = 16  # batches whose messages stay in memory while they wait in chains; per queue
-KEPT_BYTES_MAX = 32 << 20  # of all subscriptions, with what is read ahead; then no more are kept
-
-
-class QueueName:
-    """One queue of one group as clients name it, with the bytes that open every compact reply from it.
-
-    `topic` is the topic of the subscription, also for a queue of the group's retry topic.
-    """
-
-    __slots__ = ("group", "head", "key", "qid", "topic")
-
-    def __init__(self, group: str, topic: str, qid: str) -> None:
-        self.group = group
-        self.topic = topic
-        self.qid = qid
-        self.key = (topic.encode(), qid.encode())  # how results name the queue within its group
-        texts = b"".join(b"\x18" + varint(len(text)) + text.encode() for text in (group, topic, qid))
-        self.head = b"\x0c\x00\x1c" + texts + b"\x00\x19"
-
-
-UNNAMED = QueueName("", "", "")
-
-
-class ReadPlan:
-    """The rules by which a subscription reads new messages.
-
-    `ahead(n)`: how many records and bytes to read for a pull of `n` messages. `tags`: passed to the backend's
-    read. `ack_span_max`: how far past the committed offset. `filtered`: whether a filter decides about each.
-    """
-
-    __slots__ = ("ack_span_max", "ahead", "filtered", "tags")
-
-    def __init__(self, ahead: Callable[[int], tuple[int, int]], ack_span_max: int) -> None:
-        self.ahead = ahead
-        self.ack_span_max = ack_span_max
-        self.tags: frozenset[int] | None = None
-        self.filtered = False
-
-
-class KeptBatch:
-    """A batch some of whose messages wait in chains. `size`: bytes of all its messages."""
-
-    __slots__ = ("batch", "offsets", "size")
-
-    def __init__(self, batch: ReadBatch) -> None:
-        self.batch = batch
-        self.size = sum(map(len, batch.deliveries))
-        self.offsets: list[int] = []
 
 
 class SubscribedQueue:
@@ -103,9 +54,9 @@ class SubscribedQueue:
     """
 
     __slots__ = (
-        "_kept", "_read_bytes", "_ready", "_tally", "ack_map", "delivered_until", "epoch", "feed",
-        "generation", "in_ready", "is_lost", "leases", "name", "observer", "out", "overtaken", "plan",
-        "policy", "ref", "reread", "rereading", "retry_queue", "stream", "table", "uncommitted", "used_up",
+        "_ready", "_tally", "ack_map", "delivered_until", "epoch", "feed", "generation", "in_ready",
+        "is_lost", "kept", "leases", "name", "observer", "out", "overtaken", "plan", "policy", "ref",
+        "reread", "rereading", "retry_queue", "stream", "table", "uncommitted", "used_up",
     )  # fmt: skip
 
     def __init__(
@@ -146,8 +97,7 @@ class SubscribedQueue:
         self.used_up: set[int] = set()  # recorded, to be exhausted when their chains reach them
         self.uncommitted = UncommittedProgress()
         self.reread: dict[int, tuple[ReadBatch, int]] = {}
-        self._kept: deque[KeptBatch] = deque()
-        self._read_bytes = read_bytes
+        self.kept = KeptBatches(read_bytes)
         self.rereading = False  # a read for redelivery is under way
         self.in_ready = False
         self._ready = ready
@@ -198,46 +148,9 @@ class SubscribedQueue:
         self.feed.drop_read_ahead()
         self.feed.finished_until = max(self.feed.finished_until, self.delivered_until)
 
-    def keep_read(self, offset: int, batch: ReadBatch, index: int) -> None:
-        """Keep a message that waits in its chain in memory, as long as its batch is among the newest ones.
-
-        The whole batch stays in memory with it, and is counted among the bytes read ahead.
-        """
-        kept = self._kept
-        if not kept or kept[-1].batch is not batch:
-            if self._read_bytes.value >= KEPT_BYTES_MAX:
-                return
-            kept.append(KeptBatch(batch))
-            self._read_bytes.value += kept[-1].size
-            if len(kept) > KEPT_BATCHES:
-                self._drop_oldest()
-        kept[-1].offsets.append(offset)
-        self.reread[offset] = (batch, index)
-
-    def _drop_oldest(self) -> None:
-        oldest = self._kept.popleft()
-        self._read_bytes.value -= oldest.size
-        for offset in oldest.offsets:
-            read = self.reread.get(offset)
-            if read is not None and read[0] is oldest.batch:
-                del self.reread[offset]
-
-    def release_kept(self, stream: QueueStream, offset: int, chain: Chain) -> bool:
-        """Make a released message ready that `keep_read` has kept; return False if it must be read again."""
-        read = self.reread.get(offset)
-        ledger = stream.ledger
-        if read is None or offset in self.table.jobs or ledger.ready >= ledger.ready_max:
-            return False
-        del self.reread[offset]
-        stream.add_released(ReadyMessage(offset, read[0].deliveries[read[1]], read[0], read[1], chain))
-        if self.observer is not None:
-            self.observer.on_change(JobNews.RELEASED, offset)
-        return True
-
     def forget_reads(self) -> None:
         """Drop the messages that are kept in memory for their redelivery or their release."""
-        while self._kept:
-            self._drop_oldest()
+        self.kept.clear()
         self.reread.clear()
 
     def forget_bytes(self) -> None:
@@ -367,7 +280,7 @@ class SubscribedQueue:
         if job.state is not JobState.SPENT:
             job.final, job.reason = True, reason
             if not is_reserved:
-                self._spend(job, reason)
+                self._spend_job(job, reason)
         if self.observer is not None:
             self.observer.on_change(JobNews.SPENT, offset, f"{reason}: {job.error}" if job.error else reason)
 
@@ -418,7 +331,7 @@ class SubscribedQueue:
             if durable:
                 self.stream.on_finished(start, end)
             else:
-                self.stream.hold(start, end)
+                self.stream.hold_jobs(start, end)
 
     def _finish_retrying(self, start: int, end: int) -> int:
         waiting = list(filter(may_return, self.table.jobs_within(start, end)))
@@ -452,8 +365,7 @@ class SubscribedQueue:
     def _hold_unplaced(self, offsets: Iterable[int]) -> None:
         """Let the scope wait for the commit of those offsets whose keys it does not know."""
         if self.stream is not None:
-            busy = self.stream.busy
-            self.stream.hold_unplaced([offset for offset in offsets if offset not in busy])
+            self.stream.hold_unplaced([offset for offset in offsets if offset not in self.stream.busy])
 
     def open_offsets(self, start: int, end: int) -> list[int]:
         """Return the offsets that are neither finished, nor on their way to another topic, nor reserved."""
@@ -542,11 +454,10 @@ class SubscribedQueue:
         elif self.policy.parks and self.stream is not None and self.stream.key_of_job(job.offset) is not None:
             self.table.exhaust_job(job, reason)
         else:
-            self._spend(job, reason)
+            self._spend_job(job, reason)
 
-    def _spend(self, job: UpstreamJob, reason: str) -> None:
-        """Queue a job for its next topic; if it was not placed yet, its scope waits until it is stored
-        there."""
+    def _spend_job(self, job: UpstreamJob, reason: str) -> None:
+        """Queue a job for its next topic; its scope waits until it is there if the job was not placed yet."""
         self.table.spend_job(job, reason)
         if self.stream is not None and job.offset >= self.feed.next_offset():
             self.stream.hold_unplaced((job.offset,))
@@ -672,11 +583,6 @@ class SubscribedQueue:
         """Record that collected progress is durable; return whether chains waited for it, and go on."""
         self.uncommitted.on_committed(delta)
         return self.stream is not None and self.stream.on_stored(delta.finished)
-
-    @property
-    def blocks_chains(self) -> bool:
-        """Whether chains wait for the commit of this queue's progress."""
-        return self.stream is not None and self.stream.is_waiting
 
     def collect_progress(self, group: str) -> ProgressDelta | None:
         """Return the uncommitted progress as one delta, in flight from now on; None if there is none."""

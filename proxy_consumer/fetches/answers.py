@@ -16,7 +16,7 @@ from ddmq_rpc.api import Call, Wire
 from ddmq_rpc.codec import constant_result
 from proxy_consumer.answers import IDL, SERVICE, context_of, list_header, message_of, set_client_fields
 from proxy_consumer.core.queue_feed import Filter
-from proxy_consumer.core.subscribed_queue import QueueName
+from proxy_consumer.core.queue_name import QueueName
 
 NOTHING = constant_result(consumer, SERVICE, "fetch", success=IDL.FetchResponse(results=[]))
 TRUE = constant_result(consumer, SERVICE, "ack", success=True)

@@ -23,8 +23,9 @@ from proxy_consumer.core.jobs import UpstreamJob
 from proxy_consumer.core.order.chains import QueueStream
 from proxy_consumer.core.order.scope import EndsRequest
 from proxy_consumer.core.pull_buffer import PullBuffer
+from proxy_consumer.core.queue_name import QueueName
 from proxy_consumer.core.steps import Delivery
-from proxy_consumer.core.subscribed_queue import QueueName, SubscribedQueue
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.timer_queue import NEVER
 from proxy_consumer.retries.publisher import RetryPublisher
 from proxy_consumer.retries.retry_queues import retry_queue_of
@@ -226,7 +227,7 @@ class Subscription(SubscriptionBase):
             queue.adopt_leases(inherited.runs, inherited.acked, runtime.now())
             self.buffer.on_news(queue)
             if queue.uncommitted:
-                self.wake(runtime.now() + (SOON_S if queue.blocks_chains else FLUSH_S))
+                self.wake(runtime.now() + (FLUSH_S if queue.stream is None else SOON_S))
         runtime.lost.pop((self.group_name.encode(), *queue.name.key), None)
         self.group.queues[queue.name.key] = queue
 
@@ -389,9 +390,7 @@ class Subscription(SubscriptionBase):
     def due(self, now: float) -> None:
         """Handle leases, retries, progress, failed reads and idleness; called by the timer queue."""
         if self.removed:
-            self.retries.start_moves(
-                now
-            )  # nothing is moved any more; callers that wait for a move are notified
+            self.retries.start_moves(now)  # moves nothing any more; notifies callers that wait for a move
             return
         self.buffer.expire_due(now)
         self.flush()

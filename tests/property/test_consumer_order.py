@@ -889,7 +889,8 @@ def test_in_turn_no_queue_is_forgotten_while_another_has_messages() -> None:
 
 
 def test_a_topic_that_waited_for_a_commit_of_another_goes_on_with_it() -> None:
-    machine = with_messages(OrderOfTopicsMachine(), [(0, "a", "plain"), (2, "b", "plain")])
+    machine = OrderOfTopicsMachine()
+    with_messages(machine, [(0, "a", "plain"), (2, "b", "plain")])
     message = machine.messages[0]
     assert machine.pull_once(1) is not None
     assert machine.queue_state(0).fail(0, message.lease, None, machine.now)

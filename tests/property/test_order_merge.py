@@ -13,9 +13,9 @@ from backend.records import ProgressView, QueueRef
 from ddmq_common.metrics.cells import MetricCell
 from proxy_consumer.core.order.chains import ChainTable, QueueStream, ScopeLedger
 from proxy_consumer.core.order.placing import ReadAhead, merge_rows
-from proxy_consumer.core.queue_feed import Slice
+from proxy_consumer.core.queue_feed import ReadPlan, Slice
 from proxy_consumer.core.retry_policy import RetryPolicy
-from proxy_consumer.core.subscribed_queue import ReadPlan, SubscribedQueue
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.tally import Budget, Tally
 from proxy_consumer.order_keys.reader import message_key
 

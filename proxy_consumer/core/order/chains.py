@@ -315,7 +315,7 @@ class QueueStream:
         if self.unplaced:
             self._place_stored(start, end)
 
-    def hold(self, start: int, end: int) -> None:
+    def hold_jobs(self, start: int, end: int) -> None:
         """Finish the jobs in `[start, end)`; `on_stored` releases the next jobs of their chains."""
         busy, unstored = self.busy, self.unstored
         for offset in _offsets_within(busy, start, end):
@@ -368,9 +368,8 @@ class QueueStream:
         return len(unstored) + len(self.unplaced) < before
 
     def _place_stored(self, start: int, end: int) -> None:
-        stored = list(_offsets_within(self.unplaced, start, end))
         count = len(self.unplaced)
-        self.unplaced.difference_update(stored)
+        self.unplaced.difference_update(list(_offsets_within(self.unplaced, start, end)))
         self._lower_unplaced(count - len(self.unplaced))
 
     def _lower_unplaced(self, count: int) -> None:

@@ -124,7 +124,7 @@ def place_rows(
             part.busy[offset] = existing
             part.ready.append(message(ReadyMessage, (offset, delivery, part.batch, index, existing)))
         elif not chains[key].unindexed:
-            part.queue.keep_read(offset, part.batch, index)
+            part.queue.kept.keep_message(part.queue.reread, offset, part.batch, index)
         if len(lying) >= enough:
             break
     return placed

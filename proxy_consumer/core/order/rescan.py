@@ -149,7 +149,7 @@ class Rescan:
         self._table.index_found(chain, stream, offset, self._number)
         queue = self._queues[stream]
         if chain.kept and chain.kept[-1] == (stream, offset) and not queue.plan.filtered:
-            queue.keep_read(offset, batch, at)
+            queue.kept.keep_message(queue.reread, offset, batch, at)
         if chain.mark == self._number:
             self._goal.discard(chain.key)
         return [chain]

@@ -35,7 +35,8 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from backend.records import Bounds, ReadBatch
-from proxy_consumer.core.order.chains import Chain, ChainTable, QueueStream, ScopeLedger
+from proxy_consumer.core.jobs import JobNews
+from proxy_consumer.core.order.chains import Chain, ChainTable, QueueStream, ReadyMessage, ScopeLedger
 from proxy_consumer.core.order.placing import ReadAhead, merge_rows, place_rows, rows_alone
 from proxy_consumer.core.order.rescan import Rescan
 from proxy_consumer.core.queue_feed import FeedState
@@ -208,11 +209,25 @@ class OrderScope:
             if not queue.exhaust_used_up(offset):
                 parked = chain.key in self.ledger.parked_keys
                 job = parked or self.table.batch > 1  # with those of its chain that are jobs, into one reply
-                if job or not queue.release_kept(stream, offset, chain):
+                if job or not self._release_in_memory(queue, stream, offset, chain):
                     queue.table.release(offset)
                 if parked:
                     queue.park_unread(offset)
             queue.wake_up()
+
+    def _release_in_memory(
+        self, queue: SubscribedQueue, stream: QueueStream, offset: int, chain: Chain
+    ) -> bool:
+        """Make a released message ready whose bytes are in memory; return False if it must be read again."""
+        read = queue.reread.get(offset)
+        if read is None or offset in queue.table.jobs or self.ledger.ready >= self.ledger.ready_max:
+            return False
+        del queue.reread[offset]
+        batch, index = read
+        stream.add_released(ReadyMessage(offset, batch.deliveries[index], batch, index, chain))
+        if queue.observer is not None:
+            queue.observer.on_change(JobNews.RELEASED, offset)
+        return True
 
     # --- reading on
 

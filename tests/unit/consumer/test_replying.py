@@ -8,10 +8,10 @@ from typing import Any
 from backend.records import ProgressView, QueueRef
 from proxy_consumer.core import replying
 from proxy_consumer.core.leases import Lease
-from proxy_consumer.core.queue_feed import Slice
+from proxy_consumer.core.queue_feed import ReadPlan, Slice
 from proxy_consumer.core.replying import Ack, KnownReply, Replied, ReservationResult, reply_id
 from proxy_consumer.core.retry_policy import RetryPolicy
-from proxy_consumer.core.subscribed_queue import ReadPlan, SubscribedQueue
+from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.tally import Budget, Count, Tally
 
 QUEUE = QueueRef("T", 3, 1)
