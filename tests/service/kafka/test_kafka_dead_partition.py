@@ -29,6 +29,7 @@ DELAYS = 40
 BEFORE_S = 5.0
 PAUSE_S = 0.02
 CALM_S = 2.0
+LATE_S = 5.0  # on a busy machine; where one partition stops all, none of them fires
 SEND_MS = 10_000  # of a delayed message, on a busy machine
 
 
@@ -190,10 +191,10 @@ def test_a_partition_without_a_leader_costs_other_topics_nothing(tmp_path: Path)
             print(said)
             sends, acks = table.sends[1], table.acks[1]
             assert not any(call.error for call in (*sends, *acks)), said
-            assert quantile(acks, 0.99) < 1, said
-            assert quantile(sends, 0.99) < 1, said
+            for calls in (table.sends, table.acks):
+                assert quantile(calls[1], 0.99) < max(1.0, 1.5 * quantile(calls[0], 0.99)), said
             assert table.fired == DELAYS, said
-            assert max(table.late_s) < 2, said
+            assert max(table.late_s) < LATE_S, said
             assert DEAD in table.set_aside, said
             assert "releasing and re-acquiring" not in table.log, said
             with server.consumer("late", DEAD) as consumer:
