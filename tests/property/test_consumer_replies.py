@@ -200,7 +200,7 @@ class OrderedRepliesMachine(OrderMachine):
             self.put_down(message)
             return
         self.durable[message.queue].apply(state.build_finish("G", message.offset))
-        message.state = "done"
+        message.state, message.stored = "done", True  # the acknowledgement is in the commit of the replies
         if end == "stored":
             replying.finish_reserved(state, message.offset)
             self.buffer.on_news(state)
