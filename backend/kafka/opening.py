@@ -191,8 +191,8 @@ class ClusterCheck:
         """Return the topics that have stored settings, read from the settings topic `topic`."""
         state = SettingsState()
         consumer = Consumer(self._options.client_settings(
-            group_id=f"{self._options.namespace}.check", enable_auto_commit=False, enable_partition_eof=True,
-            isolation_level="read_committed", auto_offset_reset="earliest",
+            group_id=self._options.names.system_group("check"), enable_auto_commit=False,
+            enable_partition_eof=True, isolation_level="read_committed", auto_offset_reset="earliest",
         ))  # fmt: skip
         try:
             consumer.assign([TopicPartition(topic, 0, 0)])

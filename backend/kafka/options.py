@@ -5,7 +5,8 @@ The names of the options are those of conf/backend.yaml; each comment says what 
 No two topics of one side share a name of the other. Kafka's alphabet is letters, digits and `. _ -`, ours has
 no dot but `% |`. A topic of another program keeps its name, with each dot as `%2E`. Of our topics, a name
 that Kafka can take is the same there (`%2E` is a dot again); the rest becomes `NAMESPACE.x.` and the name,
-with each byte that Kafka forbids, and each `-`, as `-HH`. `topic_prefix` precedes every name.
+with each byte that Kafka forbids, and each `-`, as `-HH`. `topic_prefix` precedes every name, also those of
+groups and transactional ids.
 docs/formats-kafka.md has examples.
 """
 
@@ -41,6 +42,14 @@ class Names(NamedTuple):
     def system_topic(self, part: str) -> str:
         """Return Kafka's name of the system topic `part`, such as `settings`."""
         return f"{self.prefix}{self.namespace}.{part}"
+
+    def system_group(self, part: str) -> str:
+        """Return the Kafka group id of the engine's own consumers for `part`, such as `reader`."""
+        return self.system_topic(part)
+
+    def to_kafka_group(self, group: str) -> str:
+        """Return the Kafka group to which the committed offsets of our `group` are mirrored."""
+        return self.prefix + group
 
     def to_kafka(self, name: str) -> str:
         """Return Kafka's name of our topic `name`. Raises CallerError if that would be too long."""
@@ -144,7 +153,7 @@ class KafkaOptions:
 
     bootstrap: str = "127.0.0.1:9092"  # HOST:PORT of one or more brokers, commas between
     namespace: str = "ddmq"  # the system's own topics are NAMESPACE.settings and so on
-    topic_prefix: str = ""  # before every topic's name in Kafka: several installations on one cluster
+    topic_prefix: str = ""  # before each name of a topic, group and transactional id in Kafka
     topics: tuple[str, ...] = ("*",)  # patterns of the topics of others that are let in
     replication_factor: int = 0  # of topics that are made; 0 = what the cluster does
     min_insync: int = 0  # the same of min.insync.replicas

@@ -205,6 +205,18 @@ class Stream:
         self.parked_waits: list[ParkedWait] = []
         self.paused = False
         self.used_at = 0.0
+        self.high = 0  # after the partition's last record, open transactions included, when last stated
+
+    def why_unanswered(self, seconds: float) -> str:
+        """Return why a read was not answered for so long."""
+        queue, end = self.kafka_queue.queue, self.window.next
+        if self.window.at_end and self.high > end:
+            return (
+                f"{queue}: a transaction has been open for {seconds:g} s or longer; until it ends, no record "
+                f"from offset {end} on can be read, and {self.high - end} are there "
+                "(`kafka-transactions.sh find-hanging` names its producer)"
+            )
+        return f"no broker has answered a read of {queue} in {seconds:g} s"
 
     @property
     def is_idle(self) -> bool:
