@@ -36,6 +36,7 @@ from backend.kafka.engine.backend import KafkaBackend
 from backend.kafka.errors import LastError, client_settings, has_code, is_gone
 from backend.kafka.options import KafkaOptions
 from backend.kafka.state.tables import SettingsState
+from backend.kafka.tokens import TokenProvider
 from backend.port import Backend
 from backend.records import CommitBatch
 from ddmq_common.clock import Clock
@@ -89,10 +90,11 @@ def open_kafka(
 def _await_cluster(options: KafkaOptions, clock: Clock, on_waiting: Callable[[str], object]) -> str:
     """Wait until the cluster answers, and return its id."""
     say_at = clock.monotonic()
-    look = ClusterCheck(options)
+    check: ClusterCheck | None = None
     while True:
         try:
-            return in_thread(look.read_cluster_id)
+            check = check or in_thread(ClusterCheck, options)
+            return in_thread(check.read_cluster_id)
         except RemoteError as error:
             reason = str(error)
         on_waiting(reason)
@@ -126,9 +128,17 @@ class ClusterCheck:
         self._options = options
         self._end = time.monotonic() + wait_s
         self._last_error = LastError(options)
+        if options.tokens is not None:
+            self._fetch_token(options.tokens)
         settings = {**options.client_settings(client_id="ddmq-check"), "error_cb": self._last_error}
         with client_settings(options):
             self._admin = AdminClient(settings)  # type: ignore[arg-type]
+
+    def _fetch_token(self, tokens: TokenProvider) -> None:
+        try:
+            tokens.fetch()
+        except RemoteError as error:
+            raise RemoteError(f"Kafka at {self._options.bootstrap} is not asked: {error}") from error
 
     def read_facts(self, made: Iterable[str] | None = None) -> ClusterFacts:
         """Read the settings that the cluster rules check.

@@ -208,7 +208,7 @@ def test_a_read_behind_an_open_transaction_names_it(kit: ReadersKit, monkeypatch
     other.flush(30)
     kit.write(b"behind")
     kit.readers.set_next_offset(kit.place().queue, 3)
-    with pytest.raises(RemoteError, match="transaction has been open.*from offset 1 on.* 2 are there"):
+    with pytest.raises(RemoteError, match=r"transaction has been open.*from offset 1 on.* 2 are there"):
         kit.read(1)
     other.abort_transaction(30)
     assert bodies(kit.read(1)) == [b"behind"]
