@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -116,6 +116,8 @@ def run_checks(data_dir: Path | None, config_dir: Path | None) -> Iterator[Check
             )
         yield result
     yield admin
+    if admin.found.partition(": ")[2].startswith(SERVER_RUNS):
+        yield from check_running_server(config.serve.address("admin"))
 
 
 def _describe_origin(config: Configuration, folder: Path | None) -> str:
@@ -303,15 +305,31 @@ def check_port(part: str, address: HostPort) -> CheckResult:
     return CheckResult(f"{part} port", OK, f"{address} is free")
 
 
+def check_running_server(address: HostPort) -> Iterator[CheckResult]:
+    """Report the warning of the server at the admin address, if one runs there and has one."""
+    warning = _server_health(address).get("warning")
+    if warning:
+        problem, _, remedy = warning.partition(": ")
+        yield CheckResult("server", FAILED, problem, f"{remedy}; see docs/kafka.md, several machines")
+
+
 def _server_state(address: HostPort) -> str:
     """Describe whether the ddmq server at the address is ready; empty if it is another program."""
+    health = _server_health(address)
+    if not health:
+        return ""
+    return "ready" if health["ready"] else f"not ready: {health['reason']}"
+
+
+def _server_health(address: HostPort) -> dict[str, Any]:
+    """Return what the ddmq server at the address says of its health; empty if there is none."""
     from ddmq.cli.admin_client import AdminClient
 
     try:
         health = AdminClient(address, timeout_s=2.0).get("health")
-        return "ready" if health["ready"] else f"not ready: {health['reason']}"
-    except (click.ClickException, KeyError, TypeError):
-        return ""
+        return {name: health[name] for name in health} if {"ready", "reason"} <= set(health) else {}
+    except (click.ClickException, TypeError):
+        return {}
 
 
 def _nearest_existing(path: Path) -> Path:

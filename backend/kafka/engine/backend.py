@@ -347,7 +347,7 @@ class KafkaBackend(Backend):
         if self._draining:
             return Health(False, "draining")
         reason = self._health_reason()
-        return Health(not reason, reason)
+        return Health(not reason, reason, self.process.watch.shared_addresses.warning)
 
     def _health_reason(self) -> str:
         return self.state.reason or self._topics.reason
