@@ -60,9 +60,8 @@ RESOURCES = {
 
 def listed_rights() -> list[AclBinding]:
     """The rights that the commands of the page give."""
-    return [
-        right for line in PAGE.read_text().splitlines() if line.startswith("acls --") for right in parse(line)
-    ]
+    text = PAGE.read_text().replace("\\\n", "")
+    return [right for line in text.splitlines() if line.startswith("acls --") for right in parse(line)]
 
 
 def parse(command: str) -> Iterator[AclBinding]:

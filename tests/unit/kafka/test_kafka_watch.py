@@ -84,7 +84,7 @@ def test_who_takes_part_in_nothing_comes_after_all_members() -> None:
 def test_processes_that_state_one_address_are_found(caplog: pytest.LogCaptureFixture) -> None:
     rig = WatchRig("a")
     for process in ("a", "b"):
-        joined = Joined(process, 1, "g", "orders", Sharing.AVERAGELY, None, "127.0.0.1:9713", "", 1, 2)
+        joined = Joined(process, 1, "g", "orders", Sharing.AVERAGELY, None, "127.0.0.1:9713", "", 1, 0)
         rig.table.apply(joined, 0)
     for _ in range(12):
         rig.after(1.0, "a", "b")
