@@ -41,6 +41,7 @@ from backend.port import Backend
 from backend.records import CommitBatch
 from ddmq_common.clock import Clock
 from ddmq_common.errors import ConfigError, DdmqError, RemoteError
+from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import COMPACTED_TOPICS, is_internal
 from ddmq_common.native_threads import in_thread
 
@@ -55,6 +56,7 @@ def open_kafka(
     *,
     clock: Clock,
     data_dir: Path | None = None,
+    metrics: Registry | None = None,
     on_waiting: Callable[[str], object] = lambda reason: None,
 ) -> KafkaBackend:
     """Open the Kafka engine; return when the cluster answers and its state was read.
@@ -68,7 +70,7 @@ def open_kafka(
     cluster_id = _await_cluster(options, clock, on_waiting)
     if data_dir is not None:
         check_directory(data_dir, cluster_id, options.bootstrap)
-    backend = KafkaBackend(options, clock)
+    backend = KafkaBackend(options, clock, metrics)
     try:
         say_at = clock.monotonic() + LOG_INTERVAL_S
         while not (health := backend.health()).ready:

@@ -48,6 +48,7 @@ IDLE_S = 0.1
 FLUSH_S = 5.0
 WARM_S = 2.0
 CHECK_INTERVAL_S = 1.0  # between two looks at what a transaction waits for
+STATISTICS_INTERVAL_MS = 10_000
 REQUEST_S = 5.0  # for what a producer does not know of a topic
 _FENCED = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 _GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
@@ -124,6 +125,8 @@ class Producers:
         self._on_event_failed = event_failed
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._broken = False  # Kafka has given up on the plain one
+        self.replaced = 0  # how often the plain producer was, because it failed
+        self.statistics = ""  # those of librdkafka, of the plain producer, when last reported
         self._plain = self._create_producer()
         self._process_producer: Producer | None = None
         self._name = ""
@@ -235,6 +238,7 @@ class Producers:
             new.list_topics(self._coordination, WARM_S)  # else its first heartbeat has to wait for that
         except KafkaException as error:
             log.debug("a new producer could not ask for its topic yet: %s", error)
+        self.replaced += self._broken
         old, self._plain, self._broken = self._plain, new, False
         self._poll(old, 0)
         old.purge()
@@ -268,10 +272,15 @@ class Producers:
             "enable.idempotence": True,
             "acks": "all",
         }
-        if transactional is not None:
+        if transactional is None:
+            config["statistics.interval.ms"], config["stats_cb"] = STATISTICS_INTERVAL_MS, self._on_statistics
+        else:
             config["transactional.id"] = transactional
             config["transaction.timeout.ms"] = self._options.transaction_timeout_ms
         return Producer(config)
+
+    def _on_statistics(self, text: str) -> None:
+        self.statistics = text
 
     def _write(self, writes: Sequence[ProducerRecord]) -> list[int]:
         """Write records with the plain producer and return their offsets."""

@@ -340,6 +340,16 @@ class Appends:
             for then in ready:
                 self._bridge.call(then)
 
+    @property
+    def pending(self) -> tuple[int, int]:
+        """The records and bytes on their way to the brokers."""
+        return self._records, self._bytes
+
+    @property
+    def replaced(self) -> int:
+        """How often the producer was replaced."""
+        return self._producer.replaced
+
     # --- in the native thread
 
     def _on_report(self, append: _Append, index: int, error: KafkaError | None, message: Any) -> None:
@@ -399,6 +409,7 @@ class ReportingProducer:
         self._hub_done.acquire()
         self._closed = False
         self._failure = ""  # of the present producer
+        self.replaced = 0  # how often it was
         self.created_at = clock.monotonic()
         self._producer = Producer(self._settings)
         self.produce = self._producer.produce
@@ -486,6 +497,7 @@ class ReportingProducer:
         old, self._producer = self._producer, new
         self.produce = new.produce
         log.error("replacing the producer: %s", self._failure)
+        self.replaced += 1
         self._failure = ""
         self._hub_takes_reports = True
         try:

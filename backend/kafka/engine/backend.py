@@ -17,6 +17,7 @@ import gevent
 
 from backend.completion import Completion
 from backend.engine import StoreClock, TopicAnswer, Watchers, check_topic
+from backend.kafka.client_metrics import ClientCollector
 from backend.kafka.clients.admin import Cluster
 from backend.kafka.clients.bridge import Bridge
 from backend.kafka.engine.appends import Appends
@@ -50,6 +51,7 @@ from ddmq_common.errors import (
     UnsupportedError,
 )
 from ddmq_common.hub_timer import HubTimer
+from ddmq_common.metrics.registry import Registry
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -63,7 +65,9 @@ class KafkaBackend(Backend):
     gapless = False  # the marker of a transaction takes an offset, and compaction leaves holes
     compacts = True
 
-    def __init__(self, options: KafkaOptions, clock: Clock | None = None) -> None:
+    def __init__(
+        self, options: KafkaOptions, clock: Clock | None = None, metrics: Registry | None = None
+    ) -> None:
         self._options = options
         self._clock: Clock = SystemClock() if clock is None else clock
         self.capabilities = capabilities(options)
@@ -92,6 +96,7 @@ class KafkaBackend(Backend):
             self._appends.when_answered,
             self._watchers.notify_changed,
             lambda name: self._topics.on_info_changed(name),
+            metrics,
         )
         self.state, self._commits = self.process.state, self.process.commits
         self._topics = KafkaTopics(
@@ -105,6 +110,10 @@ class KafkaBackend(Backend):
             self._on_topic_changed,
         )
         self._missing_topics = MissingTopics(self._table, self._topics, self.state)
+        if metrics is not None:
+            ClientCollector(
+                metrics, self._appends, self.process.producers, self.process.members, self._clock.monotonic
+            )
         offsets = Offsets(cluster.admin, self._bridge, self._clock)
         self._queries = KafkaQueries(self._table, self.readers, offsets)
         self._timer = HubTimer(ref=False)

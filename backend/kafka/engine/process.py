@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from backend.kafka.client_metrics import MeasuredProducers
 from backend.kafka.clients.bridge import Bridge
-from backend.kafka.clients.producers import Producers
 from backend.kafka.commits.commit_queue import CommitQueue, WhenAppended
 from backend.kafka.commits.offset_mirror import OffsetMirror
 from backend.kafka.coordination.memberships import KafkaMemberships
@@ -16,6 +16,7 @@ from backend.kafka.options import KafkaOptions
 from backend.kafka.state.followed import KafkaState
 from backend.kafka.topic_info import TopicRegistry
 from ddmq_common.clock import Clock
+from ddmq_common.metrics.registry import Registry
 
 log = logging.getLogger(__name__)
 CLOSE_S = 8.0
@@ -38,6 +39,7 @@ class KafkaProcess:
         when_appended: WhenAppended,
         on_setting_changed: Callable[[str], object],
         on_info_changed: Callable[[str], object],
+        metrics: Registry | None = None,
     ) -> None:
         self.state = KafkaState(
             options,
@@ -48,12 +50,16 @@ class KafkaProcess:
             on_log_truncated=lambda: self.members.on_log_truncated(),
             on_ready=lambda: self.commits.resume(),
         )
-        self._producers = Producers(
-            options, bridge.call, lambda tag, reason: self.members.on_event_failed(tag, reason)
+        self.producers = MeasuredProducers(
+            options,
+            bridge.call,
+            lambda tag, reason: self.members.on_event_failed(tag, reason),
+            metrics=metrics or Registry(),
+            monotonic=clock.monotonic,
         )
         self.commits = CommitQueue(
             self.state,
-            self._producers,
+            self.producers,
             topics,
             clock.monotonic,
             when_appended=when_appended,
@@ -63,7 +69,7 @@ class KafkaProcess:
             on_named=lambda name: self.members.on_named(name),
             on_progress=lambda keys: self.mirror.on_progress(keys),
         )
-        self.members = KafkaMemberships(options, self.state, self.commits, self._producers, clock, topics)
+        self.members = KafkaMemberships(options, self.state, self.commits, self.producers, clock, topics)
         self.watch = MemberWatch(options, self.members, bridge.call, clock.monotonic)
         self.mirror = OffsetMirror(
             options, self.state, self.members.holds_queue, topics.kafka_name, bridge.call
@@ -86,6 +92,6 @@ class KafkaProcess:
         self.watch.close()
         self.members.close()
         self.mirror.close()
-        if not self._producers.close(CLOSE_S):
+        if not self.producers.close(CLOSE_S):
             log.warning("records in flight to Kafka were not answered in %g s", CLOSE_S)
         self.state.stop(CLOSE_S)
