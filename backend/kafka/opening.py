@@ -15,15 +15,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import gevent
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource
 
 from backend.kafka.clients.admin import WAITING_TOPICS, SystemTopics
+from backend.kafka.cluster_rights import NEEDED_RIGHTS, find_denied
 from backend.kafka.cluster_rules import (
     REPLICAS,
     CheckedResource,
@@ -224,7 +225,7 @@ class ClusterCheck:
 
     def _read_topics(self, names: list[str], kinds: Mapping[str, Kind]) -> list[CheckedResource]:
         descriptions = self._admin.describe_topics(
-            TopicCollection(names), request_timeout=self._remaining_s()
+            TopicCollection(names), request_timeout=self._remaining_s(), include_authorized_operations=True
         )
         resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
         answers = self._admin.describe_configs(resources, request_timeout=self._remaining_s())
@@ -232,7 +233,7 @@ class ClusterCheck:
         places = []
         for name, answer in descriptions.items():
             try:
-                parts = answer.result(self._remaining_s()).partitions
+                topic = answer.result(self._remaining_s())
             except KafkaException as error:
                 if is_gone(error):
                     continue
@@ -240,13 +241,14 @@ class ClusterCheck:
                     raise
                 places.append(CheckedResource(name, kinds[name], None))
                 continue
-            copies = min((len(part.replicas) for part in parts), default=1)
+            copies = min((len(part.replicas) for part in topic.partitions), default=1)
             topic_settings = settings[name]
             places.append(
                 CheckedResource(
                     name,
                     kinds[name],
                     None if topic_settings is None else {**topic_settings, REPLICAS: str(copies)},
+                    _find_missing_rights(topic.authorized_operations),
                 )
             )
         return places
@@ -273,6 +275,14 @@ class ClusterCheck:
             raise
 
 
+def _find_missing_rights(allowed: Sequence[AclOperation] | None) -> frozenset[str]:
+    """Return the needed rights that are not among the allowed operations; None: the brokers do not say."""
+    if not allowed:
+        return frozenset()
+    names = {operation.name.replace("_", "").lower() for operation in allowed}
+    return frozenset(right for right in NEEDED_RIGHTS if right.lower() not in names)
+
+
 def _in_parts(names: list[str]) -> Iterable[list[str]]:
     return (names[start : start + TOPICS_AT_ONCE] for start in range(0, len(names), TOPICS_AT_ONCE))
 
@@ -287,7 +297,8 @@ def start_cluster_check(options: KafkaOptions, made: Iterable[str]) -> threading
 
 def _log_violations(options: KafkaOptions, made: frozenset[str]) -> None:
     try:
-        violations: list[ClusterFinding] = find_violations(ClusterCheck(options).read_facts(made), options)
+        facts = ClusterCheck(options).read_facts(made)
+        violations: list[ClusterFinding] = [*find_denied(facts), *find_violations(facts, options)]
     except Exception as error:  # nothing waits for it
         log.warning("the cluster's settings were not checked: %s", options.mask_secrets(str(error)))
         return

@@ -147,6 +147,7 @@ def check_disk(data_dir: Path, config: Configuration) -> Iterator[CheckResult]:
 def check_kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
     """Check that the cluster answers, belongs to the directory, and has no setting that breaks a promise."""
     try:
+        from backend.kafka.cluster_rights import find_denied
         from backend.kafka.cluster_rules import find_violations
         from backend.kafka.opening import ClusterCheck, check_directory
     except ImportError as error:
@@ -167,9 +168,10 @@ def check_kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
     except ConfigError as error:
         fault, _, remedy = str(error).partition(": ")
         yield CheckResult("kafka cluster", FAILED, fault, remedy)
-    for finding in find_violations(facts, options):
+    for finding in (*find_denied(facts), *find_violations(facts, options)):
         summary = f"{finding.resource_names}: {finding.setting}: {finding.breaks}"
-        yield CheckResult("kafka setting", FAILED if finding.loses else WARNING, summary, finding.remedy)
+        status = FAILED if finding.loses or finding.stops else WARNING
+        yield CheckResult("kafka setting", status, summary, finding.remedy)
 
 
 def check_python() -> CheckResult:
