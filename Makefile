@@ -15,7 +15,7 @@ LINT := lint-types lint-house lint-format lint-pages
 # Processes that share the fast tests without xdist: each reads its own files alone, not all.
 CHECK := check-1 check-2 check-3 check-4
 
-.PHONY: help setup demo demo-kafka test test-interpreted test-long test-kafka check $(CHECK) lint lint-format lint-types lint-house lint-pages format bench site charts clean
+.PHONY: help setup demo demo-kafka test test-interpreted test-long test-kafka check $(CHECK) lint lint-format lint-types lint-house lint-pages format bench site charts wheels clean
 
 help:
 	@echo "make demo    run the main job: send, kill -9, consume, prove; order keys, dead letters, resend"
@@ -27,6 +27,7 @@ help:
 	@echo "make check   format, lint, types, import contracts, fast tests (before every commit)"
 	@echo "make bench   every benchmark, with floors (see docs/performance.md)"
 	@echo "make site    the documentation as a website, in build/site: search, light and dark, no request to another host"
+	@echo "make wheels  build the wheels into dist/ and try each on Python 3.11 to 3.14 (WHEELS='3.12 --require-all')"
 	@echo "make charts  render the Helm chart into conf/kubernetes and validate it (needs Go)"
 	@echo "make setup   fill .venv, and compile the modules of a message's way that were edited since (others do it themselves, but for check)"
 
@@ -103,6 +104,12 @@ bench: setup
 site: $(STAMP)
 	@$(PY) -m sphinx -q -W --keep-going -b html -c docs/site . build/site
 	@echo "build/site/index.html"
+
+# uv finds the Pythons, or fetches them, and builds; it is installed once. One to two minutes for each Python.
+WHEELS ?=
+wheels: $(STAMP)
+	@[ -x $(VENV)/bin/uv ] || $(PY) -m pip install --quiet --require-hashes -r packaging/wheels.lock
+	@$(PY) tools/wheels.py $(WHEELS)
 
 # Helm and kubeconform are built from their Go modules, once (two to three minutes).
 charts: $(STAMP)

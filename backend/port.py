@@ -192,6 +192,13 @@ class Backend(ABC):
         incarnation.
         """
 
+    def unavailable(self, topic: str) -> str:
+        """Return why no record can be committed to the topic now, as far as is known; "" if one can.
+
+        From memory, at once. Commits to the topic fail with TopicUnavailableError meanwhile.
+        """
+        return ""
+
     # --- settings: a small durable map, the same at every member (groups, subscriptions, …)
 
     @abstractmethod

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from proxy_consumer.config import SubscriptionDefaults
+from proxy_consumer.filters.message_filters import parse_tags
 
 WORDS: dict[str, tuple[str, str]] = {
     # name: (what stands behind the option, what it is)
@@ -167,3 +168,8 @@ def _build_table() -> tuple[Setting, ...]:
 
 TABLE: tuple[Setting, ...] = _build_table()
 BY_NAME = {setting.name: setting for setting in TABLE}
+
+
+def describe_filter(tags: str, sql: str) -> str | None:
+    """Return the filter of a subscription as text; None if it selects all messages."""
+    return sql or (None if parse_tags(tags) is None else tags)

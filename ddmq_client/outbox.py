@@ -52,10 +52,15 @@ class Outbox:
         self._sequences = Sequences(_new_producer_field, Lock()) if settings.idempotent else None
 
     def encode(self, message: OutgoingMessage) -> bytes:
-        """Encode a message. Raises InvalidMessageError."""
+        """Encode a message. Raises InvalidMessageError; TypeError if it is no message."""
         settings = self.settings
-        if message.idempotency_key is not None:
-            check_text("idempotency_key", message.idempotency_key)
+        try:
+            idempotency_key = message.idempotency_key
+        except AttributeError:
+            what = f"a message is {type(message).__name__} {message!r:.100}"
+            raise TypeError(f"{what}; allowed: OutgoingMessage(topic, body, key=...)") from None
+        if idempotency_key is not None:
+            check_text("idempotency_key", idempotency_key)
         placement = self._place(message)
         if settings.serializer is not None:
             message = serialize_message(settings.serializer, message)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.callables import check_function
 from ddmq_client.core.pipeline import QueuedSend, needs_own_request
 from ddmq_client.core.selectors import Selector
@@ -61,6 +62,7 @@ class Producer(ProducerBase):
                      spans
     """
 
+    @explain_arguments("docs/client.md#sending")
     def __init__(
         self,
         proxies: str | Sequence[str],

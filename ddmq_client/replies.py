@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core import frames
 from ddmq_client.core.selectors import make_placer
 from ddmq_client.core.settings import TIMEOUT_MS_MAX, check
@@ -72,6 +73,7 @@ class Replies:
         self._bytes = 0
         self._state = "not entered"  # open, over
 
+    @explain_arguments("docs/replies.md")
     def send(
         self,
         topic: str,

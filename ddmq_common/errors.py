@@ -53,6 +53,15 @@ class DiskFullError(TryLaterError):
     """Free disk space is below the configured limit. Client sends are refused; all other work continues."""
 
 
+class TopicUnavailableError(TryLaterError):
+    """Topics cannot take records now; nothing is stored. `topics`: their names and the reasons."""
+
+    def __init__(self, topics: dict[str, str]) -> None:
+        reasons = ", ".join(f"{name}: {reason}" for name, reason in sorted(topics.items()))
+        super().__init__(f"not available now: topic {reasons}")
+        self.topics = topics
+
+
 class DrainingError(TryLaterError):
     """The process is shutting down: it finishes work in flight and accepts no more."""
 

@@ -161,6 +161,40 @@ class UncommittedRows:
         self._committing = {}
 
 
+class SetAsideTopics:
+    """The topics whose due messages are deferred because the engine cannot commit to them now.
+
+    When the engine says that one may be available again, its messages are tried by themselves, one topic at a
+    time (`trial`), so that they do not hold up those of other topics.
+    """
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+        self.trial = ""
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self.reasons
+
+    def add(self, topic: str, reason: str) -> None:
+        """Set a topic aside. The engine has logged that."""
+        if self.reasons.get(topic) == reason:
+            return
+        if topic not in self.reasons:
+            log.debug("topic %s: its due delay messages are set aside: %s", topic, reason)
+            if len(self.reasons) >= CLOSED_TOPICS_MAX:
+                del self.reasons[next(iter(self.reasons))]
+        self.reasons[topic] = reason
+
+    def remove(self, topic: str) -> None:
+        """Remove a topic to which a message was committed."""
+        if self.reasons.pop(topic, None) is not None:
+            log.debug("topic %s: its delay messages fire again", topic)
+
+    def must_wait(self, topic: str) -> bool:
+        """Return whether the topic's messages must wait for the trial in flight."""
+        return bool(self.trial) and topic in self.reasons
+
+
 class ShardContext:
     """The state of one open shard that its ingest and its fire loop share.
 
@@ -194,6 +228,7 @@ class ShardContext:
         self.on_commit_end = on_commit_end
         self._on_failed = give_up
         self._closed_until: dict[str, float] = {}
+        self.set_aside = SetAsideTopics()
         self._stalled_since = math.inf  # monotonic; when it was seen without room first, or told so
         config = service.config
         limits = SliceLimits(config.slice_count, config.fire_bytes_max, config.kept_ms, config.catch_up_max)
@@ -209,10 +244,15 @@ class ShardContext:
     def look_up_topic(self, topic: str) -> TargetTopic | None:
         """Return the target topic, or None if it is unknown.
 
-        A topic in `close_topic_for` counts as not writable.
+        A topic in `close_topic_for` counts as not writable, and so does one that is set aside.
         """
         target = target_topic(self.service.backend, topic)
-        if target is not None and self._is_closed_for_now(topic):
+        if target is None:
+            return None
+        if target.unavailable:
+            self.set_aside.add(topic, target.unavailable)
+            return target._replace(writable=False)
+        if self._is_closed_for_now(topic) or self.set_aside.must_wait(topic):
             return target._replace(writable=False)
         return target
 

@@ -5,7 +5,8 @@ checked every `CLOCK_CHECK_S`, so that steps of it are noticed. Several commits 
 the hub is one slice. The answer of the backend decides what follows:
 * Success: the messages are removed from the store, and next occurrences are added, in one batch.
 * An uncertain outcome, or a lost claim: the shard is acquired again, and the log says what counted.
-* A temporary error: everything is retried after a pause.
+* A topic that is not available now: its messages are deferred, and the others are committed at once.
+* Another temporary error: everything is retried after a pause.
 * A rejection (or a value that cannot be written): the slice is divided by topics until the cause is known.
   The messages of a closed topic are deferred; those of a deleted topic, or rejected twice, become dead
   letters.
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 
 from backend.records import NewRecord
 from ddmq_common.delays.command import ALREADY_FIRED, CANCELLED, CommandOutcome
-from ddmq_common.errors import BoundReachedError, CallerError, UnknownTopicError
+from ddmq_common.errors import BoundReachedError, CallerError, TopicUnavailableError, UnknownTopicError
 from ddmq_common.event_loop import current_loop
 from ddmq_common.names import DELAY_DLQ_TOPIC
 from delay_service.context import ShardContext
@@ -41,6 +42,11 @@ REMEMBERED_MAX = 10_000  # awaited outcomes, and messages refused once
 PASSED_MAX = 1_000  # offsets that are done without firing and wait for another commit to end
 NEVER = 1 << 62
 REJECTIONS = (CallerError, BoundReachedError, ValueError, TypeError, OverflowError)
+
+
+def _target_of(one: FireCommand) -> str:
+    """Return the topic of a message; "" for a dead letter, which goes elsewhere."""
+    return "" if one.reason else one.message.topic
 
 
 class CommitInFlight(NamedTuple):
@@ -208,12 +214,29 @@ class FireLoop:
                 return False
             if self._context.has_rows:
                 self._changed_ids.update(plan.changes.ids)
-        fires = self._select_committable(plan.fires)
+        fires = self._select_available(self._select_committable(plan.fires))
         tell = bool(self._passed_offsets or self._changed_ids) and not self._commits_in_flight
         if fires or tell or len(self._passed_offsets) >= PASSED_MAX:
             passed_offsets, self._passed_offsets = self._passed_offsets, []
             self._launch_commit(fires, passed_offsets)
         return bool(plan.fires) or plan.changes is not None
+
+    def _select_available(self, fires: list[FireCommand]) -> list[FireCommand]:
+        """Return the fires without those to topics that were set aside: those are tried by themselves."""
+        set_aside = self._context.set_aside
+        if not set_aside.reasons or not any(_target_of(one) in set_aside for one in fires):
+            return fires
+        trials: dict[str, list[FireCommand]] = {}
+        for one in fires:
+            if _target_of(one) in set_aside:
+                trials.setdefault(_target_of(one), []).append(one)
+        for topic, trial in trials.items():
+            if set_aside.trial:
+                self._defer_messages(trial)
+            else:
+                set_aside.trial = topic
+                self._launch_commit(trial)
+        return [one for one in fires if _target_of(one) not in set_aside]
 
     def _select_committable(self, fires: list[FireCommand]) -> list[FireCommand]:
         """Return the fires to commit now, and block those whose earlier row is not committed yet."""
@@ -230,7 +253,7 @@ class FireLoop:
         """Commit the blocked fires whose earlier rows are committed now."""
         if self._blocked_fires and not self._stopped:
             waiting, self._blocked_fires = self._blocked_fires, []
-            fires = self._select_committable(waiting)
+            fires = self._select_available(self._select_committable(waiting))
             if fires:
                 self._launch_commit(fires)
 
@@ -297,6 +320,8 @@ class FireLoop:
     def _on_commit_done(self, commit: CommitInFlight, error: Exception | None) -> None:
         self._commits_in_flight -= 1
         self._service.on_commit_done()
+        if commit.fires and _target_of(commit.fires[0]) == self._context.set_aside.trial:
+            self._context.set_aside.trial = ""
         self._context.run_safely("fire", self._apply_result, commit, error)
         self._context.on_commit_end()
         if self._context.running:
@@ -319,6 +344,9 @@ class FireLoop:
         context.finish_offsets(commit.finished + commit.passed_offsets)
         for offset, attempts in commit.attempts:
             context.acks.record_attempts(offset, attempts)
+        if context.set_aside.reasons:
+            for topic in {_target_of(one) for one in fires}:
+                context.set_aside.remove(topic)
         if self._rejected_once:
             self._rejected_once.difference_update(one.message.offset for one in fires)
         self._due_scans.on_commit_done(fires, True)
@@ -329,6 +357,8 @@ class FireLoop:
         self._awaited.update(commit.awaited)
         self._changed_ids |= commit.changed_ids
         how = classify_failure(error, commit.epoch < self._context.epoch, REJECTIONS)
+        if isinstance(error, TopicUnavailableError) and self._set_aside(commit, error):
+            return
         if how is CommitFailure.RETRY:
             self._retry_later(commit, error)
         elif how is CommitFailure.CLAIM_UNCERTAIN:
@@ -339,6 +369,28 @@ class FireLoop:
             self._service.counts.count_failure("fire", error)
             self._passed_offsets += commit.passed_offsets
             self._isolate_rejected(commit, error)
+
+    def _set_aside(self, commit: CommitInFlight, error: TopicUnavailableError) -> bool:
+        """Defer the messages of topics that are not available, and commit the others at once.
+
+        Return False if it is no topic of a due message: nothing is done then.
+        """
+        deferred: dict[str, list[FireCommand]] = {}
+        for one in commit.fires:
+            topic = _target_of(one)
+            if topic in error.topics:
+                deferred.setdefault(topic, []).append(one)
+        if not deferred:
+            return False
+        self._service.counts.count_failure("fire", error)
+        self._passed_offsets += commit.passed_offsets
+        for topic, fires in deferred.items():
+            self._context.set_aside.add(topic, error.topics[topic])
+            self._defer_messages(fires)
+        others = [one for one in commit.fires if _target_of(one) not in deferred]
+        if others and self._context.running:
+            self._launch_commit(others)
+        return True
 
     def _retry_later(self, commit: CommitInFlight, error: Exception) -> None:
         self._service.counts.count_failure("fire", error)

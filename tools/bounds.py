@@ -25,32 +25,33 @@ class Scope(Enum):
 
     INSTALLATION = (
         "All processes combined",
-        "These limits apply to everything that all processes over one directory, or on one Kafka namespace, "
-        "share. One process or a lock decides, so several proxies stay within the limit even if they race. "
-        "The third column states the exceptions.",
+        "These limits apply to everything that is shared by all processes on one directory or on one Kafka "
+        "namespace. A single process or a lock enforces them, so several proxies stay within the limit even "
+        "if they race. The third column states the exceptions.",
         "exactly the limit",
     )
     OWNER = (
         "What one process owns at a time",
-        "A queue, a shard or a message has one owner at a time, and only the owner counts. Additional "
-        "proxies raise these limits only if the third column says so.",
+        "A queue, a shard or a message has one owner at a time, and only the owner counts towards the limit. "
+        "Additional proxies raise these limits only if the third column says so.",
         "1 ×",
     )
     PROCESS = (
         "Each process",
-        "These limits apply to the memory, the connections and the work in progress of one process (with "
-        "`ddmq serve --processes`, of one service). N proxies allow N times as much. To limit the total, "
-        "divide the limit that you want by the number of proxies.",
+        "These limits apply to the memory, the connections and the work in progress of one process. With "
+        "`ddmq serve --processes`, each service is such a process. N proxies allow N times as much. To "
+        "limit the total, divide the limit that you want by the number of proxies.",
         "N ×",
     )
     CONNECTION = (
         "Each connection or client address",
-        "These limits apply at one Thrift server: a client that uses N proxies may use N times as much.",
+        "These limits apply to each Thrift server separately, so a client that uses N proxies may use N "
+        "times as much.",
         "N ×",
     )
     REQUEST = (
         "Each message, request or reply",
-        "Each process checks these limits on the messages, requests and replies that it handles; they are "
+        "Each process applies these limits to the messages, requests and replies that it handles. They are "
         "the same with any number of proxies.",
         "1 ×",
     )
@@ -78,15 +79,15 @@ class Bound(NamedTuple):
 
 HEAD = """# Limits, and where they apply
 
-This page lists every limit, its effect, and its meaning with several proxies.
+This page lists every limit, its effect, and its meaning if you run several proxies.
 
-**Before you run a second proxy**: the limits of the first table stay the same. The limits of the third table
-are counted in each process separately: with three proxies, three times as many requests may be in flight, and
-a topic accepts three times its rate.
+**Before you run a second proxy**, note that the limits of the first table stay the same. The limits of the
+third table are counted in each process separately: with three proxies, three times as many requests may be in
+flight, and a topic accepts three times its rate.
 
-A limit is written as `FILE.KEY`, as in [conf/](../conf/); a limit without a key is described in words, with
-its value. A process is `ddmq serve` or one of its services; a proxy is the producer or consumer proxy of such
-a process. `python tools/bounds.py` creates this page from `tools/bounds.yaml`.
+A limit is written as `FILE.KEY`, as in [conf/](../conf/). A limit without a key is described in words, with
+its value. A process is `ddmq serve` or one of its services, and a proxy is the producer or consumer proxy of
+such a process. `python tools/bounds.py` creates this page from `tools/bounds.yaml`.
 """
 
 

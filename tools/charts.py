@@ -7,6 +7,7 @@ python tools/charts.py --check      says whether they are so, and validates them
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -105,6 +106,20 @@ def validate_manifests(manifests: str, version: str) -> str:
     return result.stdout + result.stderr
 
 
+def write_head(name: str, manifests: str) -> str:
+    """Return the first lines of a release's file.
+
+    Their digest is of the chart, the release's options and the manifests, so a test without Helm sees a chart
+    that was edited and not rendered, and manifests that were edited by hand.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(path for path in CHART.rglob("*") if path.is_file()):
+        digest.update(f"{file.relative_to(CHART)}\0".encode() + file.read_bytes() + b"\0")
+    digest.update("\0".join((*RELEASES[name], manifests)).encode())
+    made_by = "# Made from conf/helm/ddmq by: python tools/charts.py"
+    return f"{made_by}\n# Chart and manifests: {digest.hexdigest()}\n"
+
+
 def main() -> int:
     """Do what the command line says."""
     if "--install" in sys.argv:
@@ -112,11 +127,12 @@ def main() -> int:
         return 0
     status = 0
     for name, options in RELEASES.items():
-        manifests = f"# Made from conf/helm/ddmq by: python tools/charts.py\n{render_release(*options)}"
+        manifests = render_release(*options)
+        text = write_head(name, manifests) + manifests
         path = MANIFESTS / f"{name}.yaml"
         if "--check" not in sys.argv:
-            path.write_text(manifests, encoding="utf-8")
-        elif path.read_text(encoding="utf-8") != manifests:
+            path.write_text(text, encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != text:
             print(f"{path.relative_to(ROOT)} is not what the chart renders; run: python tools/charts.py")
             status = 1
         for version in VERSIONS:

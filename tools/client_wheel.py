@@ -19,19 +19,34 @@ from tools.server_copy import copy_server  # noqa: E402 - it also runs as a scri
 LEFT_OUT = shutil.ignore_patterns("__pycache__")
 
 
+def copy_client(source: Path) -> None:
+    """Copy what the wheel is built from to `source`, which must not exist."""
+    shutil.copytree(ROOT / "packaging" / "client", source)
+    for name in ("LICENSE", "NOTICE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "ddmq_client", source / "ddmq_client", ignore=LEFT_OUT)
+    copy_server(source / "ddmq_client" / "testing" / "_server")
+
+
 def build(folder: Path) -> Path:
-    """The wheel, made in `folder`."""
+    """Build the wheel into `folder`; return its path."""
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "source"
-        shutil.copytree(ROOT / "packaging" / "client", source)
-        for name in ("LICENSE", "NOTICE"):
-            shutil.copy(ROOT / name, source)
-        shutil.copytree(ROOT / "ddmq_client", source / "ddmq_client", ignore=LEFT_OUT)
-        copy_server(source / "ddmq_client" / "testing" / "_server")
-        made = Path(scratch) / "made"
-        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(made), str(source)]
+        copy_client(source)
+        built = Path(scratch) / "built"
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            "-w",
+            str(built),
+            str(source),
+        ]
         subprocess.run(command, check=True)
-        (wheel,) = made.glob("*.whl")
+        (wheel,) = built.glob("*.whl")
         folder.mkdir(parents=True, exist_ok=True)
         return Path(shutil.copy(wheel, folder))
 

@@ -33,6 +33,8 @@ SITE = Path("lib", PYTHON, "site-packages")
 TESTS = (
     "tests/service/sql/test_sql_relay.py",
     "tests/scenarios/test_readme.py",
+    "tests/scenarios/test_docs_console.py::test_the_commands_do_what_the_page_says[README.md]",
+    "tests/scenarios/test_docs_console.py::test_the_commands_do_what_the_page_says[docs/first-steps.md]",
     "tests/scenarios/test_compile.py::test_a_module_is_compiled_and_loaded",
     "tests/scenarios/test_private_files.py::test_every_file_of_a_server_is_its_users_alone",
     "tests/scenarios/test_any_folder.py::test_a_server_and_its_parts_do[True]",

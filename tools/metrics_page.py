@@ -24,22 +24,23 @@ load ([alerts.md](alerts.md)). `python tools/metrics_page.py` generates this pag
 ## How to read them
 
 * **Counters** count from the start of their process.
-* **Histograms** have buckets that are at most 12.5 % wide inside the process. At `/metrics`, the buckets are
-  at powers of two, whatever the unit. A histogram without observations is omitted there.
+* **Histograms** have buckets that are at most 12.5 % wide inside the process. At `/metrics`, the
+  bucket edges are powers of two, whatever the unit. A histogram without observations is omitted there.
 * **Gauges** that must be computed are computed on request, at most once a second.
-* **Units**: `us` and `ms` are times, `bytes` are sizes, and `1` is a flag or a state; a metric without a unit
-  is a plain count. Times are in `us` and `ms`, although Prometheus metrics usually have seconds. Dashboards,
-  rules and tables use these names, so they do not change.
+* **Units** are `us` and `ms` for times, `bytes` for sizes, and `1` for flags and states. A metric without a
+  unit is a plain count. Prometheus metrics usually give times in seconds, but these metrics do not. Their
+  names will not change, because dashboards, rules and tables use them.
 * **Labels** are limited: when a metric has 10,000 label sets (a histogram: 1,000), all further label sets
   share the label "other". A topic or group label is always the name of a topic or group that exists or has
-  existed, never text from a client. Rejections that belong to no topic are counted under the topic `-`.
+  existed, never arbitrary text from a client. Rejections without a topic are counted under the topic `-`.
 * **Lag** and the related gauges are reported by the proxy that holds a subscription's queues. If there are
   several proxies, sum their values (for ages and spans, use the highest). Queues without an owner are
-  reported by one proxy, which checks every 5 s whether they have one; until then, the last values remain. The
-  age is that of the message at the committed offset. If more than 64 queues have a lag that changes, some
-  ages belong to an earlier message for a check or two, so they are too high rather than too low.
+  reported by a single proxy, which checks every 5 s whether they have an owner; until then, the last values
+  remain. The age is that of the message at the committed offset. If the lag of more than 64 queues is
+  changing, some ages belong to an earlier message for one or two checks, so they are too high rather than too
+  low.
 * **Redeliveries** are counted if this proxy knows that the message failed or timed out, or that it took a
-  step of the retry path. A message that is redelivered because its proxy died is not counted.
+  step of the retry path. If a message is redelivered because its proxy died, it is not counted.
 
 | to find | use |
 |---|---|
@@ -48,10 +49,10 @@ load ([alerts.md](alerts.md)). `python tools/metrics_page.py` generates this pag
 | late acknowledgements | `ddmq_results_ignored_total` with the reason `late` |
 | cancelled delay messages | `ddmq_delay_orders_total` with the outcome `cancelled` |
 
-**Cost of the metrics** (the best of many runs, on one core): 0.3 µs per send, 1.3 µs per pull reply, 0.4 µs
-per result, 0.6 µs per group commit and 1 µs per iteration of the event loop. A check costs 20 µs for each
-subscription that the proxy holds. A request for `/metrics` costs about 60 µs for each subscription, in steps
-of 1 to 2 ms. `ddmq bench t15` measures these costs with the loads of T1 and T3.
+**The metrics cost** 0.3 µs per send, 1.3 µs per pull reply and 0.4 µs per result. They also cost 0.6 µs per
+group commit and 1 µs per iteration of the event loop. These figures are the best of many runs on one core. A
+check costs 20 µs for each subscription that the proxy holds. A request for `/metrics` costs about 60 µs for
+each subscription, in steps of 1 to 2 ms. `ddmq bench t15` measures these costs with the loads of T1 and T3.
 
 ## All metrics
 

@@ -30,30 +30,30 @@ CONTRACT = "contract/test_contract_"
 # What a user is promised, by the file or the folder under tests/ that asks for it.
 PROMISES = {
     CONTRACT
-    + "append": "a record is stored complete, in the order of the calls, with an answer for each message",
+    + "append": "a record is stored complete, in the order of the calls, with a result for each message",
     CONTRACT + "read": "a reader gets all messages within its limits, and learns which ones were deleted",
     CONTRACT
     + "read_tags": "reading by tag returns all matches, and continues after the messages that it skips",
     CONTRACT + "carried": "the short form of a message agrees with the complete one",
-    CONTRACT + "wait": "a waiting reader is woken at once, and never forgotten",
+    CONTRACT + "wait": "a waiting reader is woken immediately and is never forgotten",
     CONTRACT
     + "commit": "a commit is all or nothing; a former owner of a queue is rejected; progress is exact",
     CONTRACT + "once": "a message with an identity is stored once, however often it is sent",
-    CONTRACT + "due": "a delay is counted exactly from the store time",
-    CONTRACT + "find": "messages can be found by time, key and id; store times never go back",
+    CONTRACT + "due": "a delay starts exactly at the store time",
+    CONTRACT + "find": "messages can be found by time, key and id; store times never decrease",
     CONTRACT + "settings": "settings are durable, and their watchers are notified",
     CONTRACT + "topics": "topics can be created, enlarged, changed and deleted; a new topic inherits nothing",
     CONTRACT
-    + "members": "a queue has one holder at a time; each has a higher epoch, and older ones are rejected",
+    + "members": "a queue has one holder at a time; each has a higher epoch, and older epochs are rejected",
     CONTRACT + "sharing": "queues are shared as the group requests, and move when they are released or lost",
-    CONTRACT + "lifecycle": "each call is answered, even while the engine drains and closes",
+    CONTRACT + "lifecycle": "each call gets a result, even while the engine drains and closes",
     CONTRACT + "lasting": "messages, topics, settings, progress and epochs are still there after a restart",
-    CONTRACT + "killed": "answered calls survive repeated kills (kill -9) of the writer",
+    CONTRACT + "killed": "acknowledged calls survive repeated kills (kill -9) of the writer",
     CONTRACT + "model": "long random histories give the same results as a naive model",
-    "interop": "old clients, of which five kinds were recorded, get the answers that they know",
-    "scenarios": "servers: order keys, retries, dead letters, levels, push, results at another proxy",
+    "interop": "old clients, of which five kinds were recorded, get the responses that they expect",
+    "scenarios": "servers: order keys, retries, dead letters, levels, push, results sent to another proxy",
     "service/cli": "the commands and the admin API",
-    "service/kafka": "brokers and our processes are killed, suspended or cut off; full disks; foreign topics",
+    "service/kafka": "brokers and servers are killed, suspended or cut off; full disks and foreign topics",
 }
 ALONE = {
     CONTRACT + "killed": "file_log",
@@ -62,20 +62,21 @@ ALONE = {
 HEAD = """
 `python tools/promises.py` generates this section from the tests. The table shows how many cases each engine
 runs with the same test code. `make test` runs the tests for memory and the file log, and `make test-kafka`
-runs those for Kafka on a real broker. The rows down to the naive model are the contract suite of the backend
-port. The suite also runs the file log in three other ways (as a process that is not the writer, and with tiny
-bounds), which are not counted here. The memory engine is a model for tests; no server uses it.
+runs those for Kafka on a real broker. The first rows, up to the naive model, are the contract suite of the
+backend port. This suite also runs the file log in three other ways (as a process that is not the writer, and
+with tiny limits). These runs are not counted here. The memory engine is a model for tests; no server uses it.
 
 | promise | memory | file log | Kafka |
 |---|---|---|---|
 """
 WHOLE_WORDS: Mapping[str, bool] = {"break_on_hyphens": False, "break_long_words": False}
 LEFT_OUT = """
-These cases run on another engine, but not on this one:
+For each engine, this list shows the cases that run only on other engines. Names in code font are test
+functions:
 
 """
 ONE = """
-**These cases run on only one engine**, although the tests of their folders are the same for all: """
+**Some cases run on only one engine**, although their folders have the same tests for all engines. They are"""
 
 
 class Case(NamedTuple):
@@ -86,9 +87,9 @@ class Case(NamedTuple):
     name: str
 
     @property
-    def words(self) -> str:
-        """The name of its test, as words."""
-        return self.name.partition("[")[0].removeprefix("test_").replace("_", " ")
+    def test(self) -> str:
+        """The name of the test function."""
+        return self.name.partition("[")[0]
 
 
 class Asked(NamedTuple):
@@ -152,7 +153,7 @@ def left_out(cases: dict[Case, dict[str, str]]) -> Iterator[Asked]:
     """Whom the contract does not ask without saying so at the test."""
     for case, engines in cases.items():
         if case.file.startswith(CONTRACT) and "memory" not in engines:
-            yield Asked(case, "memory", "it stores nothing on disk")
+            yield Asked(case, "memory", "the engine stores nothing on disk")
         if "kafka" not in engines:
             why = reason(case.file, case.name)
             if why is None:
@@ -184,8 +185,8 @@ def named(which: Iterable[Case], cases: Iterable[Case]) -> str:
     sizes, mine = Counter(case.promise for case in cases), list(which)
     part = Counter(case.promise for case in mine)
     whole = {promise for promise in part if part[promise] == sizes[promise]}
-    words = (f'"{PROMISES[case.promise]}"' if case.promise in whole else case.words for case in mine)
-    return "; ".join(dict.fromkeys(words))
+    names = (f'"{PROMISES[case.promise]}"' if case.promise in whole else f"`{case.test}`" for case in mine)
+    return ", ".join(dict.fromkeys(names))
 
 
 def reasons(cases: dict[Case, dict[str, str]]) -> Iterator[str]:
@@ -198,7 +199,8 @@ def reasons(cases: dict[Case, dict[str, str]]) -> Iterator[str]:
     for (engine, why), which in sorted(
         found.items(), key=lambda row: (list(ENGINES).index(row[0][0]), row[0])
     ):
-        text = f"**{ENGINES[engine]}**, {len(which)}: {why}. Tests: {named(which, cases)}."
+        count = f"{len(which)} case{'s' * (len(which) > 1)}"
+        text = f"**{ENGINES[engine]}**, {count}: {why}. Tests: {named(which, cases)}."
         yield textwrap.fill(text, 120, initial_indent="* ", subsequent_indent="  ", **WHOLE_WORDS) + "\n"
 
 
@@ -209,11 +211,14 @@ def alone(cases: dict[Case, dict[str, str]]) -> str:
         able = [name for name in ENGINES if engines.get(name) == ""]
         if len(able) == 1 and case.promise != "service/kafka":
             found[able[0]].append(case)
-    said = [
-        f"{len(which)} of the {ENGINES[engine]} ({named(which, cases)})"
-        for engine, which in sorted(found.items())
+    counts = [f"{len(which)} cases of the {ENGINES[engine]}" for engine, which in sorted(found.items())]
+    tests = [
+        f" Tests of the {ENGINES[engine]}: {named(which, cases)}." for engine, which in sorted(found.items())
     ]
-    text = ONE.strip() + " " + (", ".join(said) or "none") + "; and the last row, which is about Kafka."
+    text = (
+        f"{ONE.strip()} {', '.join(counts) or 'none'}, and all cases of the last row, which is about Kafka."
+    )
+    text += "".join(tests)
     return "\n" + textwrap.fill(text, 120, **WHOLE_WORDS) + "\n"
 
 

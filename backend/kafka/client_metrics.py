@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from backend.kafka.clients.producers import Producers, WriteOutcome
+from backend.kafka.clients.producers import Producers
+from backend.kafka.clients.writing import WriteOutcome
 from backend.kafka.coordination.memberships import KafkaMemberships
 from backend.kafka.engine.appends import Appends
 from ddmq_common.metrics import catalogue
@@ -68,10 +69,10 @@ class MeasuredProducers(Producers):
     def _measure(self, kind: str, arguments: tuple[Any, ...]) -> list[Any]:
         """Return the arguments of a write with its `then` wrapped."""
         at = next(number for number, argument in enumerate(arguments) if callable(argument))
-        then, began = arguments[at], self._monotonic()
+        then, start = arguments[at], self._monotonic()
 
         def on_outcome(outcome: WriteOutcome) -> None:
-            took_us = (self._monotonic() - began) * 1_000_000
+            took_us = (self._monotonic() - start) * 1_000_000
             self._metrics.histogram(catalogue.KAFKA_COMMIT, kind).observe(took_us)
             self._metrics.cell(catalogue.KAFKA_COMMITS, kind, outcome.kind.value).value += 1
             then(outcome)

@@ -53,11 +53,12 @@ class CheckedResource(NamedTuple):
 
 
 class ClusterFacts(NamedTuple):
-    """The checked settings of a cluster."""
+    """The checked settings of a cluster. `twins`: other installations with the same `topic_prefix`."""
 
     cluster_id: str
     brokers: int
     resources: tuple[CheckedResource, ...]
+    twins: tuple[str, ...] = ()
 
 
 class ClusterFinding(NamedTuple):
@@ -341,6 +342,13 @@ def find_violations(facts: ClusterFacts, options: KafkaOptions) -> list[ClusterF
         why = "this user may not see the settings, so they are not checked"
         violations.append(
             ClusterFinding(hidden, "not to be seen", why, "allow it DescribeConfigs there", False)
+        )
+    if facts.twins:
+        breaks = "messages at delay levels are delivered once by each of them"
+        remedy = "give each installation a topic_prefix of its own (backend.yaml)"
+        own = f"topic_prefix={options.topic_prefix!r}"
+        violations.append(
+            ClusterFinding(tuple(map("installation {}".format, facts.twins)), own, breaks, remedy, False)
         )
     return sorted(violations, key=lambda each: not each.loses)
 

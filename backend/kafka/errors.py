@@ -35,7 +35,7 @@ _OPERATOR = frozenset(
      KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError.KAFKA_STORAGE_ERROR,
      KafkaError._SSL)
 )  # fmt: skip
-_PURGED = frozenset((KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT))
+PURGED_CODES = frozenset((KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT))
 _CREDENTIALS = frozenset((KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL))
 _SILENT = frozenset((KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN))
 # A group's coordinator at this moment: what a consumer's commit raises is never marked as `retriable()`.
@@ -51,6 +51,11 @@ _LATER = frozenset(
      KafkaError._INVALID_DIFFERENT_RECORD)  # another one of its batch is wrong: nothing of that is stored
 )  # fmt: skip
 RAISED = (KafkaException, SystemError)  # by a call that serves reports: see `cause_of`
+
+
+def producer_ended() -> KafkaException:
+    """Return the error of a call to a producer that was ended here."""
+    return KafkaException(KafkaError(KafkaError._PURGE_QUEUE))
 
 
 def cause_of(error: Exception) -> KafkaError:
@@ -174,7 +179,7 @@ def to_undelivered_result(error: KafkaError, topic: str, size: int, size_max: in
             f"topic {topic}: Kafka refused a batch with a record of {size} bytes as too large; send it again"
         )
         return to_failed_result(TryLaterError(text), AppendStatus.NOT_STORED)
-    if code in _PURGED:  # what waits in the line may have been sent before, and waits to be sent again
+    if code in PURGED_CODES:  # what waits in the line may have been sent before, and waits to be sent again
         text = f"topic {topic}: it was on its way when its producer ended; it may be stored or not"
         return to_failed_result(RemoteError(text), AppendStatus.UNKNOWN)
     translated = to_ddmq_error(error, f"topic {topic}")

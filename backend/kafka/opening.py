@@ -23,6 +23,7 @@ import gevent
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource
 
+from backend.kafka.admission import TopicAdmission
 from backend.kafka.clients.admin import WAITING_TOPICS, SystemTopics
 from backend.kafka.cluster_rights import NEEDED_RIGHTS, find_denied
 from backend.kafka.cluster_rules import (
@@ -177,19 +178,25 @@ class ClusterCheck:
             facts = (
                 self._read_topic_names(system.settings) if system.settings in listed.topics else frozenset()
             )
+        admission = TopicAdmission(self._options.names)
+        names = admission.select_topics(listed.topics.keys(), facts)
         kinds = {
-            name: kind for name in listed.topics if (kind := self._kind_of(name, system, facts)) is not None
+            name: kind
+            for name in listed.topics
+            if (kind := self._kind_of(name, names.get(name), system, facts)) is not None
         }
         topics = [place for some in _in_parts(list(kinds)) for place in self._read_topics(some, kinds)]
         brokers = [self._read_broker(number) for number in sorted(listed.brokers)[:BROKERS_MAX]]
-        return ClusterFacts(listed.cluster_id or "", len(listed.brokers), (*brokers, *topics))
+        twins = tuple(admission.find_twins())
+        return ClusterFacts(listed.cluster_id or "", len(listed.brokers), (*brokers, *topics), twins)
 
-    def _kind_of(self, name: str, system: SystemTopics, made: frozenset[str]) -> Kind | None:
+    def _kind_of(
+        self, name: str, topic: str | None, system: SystemTopics, made: frozenset[str]
+    ) -> Kind | None:
         if name in system:
             return Kind.COORDINATION if name == system.coordination else Kind.STATE
         if name == TRANSACTIONS:
             return Kind.TRANSACTIONS
-        topic = self._options.names.from_kafka(name)
         if topic is None:
             return None
         if topic in COMPACTED_TOPICS:

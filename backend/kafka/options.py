@@ -13,7 +13,7 @@ docs/formats-kafka.md has examples.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from hashlib import blake2b
@@ -65,10 +65,11 @@ class Names(NamedTuple):
             )
         return kafka_name
 
-    def from_kafka(self, kafka_name: str) -> str | None:
+    def from_kafka(self, kafka_name: str, recorded: Container[str] = ()) -> str | None:
         """Return our name of the Kafka topic.
 
-        None if it is neither ours nor an admitted topic of another program.
+        None if it is neither ours nor an admitted topic of another program. `recorded`: our names of the
+        topics in the settings topic; these are ours, whatever the patterns say.
         """
         if not kafka_name.startswith(self.prefix):
             return None
@@ -77,17 +78,19 @@ class Names(NamedTuple):
         if coded:
             text = plain[len(self.namespace) + 3 :]
             name = _CODED.sub(lambda hexed: chr(int(hexed[1], 16)), text)
-        elif self._is_plain(plain) and any(fnmatchcase(plain, pattern) for pattern in self.patterns):
+        elif self._is_plain(plain):
             name = plain.replace(".", "%2E")
+            if name not in recorded and not self.admits_topic(plain):
+                return None
         else:
             return None
         if topic_fault(name) is not None:
             return None
         return name if self._is_same(name, kafka_name) else None
 
-    def is_admitted(self, kafka_name: str) -> bool:
-        """Return whether a Kafka topic is visible here: ours, or an admitted one of another program."""
-        return self.from_kafka(kafka_name) is not None
+    def admits_topic(self, plain: str) -> bool:
+        """Return whether the patterns admit another program's topic. `plain`: its name without prefix."""
+        return any(fnmatchcase(plain, pattern) for pattern in self.patterns)
 
     def _is_plain(self, found: str) -> bool:
         """Return whether our topic name may be used in Kafka without the coded form."""
@@ -102,6 +105,11 @@ class Names(NamedTuple):
             return self.to_kafka(name) == kafka_name
         except CallerError:
             return False
+
+
+def is_namespace(text: str) -> bool:
+    """Return whether `text` may be the namespace of an installation."""
+    return _NAMESPACE.match(text) is not None
 
 
 def incarnation_of(topic_id: str) -> int:
@@ -129,7 +137,7 @@ ENGINE_SETTINGS = frozenset(
 )  # fmt: skip
 # What may be given otherwise: a broker that died is not asked for long, nor waited for when it is back.
 DEFAULT_SETTINGS: Mapping[str, str | int] = {
-    "topic.metadata.refresh.interval.ms": 2_000,
+    "topic.metadata.refresh.interval.ms": 10_000,  # errors and lost connections cause a refresh at once
     "reconnect.backoff.max.ms": 1_000,
     "socket.connection.setup.timeout.ms": 5_000,
     "log_level": 2,  # librdkafka's own lines, several a second while a broker is away; reasons come otherwise
@@ -144,7 +152,7 @@ APPEND_SETTINGS: Mapping[str, str | int | float | bool] = {
     "linger.ms": 0.5,  # a lot goes in one request; with 0 its first record goes alone, and the others spin
     "retry.backoff.ms": 20,
     "retry.backoff.max.ms": 500,
-    "message.timeout.ms": 0,  # never: see appends.SEND_S
+    "message.timeout.ms": 0,  # never: see engine/partitions.py
     "message.max.bytes": 1_000_000_000,  # what a topic takes is checked before, and by the broker
     "topic.metadata.propagation.max.ms": 2_000,
 }

@@ -91,7 +91,7 @@ class TokenProvider:
 
     @property
     def why(self) -> str:
-        """Why clients have no token: the last failure, or a call that takes long; empty if neither is so."""
+        """Return why clients have no token: the last failure, or a call that takes long; or ""."""
         called_at = self._called_at
         if called_at is not None and self._wall_clock() - called_at >= SLOW_S:
             return f"{self._name} has not returned for {self._wall_clock() - called_at:.0f} s"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,6 +11,7 @@ import msgspec
 
 from backend.kafka.options import Names, incarnation_of
 from backend.kafka.records import ProducerRecord, encode, size_in_kafka
+from backend.kafka.targets import UnavailableTopics
 from backend.records import Durability, NewRecord, QueueRef, TopicInfo
 from ddmq_common.errors import CallerError, UnknownTopicError
 from ddmq_common.names import COMPACTED_TOPICS
@@ -62,9 +65,10 @@ class KafkaTopic(NamedTuple):
 class TopicRegistry:
     """The existing topics that this process knows, by our names. KafkaTopics keeps it up to date."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, now: Callable[[], float] = time.monotonic) -> None:
         self._names = names
         self.topics: dict[str, KafkaTopic] = {}
+        self.unavailable = UnavailableTopics(now)
 
     def find_topic(self, name: str) -> KafkaTopic | None:
         """Return the topic named `name`, or None."""
@@ -92,6 +96,15 @@ class TopicRegistry:
         """Return the topic's incarnation and how many queues it has; (0, 0) if it does not exist."""
         topic = self.topics.get(name)
         return (0, 0) if topic is None else (topic.info.incarnation, topic.info.queues)
+
+    def name_of(self, kafka_name: str) -> str | None:
+        """Return our name of a topic in Kafka; None if it is one of the system's own, or not admitted."""
+        return self._names.from_kafka(kafka_name)
+
+    def min_insync(self, kafka_name: str) -> int:
+        """Return how many replicas of a topic must be in sync to write to it; 0 if that is unknown."""
+        topic = self.topics.get(self.name_of(kafka_name) or "")
+        return 0 if topic is None else topic.info.min_insync or 0
 
     def kafka_name(self, name: str) -> str:
         """Return the name in Kafka of our topic `name`."""

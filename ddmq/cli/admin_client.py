@@ -102,6 +102,6 @@ class AdminType(click.ParamType[AdminClient]):
 
 admin_option = click.option(
     "--admin", type=AdminType(), default=str(ADMIN), show_default=True, envvar="DDMQ_ADMIN",
-    help="Admin address of the server (or DDMQ_ADMIN).",
+    help="Admin address of the server (or set DDMQ_ADMIN).",
 )  # fmt: skip
 admin_options = combine_options(admin_option, json_option)

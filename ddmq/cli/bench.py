@@ -39,7 +39,16 @@ def find_benchmarks() -> dict[str, Path]:
     help="Number of pending delayed messages during the run, where it matters (default 10,000,000).",
 )
 def bench(name: str | None, listing: bool, quick: bool, pending: int | None, as_json: bool) -> None:
-    """Run benchmark NAME (t01, t02, …) or `all`; raw results go to bench/results/."""
+    """Run benchmark NAME (t01, t02, …), or all of them with `all`; without NAME, list them.
+
+    Benchmarks need the source tree. Each compares ddmq with its floor: the same work done by the disk, the
+    network or Python alone. Raw results go to bench/results/.
+
+    \b
+    Examples:
+      ddmq bench --list
+      ddmq bench t01 --quick
+    """
     benchmarks = find_benchmarks()
     if listing or name is None:
         purposes = {short: _first_line(path) for short, path in benchmarks.items()}

@@ -23,7 +23,7 @@ _addresses = combine_options(
 
 @click.group("config")
 def config_command() -> None:
-    """Settings of a server: from the command line, the environment, files, or the defaults."""
+    """Show the settings of a server: from the command line, the environment, files, or the defaults."""
 
 
 @config_command.command("show")
@@ -34,11 +34,16 @@ def config_command() -> None:
 def show_settings(
     config_dir: Path | None, changed: bool, as_json: bool, with_parent: bool, **flags: Any
 ) -> None:
-    """Print the value of every setting, and its source.
+    """Print the value of every setting that `ddmq serve` with the same options would have, and its source.
 
-    Give the options of `ddmq serve`, in the environment of the server. The command line overrides the
-    environment, and the environment overrides the files of --config. Secrets are masked. --json also lists
-    the environment variable of each key.
+    Run it in the environment of the server. The command line overrides the environment, and the environment
+    overrides the files of --config. Secrets are masked. --json also lists the environment variable of each
+    key.
+
+    \b
+    Examples:
+      ddmq config show --config conf --changed
+      ddmq config show --json
     """
     from ddmq.server.config import load_folder, with_flags
     from ddmq.server.effective_settings import list_settings
@@ -47,8 +52,10 @@ def show_settings(
     settings = [setting for setting in list_settings(configuration) if setting.is_changed or not changed]
     if as_json:
         print_json([_to_json(setting) for setting in settings])
-    else:
+    elif settings:
         _print_columns([("key", "source", "value"), *map(_to_row, settings)])
+    else:
+        hint("every setting has its default; without --changed they are listed")
     for retired in configuration.retired:
         hint(str(retired))
 

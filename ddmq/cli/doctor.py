@@ -61,12 +61,22 @@ class CheckResult(NamedTuple):
     type=Folder(path_type=Path),
     help="Directory of the log (default: data_dir of the configuration, else ./data).",
 )
-@click.option("--config", "config_dir", type=Folder(path_type=Path), help="The configuration folder.")
+@click.option(
+    "--config",
+    "config_dir",
+    type=Folder(path_type=Path),
+    help="Folder with the configuration files, as in `ddmq serve`.",
+)
 @json_option
 def doctor(data_dir: Path | None, config_dir: Path | None, as_json: bool) -> None:
     """Check machine, directory, ports and configuration, and the Kafka cluster that it names.
 
-    Changes nothing. Exit code 1 when a check failed; the last column says what to do.
+    Changes nothing. Exit code 1 if a check failed; the last column says what to do.
+
+    \b
+    Examples:
+      ddmq doctor
+      ddmq doctor --config conf --data-dir /var/lib/ddmq
     """
     findings = list(run_checks(data_dir, config_dir))
     if as_json:

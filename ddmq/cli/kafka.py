@@ -23,16 +23,24 @@ folder_option = click.option(
 
 @click.group()
 def kafka() -> None:
-    """A Kafka cluster on this machine, for a trial: brokers on loopback that outlive the command."""
+    """Start and stop Kafka brokers on this machine, for a trial. They listen on loopback and keep running
+    after the command.
+
+    \b
+    Examples:
+      ddmq kafka up --brokers 3
+      ddmq serve --backend kafka --bootstrap 127.0.0.1:9092 --data-dir ./data
+      ddmq kafka down
+    """
 
 
-@kafka.command("up")
+@kafka.command("up", short_help="Start the brokers.")
 @folder_option
-@click.option("--brokers", type=click.IntRange(1, 9), default=1, show_default=True, help="How many.")
+@click.option("--brokers", type=click.IntRange(1, 9), default=1, show_default=True, help="Number of brokers.")
 @click.option("--port", type=click.IntRange(1024, 65_000), default=9092, show_default=True,
               help="Port of the first broker; each broker uses two consecutive ports.")  # fmt: skip
 def up(folder: Path, brokers: int, port: int) -> None:
-    """Start the brokers, unless they run, and print what to give to --bootstrap."""
+    """Start the brokers that do not run, and print their addresses for `ddmq serve --bootstrap`."""
     cluster = TrialCluster(folder)
     ports = [Ports(port + 2 * n, port + 2 * n + 1) for n in range(brokers)]
     cluster.make(ports)

@@ -7,13 +7,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddmq.cli.output import cell, hint, json_option, print_facts, print_json, say
 from ddmq.cli.values import FOLDER
 from ddmq_common.private_files import UMASK
+
+if TYPE_CHECKING:
+    from ddmq.move.runs import MoveReport, MoveRun
 
 SHOW_S = 5.0
 
@@ -43,13 +46,20 @@ def move(
 ) -> None:
     """Copy the installation SOURCE into TARGET, each `file_log:DIRECTORY` or `kafka:HOST:PORT,…`.
 
-    Without an option the messages that are there now are copied, beside a server that runs; run it again, or
-    with --follow, and it goes on where it was, also after it was killed. With --finish, once all servers of
-    the source are stopped and no consumer is at the target, it copies what is left, groups, their progress,
-    retries and pending delays, compares both sides, and the target takes over.
+    \b
+    Examples:
+      ddmq move file_log:./data kafka:broker-1:9092 --dry-run
+      ddmq move file_log:./data kafka:broker-1:9092 --follow
+      ddmq move file_log:./data kafka:broker-1:9092 --finish
 
-    Topics of the target that have messages of their own are refused. Exit code 1: it could not be done, or
-    the comparison found something that is not the same.
+    Without an option, the messages that exist now are copied, while the servers of the source keep running. A
+    later run, also one with --follow or one after a kill, continues where the last one ended. For the last
+    step, stop all servers of the source, start no consumer at the target, and run with --finish: it copies
+    the remaining messages, the groups with their progress, retries and pending delays, and compares both
+    sides. Then the target takes over.
+
+    Topics of the target that have messages of their own are rejected. Exit code 1 if the copy failed, or if
+    the comparison found a difference.
     """
     modes = [name for name, enabled in mode.items() if enabled]
     if len(modes) > 1:
@@ -63,13 +73,13 @@ def move(
         raise click.ClickException(f"source and target are not the same in {len(report.faults)} places")
 
 
-def _run_mode(run: Any, mode: str) -> Any:
+def _run_mode(run: MoveRun, mode: str) -> MoveReport:
     if mode == "dry_run":
-        return run.plan()
+        return run.plan_move()
     if mode == "finish":
-        return run.finish()
+        return run.finish_move()
     if mode == "verify":
-        return run.verify()
+        return run.verify_copies()
     return run.copy((lambda: False) if mode == "follow" else None)
 
 
@@ -82,7 +92,7 @@ def _open_run(
     topics: tuple[str, ...],
     *,
     make: bool,
-) -> Iterator[Any]:
+) -> Iterator[MoveRun]:
     """Open both sides of the move as a MoveRun for the block, and close them afterwards. Raises DdmqError."""
     from ddmq.move.context import MoveContext, MoveError
     from ddmq.move.core.scope import Scope

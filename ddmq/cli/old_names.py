@@ -17,22 +17,26 @@ class OldOption(click.Option):
     """A hidden option with an old name. It sets the option with the new name, and prints a hint about that on
     standard error."""
 
-    def __init__(self, declarations: list[str], *, now: str, **settings: Any) -> None:
+    def __init__(
+        self, declarations: list[str], *, now: str, parameter: str | None = None, **settings: Any
+    ) -> None:
+        """`now`: the new name. `parameter`: the parameter of the command, if its name differs from that."""
         super().__init__(declarations, hidden=True, expose_value=False, is_eager=True, **settings)
         self._now = now
+        self._parameter = parameter or now.removeprefix("--")
 
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
     ) -> tuple[Any, list[str]]:
         assert self.name is not None
         if self.name in opts and isinstance(opts, dict):
-            opts.setdefault(self._now.removeprefix("--"), opts.pop(self.name))
+            opts.setdefault(self._parameter, opts.pop(self.name))
             _hint_renamed(self.opts[0], self._now)
         return None, args
 
 
 def count_option(
-    text: str = "At most.", *, default: int = 20, old_name: str = "--limit"
+    text: str = "Show so many at most.", *, default: int = 20, old_name: str = "--limit"
 ) -> Callable[[Any], Any]:
     """Return a decorator with the option --count of a listing, and the hidden option `old_name` for the
     same."""

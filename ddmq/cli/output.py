@@ -44,7 +44,7 @@ STATE_STYLES = {  # by the beginning of a state, the first that fits
 LOUD_STYLE = "bold red"  # of a line or a name in capital letters, which says that something is wrong
 UNBROKEN_MAX = 300  # of a name; the longest that a topic or a group may have is shorter
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
 def print_json(value: Any) -> None:
@@ -213,7 +213,7 @@ def _columns_that_fit(columns: Sequence[str], rows: list[Sequence[Any]], spare: 
             max(_measure_cells(rows, at, prose=columns[at] in PROSE), *map(len, heading.split("\n")))
             for heading, at in zip(stacked, indexes, strict=True)
         ]
-        if sum(widths) + GAP * (len(widths) - 1) <= _console_width():
+        if sum(widths) + GAP * (len(widths) - 1) <= line_width():
             break
         indexes.remove(columns.index(name))
     return indexes
@@ -230,7 +230,7 @@ def _choose_headings(
     headings = [column.replace("_", " ") for column in columns]
     widths = [_measure_cells(rows, at) for at in indexes]
     room = sum(max(len(name), width) + GAP for name, width in zip(headings, widths, strict=True))
-    return _stack_headings(headings) if room > _console_width() else headings
+    return _stack_headings(headings) if room > line_width() else headings
 
 
 def _stack_headings(headings: Sequence[str]) -> list[str]:
@@ -256,7 +256,9 @@ def _is_numeric(rows: Sequence[Sequence[Any]], index: int) -> bool:
     return bool(texts) and all(_NUMBER.match(text) for text in texts)
 
 
-def _console_width() -> int:
+def line_width() -> int:
+    """Return how many characters a line may have: the width of the terminal, and very many where the output
+    is no terminal."""
     return console(wide=True).width
 
 

@@ -37,16 +37,16 @@ NEEDED = ("pyspark", "pyarrow", "plotly")
     default="ddmq-report.html",
     show_default=True,
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The HTML file; it needs nothing else to be opened.",
+    help="The HTML file that is written; it needs no other file and no network.",
 )
-@click.option("--since", metavar="DURATION", help="Length of the report: 1h, 7d (default: all samples).")
+@click.option("--since", metavar="DURATION", help="Report only the last 1h, 7d, … (default: all samples).")
 @click.option(
     "--tables",
     type=Folder(file_okay=False),
     help="Where the job keeps its Parquet tables (default: SAMPLES-tables beside the samples); with --no-job "
     "also a URL.",
 )
-@click.option("--no-job", is_flag=True, help="Use the present tables, without running the job.")
+@click.option("--no-job", is_flag=True, help="Use the tables of an earlier run, without running the job.")
 @click.option("--data-dir", type=FOLDER, help="As in `ddmq serve` (default: data).")
 @click.option("--config", "config_dir", type=FOLDER, help="As in `ddmq serve`.")
 @json_option
@@ -62,8 +62,13 @@ def report(
 ) -> None:
     """Show how messages flowed, where they waited, what was late, and what needs attention.
 
-    Runs the Spark job over the samples (a laptop is enough), writes one HTML file with charts and prints a
-    summary. docs/report.md explains how to read it.
+    Runs a Spark job on this machine over the sample files that servers write (a laptop is enough), writes one
+    HTML file with charts, and prints a summary. docs/report.md explains how to read it.
+
+    \b
+    Examples:
+      ddmq report --data-dir ./data
+      ddmq report --data-dir ./data --since 1h --out last-hour.html
     """
     since_ms = None if since is None else _parse_since(since)
     samples_dir = (

@@ -18,36 +18,44 @@ from ddmq_common import compiled
 from ddmq_common.errors import DdmqError
 
 COMMANDS = {
-    "serve": ("ddmq.cli.serve", "serve", "Run producer and consumer proxy, delay service, log."),
+    "serve": ("ddmq.cli.serve", "serve", "Run a whole server: proxies, delay service, log."),
     "producer": ("ddmq.cli.serve", "producer", "Run the producer proxy alone."),
     "consumer": ("ddmq.cli.serve", "consumer", "Run the consumer proxy alone."),
     "delay-service": ("ddmq.cli.serve", "delay_service", "Run the delay service alone."),
     "topic": ("ddmq.cli.operate.topic", "topic", "List, create, change, delete topics."),
-    "group": ("ddmq.cli.operate.group", "group", "Consumer groups: settings, lag, blocked keys."),
-    "offset": ("ddmq.cli.operate.offset", "offset", "Show and reset where consumer groups stand."),
+    "group": ("ddmq.cli.operate.group", "group", "Consumer groups: list, create, change; blocked keys."),
+    "offset": ("ddmq.cli.operate.offset", "offset", "Show and reset the offsets of consumer groups."),
     "send": ("ddmq.cli.messages.send", "send", "Send messages: arguments, files, standard input."),
     "pull": ("ddmq.cli.messages.pull", "pull", "Take messages as a consumer group and acknowledge them."),
     "tail": ("ddmq.cli.messages.message", "tail", "Watch a topic without taking anything."),
-    "stats": ("ddmq.cli.operate.stats", "stats", "Rates, lag and what is in flight; live with --watch."),
+    "stats": (
+        "ddmq.cli.operate.stats",
+        "stats",
+        "Topics, groups and latencies; with --watch live, with rates.",
+    ),
     "lag": (
         "ddmq.cli.operate.stats",
         "lag",
-        "How far behind groups are, and who consumes.",
+        "How far behind each group is, and how many clients it has.",
     ),
     "report": (
         "ddmq.cli.report",
         "report",
-        "How messages flowed: HTML with charts, and in short.",
+        "How messages flowed over time: an HTML page with charts.",
     ),
     "message": ("ddmq.cli.messages.message", "message", "Find messages by id, key, offset or time."),
-    "delay": ("ddmq.cli.messages.delay", "delay", "Later deliveries: add, list, cancel, move, back up."),
+    "delay": ("ddmq.cli.messages.delay", "delay", "Delayed messages: add, list, cancel, move, back up."),
     "dlq": ("ddmq.cli.operate.dlq", "dlq", "Dead letters: list, show, resend, purge."),
     "tx": ("ddmq.cli.operate.tx", "tx", "Transactions: list, show, commit, roll back."),
-    "move": ("ddmq.cli.move", "move", "Copy an installation to another engine: file log, Kafka."),
-    "config": ("ddmq.cli.config", "config_command", "Settings of a server, and where each comes from."),
+    "move": ("ddmq.cli.move", "move", "Copy all data to another engine: file log or Kafka."),
+    "config": (
+        "ddmq.cli.config",
+        "config_command",
+        "Show the settings of a server, and where each comes from.",
+    ),
     "doctor": ("ddmq.cli.doctor", "doctor", "Check machine, directory, ports and configuration."),
-    "bench": ("ddmq.cli.bench", "bench", "Run a benchmark with its floor."),
-    "kafka": ("ddmq.cli.kafka", "kafka", "Kafka brokers on this machine: up, down, status."),
+    "bench": ("ddmq.cli.bench", "bench", "Run a benchmark."),
+    "kafka": ("ddmq.cli.kafka", "kafka", "Kafka brokers on this machine for a trial: up, down, status."),
     "demo": ("ddmq.demo.story", "demo", "Kill a server; show that no message is lost and order kept."),
     "completion": ("ddmq.cli.root", "completion", "Print the shell completion script."),
 }
@@ -102,15 +110,36 @@ class Tree(click.Group):
                     formatter.write_dl([(name.ljust(width), COMMANDS[name][2]) for name in names])
 
 
-@click.group(cls=Tree, context_settings={"help_option_names": ["-h", "--help"]})
+EPILOG = """
+\b
+If you know other tools:
+  kafka-topics.sh --list                    ddmq topic list
+  kafka-console-producer.sh                 ddmq send TOPIC --lines -
+  kafka-console-consumer.sh                 ddmq tail TOPIC
+  kafka-consumer-groups.sh --describe       ddmq lag; ddmq group show GROUP
+  kafka-consumer-groups.sh --reset-offsets  ddmq offset reset GROUP
+  rabbitmqctl list_queues                   ddmq lag
+  rabbitmqctl list_consumers                ddmq group show GROUP
+  redis-cli XADD, XREADGROUP                ddmq send, ddmq pull
+  redis-cli XPENDING                        ddmq group show GROUP
+"""
+
+
+@click.group(cls=Tree, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
 @click.version_option(
     package_name="ddmq-proxy", prog_name="ddmq", message=f"%(prog)s, version %(version)s ({compiled.STATE})"
 )
 def root() -> None:
     """A message-queue proxy layer: Thrift in, Thrift out, a durable log in between.
 
-    Start with `ddmq serve --data-dir ./data`, then `ddmq send orders hello` and
-    `ddmq pull orders --group billing`.
+    \b
+    Start a server, send a message, take it as a consumer group:
+      ddmq serve --data-dir ./data
+      ddmq send orders hello
+      ddmq pull orders --group billing
+
+    `ddmq COMMAND --help` has examples. Most commands ask the server at 127.0.0.1; DDMQ_ADMIN, DDMQ_PRODUCER
+    and DDMQ_CONSUMER (each HOST:PORT) name another.
     """
 
 
@@ -153,7 +182,14 @@ def _one_line(error: click.UsageError) -> str:
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script: eval "$(ddmq completion bash)"."""
+    """Print the script that completes ddmq's commands, options, topics and groups in a shell.
+
+    \b
+    Load it at each start of the shell:
+      echo 'eval "$(ddmq completion bash)"' >> ~/.bashrc
+      echo 'eval "$(ddmq completion zsh)"' >> ~/.zshrc
+      ddmq completion fish > ~/.config/fish/completions/ddmq.fish
+    """
     shell_class = get_completion_class(shell)
     if shell_class is None:
         raise click.ClickException(f"no completion for {shell}")

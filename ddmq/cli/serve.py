@@ -25,12 +25,14 @@ def check_engine(_: click.Context, __: click.Parameter, name: str | None) -> str
 
 
 server_options = combine_options(
-    click.option("--data-dir", type=FOLDER, help="Directory of the log; created if missing (default: data)."),
+    click.option(
+        "--data-dir", type=FOLDER, help="Directory of all data; created if missing (default: data)."
+    ),
     click.option(
         "--config",
         "config_dir",
         type=FOLDER,
-        help="Folder with ddmq.yaml, topics.yaml, proxy_producer.yaml, …; see conf/.",
+        help="Folder with ddmq.yaml, topics.yaml, proxy_producer.yaml, …; see conf/ of the source tree.",
     ),
     click.option(
         "--backend",
@@ -38,11 +40,17 @@ server_options = combine_options(
         metavar="[file_log|kafka|…]",
         callback=check_engine,
         shell_complete=lambda _, __, typed: [name for name in ENGINES if name.startswith(typed)],
-        help="Where messages are kept: the file log of this machine (default), Kafka, or an engine that an "
+        help="Where messages are stored: the file log on this machine (default), Kafka, or an engine that an "
         "installed package registers.",
     ),
-    click.option("--bootstrap", metavar="HOST:PORT,…", help="Some brokers of the Kafka cluster."),
-    click.option("--admin", type=ADDRESS, help=f"Admin HTTP: health, metrics, API (default {ADMIN})."),
+    click.option(
+        "--bootstrap",
+        metavar="HOST:PORT,…",
+        help="Brokers of the Kafka cluster, one or more; goes with --backend kafka.",
+    ),
+    click.option(
+        "--admin", type=ADDRESS, help=f"Where HTTP is served: health, metrics, admin API (default {ADMIN})."
+    ),
     click.option(
         "--beyond-loopback",
         is_flag=True,
@@ -69,14 +77,20 @@ server_options = combine_options(
     "--processes", is_flag=True, help="Run each part as a process of its own over the same directory."
 )
 def serve(config_dir: Path | None, processes: bool, **flags: Any) -> None:
-    """Run producer proxy, consumer proxy, delay service, log and admin API.
+    """Run a whole server: producer proxy, consumer proxy, delay service, log and admin API.
 
-    Prints one line starting with `ready` once both proxies and the admin API answer. SIGTERM (or Ctrl-C)
-    drains; a second one stops at once. SIGHUP reads the files of --config again: topics, groups, limits,
-    rates. Flags override those files.
+    \b
+    Examples:
+      ddmq serve --data-dir ./data
+      ddmq serve --config conf --processes
+      ddmq serve --data-dir ./data --backend kafka --bootstrap broker-1:9092
 
-    Several servers may run over one directory, with other ports: one writes, the others write through it and
-    one of them takes over when it dies.
+    Prints a line that starts with `ready`, with all addresses, once its ports answer. SIGTERM (or Ctrl-C)
+    finishes open work and stops; a second one stops at once. SIGHUP reads the files of --config again:
+    topics, groups, limits, rates. Options override those files.
+
+    Several servers may run over one directory, each with its own ports: one writes, the others write through
+    it, and one of them takes over if it dies.
     """
     if processes:
         from ddmq.server.process.processes import run_processes
@@ -91,7 +105,7 @@ def serve(config_dir: Path | None, processes: bool, **flags: Any) -> None:
 @server_options
 @click.option("--producer", type=ADDRESS, help=f"Where producers connect (default {PRODUCER}).")
 def producer(config_dir: Path | None, **flags: Any) -> None:
-    """Run the producer proxy alone, over a directory it may share with other parts."""
+    """Run the producer proxy alone. Other processes over the same directory run the other parts."""
     _run(config_dir, flags, ("producer", "admin"))
 
 
@@ -99,16 +113,18 @@ def producer(config_dir: Path | None, **flags: Any) -> None:
 @server_options
 @click.option("--consumer", type=ADDRESS, help=f"Where consumers connect (default {CONSUMER}).")
 def consumer(config_dir: Path | None, **flags: Any) -> None:
-    """Run the consumer proxy alone, over a directory it may share with other parts."""
+    """Run the consumer proxy alone. Other processes over the same directory run the other parts."""
     _run(config_dir, flags, ("consumer", "admin"))
 
 
 @click.command("delay-service")
 @server_options
 def delay_service(config_dir: Path | None, **flags: Any) -> None:
-    """Run the delay service alone: delayed messages of every kind, and retries, come back when they are due.
+    """Run the delay service alone. It delivers delayed messages of every kind, and retries, when they are
+    due.
 
-    Several may run over one directory: they share the delay levels, and the shards of all other due times.
+    Several may run over one directory; they divide the delay levels and the other delayed messages among
+    them.
     """
     _run(config_dir, flags, ("delay", "admin"))
 

@@ -37,7 +37,7 @@ class KnownName(Name):
     """The click type of a name that exists on the server, so that the shell can complete it."""
 
     def __init__(self, kind: str) -> None:
-        self._kind = kind
+        self.name = self._kind = kind
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -85,6 +85,8 @@ def _fetch_rows(ctx: click.Context, *path: str, **query: Any) -> list[dict[str, 
 class Whole(click.IntRange):
     """The click type of a whole number within bounds."""
 
+    name = "n"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
             int(value)
@@ -95,6 +97,8 @@ class Whole(click.IntRange):
 
 class Number(click.FloatRange):
     """The click type of a number within bounds; NaN is rejected."""
+
+    name = "n"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
@@ -108,6 +112,10 @@ class Number(click.FloatRange):
 
 class Folder(click.Path):
     """The click type of a directory. An empty name is rejected; it does not mean the current directory."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.name = "directory"
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None

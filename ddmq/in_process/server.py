@@ -245,6 +245,16 @@ class InProcessServer:
             if rest:
                 self.consumer.change_subscription(group, topic, rest).wait(WAIT_S)
 
+    def list_topics(self) -> list[str]:
+        """Return the names of all topics, internal ones included."""
+        with self.enter_loop():
+            return list(self.backend.topics())
+
+    def list_groups(self) -> list[str]:
+        """Return the names of all groups."""
+        with self.enter_loop():
+            return [each.name for each in self.consumer.groups()]
+
     def list_stats(self, group: str) -> list[SubscriptionStats]:
         """Return the statistics of every subscription of a group; empty if there is no such group."""
         with self.enter_loop():

@@ -18,7 +18,6 @@ back for other consumers. A consumer that was started before a fork raises Clien
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
@@ -43,10 +42,18 @@ from ddmq_client.aio.sync import (
     sleep,
 )
 from ddmq_client.aio.worker_pool import AsyncWorkerPool
+from ddmq_client.application.arguments import explain_arguments
+from ddmq_client.application.handler_errors import HandlerErrors
 from ddmq_client.callables import ASYNC_CONSUMER, check_result
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.prefetch_buffer import ConsumerCounts
-from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check, check_handlers, topic_names
+from ddmq_client.core.settings import (
+    TIMEOUT_MS_MAX,
+    ConsumerSettings,
+    check,
+    check_handlers,
+    topic_names,
+)
 from ddmq_client.delays import start_text
 from ddmq_client.errors import ClientError, ClosedError
 from ddmq_client.idl.codes import CONSUMER_PORT
@@ -66,7 +73,6 @@ from ddmq_client.serializers import Serializer
 from ddmq_client.serializers.values import deserialize_messages
 from ddmq_client.wire.consuming import pull_settings
 
-_log = logging.getLogger("ddmq_client.consumer")
 AsyncHandler = Callable[[Message], object]
 AsyncBatchHandler = Callable[[list[Message]], object]
 
@@ -123,6 +129,7 @@ class AsyncConsumer:
     _pool: AsyncWorkerPool | None = None
     _state, _ended, _paused = "new", False, False
 
+    @explain_arguments("docs/client.md#receiving")
     def __init__(
         self,
         proxies: str | Sequence[str],
@@ -155,7 +162,7 @@ class AsyncConsumer:
     ) -> None:
         """Check the arguments (raises OptionError); `start` connects."""
         check_observer(observer)
-        check_handlers(AWAITS, handler, batch_handler)
+        check_handlers(AWAITS, handler, batch_handler, concurrency)
         self._settings = ConsumerSettings(
             group=group,
             topics=topic_names(topics),
@@ -177,7 +184,7 @@ class AsyncConsumer:
             serializer=serializer,
         )
         self._proxies = parse_addresses(proxies, CONSUMER_PORT)
-        self._notifications = ConsumerNotifications(on_late, on_error)
+        self._notifications, self._errors = ConsumerNotifications(on_late, on_error), HandlerErrors()
         self._place = broadcast_place(self._settings, instance, offsets_file)
         self._handler, self._batch_handler, self._observer = handler, batch_handler, observer
         self._home, self._lock = Home("consumer"), Lock()  # the lock: of _state and _ended
@@ -347,7 +354,7 @@ class AsyncConsumer:
 
     def _deserialize(self, messages: list[Message]) -> list[Message]:
         serializer = self._settings.serializer
-        return messages if serializer is None else deserialize_messages(serializer, messages)
+        return messages if serializer is None else deserialize_messages(serializer, messages, self._errors)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Iterate over messages, one by one, until `stop`. Settle each one.
@@ -400,7 +407,7 @@ class AsyncConsumer:
             if handling is not None:
                 handling.raised(error)
             if is_failure(error):
-                _log.exception("the handler raised on %s", ", ".join(map(repr, messages[:3])))
+                self._errors.report_error(messages, error)
                 for message in messages:
                     message.fail(reason=error)
             if ends_worker(error):

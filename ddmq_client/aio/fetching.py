@@ -24,6 +24,7 @@ from types import TracebackType
 
 from ddmq_client.aio.connection import AsyncFramedConnection, resolve_in_time
 from ddmq_client.aio.sync import INLINE, AsyncActivity, Condition, Lock, now
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core.fetching import Assignments, FetchAnswer, Queue, Round
 from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress, parse_addresses
 from ddmq_client.core.places import Offsets
@@ -58,6 +59,7 @@ class AsyncFetchConsumer:
     timeout_ms   for one call, in addition to its linger time
     """
 
+    @explain_arguments("docs/client.md#reading-by-offset")
     def __init__(
         self,
         proxies: str | Sequence[str],

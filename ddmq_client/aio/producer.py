@@ -12,6 +12,7 @@ from ddmq_client.aio.router import AsyncProxyRouter
 from ddmq_client.aio.sender import AsyncJobSender, AsyncSends
 from ddmq_client.aio.sync import now
 from ddmq_client.aio.transactions import AsyncTransaction, AsyncTransactionCalls
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.selectors import Selector
 from ddmq_client.core.settings import ProducerSettings
@@ -241,6 +242,7 @@ class AsyncProducer(AsyncProducerBase):
     its message was stored is then unknown.
     """
 
+    @explain_arguments("docs/client.md#sending")
     def __init__(
         self,
         proxies: str | Sequence[str],

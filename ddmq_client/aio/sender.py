@@ -11,6 +11,7 @@ from typing import Literal
 
 from ddmq_client.aio.router import AsyncProxyRouter
 from ddmq_client.aio.sync import now
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core import verdicts
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import Node
@@ -124,6 +125,7 @@ class AsyncSends(ABC):
     _observer: ClientObserver | None
     _single: SendCall  # what an observer is told of a send
 
+    @explain_arguments("docs/client.md#sending", missing="for an OutgoingMessage: send_message(message)")
     async def send(
         self,
         topic: str,

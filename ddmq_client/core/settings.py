@@ -15,6 +15,7 @@ from ddmq_client.serializers import Serializer, check_serializer
 TIMEOUT_MS_MAX = 600_000
 EXTEND_MS_MAX = 7 * 24 * 3600 * 1000
 TEXT_MAX = 255
+WORKERS_MAX = 1_024
 BROADCASTING = "broadcasting"
 ORDER_KEYS = ("KEY", "QID")  # beside JSONPaths
 MODELS = ("clustering", BROADCASTING)
@@ -43,8 +44,9 @@ def check_order_key(order_key: str) -> None:
         )
 
 
-def check_handlers(awaits: bool, handler: object, batch_handler: object) -> None:
-    """Raise OptionError if both kinds of handler are given, or one that this consumer cannot run."""
+def check_handlers(awaits: bool, handler: object, batch_handler: object, workers: int) -> None:
+    """Raise OptionError for both kinds of handler, one that this consumer cannot run, or too many workers."""
+    check("concurrency" if awaits else "threads", workers, 1, WORKERS_MAX)
     if handler is not None and batch_handler is not None:
         raise OptionError("handler and batch_handler are both set; allowed: one of them, or none")
     check_function("handler", handler, awaits=awaits, instead=ASYNC_CONSUMER)
@@ -153,7 +155,7 @@ class ConsumerSettings:
         check("number of topics", len(self.topics), 0, 64)
         for topic in self.topics:
             check_text("topic", topic)
-        check("workers", self.workers, 1, 1_024)
+        check("workers", self.workers, 1, WORKERS_MAX)
         check("max_batch", self.max_batch, 1, 10_000)
         check("linger_ms", self.linger_ms, 1, 30_000)
         check("prefetch", self.prefetch, self.max_batch, 1_000_000)

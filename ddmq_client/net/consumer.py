@@ -19,7 +19,6 @@ back for other consumers. A consumer that was started before a fork raises Clien
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
@@ -28,10 +27,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
+from ddmq_client.application.arguments import explain_arguments
+from ddmq_client.application.handler_errors import HandlerErrors
 from ddmq_client.callables import ASYNC_CONSUMER, check_result
 from ddmq_client.core.nodes import parse_addresses
 from ddmq_client.core.prefetch_buffer import ConsumerCounts
-from ddmq_client.core.settings import TIMEOUT_MS_MAX, ConsumerSettings, check, check_handlers, topic_names
+from ddmq_client.core.settings import (
+    TIMEOUT_MS_MAX,
+    ConsumerSettings,
+    check,
+    check_handlers,
+    topic_names,
+)
 from ddmq_client.delays import start_text
 from ddmq_client.errors import ClientError, ClosedError
 from ddmq_client.idl.codes import CONSUMER_PORT
@@ -67,7 +74,6 @@ from ddmq_client.serializers import Serializer
 from ddmq_client.serializers.values import deserialize_messages
 from ddmq_client.wire.consuming import pull_settings
 
-_log = logging.getLogger("ddmq_client.consumer")
 Handler = Callable[[Message], object]
 BatchHandler = Callable[[list[Message]], object]
 
@@ -124,6 +130,7 @@ class Consumer:
     _pool: WorkerPool | None = None
     _state, _ended, _paused = "new", False, False
 
+    @explain_arguments("docs/client.md#receiving")
     def __init__(
         self,
         proxies: str | Sequence[str],
@@ -156,7 +163,7 @@ class Consumer:
     ) -> None:
         """Check the arguments (raises OptionError); `start` connects."""
         check_observer(observer)
-        check_handlers(AWAITS, handler, batch_handler)
+        check_handlers(AWAITS, handler, batch_handler, threads)
         self._settings = ConsumerSettings(
             group=group,
             topics=topic_names(topics),
@@ -178,7 +185,7 @@ class Consumer:
             serializer=serializer,
         )
         self._proxies = parse_addresses(proxies, CONSUMER_PORT)
-        self._notifications = ConsumerNotifications(on_late, on_error)
+        self._notifications, self._errors = ConsumerNotifications(on_late, on_error), HandlerErrors()
         self._place = broadcast_place(self._settings, instance, offsets_file)
         self._handler, self._batch_handler, self._observer = handler, batch_handler, observer
         self._home, self._lock = Home("consumer"), Lock()  # the lock: of _state and _ended
@@ -348,7 +355,7 @@ class Consumer:
 
     def _deserialize(self, messages: list[Message]) -> list[Message]:
         serializer = self._settings.serializer
-        return messages if serializer is None else deserialize_messages(serializer, messages)
+        return messages if serializer is None else deserialize_messages(serializer, messages, self._errors)
 
     def __iter__(self) -> Iterator[Message]:
         """Iterate over messages, one by one, until `stop`. Settle each one.
@@ -400,7 +407,7 @@ class Consumer:
             if handling is not None:
                 handling.raised(error)
             if is_failure(error):
-                _log.exception("the handler raised on %s", ", ".join(map(repr, messages[:3])))
+                self._errors.report_error(messages, error)
                 for message in messages:
                     message.fail(reason=error)
             if ends_worker(error):

@@ -23,6 +23,7 @@ from contextlib import suppress
 from functools import partial
 from types import TracebackType
 
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core.fetching import Assignments, FetchAnswer, Queue, Round
 from ddmq_client.core.nodes import RESOLVE_EVERY_S, UNRESOLVED_RETRY_S, ProxyAddress, parse_addresses
 from ddmq_client.core.places import Offsets
@@ -59,6 +60,7 @@ class FetchConsumer:
     timeout_ms   for one call, in addition to its linger time
     """
 
+    @explain_arguments("docs/client.md#reading-by-offset")
     def __init__(
         self,
         proxies: str | Sequence[str],

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Literal
 
+from ddmq_client.application.arguments import explain_arguments
 from ddmq_client.core import verdicts
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import Node
@@ -125,6 +126,7 @@ class Sends(ABC):
     _observer: ClientObserver | None
     _single: SendCall  # what an observer is told of a send
 
+    @explain_arguments("docs/client.md#sending", missing="for an OutgoingMessage: send_message(message)")
     def send(
         self,
         topic: str,

@@ -2,7 +2,7 @@
 
     with TestBroker() as broker:
         producer = broker.producer()
-        consumer = broker.consumer("orders", "billing", handle)
+        consumer = broker.consumer("billing", "orders", handle)
         producer.send("orders", b"one espresso", key="order-17")
         broker.run_until_idle()
 
@@ -17,7 +17,7 @@ import itertools
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
@@ -25,7 +25,8 @@ from typing import Any, Self
 from ddmq_client.aio.consumer import AsyncConsumer
 from ddmq_client.aio.producer import AsyncProducer
 from ddmq_client.callables import function_kind
-from ddmq_client.delays import to_datetime
+from ddmq_client.core.settings import topic_names
+from ddmq_client.delays import duration_ms, to_datetime
 from ddmq_client.errors import ClientError, OptionError
 from ddmq_client.net.consumer import Consumer
 from ddmq_client.producer import Producer
@@ -40,6 +41,7 @@ CHANGE_S = 0.05  # the longest wait for a change before it is looked again
 ACK_FLUSH_MS = 1
 LAST_MS = 0.001  # a delay counts from the end of the millisecond in which it was accepted
 JOIN_MAX = timedelta(days=30)
+PARKED_SHOWN_MAX = 3  # keys in an error text
 _ports = itertools.count(1)
 
 
@@ -77,8 +79,8 @@ class BrokerClients(ABC):
     @abstractmethod
     def consumer(
         self,
-        topics: str | Sequence[str],
         group: str,
+        topics: str | Sequence[str] = (),
         handler: Callable[..., object] | None = None,
         **options: Any,
     ) -> Any:
@@ -108,6 +110,7 @@ class TestBroker(BrokerClients):
         self.consumers = self._enter_proxy("consumer")
         self._clients: list[Producer | Consumer] = []
         self._pull_clients: set[str] = set()
+        self._subscriptions: set[tuple[str, tuple[str, ...]]] = set()  # of its consumers
         self.running = RunningHandlers(self)
         self._is_closed = False
 
@@ -126,16 +129,17 @@ class TestBroker(BrokerClients):
 
     def consumer(
         self,
-        topics: str | Sequence[str],
         group: str,
+        topics: str | Sequence[str] = (),
         handler: Callable[..., object] | None = None,
         **options: Any,
     ) -> Consumer:
         """Return a consumer of this broker, started if it has a handler; the broker stops it when it closes.
 
-        A group that does not exist is created, and starts at the first message (`start`). `options`: as the
-        class takes them.
+        The arguments are those of the class, without `proxies`. A group that does not exist is created, and
+        starts at the first message (`start`). OptionError if `group` and `topics` seem to be exchanged.
         """
+        self.note_names(group, topics)
         handler, options = self.running.count_calls(handler, options)
         consumer = Consumer(self.consumers, group, topics, handler=handler, **options)
         self._clients.append(consumer)
@@ -152,6 +156,34 @@ class TestBroker(BrokerClients):
         if not is_handling:
             self._pull_clients.add(consumer.client_id)
         return is_handling
+
+    def note_names(self, group: str, topics: str | Sequence[str]) -> None:
+        """Note the names that a consumer is made with. Raises OptionError if they seem to be exchanged."""
+        names = topic_names(topics)
+        self._check_names(group, names)
+        self._subscriptions.add((group, names))
+
+    def check_subscriptions(self) -> None:
+        """Raise OptionError if the names of a consumer seem to be exchanged, now that topics were sent to."""
+        for group, topics in self._subscriptions:
+            self._check_names(group, topics)
+
+    def _check_names(self, group: str, topics: Collection[str]) -> None:
+        """Raise OptionError if a consumer's group is a topic, and its topics are none; or the other way."""
+        existing, groups = self.server.list_topics(), self.server.list_groups()
+        missing = [topic for topic in topics if topic not in existing]
+        if not missing or len(missing) < len(topics):
+            return
+        if group in existing:
+            reason = f"{group!r} is a topic, and {missing[0]!r} is none"
+        elif missing[0] in groups and group not in groups:
+            reason = f"{missing[0]!r} is a group, and no topic"
+        else:
+            return
+        raise OptionError(
+            f"consumer(group={group!r}, topics={missing[0]!r}): {reason}; allowed: consumer(group, topics,"
+            f" handler), in the order of Consumer. If the names are right: create_topic({missing[0]!r}) first"
+        )
 
     def busy_reason(self) -> str:
         """Say what some client is about to do; "" when all of them wait."""
@@ -218,6 +250,7 @@ class TestBroker(BrokerClients):
         consumer without a handler is not either. BusyBrokerError when the time is up first.
         """
         self._flush(timeout_s)
+        self.check_subscriptions()
         self._wait(self.busy_reason, timeout_s)
 
     def join(self, topic: str, timeout_s: float = TIMEOUT_S) -> None:
@@ -232,7 +265,8 @@ class TestBroker(BrokerClients):
     def pass_time(self, by: timedelta) -> Iterator[None]:
         """Let time pass; at each yield the clients should come to rest."""
         server = self.server
-        until = server.clock.monotonic() + max(0.0, by.total_seconds())
+        duration_ms("by", by, 0)  # raises OptionError for what is none
+        until = server.clock.monotonic() + by.total_seconds()
         yield
         while server.clock.monotonic() < until:
             server.step_time(until)
@@ -248,9 +282,25 @@ class TestBroker(BrokerClients):
         yield
         while reason := server.waiting_for_retry(topic):
             if server.clock.monotonic() >= until or server.next_event() > until:
-                raise BusyBrokerError(f"topic {topic} is not finished: {reason}")
+                raise BusyBrokerError(
+                    f"topic {topic} is not finished: {reason}{self._describe_parked(topic)}"
+                )
             server.step_time(until)
             yield
+
+    def _describe_parked(self, topic: str) -> str:
+        """Return the parked keys of a topic, and what a test can do with them; "" if there are none."""
+        keys = [
+            f"{key.key} of group {group} is parked" + (f" ({key.error})" if key.error else "")
+            for group in self.server.list_groups()
+            for key in self.blocked_keys(group)
+            if key.topic == topic and key.state == "parked"
+        ]
+        if not keys:
+            return ""
+        more = f" and {len(keys) - PARKED_SHOWN_MAX} more" if len(keys) > PARKED_SHOWN_MAX else ""
+        text = ", ".join(keys[:PARKED_SHOWN_MAX])
+        return f"; key {text}{more}; allowed: replay or skip it, or clock.advance(...) in place of join"
 
     def _wait(self, find_reason: Callable[[], str], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -273,20 +323,34 @@ class TestBroker(BrokerClients):
         return [view_of(MessageView, row) for row in self.server.list_messages(topic)]
 
     def dead_letters(self, group: str) -> list[DeadLetterView]:
-        """The dead letters of a group, oldest first."""
-        return [view_of(DeadLetterView, row) for row in self.server.dead_letters(group)]
+        """The dead letters of a group, oldest first. OptionError if there is no such group."""
+        rows = self.server.dead_letters(group) if self._has_group(group) else ()
+        return [view_of(DeadLetterView, row) for row in rows]
 
     def delayed_messages(self) -> list[DelayedMessageView]:
         """The delayed messages that wait, the one that is due first first. Not those of a delay level."""
         return [view_of(DelayedMessageView, row) for row in self.server.waiting_delays()]
 
     def blocked_keys(self, group: str) -> list[KeyView]:
-        """The order keys of a group whose head is not finished."""
-        return [view_of(KeyView, row) for row in self.server.blocked_keys(group)]
+        """The order keys of a group whose head is not finished. OptionError if there is no such group."""
+        rows = self.server.blocked_keys(group) if self._has_group(group) else ()
+        return [view_of(KeyView, row) for row in rows]
 
     def group_lag(self, group: str, topic: str) -> int:
-        """Count the messages of a topic that a group has not finished, without those on the retry path."""
+        """Count the messages of a topic that a group has not finished, without those on the retry path.
+
+        OptionError if there is no such group.
+        """
+        self._has_group(group)
         return sum(each.lag for each in self.server.list_stats(group) if each.topic == topic)
+
+    def _has_group(self, group: str) -> bool:
+        """Return whether a group exists: not before its first pull. OptionError for a name of no consumer."""
+        groups = self.server.list_groups()
+        names = {*groups, *(name for name, _ in self._subscriptions)}
+        if group not in names:
+            raise OptionError(f"group {group!r} does not exist; groups: {', '.join(sorted(names)) or 'none'}")
+        return group in groups
 
     # --- the end
 
@@ -324,13 +388,14 @@ class AsyncBroker(BrokerClients):
 
     async def consumer(
         self,
-        topics: str | Sequence[str],
         group: str,
+        topics: str | Sequence[str] = (),
         handler: Callable[..., object] | None = None,
         **options: Any,
     ) -> AsyncConsumer:
         """Return a consumer, started if it has a handler; stop it. Else as TestBroker's."""
         broker = self._broker
+        broker.note_names(group, topics)
         handler, options = broker.running.count_calls(handler, options)
         consumer = AsyncConsumer(broker.consumers, group, topics, handler=handler, **options)
         if broker.note_handling(consumer, handler, options):
@@ -340,6 +405,7 @@ class AsyncBroker(BrokerClients):
 
     async def run_until_idle(self, timeout_s: float = TIMEOUT_S) -> None:
         """Wait as TestBroker.run_until_idle does."""
+        self._broker.check_subscriptions()
         await self._wait(self._broker.busy_reason, timeout_s)
 
     async def advance(self, by: timedelta, *, timeout_s: float = TIMEOUT_S) -> None:

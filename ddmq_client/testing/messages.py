@@ -18,12 +18,16 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
-from ddmq_client.errors import ClientError
+from ddmq_client.application.arguments import explain_arguments
+from ddmq_client.delays import duration_ms
+from ddmq_client.errors import ClientError, OptionError
 from ddmq_client.idl import consumer as idl
 from ddmq_client.idl.codes import OK_TEXT, Code
 from ddmq_client.outgoing import OutgoingMessage, SendResult
 from ddmq_client.received import DEAD_LETTER, DeliveryContext, Message, Origin, Outcome, Settling
+from ddmq_client.serializers import Serializer, check_serializer
 from ddmq_client.wire.codec import Specs, decode
+from ddmq_client.wire.producing import text_fault
 
 _offsets = count()
 _REPLY = Specs().register_struct(idl.ReplyMessage)
@@ -88,8 +92,9 @@ class RecordedSettling(Settling):
         return [_stored_result() for _ in messages]
 
 
+@explain_arguments("docs/testing-handlers.md")
 def make_message(
-    body: bytes | str = b"",
+    body: object = b"",
     *,
     topic: str = "topic",
     key: str | None = None,
@@ -103,18 +108,26 @@ def make_message(
     sent_at: datetime | None = None,
     lease: timedelta | None = None,
     inline: bool = True,
+    serializer: Serializer | None = None,
 ) -> Message:
     """Return a message as a consumer would hand it to a handler.
 
-    body      a text is encoded as UTF-8
+    body      bytes, or a text that is encoded as UTF-8; with a serializer, bytes or any value that it takes
     offset    each message has the next one when it is absent
     attempt   1 for the first delivery
     sent_at   when a proxy accepted and stored it, with a time zone; now when absent
     lease     how long until the ack time-out; for ever when absent
     inline    False: for a handler of an asyncio consumer, which writes `async with message.replies()`
+    serializer  that of the consumer: it sets `message.value`. ValueError if the body has no value, because a
+              consumer would hand such a message to no handler
+
+    Raises OptionError for values that no message can have.
     """
+    _check_texts(topic=topic, key=key, tags=tags, group=group, properties=properties)
     message = Message()
-    message.body = body.encode() if isinstance(body, str) else body
+    message.body = _encode_body(body, serializer)
+    if serializer is not None:
+        message.value, message.serializer = serializer.deserialize(message.body), serializer
     message.key, message.tags, message.attempt, message.lease_id = key, tags, attempt, 1
     message.properties = MappingProxyType(dict(properties or {}))
     number = next(_offsets)
@@ -122,7 +135,7 @@ def make_message(
     message.next_offset = message.offset + 1
     message.message_id = message_id or f"{number:032x}"
     message.born_ms = message.stored_ms = int((sent_at or datetime.now(UTC)).timestamp() * 1000)
-    lease_s = math.inf if lease is None else lease.total_seconds()
+    lease_s = math.inf if lease is None else duration_ms("lease", lease, 1) / 1_000
     settling, now = RecordedSettling(inline=inline), time.monotonic()
     message.delivery = DeliveryContext(Origin(group, topic, queue), now, None, settling, lease_s, True)
     return message
@@ -134,6 +147,26 @@ def read_outcome(message: Message) -> RecordedOutcome:
     if not isinstance(settling, RecordedSettling):
         raise ClientError(f"{message!r} is not made by make_message; the broker keeps its outcome")
     return settling.recorded
+
+
+def _check_texts(properties: Mapping[str, str] | None, **texts: str | None) -> None:
+    """Raise OptionError for a value that a producer would reject, or that no consumer could deliver."""
+    for name, value in (properties or {}).items():
+        texts[f"property {name!r}"] = value
+    for name, text in texts.items():
+        if text is not None and (fault := text_fault(text)):
+            raise OptionError(f"{name} {fault}")
+
+
+def _encode_body(body: object, serializer: Serializer | None) -> bytes:
+    check_serializer(serializer)
+    if isinstance(body, bytes):
+        return body
+    if serializer is not None:
+        return serializer.serialize(body)
+    if isinstance(body, str):
+        return body.encode()
+    raise OptionError(f"body is {type(body).__name__}; allowed: bytes or str, or with serializer= any value")
 
 
 def _read_reply(encoded: bytes) -> OutgoingMessage:

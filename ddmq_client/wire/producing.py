@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddmq_client.core import frames
@@ -182,20 +182,32 @@ def _explain_error(message: OutgoingMessage, error: Exception) -> InvalidMessage
     """Return an error that names the field that the codec rejected."""
     for name in ("topic", "key", "tags"):
         value = getattr(message, name)
-        if value is not None and not (isinstance(value, str) and _is_utf8(value)):
-            return _invalid_message(f"{name}={value!r} is not text that UTF-8 can carry")
+        if value is not None and (fault := text_fault(value)):
+            return _invalid_message(f"{name} {fault}")
     body: object = message.body
     if not isinstance(body, bytes | str):
         return _invalid_message(f"body is {type(body).__name__}; allowed: bytes or str")
+    for property_name, text in _list_items(message.properties):
+        if fault := text_fault(property_name):
+            return _invalid_message(f"the name of a property {fault}")
+        if fault := text_fault(text):
+            return _invalid_message(f"the value of property {property_name!r} {fault}")
     return _invalid_message(f"message cannot be encoded: {error}; properties={message.properties!r}")
 
 
-def _is_utf8(text: str) -> bool:
+def _list_items(properties: object) -> Sequence[tuple[object, object]]:
+    return list(properties.items()) if isinstance(properties, Mapping) else ()
+
+
+def text_fault(value: object) -> str:
+    """Say why `value` is not text that the wire can carry; "" if it is."""
+    if not isinstance(value, str):
+        return f"is {type(value).__name__} {value!r:.100}; allowed: str"
     try:
-        text.encode()
+        value.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        return f"is {value!r:.100}; allowed: text that UTF-8 can carry"
+    return ""
 
 
 def _invalid_message(text: str) -> InvalidMessageError:

@@ -14,11 +14,11 @@ from ddmq_common.metrics.metric import histogram as _histogram
 # --- the process
 HUB_BLOCKED = _histogram(
     "ddmq_hub_blocked_us",
-    "Time for which the event loop ran callbacks between two polls; everything else had to wait that long.",
+    "Time for which the event loop ran callbacks between two polls. All other work had to wait that long.",
     unit="us",
 )
 COLLECT_FAILED = _counter(
-    "ddmq_collect_failed_total", "Collectors that failed; their gauges kept their last values."
+    "ddmq_collect_failed_total", "Collectors that failed, so that their gauges kept their last values."
 )
 SAMPLES_WRITTEN = _counter("ddmq_samples_written_total", "Sample files written.")
 SAMPLES_FAILED = _counter(
@@ -32,7 +32,7 @@ SAMPLES_DELETED = _counter(
 )
 SAMPLES_BYTES = _gauge(
     "ddmq_samples_bytes",
-    "Size of the sample files that all processes have in this folder, as of the last sweep.",
+    "Size of the sample files of all processes in this folder, as of the last sweep.",
     unit="bytes",
 )
 # --- rpc
@@ -50,37 +50,35 @@ RPC_ABANDONED = _counter(
 SENDS = _counter(
     "ddmq_sends_total", "Messages for which a result was returned, by result code.", "topic", "code"
 )
-SEND_BYTES = _counter(
-    "ddmq_send_bytes_total", "Bytes of the message bodies that were stored.", "topic", unit="bytes"
-)
+SEND_BYTES = _counter("ddmq_send_bytes_total", "Bytes of the stored message bodies.", "topic", unit="bytes")
 SEND_LATENCY = _histogram(
     "ddmq_send_latency_us",
-    "Time from the complete request frame to the reply, for stored messages; a batch counts once for each "
-    "topic in it.",
+    "Time from the complete request frame to the reply, for stored messages. A batch counts once for "
+    "each of its topics.",
     "topic",
     unit="us",
 )
 SEND_REFUSED = _counter(
-    "ddmq_send_refused_total", "Messages that got a code other than 0, by reason.", "reason"
+    "ddmq_send_refused_total", "Messages for which a code other than 0 was returned, by reason.", "reason"
 )
 SEND_DEFERRED = _counter("ddmq_send_deferred_total", "Requests that waited for a rate limit.")
 SEND_DUPLICATES = _counter(
     "ddmq_send_duplicates_total",
-    "Messages that got code 0 because an earlier send had already stored them, as shown by their "
+    "Messages confirmed with code 0 because an earlier send had already stored them, as shown by their "
     "idempotency key or sequence.",
     "topic",
 )
 SEND_LATE = _counter(
     "ddmq_send_late_total", "Outcomes that the backend reported after code 12 had been returned.", "outcome"
 )
-SEND_INFLIGHT = _gauge(
-    "ddmq_send_inflight", "Requests that have been accepted but that the backend has not settled yet."
-)
+SEND_INFLIGHT = _gauge("ddmq_send_inflight", "Accepted requests that the backend has not settled yet.")
 DELAY_OUTCOMES = _counter(
     "ddmq_delay_order_outcomes_total",
-    "Outcomes of delay commands at a producer proxy: heard, pending (the caller's time ran out), nobody "
-    "(the caller no longer waits), waiters_max (too many callers are waiting, so the outcome was pending "
-    "at once), refused (a cancel or change was rejected; such commands are not counted as sends).",
+    "Outcomes of delay commands at a producer proxy: heard, pending, nobody, waiters_max or refused. "
+    '"pending" means that the caller\'s time ran out, and "nobody" that the caller no longer waits. '
+    '"waiters_max" means that too many callers were waiting, so that "pending" was returned at '
+    'once. "refused" means that a cancel or change was rejected; such commands are not counted as '
+    "sends.",
     "what",
 )
 TRANSACTIONS_OPEN = _gauge(
@@ -97,41 +95,40 @@ TRANSACTIONS_ENDED = _counter(
 )
 TRANSACTIONS_CHECKS = _counter(
     "ddmq_transactions_checks_total",
-    "Checks: requests that ask members of a producer group for the outcome of a transaction.",
+    "Checks, which ask a member of a producer group for the outcome of a transaction.",
 )
 TRANSACTIONS_REFUSED = _counter(
     "ddmq_transactions_refused_total",
-    "Ends and polls that got a code other than 0, by reason. Half messages that belong to no transaction "
-    "are counted as well (the transaction had ended or belongs to another group, or they are second "
-    "copies).",
+    "Ends and polls for which a code other than 0 was returned, by reason. Half messages are also "
+    "counted if their transaction has ended or belongs to another group, or if they are second copies.",
     "reason",
 )
 TOPICS_CREATED = _counter("ddmq_topics_created_total", "Topics created on first use.", "outcome")
 # --- consumer proxy
 DELIVERED = _counter("ddmq_delivered_total", "Messages delivered to clients.", "group", "topic")
 ACKED = _counter("ddmq_acked_total", "Messages finished by clients.", "group", "topic")
-FAILED = _counter("ddmq_failed_total", "Messages failed by clients.", "group", "topic")
+FAILED = _counter("ddmq_failed_total", "Messages that clients reported as failed.", "group", "topic")
 REDELIVERED = _counter(
-    "ddmq_redelivered_total", "Messages delivered for the second time or later.", "group", "topic"
+    "ddmq_redelivered_total", "Messages delivered again after their first delivery.", "group", "topic"
 )
 RETURNED = _counter(
     "ddmq_returned_total",
-    "Messages that clients handed back unprocessed; they are delivered again, and this is not counted as "
-    "an attempt.",
+    "Messages that clients handed back unprocessed. They are delivered again, and the returned delivery "
+    "is not counted as an attempt.",
     "group",
     "topic",
 )
 QUEUE_WAIT = _histogram(
     "ddmq_queue_wait_us",
-    "Time from store to first delivery; one observation per pull reply, for its oldest message.",
+    "Time from store to first delivery. There is one observation per pull reply, for its oldest message.",
     "group",
     "topic",
     unit="us",
 )
 PROCESS = _histogram(
     "ddmq_process_us",
-    "Time from delivery to acknowledgement; one observation per lease that a result names, however many "
-    "messages it finishes.",
+    "Time from delivery to acknowledgement. There is one observation per lease that a result names, "
+    "however many messages it finishes.",
     "group",
     "topic",
     unit="us",
@@ -168,7 +165,7 @@ SKIPPED = _counter(
 )
 UNKEYED = _counter(
     "ddmq_unkeyed_total",
-    "Messages of ordered subscriptions that have no key and are delivered without order.",
+    "Messages of ordered subscriptions that have no key and are therefore delivered without order.",
     "group",
     "topic",
 )
@@ -178,17 +175,19 @@ FETCHES = _counter("ddmq_fetches_total", "Completed low-level fetches, by outcom
 FETCHED = _counter(
     "ddmq_fetched_total", "Messages delivered to fetches and to broadcasting pulls.", "group", "topic"
 )
-FETCHERS = _gauge("ddmq_fetchers", "Number of consumer ids that are fetching.")
+FETCHERS = _gauge("ddmq_fetchers", "Consumer ids that are fetching.")
 INSTANCES = _gauge("ddmq_broadcast_instances", "Instances of broadcasting groups that are pulling.")
 BROADCAST_DROPPED = _counter(
     "ddmq_broadcast_dropped_total",
-    "Deliveries to broadcasting instances that failed or were not acknowledged in time; they are not "
+    "Deliveries to broadcasting instances that failed or were not acknowledged in time. They are not "
     "repeated.",
     "group",
     "reason",
 )
 FORWARDED = _counter(
-    "ddmq_results_forwarded_total", "Results passed on to the proxy that holds the queue.", "outcome"
+    "ddmq_results_forwarded_total",
+    "Results that were passed on to the proxy that holds the queue.",
+    "outcome",
 )
 INCONSISTENT = _counter(
     "ddmq_inconsistent_subscriptions_total",
@@ -197,7 +196,7 @@ INCONSISTENT = _counter(
     "topic",
 )
 PROGRESS_FAILED = _counter(
-    "ddmq_progress_failed_total", "Commits of progress or dead letters that failed.", "reason"
+    "ddmq_progress_failed_total", "Failed commits of progress or of dead letters, by reason.", "reason"
 )
 # --- where messages wait: per subscription, from the proxy that holds its queues; of those that nobody pulls
 # from, from one proxy. Over several proxies they add up; of ages and spans the highest holds
@@ -221,7 +220,7 @@ RETRYING = _gauge(
 )
 RETRY_WAITING = _gauge(
     "ddmq_retry_waiting",
-    "Failed messages on the retry path: those waiting for a later retry and those that are due.",
+    "Failed messages on the retry path, whether they are waiting for a later retry or already due.",
     "group",
     "topic",
 )
@@ -254,8 +253,8 @@ PARKED_KEYS = _gauge(
 )
 STALLED_QUEUES = _gauge(
     "ddmq_stalled_queues",
-    "Queues with messages for which clients are waiting, but without progress for 30 s and without an "
-    "intended reason.",
+    "Queues that have messages for which clients are waiting, but have made no progress for 30 s "
+    "without an intended reason.",
     "group",
     "topic",
 )
@@ -273,7 +272,10 @@ LEVELS_DEAD = _counter(
     "ddmq_levels_dead_total", "Messages of a delay level that became dead letters.", "level", "reason"
 )
 LEVELS_LOST = _counter(
-    "ddmq_levels_lost_total", "Delayed messages that are lost: missing or expired.", "level", "reason"
+    "ddmq_levels_lost_total",
+    "Delayed messages that have been lost, by reason: missing or expired.",
+    "level",
+    "reason",
 )
 LEVELS_PENDING = _gauge(
     "ddmq_levels_pending", "Messages that are waiting in a level held by this process.", "level"
@@ -285,8 +287,8 @@ LEVELS_PUT_OFF = _counter(
 )
 LEVELS_OVERDUE = _gauge(
     "ddmq_levels_overdue_ms",
-    "Time since the first unfired message of a level was due, for the levels that this process holds; it "
-    "grows while nothing fires or the level cannot be read, whatever the reason.",
+    "Time since the first unfired message of a level was due, for the levels that this process holds. "
+    "It grows while no message fires or the level cannot be read, whatever the reason.",
     "level",
     unit="ms",
 )
@@ -307,15 +309,15 @@ DELAY_PENDING = _gauge(
 )
 DELAY_PENDING_BYTES = _gauge(
     "ddmq_delay_pending_bytes",
-    "Bytes of the messages that are waiting in the shards of this process; a repeating message counts "
+    "Bytes of the messages that are waiting in the shards of this process. A repeating message counts "
     "once for each of its deliveries in a day.",
     "topic",
     unit="bytes",
 )
 DELAY_FULL = _gauge(
     "ddmq_delay_full",
-    "Topics that have reached their limit of waiting delayed messages; further messages are rejected with "
-    "code 15.",
+    "Topics that have reached their limit of waiting delayed messages. Further messages are rejected "
+    "with code 15.",
 )
 DELAY_ORDERS = _counter(
     "ddmq_delay_orders_total",
@@ -333,16 +335,16 @@ DELAY_LATENESS = _histogram(
 )
 DELAY_OVERDUE = _gauge(
     "ddmq_delay_overdue_ms",
-    "Time since the oldest unfired message was due, for the shards that this process owns; it grows while "
-    "nothing fires, whatever the reason. Messages of topics that currently accept no messages do not "
-    "count.",
+    "Time since the oldest unfired message was due, for the shards that this process owns. It grows "
+    "while no message fires, whatever the reason. Messages of topics that currently accept no messages "
+    "do not count.",
     "shard",
     unit="ms",
 )
 DELAY_STALE = _counter(
     "ddmq_delay_stale_total",
-    "Messages that were still in the store although the log shows that they had fired; they are removed, "
-    "not fired again.",
+    "Messages that were still in the store although the log shows that they had fired. They are removed "
+    "and not fired again.",
 )
 DELAY_ASIDE = _counter(
     "ddmq_delay_aside_total", "Messages that were deferred because their topic accepted no messages.", "topic"
@@ -351,7 +353,9 @@ DELAY_DEAD = _counter("ddmq_delay_dead_total", "Delayed messages that became dea
 DELAY_LAG = _gauge(
     "ddmq_delay_ingest_lag", "Commands in the inner topic that the store has not ingested yet.", "shard"
 )
-DELAY_LOST = _counter("ddmq_delay_lost_total", "Delay commands that are lost: missing or expired.", "reason")
+DELAY_LOST = _counter(
+    "ddmq_delay_lost_total", "Delay commands that have been lost, by reason: missing or expired.", "reason"
+)
 DELAY_REPLIES_DROPPED = _counter(
     "ddmq_delay_replies_dropped_total", "Outcomes that could not be reported.", "reason"
 )
@@ -381,8 +385,10 @@ PUSH_HEADERS_IGNORED = _counter(
 TRACE_STORED = _counter("ddmq_trace_events_total", "Trace events stored.")
 TRACE_DROPPED = _counter(
     "ddmq_trace_events_dropped_total",
-    "Trace events that were not stored, by reason: memory (too many events not appended yet), day "
-    "(trace_bytes_per_day), messages (too many messages traced at once), refused (by the store), failed.",
+    'Trace events that were not stored, by reason: memory, day, messages, refused or failed. "memory" '
+    'means that too many events had not been appended yet, "day" that trace_bytes_per_day was '
+    'reached, and "messages" that too many messages were traced at once. "refused" means that the '
+    "store rejected the event.",
     "reason",
 )
 # --- file log
@@ -392,7 +398,7 @@ LOG_SYNC = _histogram(
     "ddmq_log_sync_us", "Duration of the write and fdatasync of one group commit.", unit="us"
 )
 LOG_COMMIT_RECORDS = _histogram(
-    "ddmq_log_commit_records", "Records in one group commit; the buckets are the same as those for times."
+    "ddmq_log_commit_records", "Records in one group commit. The buckets are the same as those for times."
 )
 LOG_COMMIT_BYTES = _histogram(
     "ddmq_log_commit_bytes", "Bytes of one group commit, including frames.", unit="bytes"
@@ -403,11 +409,11 @@ LOG_BYTES = _gauge(
     unit="bytes",
 )
 LOG_DAMAGED = _counter(
-    "ddmq_log_damaged_total", "Damaged parts that were found; they are never served.", "file"
+    "ddmq_log_damaged_total", "Damaged parts that were found. They are never served.", "file"
 )
 LOG_TORN = _counter(
     "ddmq_log_torn_bytes_total",
-    "Bytes of partial tails that were truncated at startup; none of these bytes had been acknowledged.",
+    "Bytes of partial tails that were truncated at startup. None of these bytes had been acknowledged.",
     unit="bytes",
 )
 LOG_RESCUES = _counter(
@@ -422,7 +428,7 @@ LOG_LATE = _counter(
 )
 LOG_SENDS_FORGOTTEN = _counter(
     "ddmq_log_sends_forgotten_total",
-    "Sequences and keys that were forgotten early because a limit was reached; if they are sent again, "
+    "Sequences and keys that were forgotten early because a limit was reached. If they are sent again, "
     "the message may be stored again or rejected.",
 )
 LOG_CHECKPOINTS = _counter("ddmq_log_checkpoints_total", "Checkpoints, by outcome.", "outcome")
@@ -435,10 +441,13 @@ LOG_SEGMENTS_HELD = _gauge(
 LOG_RETENTION_FAILURES = _counter("ddmq_log_retention_failures_total", "Deletions of segments that failed.")
 LOG_DISK_FREE = _gauge("ddmq_log_disk_free_bytes", "Free bytes on the disk of the log.", unit="bytes")
 LOG_CLOCK_AHEAD = _gauge(
-    "ddmq_log_clock_ahead_ms", "How far store times are ahead of the wall clock.", unit="ms"
+    "ddmq_log_clock_ahead_ms", "Time by which store times are ahead of the wall clock.", unit="ms"
 )
 LOG_DISK = _gauge(
-    "ddmq_log_gate", "0: open; 1: sends of clients are rejected; 2: all writes are rejected.", unit="1"
+    "ddmq_log_gate",
+    "Whether the log accepts writes: 0 means open, 1 means that sends of clients are rejected, 2 means "
+    "that all writes are rejected.",
+    unit="1",
 )
 # --- Kafka, the clients of this process
 KAFKA_PENDING_RECORDS = _gauge(
@@ -452,8 +461,8 @@ KAFKA_PENDING_BYTES = _gauge(
 )
 KAFKA_COMMIT = _histogram(
     "ddmq_kafka_commit_us",
-    "Time until Kafka has answered a commit of acknowledgements, retries or delays, including the time that "
-    "it waits for earlier ones, by kind: plain, transaction.",
+    "Time from the write of a commit of acknowledgements, retries or delays to Kafka's answer, by kind: "
+    "plain, transaction.",
     "kind",
     unit="us",
 )
@@ -466,8 +475,8 @@ KAFKA_COMMITS = _counter(
 )
 KAFKA_PRODUCERS_REPLACED = _counter(
     "ddmq_kafka_producers_replaced_total",
-    "Producers that were replaced, because Kafka gave up on them or a record was not stored in time, by "
-    "producer: messages, progress. The outcome of what they had in flight is unknown.",
+    "Producers that were replaced, because Kafka gave up on them or did not answer in time, by producer: "
+    "messages, progress. The outcome of records that were never answered is unknown.",
     "producer",
 )
 KAFKA_FOLLOWER_LAG = _gauge(
@@ -499,7 +508,8 @@ SESSION_LOST = _counter(
 )
 SESSION_UNANSWERED = _counter(
     "ddmq_session_unanswered_total",
-    "Appends and commits whose outcome remained unknown because the writer had gone or responded too late.",
+    "Appends and commits whose outcome remained unknown because the writer had disappeared or responded "
+    "too late.",
     "what",
 )
 TAKEOVERS = _counter("ddmq_takeovers_total", "Number of times that this process became the writer.")

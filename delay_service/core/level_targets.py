@@ -11,7 +11,7 @@ at most), and holds up nobody else's. One record that an open topic refuses hold
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from backend import internal_topics as dead
 from backend.internal_topics import REAL_QUEUE, REAL_TOPIC, real_record, schedule_record
@@ -20,6 +20,7 @@ from ddmq_common.delays.levels import Levels
 from ddmq_common.names import LEVELS_GROUP, dlq_topic
 from delay_service.due.backend import GONE, REFUSED, UNREADABLE, TargetTopic
 
+PUT_OFF_S_MAX = 60.0
 PUT_OFF_S_MIN = 5.0
 REMEMBERED_MAX = 10_000  # topics and records; past it all are forgotten and tried again
 DEAD_TOPIC = dlq_topic(LEVELS_GROUP)
@@ -55,6 +56,7 @@ class Targets:
         self._look_up_topic = look_up_topic
         self._patience_s = patience_s
         self._gone: set[str] = set()
+        self._unavailable_since: dict[str, float] = {}
         self._rejected_since: dict[
             str | tuple[int, int], float
         ] = {}  # refused: a closed topic, or one record
@@ -86,6 +88,9 @@ class Targets:
             return _View(fire, True)
         self._gone.discard(topic)
         fire = fire._replace(queue_id=fire.queue_id % target.queues)  # it was made anew with fewer
+        if target.unavailable:  # it may last: no message is a dead letter because of it
+            return _View(fire._replace(put_off_ms=self._put_off_unavailable_ms(topic, now_s)), False)
+        self._unavailable_since.pop(topic, None)
         if target.writable:
             self._rejected_since.pop(topic, None)
         since = self._rejected_since.get(topic, self._rejected_since.get(_record_id(record)))
@@ -99,6 +104,13 @@ class Targets:
 
     def _put_off_ms(self, closed_s: float) -> int:
         return int(max(PUT_OFF_S_MIN, min(closed_s, self._patience_s - closed_s)) * 1_000)
+
+    def _put_off_unavailable_ms(self, topic: str, now_s: float) -> int:
+        """Return for how long to put off a message of a topic that is not available: ever longer."""
+        if topic not in self._unavailable_since:
+            self._clear_when_full(self._unavailable_since)
+        away_s = now_s - self._unavailable_since.setdefault(topic, now_s)
+        return int(max(PUT_OFF_S_MIN, min(away_s, PUT_OFF_S_MAX)) * 1_000)
 
     # --- what the engine said
 
@@ -125,7 +137,7 @@ class Targets:
                 self._rejected_since.pop(_record_id(fire.record), None)
 
     @staticmethod
-    def _clear_when_full(remembered: set[str] | dict[str | tuple[int, int], float]) -> None:
+    def _clear_when_full(remembered: set[str] | dict[Any, float]) -> None:
         if len(remembered) >= REMEMBERED_MAX:
             remembered.clear()
 

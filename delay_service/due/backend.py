@@ -40,11 +40,13 @@ class TargetTopic(NamedTuple):
     known.
 
     `by_key`: the key chooses the queue of a message that names none (ddmq_common/queue_choice.py).
+    `unavailable`: why nothing can be committed to it now (Backend.unavailable), or "".
     """
 
     queues: int
     writable: bool
     by_key: bool = False
+    unavailable: str = ""
 
 
 def target_topic(backend: Backend, topic: str) -> TargetTopic | None:
@@ -52,7 +54,8 @@ def target_topic(backend: Backend, topic: str) -> TargetTopic | None:
     info = backend.topic(topic)
     if info is None:
         return None
-    return TargetTopic(info.queues, info.writable, not backend.capabilities.topic_order)
+    by_key = not backend.capabilities.topic_order
+    return TargetTopic(info.queues, info.writable, by_key, backend.unavailable(topic))
 
 
 # --- the commit

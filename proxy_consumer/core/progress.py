@@ -3,7 +3,7 @@
 Every change that must survive a restart is first recorded in UncommittedProgress. `collect_delta` turns it
 into one ProgressDelta for the caller to commit; `on_committed` or `restore` reports the result. So a failed
 commit is repeated with the next one, and an acknowledgement that a client repeats during the first commit is
-committed again before the client gets its reply.
+committed again before the client gets its reply. Chains wait for that result too (order/chains.py).
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def gaps_between(start: int, end: int, kept: Sequence[Range]) -> list[Range]:
 class UncommittedProgress:
     """The progress of one queue that is not durable yet. Its methods never yield."""
 
-    __slots__ = ("_finished", "_in_commit", "_marks", "_open_end", "_open_start")
+    __slots__ = ("_finished", "_in_flight", "_marks", "_open_end", "_open_start")
 
     def __init__(self) -> None:
         self._finished: list[Range] = []
         self._marks: list[tuple[int, int]] = []
-        self._in_commit = 0  # deltas collected and not committed; all their ranges are within the next two:
+        self._in_flight: list[ProgressDelta] = []  # collected; all their ranges are within the next two:
         self._open_start, self._open_end = OFFSET_END, 0
 
     def __bool__(self) -> bool:
@@ -76,7 +76,15 @@ class UncommittedProgress:
     @property
     def in_commit(self) -> bool:
         """Whether a collected delta is still being committed."""
-        return self._in_commit > 0
+        return bool(self._in_flight)
+
+    def has_finished(self, offset: int) -> bool:
+        """Whether the offset is finished, but perhaps not durably yet."""
+        return any(
+            start <= offset < end
+            for ranges in (self._finished, *[delta.finished for delta in self._in_flight])
+            for start, end in ranges
+        )
 
     def add_finished(self, start: int, end: int) -> None:
         """Record that the offsets `[start, end)` are finished."""
@@ -98,9 +106,9 @@ class UncommittedProgress:
     def uncertain_acks(self, ack_map: AckMap) -> list[Range]:
         """Return the finished ranges that may not be durable; ranges between those in flight are included."""
         ranges = list(self._finished)
-        if self._in_commit and self._open_start < ack_map.committed:
+        if self._in_flight and self._open_start < ack_map.committed:
             ranges.append((self._open_start, min(self._open_end, ack_map.committed)))
-        if self._in_commit:
+        if self._in_flight:
             above = takewhile(lambda one: one[0] < self._open_end, ack_map.finished(self._open_start))
             ranges += [(start, min(end, self._open_end)) for start, end in above]
         return ranges
@@ -115,19 +123,19 @@ class UncommittedProgress:
             self._open_start = min(self._open_start, start)
             self._open_end = max(self._open_end, end)
         self._finished, self._marks = [], []
-        self._in_commit += 1
+        self._in_flight.append(delta)
         return delta
 
-    def on_committed(self) -> None:
+    def on_committed(self, delta: ProgressDelta) -> None:
         """Record that a collected delta is durable."""
-        self._in_commit -= 1
-        if self._in_commit == 0:
+        self._in_flight = [other for other in self._in_flight if other is not delta]
+        if not self._in_flight:
             self._open_start, self._open_end = OFFSET_END, 0
 
     def restore(self, delta: ProgressDelta, unfinished: Container[int]) -> None:
         """Take back a collected delta that is not (or not certainly) durable, so that it is committed
         again."""
-        self.on_committed()
+        self.on_committed(delta)
         merged = sorted([*delta.finished, *self._finished])
         self._finished = []
         for start, end in merged:

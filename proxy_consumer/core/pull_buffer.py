@@ -91,7 +91,7 @@ class PullBuffer:
         self._judge_by(message_filter)
         for queue in self.queues.values():
             queue.feed.drop_read_ahead()
-            queue.reread.clear()
+            queue.forget_reads()
             queue.forget_bytes()
             self.on_news(queue)
 
@@ -105,6 +105,7 @@ class PullBuffer:
     def _judge_by(self, message_filter: Filter | None) -> None:
         self._filter = message_filter
         self._plan.tags = None if message_filter is None else message_filter.tags
+        self._plan.filtered = message_filter is not None
 
     # --- queues
 
@@ -338,7 +339,7 @@ class PullBuffer:
             queue.drop_overtaken()
         if queue.stream is not None and queue.feed.state is not FeedState.GONE:
             scope, ledger = self._scopes[queue], queue.stream.ledger
-            if ledger.let_out or ledger.gained_capacity:
+            if ledger.let_out or ledger.gained_capacity or ledger.lifted:
                 scope.apply_ledger()
             scope.note_news(queue.stream)
         queue.wake_up()

@@ -8,10 +8,11 @@ Which results take effect:
 * messages that clients held when the queue moved here (`out`) stay theirs, under the same lease;
 * every other result changes nothing and is counted, as late (a lease id that is not current) or unknown.
 
-In an ordered scope `stream` is notified of finished messages, and returns which jobs are behind a failed one
-in its chain: those go back into the chain without having been tried. With `on_dead_letter: park` a job whose
-attempts are used up is exhausted, not spent, and stays the head of its chain. `used_up` holds such jobs while
-they wait for their chain to reach them.
+In an ordered scope `stream` is notified of finished messages, and again when they are durably so
+(`on_stored`): then their chains go on. It returns which jobs are behind a failed one in its chain: those go
+back into the chain without having been tried. With `on_dead_letter: park` a job whose attempts are used up is
+exhausted, not spent, and stays the head of its chain. `used_up` holds such jobs while they wait for their
+chain to reach them.
 
 If messages are traced, `observer` receives their events; otherwise it is None and costs nothing. The module
 is one class, because every result changes several of its tables together.
@@ -35,13 +36,15 @@ from proxy_consumer.core.jobs import (
     may_return,
 )
 from proxy_consumer.core.leases import Lease, LeaseTable, by_lease
-from proxy_consumer.core.order.chains import QueueStream, ReadyMessage
+from proxy_consumer.core.order.chains import Chain, QueueStream, ReadyMessage
 from proxy_consumer.core.progress import Range, UncommittedProgress, ascending_ranges, ranges_of
 from proxy_consumer.core.queue_feed import FeedState, QueueFeed, Slice
 from proxy_consumer.core.retry_policy import REASON_FAILED, REASON_GIVEN_UP, REASON_TIMED_OUT, RetryPolicy
 from proxy_consumer.core.tally import Budget, Counter, Tally
 
 LeasedRun = tuple[int, int, int, Lease]  # start, end, bytes, lease
+KEPT_BATCHES = 16  # batches whose messages stay in memory while they wait in chains; per queue
+KEPT_BYTES_MAX = 32 << 20  # of all subscriptions, with what is read ahead; then no more are kept
 
 
 class QueueName:
@@ -68,15 +71,27 @@ class ReadPlan:
     """The rules by which a subscription reads new messages.
 
     `ahead(n)`: how many records and bytes to read for a pull of `n` messages. `tags`: passed to the backend's
-    read. `ack_span_max`: how far past the committed offset.
+    read. `ack_span_max`: how far past the committed offset. `filtered`: whether a filter decides about each.
     """
 
-    __slots__ = ("ack_span_max", "ahead", "tags")
+    __slots__ = ("ack_span_max", "ahead", "filtered", "tags")
 
     def __init__(self, ahead: Callable[[int], tuple[int, int]], ack_span_max: int) -> None:
         self.ahead = ahead
         self.ack_span_max = ack_span_max
         self.tags: frozenset[int] | None = None
+        self.filtered = False
+
+
+class KeptBatch:
+    """A batch some of whose messages wait in chains. `size`: bytes of all its messages."""
+
+    __slots__ = ("batch", "offsets", "size")
+
+    def __init__(self, batch: ReadBatch) -> None:
+        self.batch = batch
+        self.size = sum(map(len, batch.deliveries))
+        self.offsets: list[int] = []
 
 
 class SubscribedQueue:
@@ -84,13 +99,13 @@ class SubscribedQueue:
 
     `feed`: messages read and not delivered. `table`: the jobs. `leases`: the messages at clients. `stream`:
     the queue's stream in an ordered scope, None without an order key. `reread`: messages read for redelivery
-    and not delivered, by offset.
+    and not delivered, by offset, and some of those that wait in their chains.
     """
 
     __slots__ = (
-        "_ready", "_tally", "ack_map", "delivered_until", "epoch", "feed", "generation", "in_ready",
-        "is_lost", "leases", "name", "observer", "out", "overtaken", "plan", "policy", "ref", "reread",
-        "rereading", "retry_queue", "stream", "table", "uncommitted", "used_up",
+        "_kept", "_read_bytes", "_ready", "_tally", "ack_map", "delivered_until", "epoch", "feed",
+        "generation", "in_ready", "is_lost", "leases", "name", "observer", "out", "overtaken", "plan",
+        "policy", "ref", "reread", "rereading", "retry_queue", "stream", "table", "uncommitted", "used_up",
     )  # fmt: skip
 
     def __init__(
@@ -131,6 +146,8 @@ class SubscribedQueue:
         self.used_up: set[int] = set()  # recorded, to be exhausted when their chains reach them
         self.uncommitted = UncommittedProgress()
         self.reread: dict[int, tuple[ReadBatch, int]] = {}
+        self._kept: deque[KeptBatch] = deque()
+        self._read_bytes = read_bytes
         self.rereading = False  # a read for redelivery is under way
         self.in_ready = False
         self._ready = ready
@@ -180,6 +197,48 @@ class SubscribedQueue:
         self.overtaken = False
         self.feed.drop_read_ahead()
         self.feed.finished_until = max(self.feed.finished_until, self.delivered_until)
+
+    def keep_read(self, offset: int, batch: ReadBatch, index: int) -> None:
+        """Keep a message that waits in its chain in memory, as long as its batch is among the newest ones.
+
+        The whole batch stays in memory with it, and is counted among the bytes read ahead.
+        """
+        kept = self._kept
+        if not kept or kept[-1].batch is not batch:
+            if self._read_bytes.value >= KEPT_BYTES_MAX:
+                return
+            kept.append(KeptBatch(batch))
+            self._read_bytes.value += kept[-1].size
+            if len(kept) > KEPT_BATCHES:
+                self._drop_oldest()
+        kept[-1].offsets.append(offset)
+        self.reread[offset] = (batch, index)
+
+    def _drop_oldest(self) -> None:
+        oldest = self._kept.popleft()
+        self._read_bytes.value -= oldest.size
+        for offset in oldest.offsets:
+            read = self.reread.get(offset)
+            if read is not None and read[0] is oldest.batch:
+                del self.reread[offset]
+
+    def release_kept(self, stream: QueueStream, offset: int, chain: Chain) -> bool:
+        """Make a released message ready that `keep_read` has kept; return False if it must be read again."""
+        read = self.reread.get(offset)
+        ledger = stream.ledger
+        if read is None or offset in self.table.jobs or ledger.ready >= ledger.ready_max:
+            return False
+        del self.reread[offset]
+        stream.add_released(ReadyMessage(offset, read[0].deliveries[read[1]], read[0], read[1], chain))
+        if self.observer is not None:
+            self.observer.on_change(JobNews.RELEASED, offset)
+        return True
+
+    def forget_reads(self) -> None:
+        """Drop the messages that are kept in memory for their redelivery or their release."""
+        while self._kept:
+            self._drop_oldest()
+        self.reread.clear()
 
     def forget_bytes(self) -> None:
         """Drop the bytes of ready messages, which are read again before their delivery."""
@@ -308,7 +367,7 @@ class SubscribedQueue:
         if job.state is not JobState.SPENT:
             job.final, job.reason = True, reason
             if not is_reserved:
-                self.table.spend_job(job, reason)
+                self._spend(job, reason)
         if self.observer is not None:
             self.observer.on_change(JobNews.SPENT, offset, f"{reason}: {job.error}" if job.error else reason)
 
@@ -335,7 +394,8 @@ class SubscribedQueue:
     def _finish_range(self, start: int, end: int, lease_id: int | None) -> int:
         finished = 0
         for first, after, _ in self.leases.take_leased(start, end, lease_id):
-            self.drop_adopted(first, after)
+            if self.out:
+                self._drop_finished(first, after)
             self._finish_run(first, after)
             finished += after - first
         if lease_id is None and self.table.jobs and finished < end - start:
@@ -355,7 +415,10 @@ class SubscribedQueue:
                 self.table.change(job, JobEvent.FINISHED)
                 self.used_up.discard(job.offset)
         if self.stream is not None:
-            self.stream.on_finished(start, end)
+            if durable:
+                self.stream.on_finished(start, end)
+            else:
+                self.stream.hold(start, end)
 
     def _finish_retrying(self, start: int, end: int) -> int:
         waiting = list(filter(may_return, self.table.jobs_within(start, end)))
@@ -364,6 +427,7 @@ class SubscribedQueue:
             self.overtaken = True
             if self.stream is not None:
                 self.stream.pass_over(recorded)
+                self._hold_unplaced(recorded)
         for job in waiting:
             self._finish_run(job.offset, job.offset + 1)
         return len(waiting)
@@ -374,9 +438,22 @@ class SubscribedQueue:
         self.overtaken = self.overtaken or bool(unfinished)
         if self.stream is not None:
             self.stream.pass_over(unfinished)
+            self._hold_unplaced(unfinished)
         for first, after in ranges_of(unfinished):
             self._finish_run(first, after)
         return len(unfinished)
+
+    def _drop_finished(self, start: int, end: int) -> None:
+        """Record that clients finished those of these messages that they held when the queue moved here."""
+        if self.stream is not None:
+            self._hold_unplaced([offset for offset in range(start, end) if offset in self.out])
+        self.drop_adopted(start, end)
+
+    def _hold_unplaced(self, offsets: Iterable[int]) -> None:
+        """Let the scope wait for the commit of those offsets whose keys it does not know."""
+        if self.stream is not None:
+            busy = self.stream.busy
+            self.stream.hold_unplaced([offset for offset in offsets if offset not in busy])
 
     def open_offsets(self, start: int, end: int) -> list[int]:
         """Return the offsets that are neither finished, nor on their way to another topic, nor reserved."""
@@ -465,7 +542,14 @@ class SubscribedQueue:
         elif self.policy.parks and self.stream is not None and self.stream.key_of_job(job.offset) is not None:
             self.table.exhaust_job(job, reason)
         else:
-            self.table.spend_job(job, reason)
+            self._spend(job, reason)
+
+    def _spend(self, job: UpstreamJob, reason: str) -> None:
+        """Queue a job for its next topic; if it was not placed yet, its scope waits until it is stored
+        there."""
+        self.table.spend_job(job, reason)
+        if self.stream is not None and job.offset >= self.feed.next_offset():
+            self.stream.hold_unplaced((job.offset,))
 
     def step_back(self, offset: int) -> bool:
         """Return the jobs behind a blocked one to their chain; True if the job itself returned, too."""
@@ -584,6 +668,16 @@ class SubscribedQueue:
         if self.observer is not None:
             self.observer.on_change(JobNews.ACKED if acked else JobNews.MOVED, offset)
 
+    def on_stored(self, delta: ProgressDelta) -> bool:
+        """Record that collected progress is durable; return whether chains waited for it, and go on."""
+        self.uncommitted.on_committed(delta)
+        return self.stream is not None and self.stream.on_stored(delta.finished)
+
+    @property
+    def blocks_chains(self) -> bool:
+        """Whether chains wait for the commit of this queue's progress."""
+        return self.stream is not None and self.stream.is_waiting
+
     def collect_progress(self, group: str) -> ProgressDelta | None:
         """Return the uncommitted progress as one delta, in flight from now on; None if there is none."""
         return self.uncommitted.collect_delta(group, self.ref, self.epoch, self.generation)
@@ -594,7 +688,7 @@ class SubscribedQueue:
             self.observer.on_loss()
         self.feed.drop_read_ahead()
         self.feed.state = FeedState.GONE
-        self.reread.clear()
+        self.forget_reads()
         self.leases.clear()
         self.out.clear()
         self.table.clear()

@@ -106,7 +106,7 @@ class HeldTopic(ClaimOwner):
 
     @property
     def retry_at(self) -> float | None:
-        """When to call `on_use` again after a rejected join (monotonic seconds); None if no retry is due."""
+        """The time (monotonic seconds) to retry a rejected join with `on_use`, or None if no retry is due."""
         return self._claims.retry_at
 
     def on_use(self, config: SubscriptionDefaults) -> None:

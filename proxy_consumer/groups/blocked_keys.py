@@ -14,6 +14,7 @@ REASON_OPERATOR = "operator"
 READY = "ready"  # delivered to the next pull of the topic
 IN_FLIGHT = "in flight"
 PARKED = "parked"
+STORING = "being acknowledged"  # finished; the next message follows when that is durable
 DYING = "to the dead letters"
 _STATES = {
     JobState.RECORDED: "retrying",
@@ -29,13 +30,14 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class BlockedKey:
-    """One key whose chain has an unfinished head.
+    """One key whose chain has an unfinished head, or one whose acknowledgement is being stored.
 
     `key`: its value as canonical JSON text. `topic`, `queue_id`, `offset`: the head. `since_ms`: epoch
     milliseconds of the head's first delivery, 0 before it. `state`: "ready" (not delivered yet), "in flight",
-    "retrying", "parked" or "to the dead letters". `reason`: why a parked key is parked: "operator", or the
-    limit that the head has reached, "failed" or "timed-out". `error`: the last error that a client of this
-    proxy reported. `waiting`: messages known to wait behind the head; `more`: there are more than those.
+    "retrying", "parked", "being acknowledged" or "to the dead letters". `reason`: why a parked key is parked:
+    "operator", or the limit that the head has reached, "failed" or "timed-out". `error`: the last error that
+    a client of this proxy reported. `waiting`: messages known to wait behind the head; `more`: there are more
+    than those.
 
     While the head is in flight: `client` is the name that the client sent, "" for a DDMQ client; `address` is
     where it pulls from; both are "" if it got the message before this proxy acquired the queue. The lease was
@@ -75,7 +77,7 @@ class Now:
 
 
 class KeyHead:
-    """The first unfinished job of a chain, with its queue and lease."""
+    """The first job of a chain that is not durably finished, with its queue and lease."""
 
     __slots__ = ("chain", "job", "lease", "offset", "queue")
 
@@ -85,6 +87,11 @@ class KeyHead:
         self.chain = chain
         self.job = queue.table.jobs.get(offset)
         self.lease = queue.leases.lease_of(offset)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the job is finished, and only the commit of that is awaited."""
+        return self.queue.ack_map.is_finished(self.offset)
 
     @property
     def was_tried(self) -> bool:
@@ -101,6 +108,8 @@ class KeyHead:
     def shown_state(self) -> str:
         if self.lease is not None:
             return IN_FLIGHT
+        if self.is_finished:
+            return STORING
         return _STATES[self.job.state] if self.job is not None and self.was_tried else READY
 
     def as_blocked_key(self, now: Now, config: SubscriptionDefaults) -> BlockedKey:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -16,10 +17,19 @@ from backend.records import AppendResult, CommitBatch, QueueRef, SettingsLimit
 from ddmq_common.errors import BoundReachedError, CallerError
 from proxy_consumer.core.jobs import JobState
 from proxy_consumer.core.order import operators
-from proxy_consumer.core.order.chains import QueueStream
+from proxy_consumer.core.order.chains import Chain, QueueStream
 from proxy_consumer.core.order.scope import OrderScope
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
-from proxy_consumer.groups.blocked_keys import DYING, IN_FLIGHT, PARKED, READY, BlockedKey, KeyHead, Now
+from proxy_consumer.groups.blocked_keys import (
+    DYING,
+    IN_FLIGHT,
+    PARKED,
+    READY,
+    STORING,
+    BlockedKey,
+    KeyHead,
+    Now,
+)
 from proxy_consumer.order_keys.reader import QID
 from proxy_consumer.retries.publisher import MoveEnd
 from proxy_consumer.runtime import Runtime
@@ -43,7 +53,7 @@ REPLAYED = "replayed"  # it is due: the next pull of its topic gets it
 TAKEN_AWAY = "taken away"  # the same, and results of its former client are late
 LEFT_IN_FLIGHT = IN_FLIGHT  # nothing was changed: the client keeps it
 NOTHING_TO_DO = READY  # nothing was changed: it is due already
-BEING_ACKNOWLEDGED = "being acknowledged"  # nothing was changed: its acknowledgement is being stored
+BEING_ACKNOWLEDGED = STORING  # nothing was changed: its acknowledgement is being stored
 DEAD = "dead letter"
 ENDS = {
     MoveEnd.STORED: DEAD,
@@ -142,7 +152,7 @@ class GroupOrdering:
 
     def _replay(self, head: KeyHead, *, take_away: bool) -> str:
         queue, job = head.queue, head.job
-        if head.offset in queue.leases.reserved:
+        if head.is_finished or head.offset in queue.leases.reserved:
             return BEING_ACKNOWLEDGED
         if head.lease is not None:
             return self._take_away(head) if take_away else LEFT_IN_FLIGHT
@@ -182,11 +192,7 @@ class GroupOrdering:
         if not heads:
             raise self._not_here(key)
         rows = self._describe_heads(heads)
-        moves: list[Completion[MoveEnd]] = []
-        for head in heads:
-            head.queue.dead_letter(head.offset, REASON_SKIPPED)
-            job = head.queue.table.jobs[head.offset]
-            moves.append(self._group.subscription_of(head.queue).retries.watch_move(job))
+        moves = [self._skip_head(head) for head in heads]
         for queue in dict.fromkeys(head.queue for head in heads):
             self._group.subscription_of(queue).after_results((queue,))
         return followed(
@@ -195,6 +201,13 @@ class GroupOrdering:
                 [KeyOutcome(one, ENDS[move.value]) for one, move in zip(rows, moves, strict=True)]
             ),
         )
+
+    def _skip_head(self, head: KeyHead) -> Completion[MoveEnd]:
+        if head.is_finished:
+            return succeeded(MoveEnd.FINISHED)
+        head.queue.dead_letter(head.offset, REASON_SKIPPED)
+        job = head.queue.table.jobs[head.offset]
+        return self._group.subscription_of(head.queue).retries.watch_move(job)
 
     def _store_parked(
         self, key: str, value: bytes | None, *limits: SettingsLimit
@@ -230,13 +243,13 @@ class GroupOrdering:
         return dict.fromkeys(scope for buffer in buffers for scope in buffer.ordered_scopes())
 
     def _find_heads(self, key: str) -> list[KeyHead]:
-        """Return the first unfinished message of a key in each scope that has one."""
+        """Return the first message of a key in each scope that has one which is not durably finished."""
         chains = [(scope, scope.table.get(key)) for scope in self._ordered_scopes()]
         return [
             KeyHead(scope.queues[stream], offset, chain)
             for scope, chain in chains
             if chain is not None
-            for stream, offset in chain.heads[:1]
+            for stream, offset in chain.heads[:1] or _first_unstored(scope, chain)
         ]
 
     def _describe_heads(self, heads: Iterable[KeyHead]) -> list[BlockedKey]:
@@ -244,7 +257,8 @@ class GroupOrdering:
         return [head.as_blocked_key(now, self._group.subscription_of(head.queue).config) for head in heads]
 
     def blocked_keys(self, limit: int) -> list[BlockedKey]:
-        """Return up to `limit` keys whose head failed, is parked or has waiting messages behind it.
+        """Return up to `limit` keys whose head failed, is parked or has waiting messages behind it, or whose
+        waiting messages wait for the commit of an acknowledgement.
 
         Those blocked longest come first, ready ones last.
         """
@@ -255,6 +269,21 @@ class GroupOrdering:
             for offset, chain in stream.busy.items()
             if chain.heads[:1] == [(queue.stream, offset)]
         ]
+        unstored = {
+            chain: KeyHead(queue, offset, chain)
+            for queue, stream in self._ordered_streams()
+            for offset, chain in stream.unstored.items()
+            if chain.has_waiting and not chain.heads
+        }
+        heads += unstored.values()
         rows = [(head.blocked_since(now), head) for head in heads if head.was_tried or head.chain.has_waiting]
         rows.sort(key=itemgetter(0))  # heads not delivered yet count as blocked since `now`
         return self._describe_heads(head for _, head in rows[:limit])
+
+
+def _first_unstored(scope: OrderScope, chain: Chain) -> list[tuple[QueueStream, int]]:
+    """Return a finished message of a chain whose commit is awaited, as a list of at most one."""
+    unstored = (
+        (stream, offset) for stream in scope.queues for offset, of in stream.unstored.items() if of is chain
+    )
+    return list(islice(unstored, 1))

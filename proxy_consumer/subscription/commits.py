@@ -153,6 +153,8 @@ def store_settings(
 class ProgressCommit(Completion[list[AppendResult]]):
     """One commit of progress. `done(error)` is called once it is durable (None) or has failed.
 
+    Order keys whose messages it finishes go on when it is durable, before `done`; if it fails, they wait for
+    the commit that repeats it.
     If the backend fences it, the present epochs and generations of the queues are read; the progress of the
     queues that this proxy still owns is then committed again.
     """
@@ -184,8 +186,7 @@ class ProgressCommit(Completion[list[AppendResult]]):
         self._runtime.open_commits -= 1
         error = self.error
         if error is None:
-            for share in self._shares:
-                share.queue.uncommitted.on_committed()
+            self._release_chains()
             self._report_end(None)
             return
         for share in self._shares:
@@ -197,6 +198,16 @@ class ProgressCommit(Completion[list[AppendResult]]):
         for share in self._shares:
             share.owner.store_later()
         self._report_end(error)
+
+    def _release_chains(self) -> None:
+        """Deliver what waited for this commit: the next messages of the order keys that it finishes."""
+        owners: dict[SubscriptionBase, None] = {}
+        for share in self._shares:
+            if share.queue.on_stored(share.delta) and share.owner.buffer.holds_queue(share.queue):
+                share.owner.buffer.on_news(share.queue)
+                owners[share.owner] = None
+        for owner in owners:
+            owner.serve()
 
     def _report_end(self, error: Exception | None) -> None:
         if self._done is not None:

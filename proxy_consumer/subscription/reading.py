@@ -102,7 +102,7 @@ class Reading:
             owner.drop(queue.ref)
             owner.wake(now + SOON_S)  # jobs that waited behind its messages continue
         if queue.uncommitted:  # finished undelivered: no client's result will store it
-            owner.wake(now + FLUSH_S)
+            owner.wake(now + (SOON_S if queue.blocks_chains else FLUSH_S))
         if queue.table.spent:
             owner.after_results((queue,))
         return loaded

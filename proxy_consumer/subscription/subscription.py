@@ -226,7 +226,7 @@ class Subscription(SubscriptionBase):
             queue.adopt_leases(inherited.runs, inherited.acked, runtime.now())
             self.buffer.on_news(queue)
             if queue.uncommitted:
-                self.wake(runtime.now() + FLUSH_S)
+                self.wake(runtime.now() + (SOON_S if queue.blocks_chains else FLUSH_S))
         runtime.lost.pop((self.group_name.encode(), *queue.name.key), None)
         self.group.queues[queue.name.key] = queue
 
@@ -323,7 +323,7 @@ class Subscription(SubscriptionBase):
         if gone:
             queue.skip([(job.offset, job.offset + 1)])
             self.buffer.tally.expired.value += 1
-            self.store_later()
+            self.wake(self.runtime.now() + SOON_S)
         if self.buffer.holds_queue(queue):
             queue.on_published(job.offset)
             self.buffer.on_news(queue)

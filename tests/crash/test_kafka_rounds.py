@@ -16,6 +16,7 @@ from ddmq_client import DelayStatus
 from ddmq_common.errors import ConfigError
 from tests.crash import kafka_rounds
 from tests.crash.kafka.load import DEAD, DELAYED, EVERY_MS, ORDERED, RETRIED, RETRY, Account, Stored
+from tests.crash.kit.key_order import KeyDelivery
 
 
 @pytest.mark.long
@@ -73,6 +74,13 @@ def test_stored_and_never_done() -> None:
 
 def test_a_later_one_of_the_key_first() -> None:
     (fault,) = finished(2, 1).judge([stored(1), stored(2)])
+    assert fault.startswith("ORDER")
+
+
+def test_the_same_of_the_key_again_after_a_later_one() -> None:
+    account = finished(1, 2)
+    account.deliveries[0, b"k"] = [KeyDelivery(at, when, when + 0.5) for when, at in enumerate([1, 1, 2, 1])]
+    (fault,) = account.judge([stored(1), stored(2)])
     assert fault.startswith("ORDER")
 
 

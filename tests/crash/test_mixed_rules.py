@@ -158,6 +158,17 @@ HISTORIES = {
     "back to an earlier one": HistoryCase(
         ORDERED, lambda t: [t.say(t.give(A), answered=False), t.give(B), t.done(A)], "bc", ["backwards"]
     ),
+    "back to an earlier one, at another proxy after a kill": HistoryCase(
+        ORDERED,
+        lambda t: [
+            t.say(t.give(A), answered=False),
+            t.give(B),
+            t.history.ended.append(Ended("p", 1, t.tick())),
+            t.done(A),
+        ],
+        "bc",
+        ["backwards"],
+    ),
     "completions out of order in the log": HistoryCase(
         ORDERED, lambda t: t.finishes((1, 500), (0, 600), (2, 700)), "abc", ["completion"]
     ),
@@ -200,9 +211,9 @@ def test_the_same_again_after_kills_time_outs_and_failures(tale: Tale) -> None:
     tale.say(tale.give(A, lease=2), ack=False)
     tale.history.ended.append(Ended("p", 1, tale.tick()))
     tale.say(tale.give(A, lease=3, life=2), answered=False)
-    tale.give(B, life=2)
     tale.lose()
     tale.done(A)
+    tale.give(B, life=2)
     assert rest(tale, (B, C)) == []
 
 

@@ -1,15 +1,17 @@
 """Order keys through PullBuffer and OrderScope against a naive model: one list of messages, looked through.
 
 The model keeps every message in log order and says of each what may happen to it next. It asserts, at
-every delivery, that nothing of the same key stands unfinished before it (but what is in the same answer),
-and, whenever nothing is delivered, that nothing could be. Small bounds make chains run dry all the time.
-Commits are durable at once here; that they may fail is test_consumer_pull_buffer's subject. More
-examples: DDMQ_PROPERTY_EXAMPLES=2000 .venv/bin/python -m pytest tests/property -k test_consumer_order
+every delivery, that each earlier message of the same key is durably finished (but what is in the same
+answer), and, whenever nothing is delivered, that nothing could be. Commits take their time, end in any
+order, fail, and are lost in crashes, stored or not; no crash may bring back a message that a later one of its
+key has followed. Small bounds make chains run dry all the time. More examples:
+DDMQ_PROPERTY_EXAMPLES=2000 .venv/bin/python -m pytest tests/property -k test_consumer_order
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from types import SimpleNamespace
@@ -17,12 +19,20 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from backend.progress.group_progress import GroupProgress
-from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, StoredRecord
+from backend.records import (
+    Bounds,
+    ProgressDelta,
+    ProgressView,
+    QueueRef,
+    ReadBatch,
+    ReadStatus,
+    StoredRecord,
+)
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.jobs import JobState
+from proxy_consumer.core.jobs import JobState, unpack_attempts
 from proxy_consumer.core.order import operators
 from proxy_consumer.core.order.chains import ChainTable
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
@@ -56,6 +66,13 @@ class Message:
     fails: int = 0
     timeouts: int = 0
     replayed: bool = False  # by an operator, since the process started
+    stored: bool = False  # its end is durable, and the core was told so
+    delivered: bool = False  # ever, to anybody
+
+    @property
+    def is_over(self) -> bool:
+        """Whether later messages of its key may follow it."""
+        return self.state == "done" and self.stored
 
     @property
     def tries(self) -> int:
@@ -100,6 +117,11 @@ class KindFilter:
         if kind == b"filtered":
             return FILTERED
         return Refusal("does not fit") if kind == b"faulty" and not self.mended else None
+
+
+def is_finished(view: ProgressView, offset: int) -> bool:
+    below = view.committed is not None and offset < view.committed
+    return below or any(start <= offset < end for start, end in view.finished)
 
 
 def key_of(delivery: bytes) -> str | None:
@@ -151,6 +173,7 @@ class OrderMachine(RuleBasedStateMachine):
             concurrency=10,
         )
         table: ChainTable = ChainTable(self.batch, 2, 6)
+        self.in_flight: list[tuple[int, ProgressDelta]] = []  # by queue
         self.scope = OrderScope(table, merged=self.merged, look_max=5)
         self.buffer: Any = self.new_buffer(config)
         self.tails: set[int] = set()
@@ -158,12 +181,27 @@ class OrderMachine(RuleBasedStateMachine):
         for number, queue in enumerate(self.queues):
             view = self.durable[number].view()
             self.buffer.assign_queue(self.refs[number], view, Bounds(0, len(queue)), (self.scope, key_of))
-        for message in self.messages:
-            if message.state != "done":
+            self.reload(queue, view)
+        self.nothing_came_back()
+
+    def reload(self, queue: list[Message], view: ProgressView) -> None:
+        for message in queue:
+            if message.kind == "filtered" or is_finished(view, message.offset):
+                message.state, message.stored = "done", True
+            else:
+                message.fails, message.timeouts, _, _ = unpack_attempts(view.attempts.get(message.offset, 0))
                 spent = message.tries >= DELIVERIES_MAX
-                message.state = self.found_spent(message) if spent else "new"
+                message.state, message.stored = self.found_spent(message) if spent else "new", False
                 message.lease = 0
             message.replayed = False
+
+    def nothing_came_back(self) -> None:
+        """No message is unfinished that a delivered one of its key followed; batches aside, which fail."""
+        for message in self.messages if self.batch == 1 else ():
+            later = [
+                other for other in self.messages if other.delivered and self.stands_before(message, other)
+            ]
+            assert not later, (message, later)
 
     def found_spent(self, message: Message) -> str:
         """The state of a message that has used up its tries, at the start."""
@@ -192,7 +230,7 @@ class OrderMachine(RuleBasedStateMachine):
         if not message.key:
             return False
         return any(
-            other.key == message.key and other.position < message.position and other.state != "done"
+            other.key == message.key and other.position < message.position and not other.is_over
             for other in self.messages
             if not self.unseen_move(other)
         )
@@ -221,7 +259,7 @@ class OrderMachine(RuleBasedStateMachine):
             queue = self.queues[number]
             message = Message(number, len(queue), len(self.messages), key, kind)
             if kind == "filtered":
-                message.state = "done"
+                message.state, message.stored = "done", True
             queue.append(message)
             self.messages.append(message)
             if number in self.tails:
@@ -294,11 +332,18 @@ class OrderMachine(RuleBasedStateMachine):
                 self.one_more_try(message, failed=True)
 
     def check_nothing_to_deliver(self) -> None:
-        if sum(message.state == "leased" for message in self.messages) >= 10:
+        if sum(message.state == "leased" for message in self.messages) >= 10 or self.is_held_up:
             return
         for message in self.messages:
             free = message.state in ("new", "ready") and not self.blocked(message)
             assert not free, message
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether a message was finished whose key is not known yet, so that all wait for its commit."""
+        held_up = any(stream.unplaced for stream in self.scope.queues)
+        assert held_up == bool(self.scope.ledger.unplaced)
+        return held_up
 
     def check_delivery(self, delivery: Delivery, wanted: int) -> None:
         number, offsets = delivery.queue.ref.queue_id, list(delivery.messages.offsets)
@@ -316,13 +361,14 @@ class OrderMachine(RuleBasedStateMachine):
             assert attempt == message.tries + 1
             message.state, message.lease = "leased", delivery.lease.id
             message.deadline = self.now + TIMEOUT_S
+            message.delivered = True
 
     def stands_before(self, other: Message, message: Message) -> bool:
         return (
             bool(message.key)
             and other.key == message.key
             and other.position < message.position
-            and other.state != "done"
+            and not other.is_over
             and not self.unseen_move(other)
         )
 
@@ -368,15 +414,16 @@ class OrderMachine(RuleBasedStateMachine):
         if not leased:
             return
         message = data.draw(st.sampled_from(leased))
-        state = self.queue_state(message.queue)
+        state, placed = self.queue_state(message.queue), self.is_placed(message)
         assert state.fail(message.offset, message.lease, None, self.now)
         self.buffer.on_news(state)
-        self.came_back(message, failed=True)
+        self.came_back(message, failed=True, placed=placed)
 
     @rule(data=st.data())
     def an_operator_takes_a_head_away(self, data: st.DataObject) -> None:
         """Whoever had it is late from then on; the delivery counts as a time-out, earlier ones do not."""
-        heads = [m for m in self.messages if m.state == "leased" and m.key and not self.stands_behind(m)]
+        leased = [m for m in self.messages if m.state == "leased" and self.is_placed(m)]
+        heads = [m for m in leased if m.key and not self.stands_behind(m)]
         if not heads:
             return
         message = data.draw(st.sampled_from(heads))
@@ -395,8 +442,9 @@ class OrderMachine(RuleBasedStateMachine):
     def stands_behind(self, message: Message) -> bool:
         return any(self.stands_before(other, message) for other in self.messages)
 
-    def came_back(self, message: Message, *, failed: bool) -> None:
-        """A try is over; what went out behind it goes back untried, and so does it behind others."""
+    def came_back(self, message: Message, *, failed: bool, placed: bool = True) -> None:
+        """A try is over; what went out behind it goes back untried, and so does it behind others, and before
+        its chain has come to it."""
         behind = [
             other
             for other in self.messages
@@ -407,7 +455,7 @@ class OrderMachine(RuleBasedStateMachine):
                 other.state = "new"
         leads = not any(other.position < message.position for other in behind)
         self.one_more_try(message, failed=failed)
-        if not leads and message.state not in ("burying", "parked"):
+        if not (leads and placed) and message.state not in ("burying", "parked"):
             message.state = "new"
 
     def one_more_try(self, message: Message, *, failed: bool) -> None:
@@ -423,11 +471,12 @@ class OrderMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 1.0, 2.0, 5.0]))
     def advance(self, seconds: float) -> None:
         self.now += seconds
-        self.buffer.expire_due(self.now)
         late = [m for m in self.messages if m.state == "leased" and m.deadline <= self.now]
+        placed = {id(message) for message in late if self.is_placed(message)}
+        self.buffer.expire_due(self.now)
         for message in sorted(late, key=lambda late_one: late_one.position):
             if message.state == "leased":
-                self.came_back(message, failed=False)
+                self.came_back(message, failed=False, placed=id(message) in placed)
         for message in self.messages:
             if message.state == "waiting" and message.due <= self.now:
                 message.state = "ready"
@@ -442,7 +491,7 @@ class OrderMachine(RuleBasedStateMachine):
                 self.durable[number].apply(state.build_finish("G", job.offset))
                 state.on_published(job.offset)
                 self.buffer.on_news(state)
-                message.state = "done"
+                message.state, message.stored = "done", True
 
     @rule()
     def mend(self) -> None:
@@ -465,13 +514,75 @@ class OrderMachine(RuleBasedStateMachine):
         self.commit()
         self.load()
 
-    def commit(self) -> None:
-        for number in range(QUEUES):
-            state = self.queue_state(number)
-            delta = state.collect_progress("G")
-            if delta is not None:
+    @rule(data=st.data())
+    def crash_with_commits_under_way(self, data: st.DataObject) -> None:
+        """What was not committed is gone; of what was under way, any part may have become durable."""
+        for number, delta in self.in_flight:
+            if data.draw(st.booleans()):
                 self.durable[number].apply(delta)
-                state.uncommitted.on_committed()
+        self.load()
+
+    @precondition(lambda self: self.batch == 1)
+    @rule(data=st.data())
+    def the_queues_move(self, data: st.DataObject) -> None:
+        """The next owner knows the leases of the one before, and the acknowledgements that may be lost."""
+        if any(message.replayed for message in self.messages):
+            self.commit()  # otherwise the next owner counts deliveries from before the replay
+        states = [self.queue_state(number) for number in range(QUEUES)]
+        notes = [
+            (state.leases.leased_runs(), state.uncommitted.uncertain_acks(state.ack_map)) for state in states
+        ]
+        for number, delta in self.in_flight:
+            if data.draw(st.booleans()):
+                self.durable[number].apply(delta)
+        leased = [(message, message.lease) for message in self.messages if message.state == "leased"]
+        done = [message for message in self.messages if message.state == "done"]
+        self.load()
+        for message, lease in leased:
+            message.state, message.lease = "leased", lease
+        for message in done:
+            message.state = "done"
+        for number, (runs, acked) in enumerate(notes):
+            self.queue_state(number).adopt_leases(runs, acked, self.now)
+            self.buffer.on_news(self.queue_state(number))
+
+    def is_placed(self, message: Message) -> bool:
+        """Whether this owner has read it: its client may have had it before."""
+        return message.offset not in self.queue_state(message.queue).out
+
+    @rule()
+    def commit(self) -> None:
+        """Everything is durable."""
+        self.commits_start(range(QUEUES))
+        while self.in_flight:
+            self.end_commit(0, "stored")
+
+    @rule(numbers=st.sets(st.integers(0, QUEUES - 1)))
+    def commits_start(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            delta = self.queue_state(number).collect_progress("G")
+            if delta is not None:
+                self.in_flight.append((number, delta))
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data(), outcome=st.sampled_from(["stored", "stored", "failed", "unknown"]))
+    def a_commit_ends(self, data: st.DataObject, outcome: str) -> None:
+        self.end_commit(data.draw(st.integers(0, len(self.in_flight) - 1)), outcome)
+
+    def end_commit(self, index: int, outcome: str) -> None:
+        """`unknown`: it failed, and is durable all the same."""
+        number, delta = self.in_flight.pop(index)
+        state = self.queue_state(number)
+        if outcome != "failed":
+            self.durable[number].apply(delta)
+        if outcome != "stored":
+            state.uncommitted.restore(delta, state.table.jobs)
+            return
+        if state.on_stored(delta):
+            self.buffer.on_news(state)
+        for start, end in delta.finished:
+            for message in self.queues[number][start:end]:
+                message.stored = message.state == "done"
 
     @invariant()
     def only_what_the_model_finished_is_finished(self) -> None:
@@ -487,7 +598,7 @@ class OrderMachine(RuleBasedStateMachine):
         assert table.kept <= 6 + len(table) + 2 * BATCH
         assert table.kept == sum(len(chain.kept) for chain in table)
         assert self.scope.ledger.ready == sum(len(stream.deliverable) for stream in self.scope.queues)
-        busy = {message.key for message in self.messages if message.state != "done"}
+        busy = {message.key for message in self.messages if not message.is_over}
         assert {chain.key for chain in table if chain.key not in table.starving} <= busy
 
     @invariant()
@@ -498,10 +609,13 @@ class OrderMachine(RuleBasedStateMachine):
             for message in self.messages
             if message.key and message.state != "done" and (message.queue, message.offset) in out
         ]
+        unstored = sum(chain.unstored for chain in self.scope.table)
+        assert unstored == sum(len(stream.unstored) for stream in self.scope.queues)
         stopped = {
             message.key
             for message in heads
-            if message.tries and not any(self.stands_before(other, message) for other in self.messages)
+            if message.tries
+            and not any(self.stands_before(other, message) for other in heads if other.state != "done")
         }
         pairs = [(state, stream) for stream, state in self.scope.queues.items()]
         streams: Any = SimpleNamespace(ordered_streams=lambda: pairs)
@@ -517,12 +631,13 @@ class OrderMachine(RuleBasedStateMachine):
         for _ in range(20 * len(self.messages) + 100):
             self.ack_everything()
             self.bury()
-            if all(message.state == "done" for message in self.messages):
+            self.commit()
+            if all(message.is_over for message in self.messages):
                 break
             if self.pull_once(6) is None:
                 self.advance(1.0)
                 self.let_go_on()
-        assert [message for message in self.messages if message.state != "done"] == []
+        assert [message for message in self.messages if not message.is_over] == []
         assert self.pull_once(6) is None
         assert len(self.scope.table) == 0
 
@@ -613,7 +728,7 @@ class OrderInTurnMachine(OrderMachine):
     def blocked(self, message: Message) -> bool:
         """Whether anything of its key, in whichever queue, may have come before it."""
         return any(
-            other.key == message.key != "" and other is not message and other.state != "done"
+            other.key == message.key != "" and other is not message and not other.is_over
             for other in self.messages
             if not self.unseen_move(other)
         )
@@ -692,7 +807,7 @@ class OrderOfTopicsMachine(OrderMachine):
     def check_nothing_to_deliver(self) -> None:
         """Whatever lies ready for the topic that is not pulled."""
         asked = [m for m in self.messages if self.refs[m.queue].topic == self.buffer.asked]
-        if sum(message.state == "leased" for message in asked) >= 10:
+        if sum(message.state == "leased" for message in asked) >= 10 or self.is_held_up:
             return
         for message in asked:
             free = message.state in ("new", "ready") and not self.blocked(message)
@@ -769,4 +884,22 @@ def test_in_turn_no_queue_is_forgotten_while_another_has_messages() -> None:
     for _ in range(2 * len(kinds)):
         machine.pull_once(2)
         machine.ack_everything()
+        machine.commit()
     assert {message.state for message in machine.messages} == {"done"}
+
+
+def test_a_topic_that_waited_for_a_commit_of_another_goes_on_with_it() -> None:
+    machine = with_messages(OrderOfTopicsMachine(), [(0, "a", "plain"), (2, "b", "plain")])
+    message = machine.messages[0]
+    assert machine.pull_once(1) is not None
+    assert machine.queue_state(0).fail(0, message.lease, None, machine.now)
+    machine.came_back(message, failed=True)
+    machine.commit()
+    machine.load()
+    assert machine.finish(0, [0], None) == 1  # before it was read here
+    message.state = "done"
+    machine.pull_the_other_topic()
+    assert machine.pull_once(1) is None
+    machine.commit()
+    assert machine.pull_once(1) is not None
+    machine.teardown()

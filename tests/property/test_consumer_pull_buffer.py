@@ -414,7 +414,7 @@ class PullBufferMachine(RuleBasedStateMachine):
         if outcome != "failed":
             self.durable[number].apply(delta)
         if outcome == "stored":
-            self.state(number).uncommitted.on_committed()
+            self.state(number).on_stored(delta)
         else:
             jobs = self.state(number)
             jobs.uncommitted.restore(delta, jobs.table.jobs)

@@ -31,7 +31,7 @@ class BrokerWorld(Protocol):
     def producer(self, **options: Any) -> Producer: ...
 
     def consumer(
-        self, topic: str, group: str, handler: Callable[..., object], **options: Any
+        self, group: str, topics: str, handler: Callable[..., object], **options: Any
     ) -> Consumer: ...
 
     def create_group(self, group: str, topic: str, **settings: Any) -> None: ...
@@ -122,9 +122,9 @@ class ServerWorld:
         self._clients.append(producer)
         return producer
 
-    def consumer(self, topic: str, group: str, handler: Callable[..., object], **options: Any) -> Consumer:
+    def consumer(self, group: str, topics: str, handler: Callable[..., object], **options: Any) -> Consumer:
         options = {"start": "first", **options}
-        consumer = Consumer(self._server.consumers, group, topic, handler=handler, **options)
+        consumer = Consumer(self._server.consumers, group, topics, handler=handler, **options)
         self._clients.append(consumer)
         consumer.start()
         return consumer

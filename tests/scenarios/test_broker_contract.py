@@ -62,8 +62,8 @@ def test_what_is_sent_is_handled_and_done(world: BrokerWorld, topic: str) -> Non
     handler = Handler()
     result = world.producer().send(topic, b"one", key="k", tags="red", properties={"a": "b"})
     seen: list[Message] = []
-    world.consumer(topic, f"g-{topic}", lambda message: (handler(message), seen.append(message)))
-    world.until(lambda: world.lag(f"g-{topic}", topic) == 0 and handler.bodies, "it is acknowledged")
+    world.consumer(f"g-{topic}", topic, lambda message: (handler(message), seen.append(message)))
+    world.until(lambda: handler.bodies and world.lag(f"g-{topic}", topic) == 0, "it is acknowledged")
     message = seen[0]
     assert (message.key, message.tags, message.properties, message.attempt) == ("k", "red", {"a": "b"}, 1)
     assert message.message_id == result.message_id
@@ -74,15 +74,15 @@ def test_a_batch_keeps_its_order_in_a_queue(world: BrokerWorld, topic: str) -> N
     handler = Handler()
     world.producer().send_batch([OutgoingMessage(topic, str(n), queue=0) for n in range(20)])
     world.create_group(f"g-{topic}", topic, order_key="QID")
-    world.consumer(topic, f"g-{topic}", handler, threads=1)
+    world.consumer(f"g-{topic}", topic, handler, threads=1)
     world.until(lambda: len(handler.bodies) == 20, "all are handled")
     assert handler.bodies == [str(n) for n in range(20)]
 
 
 def test_each_group_gets_every_message(world: BrokerWorld, topic: str) -> None:
     first, second = Handler(), Handler()
-    world.consumer(topic, f"a-{topic}", first)
-    world.consumer(topic, f"b-{topic}", second)
+    world.consumer(f"a-{topic}", topic, first)
+    world.consumer(f"b-{topic}", topic, second)
     world.producer().send(topic, b"one")
     world.until(lambda: first.bodies == second.bodies == ["one"], "both groups have it")
 
@@ -92,7 +92,7 @@ def test_tags_filter_what_is_delivered(world: BrokerWorld, topic: str) -> None:
     world.create_group(f"g-{topic}", topic, tags="red")
     producer.send(topic, b"blue", tags="blue")
     producer.send(topic, b"red", tags="red")
-    world.consumer(topic, f"g-{topic}", handler)
+    world.consumer(f"g-{topic}", topic, handler)
     world.until(lambda: world.lag(f"g-{topic}", topic) == 0, "both are done")
     assert handler.bodies == ["red"]
 
@@ -101,7 +101,7 @@ def test_a_failed_message_is_retried(world: BrokerWorld, topic: str) -> None:
     handler = Handler(one=1)
     world.create_group(f"g-{topic}", topic, **ONE_RETRY)
     world.producer().send(topic, b"one")
-    world.consumer(topic, f"g-{topic}", handler)
+    world.consumer(f"g-{topic}", topic, handler)
     world.until(lambda: handler.bodies == ["one"], "the second delivery succeeds")
     assert handler.attempts == [("one", 1), ("one", 2)]
 
@@ -110,7 +110,7 @@ def test_a_retry_goes_through_a_delay_level(world: BrokerWorld, topic: str) -> N
     handler = Handler(one=1)
     world.create_group(f"g-{topic}", topic, retry_intervals_ms=[], retry_steps=1)
     world.producer().send(topic, b"one", key="k")
-    world.consumer(topic, f"g-{topic}", handler)
+    world.consumer(f"g-{topic}", topic, handler)
     world.until(lambda: handler.bodies == ["one"], "it comes back from the level")
     assert handler.attempts == [("one", 1), ("one", 2)]
 
@@ -118,7 +118,7 @@ def test_a_retry_goes_through_a_delay_level(world: BrokerWorld, topic: str) -> N
 def test_attempts_that_are_used_up_end_in_a_dead_letter(world: BrokerWorld, topic: str) -> None:
     handler = Handler(one=9)
     world.create_group(f"g-{topic}", topic, **ONE_RETRY)
-    world.consumer(topic, f"g-{topic}", handler)
+    world.consumer(f"g-{topic}", topic, handler)
     world.producer().send(topic, b"one", key="k")
     world.until(lambda: world.dead_letters(f"g-{topic}"), "there is a dead letter")
     assert world.dead_letters(f"g-{topic}") == [
@@ -131,7 +131,7 @@ def test_attempts_that_are_used_up_end_in_a_dead_letter(world: BrokerWorld, topi
 
 
 def test_a_handler_may_ask_for_a_dead_letter_at_once(world: BrokerWorld, topic: str) -> None:
-    world.consumer(topic, f"g-{topic}", lambda message: message.dead_letter("no such order"))
+    world.consumer(f"g-{topic}", topic, lambda message: message.dead_letter("no such order"))
     world.producer().send(topic, b"one")
     world.until(lambda: world.dead_letters(f"g-{topic}"), "there is a dead letter")
     assert world.dead_letters(f"g-{topic}")[0]["error"] == "no such order"
@@ -142,7 +142,7 @@ def test_a_failed_key_blocks_itself_and_no_other(world: BrokerWorld, topic: str)
     world.create_group(f"g-{topic}", topic, **{**ORDERED, "ordered_interval_ms": 100})
     for body in ("a1", "a2", "b1"):
         producer.send(topic, body, key=body[0])
-    world.consumer(topic, f"g-{topic}", handler)
+    world.consumer(f"g-{topic}", topic, handler)
     world.until(lambda: len(handler.bodies) == 3, "all are handled in the end")
     assert handler.bodies.index("a1") < handler.bodies.index("a2")
     assert [body for body, _ in handler.attempts].index("a2") > handler.attempts.index(("a1", 2))
@@ -151,7 +151,7 @@ def test_a_failed_key_blocks_itself_and_no_other(world: BrokerWorld, topic: str)
 def test_a_blocked_key_shows_its_head(world: BrokerWorld, topic: str) -> None:
     handler, producer = Handler(a1=9), world.producer()
     world.create_group(f"g-{topic}", topic, **ORDERED)
-    world.consumer(topic, f"g-{topic}", handler)
+    world.consumer(f"g-{topic}", topic, handler)
     producer.send(topic, b"a1", key="a")
     world.until(lambda: len(handler.attempts) == 2, "its quick retry is spent")
     producer.send(topic, b"a2", key="a")
@@ -166,7 +166,7 @@ def test_a_blocked_key_shows_its_head(world: BrokerWorld, topic: str) -> None:
 def test_a_skipped_head_is_a_dead_letter_and_its_key_goes_on(world: BrokerWorld, topic: str) -> None:
     handler, producer = Handler(a1=9), world.producer()
     world.create_group(f"g-{topic}", topic, **ORDERED)
-    world.consumer(topic, f"g-{topic}", handler)
+    world.consumer(f"g-{topic}", topic, handler)
     producer.send(topic, b"a1", key="a")
     producer.send(topic, b"a2", key="a")
     world.until(lambda: len(handler.attempts) == 2, "its quick retry is spent")
@@ -180,7 +180,7 @@ def test_a_skipped_head_is_a_dead_letter_and_its_key_goes_on(world: BrokerWorld,
 def test_a_parked_key_waits_until_it_is_replayed(world: BrokerWorld, topic: str) -> None:
     handler, producer = Handler(), world.producer()
     world.create_group(f"g-{topic}", topic, **ORDERED)
-    world.consumer(topic, f"g-{topic}", handler)
+    world.consumer(f"g-{topic}", topic, handler)
     world.act_on_key(f"g-{topic}", "park", "a")
     producer.send(topic, b"a1", key="a")
     producer.send(topic, b"b1", key="b")
@@ -196,7 +196,7 @@ def test_a_key_may_be_parked_when_its_attempts_are_used_up(world: BrokerWorld, t
     handler, producer = Handler(a1=2), world.producer()
     settings = {**ORDERED, "ordered_deliveries_max": 2, "on_dead_letter": "park"}
     world.create_group(f"g-{topic}", topic, **settings)
-    world.consumer(topic, f"g-{topic}", handler)
+    world.consumer(f"g-{topic}", topic, handler)
     producer.send(topic, b"a1", key="a")
     producer.send(topic, b"a2", key="a")
     world.until(
@@ -209,7 +209,7 @@ def test_a_key_may_be_parked_when_its_attempts_are_used_up(world: BrokerWorld, t
 
 def test_a_delay_is_never_early(world: BrokerWorld, topic: str) -> None:
     handled_at = []
-    world.consumer(topic, f"g-{topic}", lambda message: handled_at.append(world.now()))
+    world.consumer(f"g-{topic}", topic, lambda message: handled_at.append(world.now()))
     due_at = world.now() + timedelta(milliseconds=700)
     world.producer().send(topic, b"later", deliver_at=due_at)
     assert world.delays(topic) == ["later"]
@@ -220,7 +220,7 @@ def test_a_delay_is_never_early(world: BrokerWorld, topic: str) -> None:
 
 def test_a_delay_level_is_never_early(world: BrokerWorld, topic: str) -> None:
     handled_at = []
-    world.consumer(topic, f"g-{topic}", lambda message: handled_at.append(world.now()))
+    world.consumer(f"g-{topic}", topic, lambda message: handled_at.append(world.now()))
     begin = world.now()
     world.producer().send(topic, b"later", level=1)
     world.until(lambda: handled_at, "it is delivered")
@@ -229,7 +229,7 @@ def test_a_delay_level_is_never_early(world: BrokerWorld, topic: str) -> None:
 
 def test_a_cancelled_delay_is_not_delivered(world: BrokerWorld, topic: str) -> None:
     handler, producer = Handler(), world.producer()
-    world.consumer(topic, f"g-{topic}", handler)
+    world.consumer(f"g-{topic}", topic, handler)
     delayed = producer.send(topic, b"never", delay=timedelta(milliseconds=500))
     assert producer.cancel(delayed).status is DelayStatus.CANCELLED
     producer.send(topic, b"after", delay=timedelta(milliseconds=600))
@@ -240,7 +240,7 @@ def test_a_cancelled_delay_is_not_delivered(world: BrokerWorld, topic: str) -> N
 
 def test_a_delay_can_be_moved_and_fired(world: BrokerWorld, topic: str) -> None:
     handler, producer = Handler(), world.producer()
-    world.consumer(topic, f"g-{topic}", handler)
+    world.consumer(f"g-{topic}", topic, handler)
     delayed = producer.send(topic, b"later", delay=timedelta(hours=1))
     assert producer.reschedule(delayed, delay=timedelta(hours=2)).status is DelayStatus.RESCHEDULED
     assert producer.fire_now(delayed).status is DelayStatus.FIRED
@@ -250,7 +250,7 @@ def test_a_delay_can_be_moved_and_fired(world: BrokerWorld, topic: str) -> None:
 
 def test_a_repeated_delay_comes_as_often_as_it_says(world: BrokerWorld, topic: str) -> None:
     handler, producer = Handler(), world.producer()
-    world.consumer(topic, f"g-{topic}", handler)
+    world.consumer(f"g-{topic}", topic, handler)
     producer.send(topic, b"tick", delay=timedelta(0), every=timedelta(seconds=1), times=3)
     world.until(lambda: len(handler.bodies) == 3, "three come")
     assert world.delays(topic) == []
@@ -258,7 +258,7 @@ def test_a_repeated_delay_comes_as_often_as_it_says(world: BrokerWorld, topic: s
 
 def test_a_committed_transaction_is_seen_whole(world: BrokerWorld, topic: str) -> None:
     handler, producer = Handler(), world.producer(producer_group=f"p-{topic}", check=_undecided)
-    world.consumer(topic, f"g-{topic}", handler)
+    world.consumer(f"g-{topic}", topic, handler)
     with producer.transaction() as transaction:
         transaction.send(topic, b"one", queue=0)
         transaction.send(topic, b"two", queue=0)
@@ -268,7 +268,7 @@ def test_a_committed_transaction_is_seen_whole(world: BrokerWorld, topic: str) -
 
 def test_a_rolled_back_transaction_is_never_seen(world: BrokerWorld, topic: str) -> None:
     handler, producer = Handler(), world.producer(producer_group=f"p-{topic}", check=_undecided)
-    world.consumer(topic, f"g-{topic}", handler)
+    world.consumer(f"g-{topic}", topic, handler)
     with suppress(ZeroDivisionError), producer.transaction() as transaction:
         transaction.send(topic, b"one")
         raise ZeroDivisionError
@@ -284,7 +284,7 @@ def test_a_check_decides_an_open_transaction(world: BrokerWorld, topic: str) -> 
         asked.append((transaction.reference, transaction.check, [m.topic for m in transaction.messages]))
         return Decision.COMMITTED
 
-    world.consumer(topic, f"g-{topic}", handler)
+    world.consumer(f"g-{topic}", topic, handler)
     producer = world.producer(producer_group=f"p-{topic}", check=check)
     transaction = producer.transaction(reference="order-17", check_after=timedelta(milliseconds=200))
     transaction.__enter__().send(topic, b"one")
@@ -307,7 +307,7 @@ def test_replies_are_stored_with_the_acknowledgement_and_once(world: BrokerWorld
 
     world.create_group(f"g-{topic}", topic, **ONE_RETRY)
     world.producer().send(topic, b"one", key="k")
-    world.consumer(topic, f"g-{topic}", handle)
+    world.consumer(f"g-{topic}", topic, handle)
     world.until(lambda: world.bodies_if_any(f"out-{topic}"), "the reply is there")
     world.until(lambda: world.lag(f"g-{topic}", topic) == 0, "its message is done")
     assert world.bodies(f"out-{topic}") == ["answer to one"]
@@ -332,10 +332,10 @@ def test_what_no_proxy_takes_is_refused(world: BrokerWorld, topic: str) -> None:
 
 def test_a_stopped_consumer_leaves_its_messages_to_others(world: BrokerWorld, topic: str) -> None:
     first, second, producer = Handler(), Handler(), world.producer()
-    consumer = world.consumer(topic, f"g-{topic}", first)
+    consumer = world.consumer(f"g-{topic}", topic, first)
     producer.send(topic, b"one")
     world.until(lambda: first.bodies == ["one"], "the first has it")
     assert consumer.stop()
-    world.consumer(topic, f"g-{topic}", second)
+    world.consumer(f"g-{topic}", topic, second)
     producer.send(topic, b"two")
     world.until(lambda: second.bodies == ["two"], "the second has the next")

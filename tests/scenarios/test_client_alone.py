@@ -49,7 +49,7 @@ assert make_message(b"one").ack()
 seen = []
 with TestBroker() as broker:
     broker.create_group("loners", "alone", order_key="$.id", retry_intervals_ms=[50])
-    broker.consumer("alone", "loners", lambda message: seen.append(message.text()))
+    broker.consumer("loners", "alone", lambda message: seen.append(message.text()))
     producer = broker.producer()
     producer.send("alone", '{"id": 17}')
     producer.send("alone", "every midnight", cron="0 0 * * *", zone="Europe/Berlin", times=1)

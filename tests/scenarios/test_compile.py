@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import runpy
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from ddmq_common import compiled
 from ddmq_common.queue_choice import murmur2
@@ -31,10 +35,44 @@ print(state, queue_choice.__file__, queue_choice.murmur2(b"21"))
 """
 
 
-def test_what_listed_modules_import_is_part_of_what_they_are_made_of() -> None:
+@pytest.fixture(scope="module")
+def imported() -> dict[str, tuple[str, ...]]:
+    """What each file imports that the libraries are made of."""
     tool = runpy.run_path(str(ROOT / "tools" / "compile.py"), run_name="compile")
     assert "backend.records" not in tool["listed"]()
-    assert {"backend/records.py", "backend/completion.py"} <= {*tool["sources"]()}
+    return {file: tool["imports"](ROOT / file) for file in tool["sources"]()}
+
+
+def test_what_listed_modules_import_is_part_of_what_they_are_made_of(
+    imported: dict[str, tuple[str, ...]],
+) -> None:
+    assert {"backend/records.py", "backend/completion.py"} <= imported.keys()
+
+
+def test_a_build_has_the_packages_whose_types_the_listed_modules_use(
+    imported: dict[str, tuple[str, ...]],
+) -> None:
+    """pip builds where the build's requirements are alone; mypyc rejects subclasses of what it cannot see."""
+    names = {name.partition(".")[0] for imports in imported.values() for name in imports}
+    packages = packages_distributions()
+    typed = {
+        packages[name][0].replace("_", "-")
+        for name in names - sys.stdlib_module_names
+        if name in packages and not (ROOT / name).is_dir() and any(map(is_typed, search_locations(name)))
+    }
+    assert "msgspec" in typed
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    dependencies = {Requirement(line).name: line for line in project["project"]["dependencies"]}
+    assert {dependencies[name] for name in typed} <= set(project["build-system"]["requires"])
+
+
+def search_locations(name: str) -> list[str]:
+    spec = importlib.util.find_spec(name)
+    return [] if spec is None else list(spec.submodule_search_locations or ())
+
+
+def is_typed(folder: str) -> bool:
+    return Path(folder, "py.typed").exists()
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
-"""Every Python block of the pages for applications is a whole program: it runs against a real server.
+"""Every Python block of README.md and docs/ is a whole program: it runs against a real server.
 
-Only the addresses are replaced. A program that goes on until it is stopped is stopped as its user would:
-Enter where it asks for it, else SIGTERM once it has begun.
+Other tests run those of the pages in PYTHON (tests/support/page_classes.py). Only the addresses are replaced.
+A program that goes on until it is stopped is stopped as its user would: Enter where it asks for it, else
+SIGTERM once it has begun.
 """
 
 from __future__ import annotations
@@ -12,29 +13,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ddmq_client import Producer
 from tests.scenarios.real_server import PATIENCE_S, RealServer, running
+from tests.support.page_classes import PYTHON
+from tests.support.pages import Block, blocks
 from tests.support.waits import until
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = (
-    "client.md",
-    "fetching.md",
-    "delay.md",
-    "filters.md",
-    "order-keys.md",
-    "operating-groups.md",
-    "retries.md",
-    "transactions.md",
-    "replies.md",
-    "opentelemetry.md",
-    "dramatiq.md",
-    "from-celery.md",
-)
 ENDLESS = re.compile(r"\.run\(|\binput\(")
 GROUPS = {
     "billing": {"start": "first"},
@@ -42,14 +29,7 @@ GROUPS = {
     "caches": {"model": "broadcasting"},
     "loader": {"start": "first"},
 }
-
-
-def blocks() -> Iterator[Any]:
-    for page in PAGES:
-        text = (DOCS / page).read_text(encoding="utf-8")
-        for found in re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-            line = text[: found.start()].count("\n") + 2
-            yield pytest.param(found[1], id=f"{page}:{line}")
+PROGRAMS = [block for block in blocks("python") if block.page not in PYTHON]
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +43,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", list(blocks()))
-def test_it_runs(block: str, server: RealServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", PROGRAMS, ids=str)
+def test_it_runs(block: Block, server: RealServer, tmp_path: Path) -> None:
+    text = block.text
     for part, port in (("producer", 9613), ("consumer", 9713), ("admin", 9813)):
-        block = block.replace(f"127.0.0.1:{port}", f"127.0.0.1:{server.ports[part]}")
+        text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{server.ports[part]}")
     with Producer(f"127.0.0.1:{server.ports['producer']}") as producer:
         for number in range(12):  # more than a program takes that ends by itself
             producer.send("orders", f"order {number}", key=str(number), tags="created")
     program = subprocess.Popen(
-        [sys.executable, "-u", "-c", block],
+        [sys.executable, "-u", "-c", text],
         cwd=tmp_path,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -79,7 +60,7 @@ def test_it_runs(block: str, server: RealServer, tmp_path: Path) -> None:
         text=True,
     )
     try:
-        if ENDLESS.search(block) and "input(" not in block:
+        if ENDLESS.search(text) and "input(" not in text:
             until(lambda: serves(server, program), "the program waits for messages")
             program.send_signal(signal.SIGTERM)
         _, errors = program.communicate("\n", timeout=PATIENCE_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ from pyspark.sql import SparkSession
 from ddmq_client import OutgoingMessage, Producer
 from tests.scenarios.real_server import running
 from tests.spark.few_rows import worker_was_late
+from tests.support.pages import page_blocks
 from tests.support.waits import until
 
 PATIENCE_S = 600.0
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
+PAGE = "docs/spark.md"
 
 
 @pytest.mark.slow
@@ -30,18 +30,18 @@ def test_the_page_can_be_copied(
                 assert all(result.stored for result in producer.send_batch(messages))
         names: dict[str, Any] = {}
         streaming = ""
-        examples = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M)
-        for text in examples:
+        for block in page_blocks(PAGE, "python"):
+            text = block.text
             for port, part in (("9713", "consumer"), ("9613", "producer")):
                 text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{server.ports[part]}")
             text = text.replace('"lake/', f'"{tmp_path}/lake/')
-            exec(compile(text, str(PAGE), "exec"), names)
+            exec(compile(text, PAGE, "exec"), names)
             streaming = text if "writeStream" in text else streaming
         commits = tmp_path / "lake" / "orders-checkpoint" / "commits"
 
         def a_batch() -> bool:
             if worker_was_late(names["query"]):
-                exec(compile(streaming, str(PAGE), "exec"), names)
+                exec(compile(streaming, PAGE, "exec"), names)
             return any(commits.glob("[0-9]*"))
 
         until(a_batch, "a batch of the stream", PATIENCE_S)

@@ -19,15 +19,15 @@ class Reason(NamedTuple):
 
 
 NO_FIND = Reason("Kafka keeps no index by key or message id", "find_by_key")
-NO_ORDER = Reason("Kafka has no position over all topics", "topic_order")
+NO_ORDER = Reason("Kafka assigns no position that orders records across topics", "topic_order")
 KEYS_PLACE = Reason(
-    "without a position over all topics each message goes to the queue of its key", "topic_order"
+    "without positions across topics, each message goes to the queue of its key", "topic_order"
 )
-NO_ONCE = Reason("Kafka does not know whether a message was stored before", "idempotent")
-NO_LOG = Reason("it has no metrics of the file log")
+NO_ONCE = Reason("Kafka does not record whether a message has already been stored", "idempotent")
+NO_LOG = Reason("the metrics of the file log do not exist there")
 NO_CLOCK = Reason("the broker stamps records with its own clock, which no test can move")
-NO_MODEL = Reason("offsets have gaps and the broker has its own clock: a naive model cannot predict them")
-OTHER_KILLS = Reason("other kills are tested there: of brokers, and of whole processes")
+NO_MODEL = Reason("a naive model cannot predict the gaps in offsets or the broker's clock")
+OTHER_KILLS = Reason("on Kafka, other tests kill brokers and whole processes instead")
 
 NOT_ON_KAFKA: Mapping[str, Mapping[str, Reason]] = {
     "contract/test_contract_append.py": {

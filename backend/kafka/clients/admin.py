@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -28,6 +28,7 @@ from confluent_kafka.admin import (
 from backend.kafka.clients.bridge import Bridge
 from backend.kafka.errors import LastError, has_code, is_gone, to_ddmq_error
 from backend.kafka.options import KafkaOptions
+from backend.kafka.targets import why_blocked
 from backend.kafka.topic_info import ClusterTopic, kafka_settings
 from backend.records import Durability, TopicInfo
 from ddmq_common.errors import CallerError, RemoteError, UnknownTopicError
@@ -67,12 +68,16 @@ COMPACTED = {**SYSTEM_COMPACTED, "max.message.bytes": str(RECORD_BYTES_MAX)}  # 
 class Survey(NamedTuple):
     """The result of one survey of the cluster's topics.
 
-    It has the names of all admitted topics, descriptions of those that changed, and the cluster's id.
+    It has our name of each visible topic by its name in Kafka, descriptions of those that changed, the
+    cluster's id, and the number of all topics in the cluster.
+    `blocked`: the topics, by their names in Kafka, with a partition that can take no record, and the reasons.
     """
 
-    names: frozenset[str]
+    names: Mapping[str, str]
     described: tuple[ClusterTopic, ...]
     cluster_id: str
+    topics: int = 0
+    blocked: Mapping[str, str] = {}
 
 
 class Cluster:
@@ -116,24 +121,47 @@ class Cluster:
 
 def survey_topics(
     admin: AdminClient,
-    let_in: Callable[[str], bool],
+    select: Callable[[Collection[str]], Mapping[str, str]],
     unchanged: Mapping[str, int] | None,
     before: Mapping[str, int],
     on_grown: Callable[[str], object],
+    min_insync: Callable[[str], int] = lambda name: 0,
 ) -> Survey:
     """List the cluster's topics and describe those whose number of partitions differs from `unchanged`.
 
-    With `unchanged` None, describe all of them. `let_in` selects topics by their name in Kafka. `on_grown` is
-    called with each topic that has more partitions than in `before`.
+    With `unchanged` None, describe all of them. `select` returns our names of the visible topics by their
+    names in Kafka. `on_grown` is called with each topic that has more partitions than in `before`.
+    `min_insync(name)`: how many replicas of a topic must be in sync, 0 if that is unknown.
     """
     metadata = admin.list_topics(timeout=SURVEY_S)
-    names = {name: len(topic.partitions) for name, topic in metadata.topics.items() if let_in(name)}
-    changed = [name for name, count in names.items() if unchanged is None or unchanged.get(name) != count]
+    names = select(metadata.topics.keys())
+    counts = {name: len(metadata.topics[name].partitions) for name in names}
+    changed = [name for name, count in counts.items() if unchanged is None or unchanged.get(name) != count]
     looked_at = tuple(describe_topics(admin, changed))
     for each in looked_at:
         if each.partitions > before.get(each.kafka_name, each.partitions):
             on_grown(each.kafka_name)
-    return Survey(frozenset(names), looked_at, metadata.cluster_id or "")
+    blocked = _find_blocked(metadata.topics, names, min_insync)
+    return Survey(names, looked_at, metadata.cluster_id or "", len(metadata.topics), blocked)
+
+
+def _find_blocked(
+    topics: Mapping[str, Any], names: Iterable[str], min_insync: Callable[[str], int]
+) -> dict[str, str]:
+    """Return the topics among `names` with a partition that can take no record now, and the reasons."""
+    blocked = {}
+    for name in names:
+        partitions = topics[name].partitions
+        if any(len(part.isrs) < len(part.replicas) or part.leader < 0 for part in partitions.values()):
+            reason = why_blocked(partitions, partitions, min_insync(name))
+            if reason:
+                blocked[name] = reason
+    return blocked
+
+
+def list_names(admin: AdminClient) -> frozenset[str]:
+    """Return the names of all topics of the cluster."""
+    return frozenset(admin.list_topics(timeout=SURVEY_S).topics)
 
 
 def describe_topics(admin: AdminClient, names: Iterable[str]) -> list[ClusterTopic]:

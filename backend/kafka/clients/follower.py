@@ -31,7 +31,7 @@ PAUSE_S = 0.5
 BATCH_MAX = 1_000
 BATCHES_MAX = 32
 REQUEST_S = 5.0
-FETCH_WAIT_MS = 10  # also how late it is known that only a marker follows
+FETCH_WAIT_MS = 500  # data is answered at once; also how late it is known that only a marker follows
 Partition = tuple[str, int]  # topic, partition
 
 

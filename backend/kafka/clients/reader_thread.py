@@ -2,7 +2,8 @@
 
 The Consumer belongs to this thread; the hub talks to it by commands in a deque. A partition is assigned at an
 offset and never sought (a seek far back takes 0.2 s, an assignment 1 to 2 ms). Without partitions the thread
-sleeps until a command comes; with some, a command waits for the end of a poll, POLL_S at most.
+sleeps until a command comes; with some, a command waits for the end of a poll, which takes as long as a
+broker may keep an empty answer, but at most POLL_MAX_S.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from backend.kafka.records import KafkaRecord
 from backend.records import Bounds
 
 log = logging.getLogger(__name__)
-POLL_S = 0.01
+POLL_MAX_S = 0.1
+FETCH_WAIT_MS = 10  # how long a broker may keep an empty answer; until then no other offset can be requested
+QUIET_FETCH_WAIT_MS = 500
 PAUSE_S = 0.5  # after a failure
 REQUEST_S = 5.0  # how long the brokers may take to tell the bounds of a partition
 CHUNK_MESSAGES_MAX = 512  # messages handed over at a time
@@ -53,7 +56,11 @@ class _Assigned:
 
 
 class ReaderThread:
-    """A native thread that reads partitions and passes the chunks to `on_chunks` on the hub."""
+    """A native thread that reads partitions and passes the chunks to `on_chunks` on the hub.
+
+    `fetch_wait_ms`: how long a broker waits for data before it answers a request of this thread. New data is
+    answered at once. A stream that begins, and the end of a partition, may be delayed by that time.
+    """
 
     def __init__(
         self,
@@ -61,11 +68,14 @@ class ReaderThread:
         bridge: Bridge,
         on_chunks: Callable[[list[StreamChunk]], object],
         name: str,
+        fetch_wait_ms: int = FETCH_WAIT_MS,
     ) -> None:
         self._options = options
         self._bridge = bridge
         self._on_chunks = on_chunks
         self._name = name
+        self._fetch_wait_ms = fetch_wait_ms
+        self._poll_s = min(POLL_MAX_S, fetch_wait_ms / 1000)
         self._commands: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._wake = threading.Event()
         self._ended = threading.Event()
@@ -156,7 +166,7 @@ class ReaderThread:
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
-            "fetch.wait.max.ms": 10,
+            "fetch.wait.max.ms": self._fetch_wait_ms,
             "fetch.queue.backoff.ms": 5,
             "queued.max.messages.kbytes": 16 << 10,
             "allow.auto.create.topics": False,
@@ -206,7 +216,7 @@ class ReaderThread:
             act([TopicPartition(*partition)])
 
     def _poll(self) -> None:
-        first = self._consumer.poll(POLL_S)
+        first = self._consumer.poll(self._poll_s)
         if first is None:
             return
         parts: dict[Partition, StreamChunk] = {}

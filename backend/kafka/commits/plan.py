@@ -27,7 +27,7 @@ from backend.kafka.state.tables import (
 from backend.kafka.topic_info import TopicRegistry
 from backend.progress.group_progress import Fence, GroupProgress, Key, check_fence
 from backend.records import CommitBatch, NewRecord, ProgressDelta
-from ddmq_common.errors import BoundReachedError, UnknownTopicError
+from ddmq_common.errors import BoundReachedError, TopicUnavailableError, UnknownTopicError
 
 SETTINGS_MAX = 100_000
 PROGRESS_MAX = 1_000_000  # pairs of group and queue
@@ -71,6 +71,7 @@ class CommitPlan:
             error = self._topics.rejection_of(record)
             if error is not None:
                 raise error
+        self._check_available(batch.records)
         self._check_settings(batch)
         self._check_bounds(batch.progress, fences)
         for delta in batch.progress:
@@ -100,6 +101,12 @@ class CommitPlan:
         fence = self._state.progress.find_fence(key) if changed is None else changed.fence
         floor = self._epoch_floor(key, epoch)
         return fence if floor <= fence.epoch else Fence(floor, fence.generation)
+
+    def _check_available(self, records: Sequence[NewRecord]) -> None:
+        reason_of = self._topics.unavailable.reason_of
+        topics = {record.topic: reason for record in records if (reason := reason_of(record.topic))}
+        if topics:
+            raise TopicUnavailableError(topics)
 
     def _check_settings(self, batch: CommitBatch) -> None:
         check_settings(batch.settings, self._has_setting, self._count_settings(ROOT), SETTINGS_MAX)

@@ -34,7 +34,8 @@ class Begun(_Event, tag="begin"):
 class Joined(_Event, tag="join"):
     """A process joined a group for a topic.
 
-    `incarnation`, `queue_count`: the topic as that process sees it.
+    `incarnation`, `queue_count`: the topic as that process sees it. `lanes`: how many transactional ids the
+    process uses; 0 if an earlier version wrote the event.
     """
 
     process: str
@@ -47,6 +48,7 @@ class Joined(_Event, tag="join"):
     member: str
     incarnation: int
     queue_count: int
+    lanes: int = 0
 
 
 class Left(_Event, tag="leave"):
@@ -86,6 +88,13 @@ class Died(_Event, tag="dead"):
 
     process: str
     by: str
+
+
+class Retired(_Event, tag="retired"):
+    """Lanes of a process whose transactional ids it will never use again; their transactions are decided."""
+
+    process: str
+    lanes: list[int]
 
 
 class TopicSeen(_Event, tag="topic"):
@@ -140,7 +149,10 @@ class SnapshotGroup(_Event):
 
 
 class Snapshot(_Event, tag="snapshot"):
-    """The whole table as it was after all events before offset `at`."""
+    """The whole table as it was after all events before offset `at`.
+
+    `lanes`: of the processes that stated them. `retired`: see Retired.
+    """
 
     at: int
     epoch: int
@@ -149,9 +161,11 @@ class Snapshot(_Event, tag="snapshot"):
     gone: list[str]
     topics: list[tuple[str, int, int]]
     groups: list[SnapshotGroup]
+    lanes: list[tuple[str, int]] = []
+    retired: list[tuple[str, list[int]]] = []
 
 
-Event = Begun | Joined | Left | Released | Recalled | Beat | Died | TopicSeen | Snapshot
+Event = Begun | Joined | Left | Released | Recalled | Beat | Died | Retired | TopicSeen | Snapshot
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 

@@ -20,6 +20,7 @@ from typing import Any
 import gevent
 
 from backend.kafka.clients.producers import Producers
+from backend.kafka.clients.transactions import LANES_MAX
 from backend.kafka.commits.commit_queue import CommitQueue
 from backend.kafka.coordination.assignments import KafkaMembership, MemberAssignments
 from backend.kafka.coordination.events import (
@@ -30,6 +31,7 @@ from backend.kafka.coordination.events import (
     Joined,
     Left,
     Released,
+    Retired,
     TopicSeen,
     encode_event,
 )
@@ -131,7 +133,7 @@ class KafkaMemberships:
                 self._assignments.end_epoch(membership, queue, epoch)
             self._write_event(Released(name, number, pairs), name)
 
-        self._commits.run_after([], write)
+        self._commits.run_after_progress(list(epochs), write)
 
     def _leave(self, membership: KafkaMembership) -> None:
         self._memberships.pop(membership.number, None)
@@ -147,7 +149,9 @@ class KafkaMemberships:
             self._write_event(Left(name, [number]), name)
 
         if name:
-            self._commits.run_after([], write)
+            assigning = membership.assigning
+            queues = [*epochs, *(() if assigning is None else assigning.queues)]
+            self._commits.run_after_progress(queues, write)
         if not self._memberships:
             self._confirmed_at = None
 
@@ -239,8 +243,15 @@ class KafkaMemberships:
             if membership.joined_as != self._name:
                 membership.joined_as = self._name
                 self._write_event(self._to_joined_event(membership), self._name)
+        self.announce_retired()
         if self._confirmed_at is None:
             self.send_heartbeat(now)
+
+    def announce_retired(self) -> None:
+        """Write which transactional ids of this process are never used again, if there are any."""
+        lanes = self._producers.retired
+        if lanes and self._name:
+            self._write_event(Retired(self._name, sorted(lanes)), self._name)
 
     def _to_joined_event(self, membership: KafkaMembership) -> Joined:
         join = membership.join
@@ -254,6 +265,7 @@ class KafkaMemberships:
             join.address,
             join.member,
             *self._topics.incarnation_and_queues(join.topic),
+            lanes=LANES_MAX,
         )
 
     def _begin_log(self) -> None:

@@ -62,7 +62,7 @@ class SharedAddresses:
 
     @property
     def warning(self) -> str:
-        """What is wrong, in one line; empty if nothing is."""
+        """Return the reported addresses in one line, or an empty string."""
         if not self.confirmed:
             return ""
         return f"several processes state the address {', '.join(self.confirmed)}: set advertise on each"

@@ -36,6 +36,7 @@ from backend.kafka.coordination.events import (
     Left,
     Recalled,
     Released,
+    Retired,
     Snapshot,
     SnapshotCell,
     SnapshotGroup,
@@ -64,6 +65,8 @@ class TableState:
         self.members: dict[Id, GroupMember] = {}
         self.ids: dict[GroupMember, Id] = {}
         self.processes: dict[str, int] = {}  # with how many memberships, the oldest first
+        self.lanes: dict[str, int] = {}  # process → its transactional ids, if it has stated them
+        self.retired: dict[str, set[int]] = {}  # process → lanes that it never uses again
         self.dead: dict[str, None] = {}
         self.topics: dict[str, TopicQueues] = {}
         self.joined: dict[str, int] = {}  # topic → memberships
@@ -93,6 +96,10 @@ class TableState:
             return self.table.recall(event.group, event.topic, now + REVOKE_S)
         if isinstance(event, Died):
             return self._remove_process(event.process, now)
+        if isinstance(event, Retired):
+            if event.process in self.processes:
+                self.retired.setdefault(event.process, set()).update(event.lanes)
+            return []
         if isinstance(event, TopicSeen):
             return self._change_topic(event, now)
         return []
@@ -131,6 +138,8 @@ class TableState:
                 self.topics.pop(event.topic, None)
             return []
         self.add_member(name, member)
+        if event.lanes > 0:
+            self.lanes[event.process] = max(event.lanes, self.lanes.get(event.process, 0))
         return decisions
 
     def add_member(self, name: Id, member: GroupMember) -> None:
@@ -146,7 +155,9 @@ class TableState:
             if member is not None:
                 del self.ids[member]
                 decisions += self.table.leave(member, now)
-                _decrement_count(self.processes, name[0])
+                if _decrement_count(self.processes, name[0]):
+                    self.lanes.pop(name[0], None)
+                    self.retired.pop(name[0], None)
                 if _decrement_count(self.joined, member.topic):
                     self.topics.pop(member.topic, None)
         return decisions
@@ -189,6 +200,8 @@ def to_snapshot(at: int, state: TableState) -> Snapshot:
         list(state.dead),
         [(name, *queues) for name, queues in state.topics.items()],
         [_snapshot_group(state, name, group) for name, group in state.table.groups.items()],
+        list(state.lanes.items()),
+        [(process, sorted(lanes)) for process, lanes in state.retired.items()],
     )
 
 
@@ -228,6 +241,8 @@ def from_snapshot(event: Snapshot) -> TableState:
     state = TableState(event.epoch)
     state.processes = dict.fromkeys(event.processes, 0)
     state.dead = dict.fromkeys(event.gone)
+    state.lanes = dict(event.lanes)
+    state.retired = {process: set(lanes) for process, lanes in event.retired}
     state.topics = {name: (incarnation, count) for name, incarnation, count in event.topics}
     state.table.put({group.group: _restore_group(state, group) for group in event.groups}, event.serial)
     return state

@@ -19,8 +19,10 @@ not taken for dead because others are slow, or because the log stood still for a
 | an event of the other is followed                | it is not silent any more                            |
 | its death is followed                            | it is forgotten                                      |
 
-The process that ends another first takes over its transactional name, and that of the namespace, which ends
-transactions in flight under them and fences them, and only then writes that it is dead. The oldest process
+The process that ends another first takes over all its transactional ids, and that of the namespace, which
+ends transactions in flight under them and fences them, and only then writes that it is dead. How many ids
+there are is in the event with which the other has joined; of a process that did not state it, as many as this
+version uses are taken. Ids that the other has retired are left out. The oldest process
 writes the snapshots.
 
 No other process judges one that is seen and does not release queues: only that process knows what delays
@@ -33,10 +35,10 @@ from __future__ import annotations
 
 import _thread
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from backend.kafka.clients.producers import fence_names, namespace_transactional_id, process_transactional_id
+from backend.kafka.clients.transactions import LANES_MAX, fence_names, lane_id, namespace_transactional_id
 from backend.kafka.coordination.events import Died, Event, Snapshot
 from backend.kafka.coordination.memberships import TICKS, KafkaMemberships
 from backend.kafka.coordination.shared_addresses import SharedAddresses
@@ -127,11 +129,14 @@ class MemberWatch:
             self._members.send_heartbeat(now)
         for process, silent_s in silent.to_end:
             log.warning("process %s is fenced: silent for %.1f s", process, silent_s)
-            _thread.start_new_thread(self._fence_process, (process, self._name))
+            retired = table.retired.get(process, ())
+            lanes = [lane for lane in range(table.lanes.get(process, LANES_MAX)) if lane not in retired]
+            _thread.start_new_thread(self._fence_process, (process, lanes, self._name))
 
-    def _fence_process(self, process: str, name: str) -> None:
-        """Take over the transactional id of a silent process; runs in a native thread."""
-        names = [process_transactional_id(self._options, process), namespace_transactional_id(self._options)]
+    def _fence_process(self, process: str, lanes: Sequence[int], name: str) -> None:
+        """Take over the transactional ids of a silent process; runs in a native thread."""
+        names = [lane_id(self._options, process, lane) for lane in lanes]
+        names.append(namespace_transactional_id(self._options))
         try:
             error = fence_names(self._options.client_settings(), names)
         except Exception as exception:

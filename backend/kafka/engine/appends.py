@@ -1,59 +1,57 @@
-"""Appends: one idempotent producer for all, called from the hub; one native thread waits for its reports.
+"""Appends: idempotent producers for all, called from the hub; native threads wait for their reports.
 
 `produce` only puts a record into librdkafka's own queue, so the hub may call it; records of one partition
 keep the order of the calls. The records that one turn of the hub brings for a partition go together, and
 records that come while those are in flight go together after them. (librdkafka would do the same, but spin
 meanwhile: it allows five unreported messages of a partition, not requests, before it sends the next, and
-polls all the time.)
+polls all the time.) So a partition has records in one producer at a time.
 
-A delivery report names one record of an append. An append is answered when each of its records is, or at its
-deadline: the outcome of a record that was sent and is not reported then is unknown.
+A delivery report names one record of an append. An append is answered when each of its records is, or at
+its deadline: the outcome of a record that was sent and is not reported then is unknown. A record that was not
+sent by then is dropped, and counts no longer.
 
 librdkafka takes the interpreter's lock again for each report, and a thread that shares it with a busy hub
 waits each time. So the thread takes only the first report (its callback raises: librdkafka keeps the others
 for the next poll) and the hub, once woken, takes the others.
 
-A producer is replaced when Kafka gave up on it (a fatal error), and when a record has waited for SEND_S:
 librdkafka must not give up a single record itself. To close the gap it would continue under another epoch,
-and send the records in flight once more, whether they are stored or not. Records in flight in the producer
-that is replaced are purged, and their outcome is unknown.
+and send the records in flight once more, whether they are stored or not. So partitions that do not answer are
+refused, and get rid of what is in flight with their whole producer: see partitions.py. The outcome of purged
+records is unknown.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
-from _thread import allocate_lock
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
 
-import gevent
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from backend.completion import Completion
+from backend.kafka.clients.append_producers import AppendProducers, ProducerRole, ReportingProducer
 from backend.kafka.clients.bridge import Bridge
-from backend.kafka.errors import RAISED, SEEN_IN_TOPIC, cause_of, to_failed_result, to_undelivered_result
-from backend.kafka.options import APPEND_SETTINGS, KafkaOptions
+from backend.kafka.engine.partitions import (
+    CHECK_INTERVAL_S,
+    Partition,
+    PartitionState,
+    PartitionWatch,
+    Queue,
+)
+from backend.kafka.engine.pending_bounds import SHARE, PendingBounds
+from backend.kafka.errors import PURGED_CODES, SEEN_IN_TOPIC, to_failed_result, to_undelivered_result
+from backend.kafka.options import KafkaOptions
 from backend.kafka.records import encode
 from backend.kafka.topic_info import TopicRegistry
 from backend.records import AppendResult, AppendStatus, Durability, NewRecord
 from ddmq_common.clock import NEVER, Clock
 from ddmq_common.errors import BoundReachedError, CallerError, DrainingError, RemoteError, TryLaterError
+from ddmq_common.event_loop import current_loop
 from ddmq_common.hub_timer import HubTimer
 
-log = logging.getLogger(__name__)
 OnStored = Callable[[str, int, int, int], None]  # topic, queue number, offset behind the record, its time
-Queue = tuple[str, int]
-_Report = tuple["_Append", int, Any, int, int]
 BATCH_RECORDS_MAX = 10_000  # records of one partition that go together
-SEND_S = 30.0  # no record is tried for longer
-CHECK_INTERVAL_S = 1.0  # while a record has been tried for that long
-POLL_S = 0.1
-CLOSE_S = 5.0
-REQUEST_MS = 10_000  # a request that was not answered is sent again, as it was
+PROBE_RECORDS = 1  # the same of a partition in quarantine
 _NO_ANSWER = to_failed_result(RemoteError("Kafka has not answered"), AppendStatus.UNKNOWN)
 _LATE = RemoteError("no answer of Kafka by the deadline; what was sent may be stored or not")
 _NOT_SENT = to_failed_result(
@@ -61,17 +59,7 @@ _NOT_SENT = to_failed_result(
     AppendStatus.NOT_STORED,
 )
 _CLOSED = DrainingError("the Kafka engine was closed")
-
-
-class _Partition:
-    """The appends to one partition: its records in flight, since when, and the records that wait."""
-
-    __slots__ = ("in_flight", "since", "waiting")
-
-    def __init__(self) -> None:
-        self.in_flight = 0
-        self.since = 0.0
-        self.waiting: deque[tuple[_Append, int]] = deque()
+_DROPPED = NewRecord("", 0, bytes(16), 0, b"")  # in place of a record that was not sent by the deadline
 
 
 class _Append:
@@ -95,7 +83,7 @@ class _Append:
 
 
 class Appends:
-    """The appends of one process. All methods except `_on_report` must be called on the hub.
+    """The appends of one process. All methods must be called on the hub.
 
     `on_stored` is called before an append is answered. `recheck_topics` is called when an error suggests that
     a topic has changed.
@@ -116,15 +104,14 @@ class Appends:
         self._topics = topics
         self._on_stored = on_stored
         self._recheck_topics = recheck_topics
-        self._reports: deque[_Report] = deque()
-        self._partitions: dict[Queue, _Partition] = {}
-        self._ready: dict[Queue, _Partition] = {}  # nothing is in flight, and records wait
-        self._later: Callable[..., object] = gevent.get_hub().loop.run_callback
+        self._partitions: dict[Queue, Partition] = {}
+        self._ready: dict[Queue, Partition] = {}  # nothing is in flight, and records wait
+        self._later: Callable[..., object] = current_loop().run_callback
         self._unanswered: dict[_Append, None] = {}
-        self._bytes = 0
-        self._records = 0
+        self._bounds = PendingBounds(options.pending_max, options.pending_bytes_max)
+        self._append_count = 0
         self._next_deadline = NEVER
-        self._timer, self._age_timer = HubTimer(ref=False), HubTimer(ref=False)
+        self._timer, self._check_timer = HubTimer(ref=False), HubTimer(ref=False)
         self._waiters: list[tuple[dict[_Append, None], Callable[[], None]]] = []
         self._closed = False
         settings = options.client_settings(
@@ -132,8 +119,36 @@ class Appends:
             queue_buffering_max_messages=options.pending_max,
             queue_buffering_max_kbytes=max(1, options.pending_bytes_max >> 10),
         )
-        self._producer = ReportingProducer(settings, bridge, clock, self._settle_reported)
-        self.add_topic = self._producer.add_topic
+        self.producers = AppendProducers(
+            settings, bridge, clock, self._settle_reported, self._on_producer_created
+        )
+        self._reports = self.producers.reports
+        self._watch = PartitionWatch(self._partitions, self.producers, clock, self._find_kafka_name)
+        self.add_topic = self.producers.add_topic
+        self.refused_by_share = self.refused_silent = 0  # records
+
+    def health_reason(self) -> str:
+        """Return which queues are refused, in one line; "" if there are none."""
+        return self._watch.reason()
+
+    def why_refused(self, topic: str, queue_id: int) -> str:
+        """Return why a queue takes no records now; "" if it does."""
+        partition = self._watch.not_answering.get((topic, queue_id))
+        return "" if partition is None else partition.why_silent(self._clock.monotonic())
+
+    @property
+    def pending(self) -> tuple[int, int]:
+        """The records on their way to the brokers, and their bytes."""
+        return self._bounds.records, self._bounds.bytes
+
+    @property
+    def quarantined_count(self) -> int:
+        """How often a partition was quarantined."""
+        return self._watch.quarantine_count
+
+    def _find_kafka_name(self, name: str) -> str | None:
+        topic = self._topics.topics.get(name)
+        return None if topic is None else topic.kafka_name
 
     # --- on the hub
 
@@ -142,6 +157,7 @@ class Appends:
     ) -> None:
         """Append records; see Backend.append."""
         append = _Append(completion, list(records), deadline)
+        self._append_count += 1
         for index, record in enumerate(append.records):
             result = self._enqueue_record(append, index, record)
             if result is not None:
@@ -157,57 +173,98 @@ class Appends:
 
     def _enqueue_record(self, append: _Append, index: int, record: NewRecord) -> AppendResult | None:
         """Queue one record for its partition, or return the result with which it is rejected."""
-        if self._records >= self._options.pending_max or self._bytes >= self._options.pending_bytes_max:
+        bounds = self._bounds
+        if bounds.records >= bounds.records_max or bounds.bytes >= bounds.bytes_max:
             return self._bound_reached()
-        self._records += 1
-        self._bytes += len(record.delivery)
         queue = (record.topic, record.queue_id)
         partition = self._partitions.get(queue)
         if partition is None:
-            partition = self._partitions[queue] = _Partition()
+            partition = self._partitions[queue] = Partition()
+        if partition.admitted != self._append_count:  # the first record of this append in the queue decides
+            if partition.state and not partition.admits_probe:
+                self.refused_silent += 1
+                return self._reject_silent(queue, partition)
+            if not bounds.has_share(partition):
+                self.refused_by_share += 1
+                return self._reject_share(queue, partition)
+            partition.admitted = self._append_count
+        bounds.take(partition, len(record.delivery))
         partition.waiting.append((append, index))
         if not partition.in_flight:
             self._mark_ready(queue, partition)
         return None
 
-    def _mark_ready(self, queue: Queue, partition: _Partition) -> None:
+    def _reject_silent(self, queue: Queue, partition: Partition) -> AppendResult:
+        why = partition.why_silent(self._clock.monotonic())
+        text = f"queue {queue[1]} of topic {queue[0]} takes no records now: {why}"
+        return to_failed_result(TryLaterError(text), AppendStatus.NOT_STORED)
+
+    def _reject_share(self, queue: Queue, partition: Partition) -> AppendResult:
+        error = BoundReachedError(
+            f"queue {queue[1]} of topic {queue[0]}: {partition.pending_records} records, "
+            f"{partition.pending_bytes} bytes are on their way to Kafka; allowed for one queue: {SHARE:g} of "
+            f"what is free, now {self._bounds.share_records} records, {self._bounds.share_bytes} bytes; "
+            + partition.why_silent(self._clock.monotonic())
+        )
+        return to_failed_result(error, AppendStatus.NOT_STORED)
+
+    def _mark_ready(self, queue: Queue, partition: Partition) -> None:
         if not self._ready:
             self._later(self._send)
         self._ready[queue] = partition
 
     def _send(self) -> None:
-        """Pass the waiting records to the producer, for every partition that has none in flight."""
+        """Pass the waiting records to a producer, for every partition that has none in flight."""
         ready, self._ready = self._ready, {}
         now = self._clock.monotonic()
-        if not self._age_timer.active:
-            self._age_timer.once(SEND_S, self.check_age)
+        if not self._check_timer.active and not self._closed:
+            self._check_timer.once(CHECK_INTERVAL_S, self.check_partitions)
         for queue, partition in ready.items():
-            waiting, partition.since = partition.waiting, now
-            while waiting and partition.in_flight < BATCH_RECORDS_MAX:
-                append, index = waiting.popleft()
-                record = append.records[index]
-                result = (
-                    self._produce_record(append, index, record) if append in self._unanswered else _NOT_SENT
-                )
-                if result is None:
-                    append.results[index] = None
-                    partition.in_flight += 1
-                else:
-                    self._release_capacity(record)
-                    self._set_result(append, index, result)
-            if not partition.in_flight:
+            if partition.in_flight:  # sent meanwhile, by a caller that was answered
+                continue
+            is_quarantined = partition.state is PartitionState.QUARANTINED
+            producer = self.producers.find(ProducerRole.QUARANTINE if is_quarantined else ProducerRole.SHARED)
+            if producer is None:  # see _on_producer_created
+                continue
+            partition.since, partition.producer = now, producer
+            self._send_waiting(partition, producer, PROBE_RECORDS if is_quarantined else BATCH_RECORDS_MAX)
+            if not partition.in_flight and not is_quarantined:
                 self._partitions.pop(queue, None)
 
-    def _produce_record(self, append: _Append, index: int, record: NewRecord) -> AppendResult | None:
-        """Pass one record to the producer, or return the result with which it failed."""
+    def _send_waiting(self, partition: Partition, producer: ReportingProducer, records_max: int) -> None:
+        waiting = partition.waiting
+        while waiting and partition.in_flight < records_max:
+            append, index = waiting.popleft()
+            if append not in self._unanswered:  # its deadline has passed: see _drop_waiting
+                partition.expired -= 1
+                continue
+            record = append.records[index]
+            result = self._produce_record(producer, append, index, record)
+            if result is None:
+                append.results[index] = None
+                partition.in_flight += 1
+            else:
+                self._bounds.release(partition, len(record.delivery))
+                self._set_result(append, index, result)
+
+    def _on_producer_created(self) -> None:
+        """Send what waited for a producer."""
+        for queue, partition in self._partitions.items():
+            if partition.waiting and not partition.in_flight:
+                self._mark_ready(queue, partition)
+
+    def _produce_record(
+        self, producer: ReportingProducer, append: _Append, index: int, record: NewRecord
+    ) -> AppendResult | None:
+        """Pass one record to a producer, or return the result with which it failed."""
         error = self._topics.rejection_of(record)
         if error is not None:
             return to_failed_result(error)
         try:
             key, value, headers = encode(record)
-            self._producer.produce(
+            producer.produce(
                 self._topics.topics[record.topic].kafka_name, value, key, record.queue_id,
-                on_delivery=partial(self._on_report, append, index), headers=headers,  # type: ignore[arg-type]
+                on_delivery=partial(producer.on_report, append, index), headers=headers,  # type: ignore[arg-type]
             )  # fmt: skip
         except BufferError:
             return self._bound_reached()
@@ -216,16 +273,12 @@ class Appends:
         except KafkaException as failure:
             cause = failure.args[0]
             if cause.fatal():
-                self._producer.give_up(str(cause))
+                producer.give_up(str(cause))
             result = self._to_result(record, cause)
             return result if result.status is AppendStatus.REFUSED else to_failed_result(
                 result.error or RemoteError(str(cause)), AppendStatus.NOT_STORED
             )  # fmt: skip
         return None
-
-    def _release_capacity(self, record: NewRecord) -> None:
-        self._records -= 1
-        self._bytes -= len(record.delivery)
 
     def _set_result(self, append: _Append, index: int, result: AppendResult) -> None:
         append.results[index] = result
@@ -234,8 +287,9 @@ class Appends:
             self._answer_append(append, None)
 
     def _bound_reached(self) -> AppendResult:
+        bounds = self._bounds
         error = BoundReachedError(
-            f"{self._records} records, {self._bytes} bytes are on their way to Kafka; that is the bound"
+            f"{bounds.records} records, {bounds.bytes} bytes are on their way to Kafka; that is the bound"
         )
         return to_failed_result(error, AppendStatus.NOT_STORED)
 
@@ -249,13 +303,21 @@ class Appends:
         topics, reports = self._topics.topics, self._reports
         complete: list[_Append] = []
         ends: dict[Queue, int] = {}
-        newest_ms = 0
+        newest_ms, now = 0, self._clock.monotonic()
         for _ in range(len(reports)):
             append, index, error, offset, stored_ms = reports.popleft()
             record = append.records[index]
-            self._release_capacity(record)
             queue = (record.topic, record.queue_id)
-            self._on_record_reported(queue)
+            partition = self._partitions[queue]
+            self._bounds.release(partition, len(record.delivery))
+            partition.since = now
+            if partition.state:
+                self._watch.on_answer(
+                    queue, partition, purged=error is not None and error.code() in PURGED_CODES
+                )
+            partition.in_flight -= 1
+            if not partition.in_flight:
+                self._on_all_reported(queue, partition)
             topic = topics.get(record.topic)
             if error is not None:
                 result = self._to_result(record, error)
@@ -276,14 +338,11 @@ class Appends:
             if append in self._unanswered:
                 self._answer_append(append, None)
 
-    def _on_record_reported(self, queue: Queue) -> None:
-        partition = self._partitions[queue]
-        partition.in_flight -= 1
-        if not partition.in_flight:
-            if partition.waiting:
-                self._mark_ready(queue, partition)
-            else:
-                del self._partitions[queue]
+    def _on_all_reported(self, queue: Queue, partition: Partition) -> None:
+        if partition.waiting:
+            self._mark_ready(queue, partition)
+        elif partition.state is not PartitionState.QUARANTINED:
+            del self._partitions[queue]
 
     def _answer_append(self, append: _Append, missing: AppendResult | None) -> None:
         del self._unanswered[append]
@@ -297,28 +356,43 @@ class Appends:
     def _expire_appends(self) -> None:
         """Answer the appends past their deadline; later reports of their records are ignored."""
         now = self._clock.monotonic()
-        for append in [append for append in self._unanswered if append.deadline <= now]:
+        late = [append for append in self._unanswered if append.deadline <= now]
+        for append in late:
             self._answer_append(append, to_failed_result(_LATE, AppendStatus.UNKNOWN))
+        self._drop_waiting(late)
         self._next_deadline = min((append.deadline for append in self._unanswered), default=NEVER)
         if self._next_deadline < NEVER:
             self._timer.once(self._next_deadline - now, self._expire_appends)
 
-    def check_age(self) -> None:
-        """Replace the producer if it has tried to send a record for longer than SEND_S; called by a timer."""
-        starts = (partition.since for partition in self._partitions.values() if partition.in_flight)
-        since = min(starts, default=NEVER)
-        now = self._clock.monotonic()
-        if since == NEVER:
-            return
-        if now - since < SEND_S:
-            self._age_timer.once(since + SEND_S - now, self.check_age)
-            return
-        if since >= self._producer.created_at:  # else it is being purged
-            self._producer.give_up(f"a record is not stored after {SEND_S:g} s")
-        self._age_timer.once(CHECK_INTERVAL_S, self.check_age)
+    def _drop_waiting(self, answered: list[_Append]) -> None:
+        """Drop the records of answered appends that were not passed to a producer; they count no longer."""
+        partitions: dict[Partition, None] = {}
+        for append in answered:
+            for index, result in enumerate(append.results):
+                if result is not _NOT_SENT:
+                    continue
+                record = append.records[index]
+                partition = self._partitions[record.topic, record.queue_id]
+                self._bounds.release(partition, len(record.delivery))
+                append.records[index] = _DROPPED
+                partition.expired += 1
+                partitions[partition] = None
+        for partition in partitions:
+            if partition.expired * 2 > len(partition.waiting):
+                partition.waiting = deque(each for each in partition.waiting if each[0] in self._unanswered)
+                partition.expired = 0
+
+    def check_partitions(self) -> None:
+        """Find partitions that do not answer; called by a timer while there are any."""
+        self._watch.check()
+        if self._partitions or self.producers.needs_check:
+            self._check_timer.once(CHECK_INTERVAL_S, self.check_partitions)
 
     def when_answered(self, queues: Collection[Queue] | None, then: Callable[[], None]) -> None:
         """Call `then` once the earlier appends to these queues are answered; None means all queues."""
+        if queues is not None and not any(queue in self._partitions for queue in queues):
+            then()
+            return
         unanswered = {
             append: None
             for append in self._unanswered
@@ -341,25 +415,9 @@ class Appends:
                 self._bridge.call(then)
 
     @property
-    def pending(self) -> tuple[int, int]:
-        """The records and bytes on their way to the brokers."""
-        return self._records, self._bytes
-
-    @property
     def replaced(self) -> int:
-        """How often the producer was replaced."""
-        return self._producer.replaced
-
-    # --- in the native thread
-
-    def _on_report(self, append: _Append, index: int, error: KafkaError | None, message: Any) -> None:
-        if error is None:
-            self._reports.append((append, index, None, message.offset(), message.timestamp()[1]))
-        else:
-            self._reports.append((append, index, error, -1, 0))
-        self._producer.end_report()
-
-    # --- on the hub
+        """The number of times that a producer was replaced."""
+        return self.producers.replaced
 
     def close(self) -> None:
         """Send the records that are already under way to brokers, drop the rest, and answer all appends.
@@ -369,141 +427,10 @@ class Appends:
         if self._closed:
             return
         self._closed = True
-        self._producer.close()
+        self.producers.close()
         self._timer.stop()
-        self._age_timer.stop()
-        for append in list(self._unanswered):
+        self._check_timer.stop()
+        unanswered = list(self._unanswered)
+        for append in unanswered:
             self._answer_append(append, to_failed_result(_CLOSED, AppendStatus.UNKNOWN))
-
-
-class _FirstReport(Exception):
-    """Ends the thread's `poll`, so that the hub handles the remaining reports."""
-
-
-def _ignore_error(_: KafkaError) -> None:
-    """Ignore errors about unreachable brokers, because the survey of the topics reports them once."""
-
-
-class ReportingProducer:
-    """A producer that the hub calls, with a native thread that waits for its delivery reports.
-
-    `settle` is called on the hub after reports were handled. The callback of each report ends with
-    `end_report`. `created_at`: when the current producer was created (monotonic seconds).
-    """
-
-    def __init__(
-        self, settings: Mapping[str, object], bridge: Bridge, clock: Clock, settle: Callable[[], None]
-    ) -> None:
-        self._settings = {
-            "socket.timeout.ms": REQUEST_MS,
-            **settings,
-            **APPEND_SETTINGS,
-            "error_cb": _ignore_error,
-        }
-        self._bridge = bridge
-        self._clock = clock
-        self._settle = settle
-        self._hub_takes_reports = False  # now; or, once closed, no one waits for them
-        self._has_unsettled = False
-        self._hub_done = allocate_lock()
-        self._hub_done.acquire()
-        self._closed = False
-        self._failure = ""  # of the present producer
-        self.replaced = 0  # how often it was
-        self.created_at = clock.monotonic()
-        self._producer = Producer(self._settings)
-        self.produce = self._producer.produce
-        self._thread = threading.Thread(target=self._serve_reports, name="kafka-producer", daemon=True)
-        self._thread.start()
-
-    def add_topic(self, kafka_name: str) -> None:
-        """Make the producer fetch a topic's metadata; blocks, so call it in a native thread."""
-        try:
-            self._producer.list_topics(kafka_name, 5)
-        except KafkaException as error:
-            log.warning("topic %s: the producer could not ask for it: %s", kafka_name, error)
-
-    def give_up(self, reason: str) -> None:
-        """Request that the producer be replaced by a new one soon."""
-        self._failure = reason
-
-    def close(self) -> None:
-        """Send the records that are already under way to brokers, drop the rest, and settle all.
-
-        The time that this takes is bounded.
-        """
-        self._closed = self._hub_takes_reports = True
-        if self._hub_done.locked():
-            self._hub_done.release()
-        self._thread.join(CLOSE_S + POLL_S)
-        self._settle()
-
-    def _take_reports(self) -> None:
-        """Handle all reports after the first, on the hub, then let the thread wait for the next one."""
-        if self._closed:
-            return
-        self._hub_takes_reports = True
-        try:
-            self._poll(0)
-            self._has_unsettled = False
-            self._settle()
-        finally:
-            self._hub_takes_reports = False
-            self._hub_done.release()
-
-    # --- in the native thread
-
-    def end_report(self) -> None:
-        """End a report's callback; in the thread, raise _FirstReport so that the hub handles the rest."""
-        self._has_unsettled = True
-        if not self._hub_takes_reports:
-            raise _FirstReport
-
-    def _serve_reports(self) -> None:
-        while not self._closed:
-            try:
-                self._await_reports()
-                if self._failure:
-                    self._replace()
-            except Exception:  # whatever it was: callers must be answered
-                log.exception("serving Kafka's reports has failed, continuing")
-                time.sleep(POLL_S)
-        self._producer.purge(in_queue=True, in_flight=False)
-        self._producer.flush(CLOSE_S)
-
-    def _await_reports(self) -> None:
-        """Wait until there is a report and the hub has handled all that follow it."""
-        try:
-            self._poll(POLL_S)
-        except _FirstReport:
-            pass
-        finally:
-            if self._has_unsettled and not self._closed:
-                self._bridge.call(self._take_reports)
-                self._hub_done.acquire()
-
-    def _poll(self, timeout_s: float) -> None:
-        """Call `poll`; record a fatal error, after which the producer sends nothing (see errors.cause_of)."""
-        try:
-            self._producer.poll(timeout_s)
-        except RAISED as error:
-            cause = cause_of(error)
-            if not cause.fatal():
-                raise
-            self._failure = str(cause)
-
-    def _replace(self) -> None:
-        new, self.created_at = Producer(self._settings), self._clock.monotonic()
-        old, self._producer = self._producer, new
-        self.produce = new.produce
-        log.error("replacing the producer: %s", self._failure)
-        self.replaced += 1
-        self._failure = ""
-        self._hub_takes_reports = True
-        try:
-            old.purge()
-            old.flush(CLOSE_S)
-        finally:
-            self._hub_takes_reports = False
-            self._has_unsettled = False
-            self._bridge.call(self._settle)
+        self._drop_waiting(unanswered)

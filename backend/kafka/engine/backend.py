@@ -21,10 +21,11 @@ from backend.kafka.client_metrics import ClientCollector
 from backend.kafka.clients.admin import Cluster
 from backend.kafka.clients.bridge import Bridge
 from backend.kafka.engine.appends import Appends
+from backend.kafka.engine.missing_topics import MissingTopics
 from backend.kafka.engine.process import KafkaProcess
 from backend.kafka.engine.queries import KafkaQueries, Offsets
 from backend.kafka.engine.readers import Readers
-from backend.kafka.engine.topics import KafkaTopics, MissingTopics
+from backend.kafka.engine.topics import KafkaTopics
 from backend.kafka.errors import to_failed_result
 from backend.kafka.options import KafkaOptions, capabilities
 from backend.kafka.topic_info import KafkaTopic, TopicRegistry
@@ -116,8 +117,6 @@ class KafkaBackend(Backend):
             )
         offsets = Offsets(cluster.admin, self._bridge, self._clock)
         self._queries = KafkaQueries(self._table, self.readers, offsets)
-        self._timer = HubTimer(ref=False)
-        self._timer.every(options.sweep_ms / 1000, lambda: self.readers.expire(self._clock.monotonic()))
         self._retry = HubTimer(ref=False)
         self._start_topics()
 
@@ -172,6 +171,9 @@ class KafkaBackend(Backend):
         if not self._topics.has_surveyed:
             return TryLaterError(f"the Kafka engine is not ready: {self._health_reason()}")
         return None
+
+    def unavailable(self, topic: str) -> str:
+        return self._table.unavailable.reason_of(topic)
 
     def setting(self, key: str) -> bytes | None:
         return self.state.settings.get(key)
@@ -356,7 +358,8 @@ class KafkaBackend(Backend):
         if self._draining:
             return Health(False, "draining")
         reason = self._health_reason()
-        return Health(not reason, reason, self.process.watch.shared_addresses.warning)
+        warning = self.process.watch.shared_addresses.warning
+        return Health(not reason, reason or self._appends.health_reason(), warning)
 
     def _health_reason(self) -> str:
         return self.state.reason or self._topics.reason
@@ -392,7 +395,6 @@ class KafkaBackend(Backend):
             return
         self._closed = self._draining = True
         self._watchers.clear()
-        self._timer.stop()
         self._retry.stop()
         self._missing_topics.close()
         self._appends.close()

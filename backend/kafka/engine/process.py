@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from backend.kafka.client_metrics import MeasuredProducers
 from backend.kafka.clients.bridge import Bridge
+from backend.kafka.clients.transactions import LANES_MAX
 from backend.kafka.commits.commit_queue import CommitQueue, WhenAppended
 from backend.kafka.commits.offset_mirror import OffsetMirror
 from backend.kafka.coordination.memberships import KafkaMemberships
@@ -20,6 +21,7 @@ from ddmq_common.metrics.registry import Registry
 
 log = logging.getLogger(__name__)
 CLOSE_S = 8.0
+RETIRED_MAX = LANES_MAX - 2  # transactional ids that are given up before the process takes new ones
 
 
 class KafkaProcess:
@@ -54,10 +56,13 @@ class KafkaProcess:
             options,
             bridge.call,
             lambda tag, reason: self.members.on_event_failed(tag, reason),
+            lambda: self.commits.resume(),
+            lambda: self._on_id_retired(),
+            topics.min_insync,
             metrics=metrics or Registry(),
             monotonic=clock.monotonic,
         )
-        self.commits = CommitQueue(
+        self.commits: CommitQueue = CommitQueue(
             self.state,
             self.producers,
             topics,
@@ -69,9 +74,11 @@ class KafkaProcess:
             on_named=lambda name: self.members.on_named(name),
             on_progress=lambda keys: self.mirror.on_progress(keys),
         )
-        self.members = KafkaMemberships(options, self.state, self.commits, self.producers, clock, topics)
+        self.members: KafkaMemberships = KafkaMemberships(
+            options, self.state, self.commits, self.producers, clock, topics
+        )
         self.watch = MemberWatch(options, self.members, bridge.call, clock.monotonic)
-        self.mirror = OffsetMirror(
+        self.mirror: OffsetMirror = OffsetMirror(
             options, self.state, self.members.holds_queue, topics.kafka_name, bridge.call
         )
         self._closed = False
@@ -79,6 +86,12 @@ class KafkaProcess:
     def _on_event(self, placed: PlacedEvent) -> None:
         if self.members.on_event(placed):
             self.watch.on_event(placed.event)
+
+    def _on_id_retired(self) -> None:
+        """Tell the other processes, and take new ids if most of them are gone."""
+        self.members.announce_retired()
+        if len(self.producers.retired) > RETIRED_MAX:
+            self.commits.renew(f"{len(self.producers.retired)} transactional ids cannot be used any more")
 
     def close(self) -> None:
         """Announce that this process leaves, send pending records, and end every thread.

@@ -6,6 +6,12 @@ ago moves, or, while all of them are read from, the read waits for its turn. So 
 places at once as there are threads, and few streams share a thread, its requests and its wake-ups. A stream
 that nobody has used for IDLE_S ends, and so do the longest unused ones where all windows together are too
 large. Everything here is on the hub.
+
+A broker keeps the request of a reader thread until there is data or a time has passed, and until then the
+thread cannot request another offset. So this time is short, and idle streams cost many requests. A stream at
+the end of its partition that is quiet for QUIET_S therefore moves to one more thread, the quiet reader, whose
+requests are kept long. With the first record, or a read that must wait, it moves back. During a move both
+threads read the partition, so that no record comes later because of it.
 """
 
 from __future__ import annotations
@@ -21,7 +27,12 @@ from confluent_kafka import KafkaError
 
 from backend.completion import Completion
 from backend.kafka.clients.bridge import Bridge
-from backend.kafka.clients.reader_thread import ReaderThread, StreamChunk
+from backend.kafka.clients.reader_thread import (
+    FETCH_WAIT_MS,
+    QUIET_FETCH_WAIT_MS,
+    ReaderThread,
+    StreamChunk,
+)
 from backend.kafka.engine.streams import KafkaBatch, KafkaQueue, ParkedWait, PendingRead, Stream
 from backend.kafka.options import KafkaOptions
 from backend.port import ReadCall, Wait
@@ -34,11 +45,14 @@ from ddmq_common.errors import (
     StorageError,
     UnknownTopicError,
 )
+from ddmq_common.hub_timer import HubTimer
 
 log = logging.getLogger(__name__)
 READ_S = 10.0  # then a read that has heard nothing fails
 IDLE_S = 60.0
 ASK_WHY_S = 5.0  # before that, it is found out whether a transaction is the reason
+QUIET_S = 10.0
+FOREVER = float("inf")
 CHECK_INTERVAL_S = 0.5  # between two looks for what is idle or late
 STREAMS_PER_READER = 16  # streams of a thread, before the next one is used
 _GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
@@ -60,8 +74,10 @@ class Readers:
         self._options = options
         self._bridge = bridge
         self._clock = clock
-        self._threads: list[ReaderThread] = []
+        self._threads: dict[int, ReaderThread] = {}
+        self._quiet_reader = options.readers  # the index after those of the others
         self._streams: dict[int, Stream] = {}
+        self._moves: dict[int, Stream] = {}  # streams that move, by their new serial
         self._streams_by_queue: dict[QueueRef, list[Stream]] = {}
         self._serials = itertools.count(1)
         self._next_offsets: dict[QueueRef, int] = {}
@@ -69,6 +85,8 @@ class Readers:
         self._queued_reads: dict[QueueRef, deque[_QueuedRead]] = {}
         self._deadlines: list[tuple[float, int, Wait]] = []
         self._next_check_at = 0.0
+        self._timer = HubTimer(ref=False)
+        self._expire_at = FOREVER  # when the timer calls `expire`
         self._closed = False
 
     def set_next_offset(self, queue: QueueRef, next_offset: int) -> None:
@@ -102,6 +120,7 @@ class Readers:
         else:
             self._bridge.call(_settle_read, completion, batch)
         self._pause_or_resume(stream)
+        self._wake_quiet(stream)
 
     def wait(self, kafka_queue: KafkaQueue, offset: int, deadline: float, wait: Wait) -> None:
         """Park a wait for new records; see Backend.wait. Raises BoundReachedError."""
@@ -120,6 +139,7 @@ class Readers:
         stream.window.mark_taken(offset)
         self._pause_or_resume(stream)
         heapq.heappush(self._deadlines, (deadline, next(self._serials), wait))
+        self._expire_by(deadline)
 
     def _drop_settled(self) -> None:
         self._deadlines = [one for one in self._deadlines if not one[2].done and not one[2].cancelled]
@@ -145,29 +165,95 @@ class Readers:
         return stream
 
     def _begin_stream(self, kafka_queue: KafkaQueue, offset: int) -> Stream:
-        used_readers = {one.reader for one in self._streams_by_queue.setdefault(kafka_queue.queue, [])}
-        loads = [0] * self._options.readers
-        for one in self._streams.values():
-            loads[one.reader] += 1
-        free = [n for n in range(self._options.readers) if n not in used_readers]
-        reader = next((n for n in free if loads[n] < STREAMS_PER_READER), min(free, key=loads.__getitem__))
-        while len(self._threads) <= reader:
-            name = f"kafka reader {len(self._threads) + 1}"
-            self._threads.append(ReaderThread(self._options, self._bridge, self._on_chunks, name))
+        here = self._streams_by_queue.setdefault(kafka_queue.queue, [])
+        reader = self._choose_reader(here)
         stream = Stream(kafka_queue, next(self._serials), reader, offset, self._options.window_bytes)
         self._streams[stream.serial] = stream
-        self._streams_by_queue[kafka_queue.queue].append(stream)
-        self._threads[reader].begin_stream(_partition_of(stream), stream.serial, offset, kafka_queue.topic_id)
+        here.append(stream)
+        self._expire_by(self._clock.monotonic() + CHECK_INTERVAL_S)
+        self._thread_of(reader).begin_stream(
+            _partition_of(stream), stream.serial, offset, kafka_queue.topic_id
+        )
         return stream
+
+    def _choose_reader(self, here: list[Stream]) -> int:
+        """Return a reader that reads none of the streams `here`: the first one with a free slot, if any."""
+        used_readers = {one.reader for one in here} | {one.move[0] for one in here if one.move is not None}
+        loads = [0] * (self._options.readers + 1)
+        for one in self._streams.values():
+            loads[one.reader] += 1
+            if one.move is not None:
+                loads[one.move[0]] += 1
+        free = [n for n in range(self._options.readers) if n not in used_readers]
+        return next((n for n in free if loads[n] < STREAMS_PER_READER), min(free, key=loads.__getitem__))
+
+    def _thread_of(self, reader: int) -> ReaderThread:
+        thread = self._threads.get(reader)
+        if thread is None:
+            is_quiet = reader == self._quiet_reader
+            wait_ms = QUIET_FETCH_WAIT_MS if is_quiet else FETCH_WAIT_MS
+            name = "kafka quiet reader" if is_quiet else f"kafka reader {reader + 1}"
+            thread = ReaderThread(self._options, self._bridge, self._on_chunks, name, wait_ms)
+            self._threads[reader] = thread
+        return thread
+
+    # --- moves to the quiet reader and back
+
+    def _begin_move(self, stream: Stream, reader: int) -> None:
+        """Begin to read a stream's partition on another reader, too."""
+        queue = stream.kafka_queue
+        serial = next(self._serials)
+        stream.move = (reader, serial)
+        self._moves[serial] = stream
+        self._thread_of(reader).begin_stream(
+            _partition_of(stream), serial, stream.window.next, queue.topic_id
+        )
+
+    def _end_move(self, stream: Stream) -> None:
+        """Continue on the new reader alone, because its first chunk has come."""
+        assert stream.move is not None
+        self._thread_of(stream.reader).end_stream(_partition_of(stream), stream.serial)
+        del self._streams[stream.serial]
+        stream.reader, stream.serial = stream.move
+        stream.move = None
+        del self._moves[stream.serial]
+        self._streams[stream.serial] = stream
+        if stream.paused:
+            self._thread_of(stream.reader).set_paused(_partition_of(stream), stream.serial, True)
+
+    def _cancel_move(self, stream: Stream) -> None:
+        """Stay on the present reader."""
+        if stream.move is not None:
+            reader, serial = stream.move
+            stream.move = None
+            del self._moves[serial]
+            self._thread_of(reader).end_stream(_partition_of(stream), serial)
+
+    def _wake_quiet(self, stream: Stream) -> None:
+        """Move a stream back from the quiet reader if it is not quiet any more."""
+        if stream.is_quiet or stream.serial not in self._streams:
+            return
+        if stream.move is not None and stream.move[0] == self._quiet_reader:
+            self._cancel_move(stream)
+        elif stream.move is None and stream.reader == self._quiet_reader:
+            self._begin_move(stream, self._choose_reader(self._streams_by_queue[stream.kafka_queue.queue]))
+
+    def _move_if_quiet(self, stream: Stream, now: float) -> None:
+        """Move a stream to the quiet reader if it has been quiet for QUIET_S."""
+        here = self._streams_by_queue[stream.kafka_queue.queue]
+        is_taken = any(self._quiet_reader in (one.reader, one.move and one.move[0]) for one in here)
+        if stream.is_quiet and stream.move is None and not is_taken and now - stream.heard_at >= QUIET_S:
+            self._begin_move(stream, self._quiet_reader)
 
     def _end_stream(self, stream: Stream) -> None:
         """End a stream without pending reads; its waits succeed, so that their callers read again."""
+        self._cancel_move(stream)
         del self._streams[stream.serial]
         here = self._streams_by_queue[stream.kafka_queue.queue]
         here.remove(stream)
         if not here:
             del self._streams_by_queue[stream.kafka_queue.queue]
-        self._threads[stream.reader].end_stream(_partition_of(stream), stream.serial)
+        self._thread_of(stream.reader).end_stream(_partition_of(stream), stream.serial)
         parked, stream.parked_waits = stream.parked_waits, []
         for one in parked:
             self._bridge.call(_settle_wait, one.wait)
@@ -187,15 +273,21 @@ class Readers:
         window = stream.window
         if stream.paused is not (window.is_full if not stream.paused else not window.is_half_empty):
             stream.paused = not stream.paused
-            self._threads[stream.reader].set_paused(_partition_of(stream), stream.serial, stream.paused)
+            self._thread_of(stream.reader).set_paused(_partition_of(stream), stream.serial, stream.paused)
 
     # --- what the threads bring
 
     def _on_chunks(self, parts: list[StreamChunk]) -> None:
         for part in parts:
-            stream = self._streams.get(part.serial)
+            stream = self._streams.get(part.serial) or self._moves.get(part.serial)
             if stream is None:
                 continue
+            if part.serial != stream.serial:
+                if part.error is not None:
+                    self._cancel_move(stream)
+                    continue
+                self._end_move(stream)
+            stream.heard_at = self._clock.monotonic()
             if part.records:
                 stream.window.add(part.records)
             if part.ended is not None:
@@ -212,6 +304,7 @@ class Readers:
             self._call_guarded(_settle_read, read.completion, batch)
         if stream.serial in self._streams:
             self._pause_or_resume(stream)
+            self._wake_quiet(stream)
         self._start_queued_reads(stream.kafka_queue.queue)
 
     def _call_guarded(self, settle: Callable[..., object], *args: object) -> None:
@@ -259,19 +352,45 @@ class Readers:
     # --- time, and the end
 
     def expire(self, now: float) -> None:
-        """Settle waits past their deadline; periodically end idle streams and fail overdue reads."""
+        """Settle waits past their deadline; periodically end idle streams and fail overdue reads.
+
+        A timer calls this as often as it is needed.
+        """
         while self._deadlines and self._deadlines[0][0] <= now:
             wait = heapq.heappop(self._deadlines)[2]
             if not wait.done and not wait.cancelled:
                 self._call_guarded(wait.succeed, False)
-        if now < self._next_check_at:
-            return
+        if now >= self._next_check_at:
+            self._check_streams(now)
+        if self._deadlines:
+            self._expire_by(self._deadlines[0][0])
+        if self._streams:
+            self._expire_by(self._next_check_at)
+
+    def _expire_by(self, at: float) -> None:
+        """Have `expire` called at a time (monotonic seconds), or up to `sweep_ms` later."""
+        if at < self._expire_at and not self._closed:
+            self._expire_at = at
+            delay = max(self._options.sweep_ms / 1000, at - self._clock.monotonic())
+            self._timer.once(delay, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._expire_at = FOREVER
+        try:
+            self.expire(self._clock.monotonic())
+        finally:  # even after an error in a caller's callback
+            if self._streams or self._deadlines:
+                self._expire_by(self._clock.monotonic() + CHECK_INTERVAL_S)
+
+    def _check_streams(self, now: float) -> None:
         self._next_check_at = now + CHECK_INTERVAL_S
         for stream in list(self._streams.values()):
             self._fail_late(stream, now)
             self._start_queued_reads(stream.kafka_queue.queue)
             if stream.is_idle and stream.used_at + IDLE_S < now:
                 self._end_stream(stream)
+            else:
+                self._move_if_quiet(stream, now)
         for stream in self._find_superfluous():
             self._end_stream(stream)
 
@@ -332,6 +451,7 @@ class Readers:
         if self._closed:
             return
         self._closed = True
+        self._timer.stop()
         reads = [one.completion for waiting in self._queued_reads.values() for one in waiting]
         for stream in self._streams.values():
             reads += [one.completion for one in stream.pending_reads]
@@ -343,10 +463,11 @@ class Readers:
                 if not parked.wait.done and not parked.wait.cancelled:
                     parked.wait.fail(DrainingError("the backend is closed"))
         self._streams.clear()
+        self._moves.clear()
         self._streams_by_queue.clear()
-        for thread in self._threads:
+        for thread in self._threads.values():
             thread.ask_to_end()
-        for thread in self._threads:
+        for thread in self._threads.values():
             thread.close(timeout_s)
 
 

@@ -193,7 +193,8 @@ class Window:
 class Stream:
     """A continuous read of one partition by one reader thread.
 
-    `serial`: its number among the streams of the reader.
+    `serial`: its number among all streams. `move`: while the stream moves to another reader thread, that
+    reader and the new serial; records come from both. `heard_at`: when records or an end came last.
     """
 
     def __init__(self, kafka_queue: KafkaQueue, serial: int, reader: int, start: int, bytes_max: int) -> None:
@@ -204,8 +205,15 @@ class Stream:
         self.pending_reads: list[PendingRead] = []
         self.parked_waits: list[ParkedWait] = []
         self.paused = False
+        self.move: tuple[int, int] | None = None
         self.used_at = 0.0
         self.high = 0  # after the partition's last record, open transactions included, when last stated
+        self.heard_at = 0.0
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the stream is at the end of its partition and no read is pending."""
+        return self.window.at_end and not self.pending_reads and not self.paused
 
     def why_unanswered(self, seconds: float) -> str:
         """Return why a read was not answered for so long."""

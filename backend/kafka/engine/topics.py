@@ -4,25 +4,20 @@ Kafka knows a topic's partitions, its id (from which the incarnation comes) and 
 word for (who may read and write, delays, the requested durability) is stored under the topic's name in the
 settings topic, with the incarnation that it belongs to. A topic without stored settings gets the defaults.
 All changes of one name run one after the other.
-
-MissingTopics keeps a record from being rejected for an unknown topic before the cluster was asked: topics
-that other processes make are seen within `topics_poll_ms`. A call that writes to one before that waits until
-every record that is answered by now was followed, and then for a survey. A topic that has stored settings,
-and that the asked broker does not have, is looked for a few times more: a broker may learn of it later.
-It is in this module because only KafkaTopics has what it waits for.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from backend.completion import Completion
 from backend.engine import TopicAnswer, check_change, check_topics_max
+from backend.kafka.admission import TopicAdmission, may_be_system_topic
 from backend.kafka.clients import admin as topic_admin
 from backend.kafka.clients.admin import Cluster, Survey
 from backend.kafka.commits.commit_queue import CommitQueue
@@ -36,19 +31,24 @@ from backend.kafka.topic_info import (
     encode_info,
     to_kafka_topic,
 )
-from backend.records import NewRecord, QueueRef, TopicInfo
+from backend.records import QueueRef, TopicInfo
 from ddmq_common.clock import Clock
-from ddmq_common.errors import DdmqError, DrainingError, RemoteError, TryLaterError, UnknownTopicError
+from ddmq_common.errors import (
+    CallerError,
+    DrainingError,
+    RemoteError,
+    UnknownTopicError,
+)
 from ddmq_common.hub_timer import HubTimer
 
 log = logging.getLogger(__name__)
 REPLACED_S = 60.0  # after this, a topic with a new id is no mistake of a broker that is behind
-CHANGED_CHECKS = 2  # of a topic that another process changed: a broker may learn of it a little later
+CHANGED_CHECKS = 2  # of a topic that another process created or changed
 DELETED_MAX = 1_000  # ids of deleted topics that no broker that is behind brings back
+# A survey reads the names of all topics. So the time between two of them grows with their number.
+INTERVAL_S_PER_TOPIC = 0.003
 FULL_SURVEY_EVERY = 10  # surveys; a full one describes every topic, not only those that seem changed
-MISSING_CHECKS = 4
-MISSING_PAUSE_S = 0.3
-OnConfirmed = Callable[[DdmqError | None], object]
+NOT_CREATED = 0  # the incarnation of a recorded topic that may not exist in Kafka yet
 
 
 class KafkaTopics:
@@ -71,6 +71,8 @@ class KafkaTopics:
     ) -> None:
         self._options = options
         self._names = options.names
+        self._admission = TopicAdmission(options.names)
+        self._reported_twins: list[str] = []
         self._cluster = cluster
         self._upkeep = TopicUpkeep(cluster)
         self._clock = clock
@@ -87,9 +89,11 @@ class KafkaTopics:
         self._survey_count = 0
         self._survey_waiters: list[Callable[[str], object]] = []  # for a survey that has not begun
         self._is_surveying = self._closed = self._is_unreachable = self._needs_full_survey = False
+        self._is_outdated = False  # a topic has changed since the present survey began
         self.reason = "the topics of the cluster are not known yet"
         self.cluster_id = ""
         self._timer = HubTimer(ref=False)
+        self._interval_s = self._poll_s = options.topics_poll_ms / 1000
 
     @property
     def has_surveyed(self) -> bool:
@@ -99,13 +103,18 @@ class KafkaTopics:
     # --- surveys
 
     def start(self) -> None:
-        """Survey the topics now, and then periodically."""
-        self._timer.every(self._options.topics_poll_ms / 1000, self.survey)
+        """Survey the topics now, and then periodically; often after another process has changed a topic."""
+        self._timer.once(self._poll_s if self._checks_left else self._interval_s, self.start)
         self.survey()
 
     def survey_all(self) -> None:
         """Start a survey that describes every topic, because a topic differs from what is known."""
         self._needs_full_survey = True
+        self._survey_again()
+
+    def _survey_again(self) -> None:
+        """Start a survey, after the present one if there is one: that may have missed what changed."""
+        self._is_outdated = self._is_surveying
         self.survey()
 
     def survey(self, then: Callable[[str], object] | None = None) -> None:
@@ -117,7 +126,7 @@ class KafkaTopics:
             self._survey_waiters.append(then)
         if self._is_surveying or self._closed:
             return
-        self._is_surveying = True
+        self._is_surveying, self._is_outdated = True, False
         waiters, self._survey_waiters = self._survey_waiters, []
         is_full = self._survey_count % FULL_SURVEY_EVERY == 0 or self._needs_full_survey
         self._needs_full_survey = False
@@ -133,10 +142,11 @@ class KafkaTopics:
                 del self._checks_left[name]
         job = partial(
             topic_admin.survey_topics,
-            let_in=self._names.is_admitted,
+            select=partial(self._admission.select_topics, recorded=frozenset(self._state.topic_infos)),
             unchanged=unchanged,
             before=before,
             on_grown=self._add_to_producer,
+            min_insync=self._table.min_insync,
         )
         in_change = set(self._changes)
 
@@ -144,7 +154,7 @@ class KafkaTopics:
             self._on_survey(survey, error, in_change)
             for waiter in waiters:
                 waiter(self.reason)
-            if self._survey_waiters:
+            if self._survey_waiters or self._is_outdated:
                 self.survey()
 
         self._cluster.run_job(job, on_answer)
@@ -166,16 +176,32 @@ class KafkaTopics:
         self._survey_count += 1
         self._set_reason("")
         self.cluster_id = survey.cluster_id
+        self._interval_s = max(self._poll_s, survey.topics * INTERVAL_S_PER_TOPIC)
         in_change |= set(self._changes)
+        self._report_twins()
         for described in survey.described:
-            name = self._names.from_kafka(described.kafka_name)
-            if name is not None and name not in in_change and described.topic_id not in self._deleted_ids:
+            name = survey.names[described.kafka_name]
+            if name not in in_change and described.topic_id not in self._deleted_ids:
                 self._set_topic(name, described)
                 if not topic_admin.has_required_settings(name, described):
                     self._upkeep.keep(name, described)
         for name, described in list(self._described.items()):
             if described.kafka_name not in survey.names and name not in in_change:
                 self._remove_topic(name)
+        self._table.unavailable.on_survey(
+            {survey.names[kafka_name]: reason for kafka_name, reason in survey.blocked.items()}
+        )
+
+    def _report_twins(self) -> None:
+        """Log installations that have the same topic names as this one, when their number changes."""
+        twins = self._admission.find_twins()
+        if twins and twins != self._reported_twins:
+            log.error(
+                "other installations on this cluster have the same topic_prefix as this one (%r): %s. Each"
+                " of them also fires the delay levels of the others; give each its own topic_prefix",
+                self._names.prefix, ", ".join(twins),
+            )  # fmt: skip
+        self._reported_twins = twins
 
     def _set_reason(self, reason: str) -> None:
         """Set why the engine is not ready, or ""; log one line when that begins and one when it ends."""
@@ -202,13 +228,19 @@ class KafkaTopics:
             self._upkeep.trim(topic, queue, before)
 
     def on_info_changed(self, name: str) -> None:
-        """Apply changed stored settings of a topic, and describe it again if Kafka's settings changed too."""
+        """Apply changed stored settings of a topic, and describe it again if Kafka's settings changed too.
+
+        Some more surveys follow soon: a broker may learn of the change, or of a new topic, a little later.
+        """
         described = self._described.get(name)
         if name not in self._changes:
             if described is not None:
                 self._set_topic(name, described)
+            if described is not None or self.has_surveyed:
+                if not self._checks_left and self._interval_s > self._poll_s:
+                    self._timer.once(self._poll_s, self.start)
                 self._checks_left[name] = CHANGED_CHECKS
-            self.survey()
+            self._survey_again()
 
     def _set_topic(self, name: str, described: ClusterTopic) -> None:
         topic = to_kafka_topic(name, described, self._state.topic_infos.get(name))
@@ -258,15 +290,86 @@ class KafkaTopics:
         if info.incarnation == 0:
             others = {*self._table.topics, *self._changes} - {info.name}  # existing, or being made here
             check_topics_max(len(others), topics_max)
-            job = partial(self._create, self._names.to_kafka(info.name), info)
-        else:
-            check_change(info, None if topic is None else topic.info)
-            job = partial(self._change_topic, self._described[info.name], info)
+            self._create(info, deadline, answer)
+            return
+        check_change(info, None if topic is None else topic.info)
+        job = partial(self._change_topic, self._described[info.name], info)
         self._cluster.run_job(
             job, lambda result, error: self._store_info(info, deadline, answer, result, error)
         )
 
-    def _create(self, kafka_name: str, info: TopicInfo, admin: Any) -> tuple[ClusterTopic, bool]:
+    def _create(self, info: TopicInfo, deadline: float, answer: TopicAnswer) -> None:
+        """Create a topic in Kafka, then store its settings.
+
+        A topic that the patterns do not admit is recorded in the settings topic first. So it is visible even
+        if this process is killed before it has stored the settings.
+        """
+        kafka_name = self._names.to_kafka(info.name)
+        is_admitted = self._names.from_kafka(kafka_name, self._state.topic_infos) is not None
+
+        def create() -> None:
+            self._cluster.run_job(partial(self._run_creation, kafka_name, info), on_created)
+
+        def on_created(result: tuple[ClusterTopic, bool] | None, error: Exception | None) -> None:
+            self._store_info(info, deadline, answer, result, error)
+            if isinstance(error, CallerError) and self._names.from_kafka(kafka_name) is None:
+                self._drop_intent(info.name, deadline)
+
+        def on_recorded(put: Completion[None]) -> None:
+            if put.error is not None:
+                self._fail(info.name, answer, put.error)
+            else:
+                create()
+
+        def on_checked(done: bool | None, error: Exception | None) -> None:
+            if done is None:
+                self._fail(info.name, answer, error)
+            elif is_admitted:
+                create()
+            else:
+                intent = encode_info(replace(info, incarnation=NOT_CREATED))
+                self._commits.put_topic_info(info.name, intent, deadline).then(on_recorded)
+
+        if is_admitted and not may_be_system_topic(kafka_name):
+            create()
+        else:
+            self._cluster.run_job(partial(self._check_name, info.name, kafka_name, is_admitted), on_checked)
+
+    def _check_name(self, name: str, kafka_name: str, is_admitted: bool, admin: Any) -> bool:
+        """Raise CallerError if a new topic with this name would not be visible, or is another program's.
+
+        The cluster's present topics count: an installation may have started after the last survey. Runs in
+        the cluster's thread.
+        """
+        if may_be_system_topic(kafka_name):
+            owner = self._admission.owner_of_new(kafka_name, topic_admin.list_names(admin))
+            if owner:
+                raise CallerError(
+                    f"topic {name} would be {kafka_name} in Kafka, a system topic of the installation"
+                    f" {owner}; allowed: any other name"
+                )
+        if not is_admitted and topic_admin.describe_topics(admin, [kafka_name]):
+            raise CallerError(
+                f"topic {name} exists in Kafka ({kafka_name}), created by another program, and `topics` in"
+                " backend.yaml does not admit it; allowed: a pattern that does, or another name"
+            )
+        return True
+
+    def _drop_intent(self, name: str, deadline: float) -> None:
+        """Remove the record of a topic that Kafka has refused to create.
+
+        Otherwise a topic that another program creates later under this name would be visible. The record of
+        a topic that another process has created meanwhile stays.
+        """
+
+        def on_followed(_: Completion[None]) -> None:
+            stored = decode_info(self._state.topic_infos.get(name))
+            if stored is not None and stored.incarnation == NOT_CREATED and name not in self._changes:
+                self._commits.put_topic_info(name, None, deadline)
+
+        self._state.catch_up().then(on_followed)
+
+    def _run_creation(self, kafka_name: str, info: TopicInfo, admin: Any) -> tuple[ClusterTopic, bool]:
         described = topic_admin.create_topic(admin, self._options, kafka_name, info)
         self._add_to_producer(kafka_name)
         return described, False
@@ -452,99 +555,3 @@ class TopicUpkeep:
     def forget(self, name: str) -> None:
         """Remove the notes about a topic that was deleted or replaced."""
         self._trimmed = {queue: before for queue, before in self._trimmed.items() if queue.topic != name}
-
-
-class _Confirmation:
-    """A call that waits for a survey of the cluster. `then` is called once."""
-
-    def __init__(self, names: frozenset[str], then: OnConfirmed) -> None:
-        self.names, self.then = names, then
-        self.checks = 0
-
-
-class MissingTopics:
-    """Asks the cluster about topics that this process does not know, before a record for them is rejected."""
-
-    def __init__(self, table: TopicRegistry, topics: KafkaTopics, state: KafkaState) -> None:
-        self._table = table
-        self._topics = topics
-        self._state = state
-        self._absent: dict[str, bytes] = {}  # stored settings of topics that Kafka does not have, confirmed
-        self._open: dict[_Confirmation, None] = {}
-
-    def find_unknown(self, records: Iterable[NewRecord]) -> frozenset[str]:
-        """Return the topics of these records that are unknown here, or known with too few queues."""
-        topics = self._table.topics
-        return frozenset(
-            record.topic
-            for record in records
-            if (topic := topics.get(record.topic)) is None or record.queue_id >= topic.info.queues
-        )
-
-    def catch_up(self) -> Completion[None]:
-        """Settle when this process knows every topic that was confirmed to any process.
-
-        See Backend.caught_up.
-        """
-        answer: Completion[None] = Completion()
-
-        def settle(error: Exception | None) -> None:
-            if error is None:
-                answer.succeed(None)
-            else:
-                answer.fail(error)
-
-        def on_followed(barrier: Completion[None]) -> None:
-            missing = self._find_missing()
-            if barrier.error is not None or not missing:
-                settle(barrier.error)
-            else:
-                self.confirm(missing, settle)
-
-        self._state.catch_up().then(on_followed)
-        return answer
-
-    def _find_missing(self) -> frozenset[str]:
-        """Return the topics that have stored settings and are unknown here."""
-        infos, topics = self._state.topic_infos, self._table.topics
-        self._absent = {name: info for name, info in self._absent.items() if infos.get(name) == info}
-        return frozenset(name for name in infos if name not in self._absent and name not in topics)
-
-    def confirm(self, names: frozenset[str], then: OnConfirmed) -> None:
-        """Call `then(None)` after the cluster was asked for these topics, or `then(error)` if that failed."""
-        confirmation = _Confirmation(names, then)
-        self._open[confirmation] = None
-        self._state.catch_up().then(lambda barrier: self._survey_missing(confirmation, barrier.error))
-
-    def _survey_missing(self, confirmation: _Confirmation, error: Exception | None) -> None:
-        if error is not None:
-            self._end(confirmation, _uncertain_topic_error(confirmation, error))
-        else:
-            self._topics.survey(lambda reason: self._on_survey(confirmation, reason))
-
-    def _on_survey(self, confirmation: _Confirmation, reason: str) -> None:
-        confirmation.checks += 1
-        missing = self._find_missing() & confirmation.names
-        if reason:
-            self._end(confirmation, _uncertain_topic_error(confirmation, reason))
-        elif missing and confirmation.checks < MISSING_CHECKS:
-            HubTimer(ref=False).once(MISSING_PAUSE_S, lambda: self._survey_missing(confirmation, None))
-        else:
-            infos = self._state.topic_infos
-            self._absent.update((name, infos[name]) for name in missing)
-            self._end(confirmation, None)
-
-    def _end(self, confirmation: _Confirmation, error: DdmqError | None) -> None:
-        if confirmation in self._open:
-            del self._open[confirmation]
-            confirmation.then(error)
-
-    def close(self) -> None:
-        """Fail every waiting call."""
-        for confirmation in list(self._open):
-            self._end(confirmation, DrainingError("the Kafka engine was closed"))
-
-
-def _uncertain_topic_error(confirmation: _Confirmation, reason: object) -> TryLaterError:
-    names = ", ".join(sorted(confirmation.names))
-    return TryLaterError(f"not known whether topic {names} is there: {reason}")

@@ -26,6 +26,7 @@ from confluent_kafka import KafkaError, Producer
 from backend.completion import Completion
 from backend.kafka.clients.admin import SystemTopics
 from backend.kafka.clients.follower import FollowedRow, FollowerThread, Partition
+from backend.kafka.clients.writing import MARK_KEY
 from backend.kafka.coordination.events import decode_event
 from backend.kafka.coordination.table import CoordinationLog, PlacedEvent
 from backend.kafka.options import KafkaOptions
@@ -187,7 +188,6 @@ class KafkaState:
 
 
 WRITE_MS = 5_000
-MARK_KEY = b"barrier"  # of a record without a value, which whoever follows passes over
 Ends = dict[Partition, int]  # the offset behind a mark
 
 

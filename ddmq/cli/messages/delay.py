@@ -15,11 +15,14 @@ from ddmq.cli.messages.sending import add_all, producer_option, read_timing, tim
 from ddmq.cli.messages.waiting import (
     choice_of,
     choice_options,
+    count_levels,
     count_matches,
-    describe_choice,
+    delay_id_fault,
     first_matches,
+    hint_levels,
     print_messages,
     say_missing,
+    say_nothing_waits,
 )
 from ddmq.cli.old_names import count_option
 from ddmq.cli.output import (
@@ -35,20 +38,24 @@ from ddmq.cli.output import (
 from ddmq.cli.values import FOLDER, NAME, TOPIC, Folder, Whole
 from ddmq.moments import format_moment
 from ddmq_client import OutgoingMessage
+from ddmq_common.delays.levels import duration_text
 from ddmq_common.private_files import UMASK
+
+LEVEL_COLUMNS = ("level", "delay", "waiting")
 
 
 @click.group()
 def delay() -> None:
-    """Delayed messages: any due time, crons and repeats; an id cancels or changes each.
+    """Delayed messages: at any time, by cron, or repeated. Each has an id, by which it is cancelled or moved.
 
     \b
-    Remind me in 90 seconds, no, take that back; every weekday at 9:
+    Examples:
       ddmq delay add reminders "tea" --delay 90s
+      ddmq delay list reminders
       ddmq delay cancel ID
-      ddmq delay add reminders "stand-up" --cron "0 9 * * 1-5" --zone Asia/Shanghai
+      ddmq delay add reminders stand-up --cron "0 9 * * 1-5" --zone Asia/Tokyo
 
-    add, cancel, reschedule and fire ask a producer proxy; the others the admin port of the delay service.
+    add, cancel, reschedule and fire ask a producer proxy; the others ask the admin port of the delay service.
     """
 
 
@@ -56,8 +63,8 @@ def delay() -> None:
 @click.argument("topic", type=TOPIC)
 @click.argument("bodies", nargs=-1, required=True)
 @when_options
-@click.option("--key", help="Message key.")
-@click.option("--tags", help="Message tag.")
+@click.option("--key", help="Message key, by which the message is found.")
+@click.option("--tags", metavar="TAG", help="Message tag, by which groups filter.")
 @timeout_option
 @producer_option
 @json_option
@@ -71,10 +78,17 @@ def add(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Send BODIES (one message each) to TOPIC, delivered when --delay, --at, --cron or --every says.
+    """Send BODIES (one message each) to TOPIC, to be delivered at the time that --delay, --at, --cron or
+    --every states.
 
-    Prints the id of each, by which it can be shown, cancelled, rescheduled and fired. More ways to say what
-    is sent (files, properties): `ddmq send` with the same options.
+    Prints the id of each message, by which it can be shown, cancelled, rescheduled and fired. `ddmq send` has
+    the same options, and can also send files, lines and properties.
+
+    \b
+    Examples:
+      ddmq delay add reminders tea --delay 90s
+      ddmq delay add reminders tea --at 2026-12-24T18:00 --zone Europe/Berlin
+      ddmq delay add reminders drink --every 30m --times 8
     """
     timing = read_timing(given)
     if not timing:
@@ -86,37 +100,71 @@ def add(
 # --- looking
 
 
-@delay.command("list", short_help="The messages that wait, by due time.")
+@delay.command("list", short_help="List the messages that wait, by due time.")
 @click.argument("topic", type=TOPIC, required=False)
 @choice_options
 @count_option()
-@click.option("--after", help="Continue after the last id of an earlier listing.")
+@click.option("--after", metavar="NEXT", help="Continue where an earlier listing ended, which printed this.")
 @admin_options
 def list_messages(
     topic: str | None, count: int, after: str | None, admin: AdminClient, as_json: bool, **options: str | None
 ) -> None:
-    """List the messages that wait (of TOPIC alone), the earliest first. show, cancel, reschedule and fire
-    accept these ids; --json has the long ones, which contain the times."""
+    """List the delayed messages that wait, for all topics or for TOPIC alone, the earliest first.
+
+    show, cancel, reschedule and fire accept these ids; --json has the long ones, which contain the times.
+
+    Messages at RocketMQ's delay levels have no id and are not listed: `ddmq delay levels` counts them.
+    """
     answer = first_matches(admin, choice_of(topic, options), count, after)
     if as_json:
         return print_json(answer)
     print_messages(answer["messages"])
     if not answer["messages"]:
-        hint(f"nothing waits{describe_choice(choice_of(topic, options))}")
+        say_nothing_waits(choice_of(topic, options))
     elif answer["next"] is not None:
         hint(f"there are more; go on with --after {answer['next']}")
     say_missing(answer)
+    hint_levels(admin)
     return None
 
 
-@delay.command("show", short_help="One message: its due time and content.")
+@delay.command("levels", short_help="Count the messages at RocketMQ's delay levels.")
+@admin_options
+def list_levels(admin: AdminClient, as_json: bool) -> None:
+    """Count the messages that wait at each of RocketMQ's delay levels.
+
+    They were sent with --delay-level (in RocketMQ: setDelayTimeLevel), or they failed and wait for a later
+    retry; `ddmq lag` counts those retries by group. Messages at a level have no id: they cannot be listed,
+    cancelled or moved.
+    """
+    rows = count_levels(admin)
+    if as_json:
+        return print_json(rows)
+    used = [row for row in rows if row["waiting"]]
+    if not used:
+        hint(
+            f"nothing waits at any of the {len(rows)} delay levels: "
+            "`ddmq send TOPIC BODY --delay-level N` uses one"
+        )
+        return None
+    print_table(
+        "", LEVEL_COLUMNS, [[row["level"], duration_text(row["delay_ms"]), row["waiting"]] for row in used]
+    )
+    say(f"{sum(row['waiting'] for row in used):,} in all")
+    return None
+
+
+@delay.command("show", short_help="Show one message: its due time and content.")
 @click.argument("delay_id", type=NAME, metavar="ID")
 @admin_options
 def show_message(delay_id: str, admin: AdminClient, as_json: bool) -> None:
-    """Show all about the message with this ID (or uuid): pending, fired, cancelled; when; its body.
+    """Show the delayed message with this ID: whether it is pending, fired or cancelled, since or until when,
+    and its content while it waits.
 
-    Exit code 1 when nothing is known of it.
+    Exit code 1 if nothing is known of it.
     """
+    if (fault := delay_id_fault(delay_id)) is not None:
+        raise click.ClickException(fault)
     row = admin.get("delay", "messages", delay_id)
     if as_json:
         print_json(row)
@@ -150,7 +198,7 @@ def _message_facts(row: dict[str, Any]) -> dict[str, Any]:
 @choice_options
 @admin_options
 def count_messages(topic: str | None, admin: AdminClient, as_json: bool, **options: str | None) -> None:
-    """Count the messages that wait.
+    """Count the delayed messages that wait, by topic.
 
     TOPIC counts those of one topic, --key those of one key, --from and --to those that are due in that time.
     """
@@ -165,12 +213,16 @@ def count_messages(topic: str | None, admin: AdminClient, as_json: bool, **optio
     overview = admin.get("delay")
     if as_json:
         return print_json(overview)
-    print_table("", ("topic", "pending"), [[name, number] for name, number in overview["topics"].items()])
+    if overview["topics"]:
+        print_table("", ("topic", "pending"), [[name, number] for name, number in overview["topics"].items()])
     say(f"{overview['pending']:,} in all")
+    if not overview["pending"]:
+        say_nothing_waits({})
     for shard in overview["shards"]:
         if not shard["fires"]:
             hint(f"shard {shard['shard']} does not fire: {shard['why']}")
     say_missing(overview)
+    hint_levels(admin)
     return None
 
 
@@ -179,7 +231,7 @@ def count_messages(topic: str | None, admin: AdminClient, as_json: bool, **optio
 
 @delay.command("backup", short_help="Copy the waiting messages into a folder.")
 @click.argument("folder")
-@click.option("--timeout-ms", default=600_000, type=Whole(1), help="How long it may take.")
+@click.option("--timeout-ms", default=600_000, type=Whole(1), help="How long the backup may take.")
 @admin_options
 def backup(folder: str, timeout_ms: int, admin: AdminClient, as_json: bool) -> None:
     """Copy all waiting messages into a new FOLDER on the server's machine, while the service continues.

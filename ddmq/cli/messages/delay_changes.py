@@ -27,6 +27,7 @@ from ddmq.cli.messages.waiting import (
     choice_of,
     choice_options,
     count_matches,
+    delay_id_fault,
     describe_choice,
     print_messages,
     say_missing,
@@ -45,7 +46,7 @@ Change = Callable[[Producer, str], CancelOutcome]
 @click.command(short_help="Cancel messages: by id, or those of a topic.")
 @click.argument("ids", type=NAME, nargs=-1)
 @click.option(
-    "--topic", type=TOPIC, help="Cancel the messages that wait for this topic, repeating ones included."
+    "--topic", type=TOPIC, help="Cancel the messages that wait for this topic, including those that repeat."
 )
 @choice_options
 @click.option("--dry-run", is_flag=True, help="Only count and show what --topic would cancel.")
@@ -64,12 +65,18 @@ def cancel(
     as_json: bool,
     **options: str | None,
 ) -> None:
-    """Take back the messages with these IDS (or uuids); of one that repeats, all deliveries to come. With
-    --topic all that waits for a topic when it is looked at, or with --from, --to and --key a part of it; then
-    it says how many those are, and asks.
+    """Cancel delayed messages: those with these IDS, or those that wait for a --topic. They are never
+    delivered; of a message that repeats, no further delivery happens.
 
-    Says the truth: cancelled, or already fired and when, or never known, or older than what is kept. Exit
-    code 1 unless all of them are cancelled.
+    \b
+    Examples:
+      ddmq delay cancel 5d0f6c1e-8a3b-4f27-9c64-1b2e7d90a3f5
+      ddmq delay cancel --topic reminders --dry-run
+      ddmq delay cancel --topic reminders --key 17 --to +1h
+
+    With --topic the command says how many messages it would cancel, and asks; --from, --to and --key choose
+    among them. For each of IDS it says what happened: cancelled, already fired (and when), unknown, or too
+    old to be known. Exit code 1 unless all of them are cancelled.
     """
     if (topic is None) == (not ids):
         raise click.UsageError("name the messages: IDS, or --topic TOPIC for what waits for it")
@@ -104,7 +111,13 @@ def _show_choice(admin: AdminClient, choice: Selection, as_json: bool) -> None:
     if total > SHOWN:
         hint(f"… and {total - SHOWN:,} more")
     say(f"would cancel {total:,}{describe_choice(choice)}")
+    if not total:
+        _hint_nothing(choice)
     say_missing(page)
+
+
+def _hint_nothing(choice: Selection) -> None:
+    hint(f"nothing waits{describe_choice(choice)}; `ddmq delay list` shows all that waits")
 
 
 def _confirm_choice(admin: AdminClient, choice: Selection) -> None:
@@ -185,6 +198,8 @@ def _cancel_choice(cancelling: _Cancelling, admin: AdminClient, choice: Selectio
             f"{cancelling.cancelled_count:,} cancelled"
             + (f", {failed:,} not: {'; '.join(others)}" if failed else "")
         )
+        if not outcomes:
+            _hint_nothing(choice)
         say_missing(page)
     if failed or any(_left_out(page).values()):
         raise click.exceptions.Exit(1)
@@ -193,14 +208,14 @@ def _cancel_choice(cancelling: _Cancelling, admin: AdminClient, choice: Selectio
 @click.command(short_help="Give a message another due time.")
 @click.argument("delay_id", type=NAME, metavar="ID")
 @first_options
-@click.option("--zone", help="Time zone of --at.")
+@click.option("--zone", help="Time zone of --at (default: local).")
 @timeout_option
 @producer_option
 @json_option
 def reschedule(delay_id: str, timeout_ms: int, producer: HostPort, as_json: bool, **given: Any) -> None:
-    """Deliver the message with this ID at another moment (of one that repeats: its next delivery).
+    """Deliver the message with this ID at another time (of a message that repeats: its next delivery).
 
-    Exit code 1 when it is not waiting any more.
+    Exit code 1 if it no longer waits.
     """
     timing = read_timing(given)
     if not timing:
@@ -232,7 +247,7 @@ def _ask_each(
     outcome."""
     patience = Patience(producer, timeout_ms, quiet=as_json)
     with client_of(producer, timeout_ms) as client:
-        return [_ask_one(client, one, change, patience) for one in ids]
+        return [delay_id_fault(one) or _ask_one(client, one, change, patience) for one in ids]
 
 
 def _ask_one(client: Producer, one: str, change: Change, patience: Patience) -> CancelOutcome | str:

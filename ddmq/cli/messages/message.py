@@ -11,7 +11,9 @@ import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.messages.story import print_story
+from ddmq.cli.old_names import OldOption
 from ddmq.cli.output import (
+    hint,
     join_properties,
     pause,
     print_facts,
@@ -30,20 +32,28 @@ PAUSE_S = 0.2
 @click.command()
 @click.argument("topic", type=TOPIC, required=False)
 @click.option(
-    "--id", "message_id", type=NAME, help="The 32 hex digits that send printed; TOPIC may be left out."
+    "--id",
+    "message_id",
+    type=NAME,
+    metavar="ID",
+    help="Message id: the 32 hex digits that `ddmq send` printed; TOPIC may be left out.",
 )
-@click.option("--key", type=NAME, help="Message key; newest first.")
-@click.option("--queue", type=Whole(0), help="Queue number; goes with --offset.")
-@click.option("--offset", type=Whole(0), help="First offset; goes with --queue.")
+@click.option("--key", type=NAME, help="Only messages with this key, the newest first.")
+@click.option("--queue", type=Whole(0), help="Only this queue; goes with --offset.")
+@click.option("--offset", type=Whole(0), help="From this offset on; goes with --queue.")
 @click.option(
-    "--time", "moment", help="From this time on: 2026-11-21T12:00 (local), -2h (ago) or epoch milliseconds."
+    "--since",
+    "moment",
+    metavar="TIME",
+    help="Stored at this time or later: 2026-11-21T12:00 (local), -2h (ago) or epoch milliseconds.",
 )
+@click.option("--time", "old_time", cls=OldOption, now="--since", parameter="moment")
 @click.option("--group", type=GROUP, help="Show the state of each message for this consumer group.")
-@click.option("--count", default=10, show_default=True, type=Whole(1, 1000), help="At most.")
+@click.option("--count", default=10, show_default=True, type=Whole(1, 1000), help="Show so many at most.")
 @click.option(
     "--story",
     is_flag=True,
-    help="Show the whole story of one message and what it waited for; with --group, for that group.",
+    help="Show how one message spent its time; with --group, only in that group.",
 )
 @admin_options
 def message(
@@ -59,29 +69,26 @@ def message(
     admin: AdminClient,
     as_json: bool,
 ) -> None:
-    """Messages of TOPIC by id, key, offset or time; without any of these, the newest.
+    """Find messages of TOPIC by id, key, offset or time; without any of these, show the newest.
 
-    With --group each says where it is for that group: done (or kept back by its filter), in flight, retrying,
-    behind its key (an earlier message of the same order key is not finished), parked, dead (a dead letter),
-    or not yet.
+    \b
+    Examples:
+      ddmq message orders --count 3
+      ddmq message --id 4630fdb124c9c5fe0000000000000002
+      ddmq message orders --key 17 --group billing
+      ddmq message orders --key 17 --story
 
-    --story tells of one message (--id, the newest with --key, or --queue and --offset) where its time went,
-    for each group: spans from sent to acknowledged that add up to the whole. What is known without a trace,
-    and how to trace: docs/story.md.
+    With --group, "state" says what became of each message in that group: done (or left out by its filter), in
+    flight, retrying, behind its key (an earlier message of the same order key is not finished), parked, dead
+    (a dead letter), or not yet.
 
-    Nothing is taken from anyone. Exit code 1 when there is no such message.
+    --story shows how one message (--id, the newest with --key, or --queue and --offset) spent its time, for
+    each group, from sent to acknowledged. docs/story.md explains it, and how to trace messages for more
+    detail.
+
+    No consumer loses a message by this. Exit code 1 if there is no such message.
     """
-    if (queue is None) != (offset is None):
-        raise click.UsageError("--queue and --offset go together")
-    query = {"id": message_id, "key": key, "queue": queue, "offset": offset}
-    if moment is not None:
-        query["time_ms"] = parse_moment(moment, "--time")
-    if sum(value is not None for name, value in query.items() if name != "queue") > 1:
-        raise click.UsageError("choose one of --id, --key, --offset, --time")
-    if message_id is not None and not MESSAGE_ID.match(message_id):
-        raise click.UsageError(
-            f"--id {message_id!r} is not a message id (32 hex digits, as send prints them)"
-        )
+    query = _build_query(message_id, key, queue, offset, moment)
     if story:
         _print_story(admin, topic, query, group, as_json=as_json)
         return
@@ -103,6 +110,25 @@ def message(
         print_facts(_readable_row(rows[0]))
     else:
         _print_rows(rows)
+
+
+def _build_query(
+    message_id: str | None, key: str | None, queue: int | None, offset: int | None, moment: str | None
+) -> dict[str, Any]:
+    """Return the query of the admin API for the options. Raises UsageError for options that exclude each
+    other."""
+    if (queue is None) != (offset is None):
+        raise click.UsageError("--queue and --offset go together")
+    query: dict[str, Any] = {"id": message_id, "key": key, "queue": queue, "offset": offset}
+    if moment is not None:
+        query["time_ms"] = parse_moment(moment, "--since")
+    if sum(value is not None for name, value in query.items() if name != "queue") > 1:
+        raise click.UsageError("choose one of --id, --key, --offset, --since")
+    if message_id is not None and not MESSAGE_ID.match(message_id):
+        raise click.UsageError(
+            f"--id {message_id!r} is not a message id (32 hex digits, as send prints them)"
+        )
+    return query
 
 
 def _print_story(
@@ -141,10 +167,12 @@ def _describe_no_match(
     if message_id is not None:
         return f"no message with id {message_id} in {where}; it may be older than what is kept"
     if key is not None:
-        return f"no message with key {key!r} in {where}"
+        return f"no message with key {key!r} in {where}; `ddmq message {topic}` shows the newest messages"
     if offset is not None:
         return f"no message at or after offset {offset} in queue {queue} of {where}"
-    return f"no message in {where}" + ("" if moment is None else f" from {moment} on")
+    if moment is not None:
+        return f"no message in {where} from {moment} on; without --since, the newest are shown"
+    return f"no message in {where}; `ddmq send {topic} hello` sends one"
 
 
 def _readable_row(row: dict[str, Any]) -> dict[str, Any]:
@@ -173,13 +201,18 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 @click.command()
 @click.argument("topic", type=TOPIC)
 @click.option(
-    "--count", default=10, show_default=True, type=Whole(0, 1000), help="Start with the last N of each queue."
+    "--count", default=10, show_default=True, type=Whole(0, 1000), help="Start with so many of each queue."
 )
 @click.option("--key", type=NAME, help="Show only messages with this key.")
 @click.option(
-    "--grep", "text", metavar="TEXT", type=NAME, help="Show only those whose body or key contains TEXT."
+    "--grep", "text", metavar="TEXT", type=NAME, help="Show only messages whose body or key contains TEXT."
 )
-@click.option("--follow/--no-follow", default=True, show_default=True, help="Keep watching.")
+@click.option(
+    "--follow/--no-follow",
+    default=True,
+    show_default=True,
+    help="Keep waiting for new messages, until Ctrl-C.",
+)
 @admin_options
 def tail(
     topic: str,
@@ -190,22 +223,41 @@ def tail(
     admin: AdminClient,
     as_json: bool,
 ) -> None:
-    """Show what is stored in TOPIC as it comes; takes nothing from anyone.
+    """Show the last messages of TOPIC, and new ones as they are stored. Consumers still get all of them.
 
-    --key and --grep choose from the last messages of each queue (--count) and from what comes. Capital and
-    small letters differ.
+    \b
+    Examples:
+      ddmq tail orders
+      ddmq tail orders --no-follow --count 100 --grep refund
+
+    --key and --grep filter the last messages of each queue (--count) and the new ones; upper and lower case
+    differ.
     """
     detail = admin.get("topics", topic)
     at = {row["queue"]: max(row["min"], row["next"] - count) for row in detail["by_queue"]}
+    nothing_shown = True
     while True:
         rows = [row for queue in at for row in _read_newer(admin, topic, queue, at)]
         for row in sorted(rows, key=lambda row: (row["stored_ms"], row["position"])):
             if key in (None, row["key"]) and (text is None or _contains_text(row, text)):
                 print_json(row) if as_json else _print_message(row)
+                nothing_shown = False
+        if not rows and nothing_shown and not as_json:
+            hint(_describe_nothing(topic, detail["messages"], count, follow))
+            nothing_shown = False
         if not rows and not follow:
             return
         if not rows:
             pause(PAUSE_S)
+
+
+def _describe_nothing(topic: str, stored: int, count: int, follow: bool) -> str:
+    """Say why a tail has shown nothing yet, and what comes next."""
+    if follow:
+        return f"nothing yet: waiting for messages in {topic}; Ctrl-C ends"
+    if not stored:
+        return f"topic {topic} is empty; `ddmq send {topic} hello` sends it a message"
+    return f"none of the last {count} of each queue of {topic} is to be shown; --count shows more"
 
 
 def _read_newer(client: AdminClient, topic: str, queue: int, at: dict[int, int]) -> list[dict[str, Any]]:

@@ -6,8 +6,9 @@ Queues are shown by number, as `ddmq send` and `ddmq message` show them; `qid` i
 from __future__ import annotations
 
 import logging
+import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,25 +52,36 @@ class Settlement(NamedTuple):
 @click.command()
 @click.argument("topic", type=TOPIC)
 @click.option(
-    "--group", type=GROUP, default=GROUP_DEFAULT, show_default=True, help="Consumer group to take part in."
+    "--group",
+    type=GROUP,
+    default=GROUP_DEFAULT,
+    show_default=True,
+    help="Consumer group whose messages are taken.",
 )
-@click.option("--count", type=Whole(1), help="Stop after that many messages.")
-@click.option("--follow", is_flag=True, help="Keep waiting for more, until interrupted.")
+@click.option(
+    "--tags",
+    metavar="'A || B'",
+    help="Only messages with one of these tags. It becomes the filter of a new group; if an existing group "
+    "has another filter, nothing is pulled.",
+)
+@click.option("--count", type=Whole(1), help="Stop after so many messages.")
+@click.option("--follow", is_flag=True, help="Keep waiting for more, until Ctrl-C.")
 @click.option(
     "--no-ack", is_flag=True, help="Do not acknowledge: messages are redelivered after the ack timeout."
 )
-@click.option("--fail", metavar="TEXT", help="Fail each message with this reason; it is retried.")
+@click.option("--fail", metavar="TEXT", help="Fail each message with this reason, so that it is retried.")
 @click.option(
     "--save-to",
     type=FOLDER,
     help="Write each body to a file DIRECTORY/TOPIC-QUEUE-OFFSET.",
 )
 @click.option("--consumer", type=ADDRESS, default=str(CONSUMER), show_default=True, envvar="DDMQ_CONSUMER",
-              help="Consumer proxy (or DDMQ_CONSUMER).")  # fmt: skip
+              help="Consumer proxy (or set DDMQ_CONSUMER).")  # fmt: skip
 @admin_options
 def pull(
     topic: str,
     group: str,
+    tags: str | None,
     count: int | None,
     follow: bool,
     no_ack: bool,
@@ -79,11 +91,20 @@ def pull(
     admin: AdminClient,
     as_json: bool,
 ) -> None:
-    """Take messages of TOPIC and acknowledge (or fail) them, until there are no more.
+    """Take messages of TOPIC as a consumer group and acknowledge (or fail) them, until there are no more.
 
-    A group that does not exist is created and starts at the first message. GROUP%INSTANCE, any name for
-    INSTANCE, reads a broadcasting group from the newest message on. Exit code 0 when there were none;
-    1 when the consumer proxy cannot be reached or, without --follow, when there is no such topic.
+    A message that was acknowledged is not delivered to the group again. `ddmq tail` shows messages without
+    taking them.
+
+    \b
+    Examples:
+      ddmq pull orders --group billing
+      ddmq pull orders --group billing --count 1 --no-ack
+      ddmq pull orders --group mailer --tags 'new || paid' --follow
+
+    A group that does not exist is created and starts at the first message. GROUP%INSTANCE, with any name for
+    INSTANCE, reads a broadcasting group from the newest message on. Exit code 0 if there were no messages; 1
+    if the consumer proxy cannot be reached or, without --follow, if there is no such topic.
     """
     if no_ack and fail is not None:
         raise click.UsageError("--no-ack and --fail do not go together")
@@ -95,7 +116,7 @@ def pull(
         _save_with(save_to, lambda folder: folder.mkdir(parents=True, exist_ok=True))
     if not follow:
         _check_proxy(consumer, group)
-    _subscribe(admin, topic, group, follow, as_json)
+    _subscribe(admin, topic, group, tags, follow, as_json)
     try:
         with (
             _quiet_client(),
@@ -127,7 +148,32 @@ def _describe_empty_pull(client: AdminClient, topic: str, group: str) -> str:
         notes.append(f"{later:,} failed and are on the retry path, `ddmq group show {group}` says until when")
     if elsewhere := sum(queue["lag"] for queue in queues if queue["holder"] and not queue["held"]):
         notes.append(f"{elsewhere:,} are in queues that another consumer proxy holds")
+    if not notes:
+        notes.append(_describe_finished(topic, group, queues))
+    if filters := [text for each in own if (text := _filter_of(each)) is not None]:
+        notes.append(
+            f"its filter ({filters[0]}) leaves the other messages out "
+            f"(`ddmq tail {topic} --no-follow` shows them)"
+        )
     return f"no messages for group {group}" + "".join(f"; {note}" for note in notes)
+
+
+def _describe_finished(topic: str, group: str, queues: Sequence[Mapping[str, Any]]) -> str:
+    """Say why nothing came although nothing is in flight or waits for a retry, and what to do about it."""
+    if not any(queue["next"] for queue in queues):
+        return f"topic {topic} is empty: `ddmq send {topic} hello` sends it a message"
+    if lag := sum(queue["lag"] for queue in queues):
+        return f"{lag:,} wait, `ddmq group show {group}` says for what"
+    return (
+        f"it has finished everything in {topic}: "
+        f"`ddmq offset reset {group} --topic {topic} --to first` delivers it again"
+    )
+
+
+def _filter_of(subscription: Mapping[str, Any]) -> str | None:
+    from ddmq.settings import describe_filter
+
+    return describe_filter(subscription["settings"]["tags"], subscription["settings"]["sql"])
 
 
 @contextmanager
@@ -168,15 +214,43 @@ def _check_proxy(consumer: HostPort, group: str) -> None:
         connection.close()
 
 
-def _subscribe(client: AdminClient, topic: str, group: str, follow: bool, as_json: bool) -> None:
-    """Subscribe the group. Raises ClickException for a topic that does not exist, unless with --follow."""
+def _subscribe(
+    client: AdminClient, topic: str, group: str, tags: str | None, follow: bool, as_json: bool
+) -> None:
+    """Subscribe the group. Raises ClickException for a topic that does not exist, unless with --follow, and
+    for a group that has another filter than `tags`."""
     if not follow:
         client.get("topics", topic)
     if not _is_ordinary(client, group):
+        if tags is not None:
+            raise click.UsageError(f"--tags does not go with the instance {group} of a broadcasting group")
         return
-    answer = client.post("groups", group, body={"topics": [topic], "start": "first"})
+    settings = {} if tags is None else {"tags": tags}
+    answer = client.post("groups", group, body={"topics": [topic], "start": "first"} | settings)
+    if tags is not None and topic not in answer["subscribed"]:
+        _check_filter(answer, topic, tags)
     if not as_json and answer.get("created"):
-        hint(f"created group {group} on {topic}, starting at its first message")
+        only = "" if tags is None else f", only messages with tags {tags}"
+        hint(f"created group {group} on {topic}, starting at its first message{only}")
+
+
+def _check_filter(group: dict[str, Any], topic: str, tags: str) -> None:
+    """Raise ClickException if the group's subscription to the topic has another filter than `tags`. All its
+    consumers share the filter, so a pull does not change it."""
+    from proxy_consumer.filters.message_filters import ExpressionError, parse_tags
+
+    try:
+        required = parse_tags(tags)
+    except ExpressionError as error:
+        raise click.UsageError(f"--tags {tags!r}: {error}") from error
+    subscription = next(each for each in group["subscriptions"] if each["topic"] == topic)
+    settings, name = subscription["settings"], group["group"]
+    if settings["sql"] or parse_tags(settings["tags"]) != required:
+        raise click.ClickException(
+            f"the filter of group {name} on {topic} is {_filter_of(subscription) or 'none'}, not {tags}, and "
+            "all its consumers share it; pull without --tags, choose another --group, or change it: "
+            f"`ddmq group set {name} --topic {topic} --tags {shlex.quote(tags)}`"
+        )
 
 
 def _pull_messages(
@@ -189,6 +263,7 @@ def _pull_messages(
     as_json: bool,
 ) -> int:
     total = failures = 0
+    waits = False
     while count is None or total < count:
         batch_size = min(100, count - total) if count is not None else 100
         messages = client.pull(batch_size, timeout_ms=PATIENCE_MS)
@@ -196,6 +271,9 @@ def _pull_messages(
             failures = _check_empty_pull(client, proxy, failures, follow)
             if not follow:
                 break
+            if not (total or failures or waits or as_json):
+                hint("nothing yet: waiting for messages; Ctrl-C ends")
+            waits = True
         before = total
         try:
             for message in messages:

@@ -51,23 +51,27 @@ STOPPED = (
 @click.option("--lines", type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True),
               help="Send each line of this file that is not empty; - is standard input.")  # fmt: skip
 @click.option("--stdin", is_flag=True, help="Send all of standard input as one message.")
-@click.option("--key", help="Message key.")
-@click.option("--tags", help="Message tag.")
+@click.option("--key", help="Message key, by which the message is found; --shard-key chooses the queue.")
+@click.option("--tags", metavar="TAG", help="Message tag, by which groups filter.")
 @click.option(
-    "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Property; may be repeated."
+    "--property",
+    "properties",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Property (header); may be repeated.",
 )
 @when_options
 @click.option("--delay-level", type=Whole(0, LEVEL_MAX),
-              help="Deliver after this delay level: 1 = 1 s, 5 = 1 min, … 18 = 2 h.")  # fmt: skip
+              help="Deliver after this delay level of RocketMQ: 1 = 1 s, 5 = 1 min, … 18 = 2 h.")  # fmt: skip
 @click.option("--shard-key", help="Messages with the same shard key go to the same queue, in order.")
-@click.option("--queue", type=Whole(0), help="Queue number, modulo the topic's queues.")
+@click.option("--queue", type=Whole(0), help="Send to this queue (modulo the number of queues).")
 @click.option("--idempotency-key-prefix", "prefix", metavar="TEXT",
               help="Message N has idempotency key TEXT/N: a run that is repeated within the window (an hour"
               " by default) stores only what is missing. A server knows 500,000 keys of one topic by"
               " default, half of its idempotency_keys_max; a run stops where there is no room.")  # fmt: skip
-@click.option("--repeat", default=1, show_default=True, type=Whole(1), help="Send everything N times.")
+@click.option("--repeat", default=1, show_default=True, type=Whole(1), help="Send everything so many times.")
 @click.option(
-    "--timeout-ms", default=10_000, show_default=True, type=Whole(1), help="How long each request may take."
+    "--timeout-ms", default=10_000, show_default=True, type=Whole(1), help="How long one request may take."
 )
 @producer_option
 @json_option
@@ -90,14 +94,18 @@ def send(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Send BODIES (one message each), files, or lines to TOPIC; answered when they are durable.
+    """Send messages to TOPIC: each of BODIES, each --file, each of --lines. Done when they are durable.
 
-    With --delay, --at, --cron or --every they are delivered later, and the id of each is printed, by which
-    `ddmq delay` shows, cancels and moves it. Where the topic takes a --property for a delay (docs/delay.md),
-    that id is printed as `delay id`.
+    \b
+    Examples:
+      ddmq send orders hello
+      ddmq send orders '{"id": 17}' --key 17 --tags new --property region=eu
+      cat orders.txt | ddmq send orders --lines -
+      ddmq send reminders tea --delay 90s
 
-    A topic that does not exist is created. Exit code 1 when any message was not stored; the first 20 of those
-    are named by their place in what was sent, with the reason.
+    With --delay, --at, --cron or --every they are delivered later, and the id of each is printed; `ddmq
+    delay` shows, cancels and moves messages by that id (docs/delay.md). A topic that does not exist is
+    created. Exit code 1 if any message was not stored; the first 20 of those are listed with the reason.
     """
     property_values = dict(_parse_property(text) for text in properties)
     timing = read_timing(given)

@@ -46,14 +46,18 @@ first_options = combine_options(
 when_options = combine_options(
     first_options,
     click.option(
-        "--cron", metavar="FIELDS", help="At each time of five fields: '0 9 * * 1-5' is every weekday at 9."
+        "--cron",
+        metavar="FIELDS",
+        help="Deliver at each time of a cron schedule: '0 9 * * 1-5' is every weekday at 9.",
     ),
-    click.option("--zone", help="Time zone of --cron (UTC when not given) or --at, as in Asia/Shanghai."),
-    click.option("--every", metavar="DURATION", help="Repeat with this interval."),
+    click.option(
+        "--zone", help="Time zone of --cron (default: UTC) or of --at (default: local), as in Asia/Shanghai."
+    ),
+    click.option("--every", metavar="DURATION", help="Deliver again and again with this interval."),
     click.option(
         "--times",
         type=Whole(1),
-        help="Number of deliveries; with both --cron and --every: at each time of the cron.",
+        help="Stop after so many deliveries; with both --cron and --every: so many at each time of the cron.",
     ),
     click.option(
         "--catch-up",
@@ -63,10 +67,10 @@ when_options = combine_options(
 )
 producer_option = click.option(
     "--producer", type=ADDRESS, default=str(PRODUCER), show_default=True, envvar="DDMQ_PRODUCER",
-    help="Producer proxy (or DDMQ_PRODUCER).",
+    help="Producer proxy (or set DDMQ_PRODUCER).",
 )  # fmt: skip
 timeout_option = click.option(
-    "--timeout-ms", default=10_000, show_default=True, type=Whole(1), help="How long it may take."
+    "--timeout-ms", default=10_000, show_default=True, type=Whole(1), help="How long one request may take."
 )
 PATIENCE_S = 1.0  # then people are told that the first request has no answer yet
 HELP = "`ddmq serve` starts a server; --producer HOST:PORT names another"

@@ -10,25 +10,38 @@ from typing import Any
 
 import click
 
-from ddmq.cli.admin_client import AdminClient
+from ddmq.cli.admin_client import AdminClient, NotThere
 from ddmq.cli.options import combine_options
 from ddmq.cli.output import hint, print_table, show_body
 from ddmq.cli.values import NAME, parse_moment
 from ddmq.moments import format_moment
+from ddmq_common.delays.command import is_uuid, parse_delay_id
 
 PAGE = 1_000  # messages in one answer
 COUNTED = 100_000  # messages in one answer that only counts them
 UUID_LENGTH = 36  # the end of an id, which names its message alone
 COLUMNS = ("id", "due", "topic", "repeats", "key", "body")
+ID_EXAMPLE = "5d0f6c1e-8a3b-4f27-9c64-1b2e7d90a3f5"
 Selection = dict[str, Any]
 choice_options = combine_options(
     click.option(
         "--from", "from_ms", metavar="TIME",
-        help="Due at this time or later: 2026-11-21T12:00 (local), +2h, epoch ms.",
+        help="Due at this time or later: 2026-11-21T12:00 (local), +2h (from now), or epoch milliseconds.",
     ),
     click.option("--to", "to_ms", metavar="TIME", help="Due before this time."),
     click.option("--key", type=NAME, help="Only messages with this key."),
 )  # fmt: skip
+
+
+def delay_id_fault(text: str) -> str | None:
+    """Return why the text is no id of a delayed message, and where ids are found; None if it is one."""
+    raw = text.encode(errors="replace")
+    if parse_delay_id(raw) is not None or is_uuid(raw):
+        return None
+    return (
+        f"{text[:140]!r} is not a delay id; ids look like {ID_EXAMPLE}, or are longer and end like that; "
+        "`ddmq send --delay` and `ddmq delay list` print them"
+    )
 
 
 def choice_of(topic: str | None, given: Mapping[str, str | None]) -> Selection:
@@ -82,14 +95,46 @@ def count_matches(admin: AdminClient, choice: Selection) -> dict[str, Any]:
             return answer | {"count": number}
 
 
+def count_levels(admin: AdminClient) -> list[dict[str, Any]]:
+    """Return how many messages wait at each delay level; empty from a server of the release before."""
+    try:
+        rows: list[dict[str, Any]] = admin.get("delay", "levels")
+    except NotThere:
+        return []
+    return rows
+
+
+def hint_levels(admin: AdminClient) -> None:
+    """Print how many messages wait at delay levels, which no listing contains; nothing if there are none."""
+    waiting = sum(row["waiting"] for row in count_levels(admin))
+    if waiting:
+        verb = "message waits" if waiting == 1 else "messages wait"
+        hint(
+            f"not among these: {waiting:,} {verb} at RocketMQ's delay levels (sent with --delay-level, or "
+            "retries); `ddmq delay levels` counts them"
+        )
+
+
+def say_nothing_waits(choice: Mapping[str, Any]) -> None:
+    """Print that no message of this choice waits, and how to send one."""
+    topic = choice.get("topic", "TOPIC")
+    hint(
+        f"nothing waits{describe_choice(choice)}; "
+        f"`ddmq delay add {topic} BODY --delay 90s` sends a message for later"
+    )
+
+
 def print_messages(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table of these messages, without columns that are empty in all rows."""
+    """Print a table of these messages, without columns that are empty in all rows; without messages, print
+    nothing."""
+    if not rows:
+        return
     cells = [
         [row["id"][-UUID_LENGTH:], format_moment(row["due_ms"]), row["topic"], row.get("repeats") or None,
          row.get("key") or None, show_body(row.get("preview", "").encode())[:40]]
         for row in rows
     ]  # fmt: skip
-    used = [at for at, _ in enumerate(COLUMNS) if not cells or any(row[at] for row in cells)]
+    used = [at for at, _ in enumerate(COLUMNS) if any(row[at] for row in cells)]
     print_table("", [COLUMNS[at] for at in used], [[row[at] for at in used] for row in cells])
 
 

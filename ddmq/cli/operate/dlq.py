@@ -23,7 +23,14 @@ GROUPS_NAMED = 5  # of those that resent letters reach
 def dlq() -> None:
     """List, show, resend and purge dead letters: messages that a group could not finish.
 
-    Those of transactions are the group's TRANS_CHECK_MAX_TIME_TOPIC.
+    \b
+    Examples:
+      ddmq dlq list
+      ddmq dlq show billing
+      ddmq dlq resend billing --all --dry-run
+      ddmq dlq purge billing --before -7d
+
+    Messages of transactions that nobody decided are the dead letters of the group TRANS_CHECK_MAX_TIME_TOPIC.
     """
 
 
@@ -33,7 +40,8 @@ def dlq() -> None:
 def list_letters(group: str | None, admin: AdminClient, as_json: bool) -> None:
     """Show how many dead letters each group (or GROUP alone) has, and since when.
 
-    `letters` wait to be resent or purged; `stored` counts those that were dealt with, too.
+    "letters" wait to be resent or purged; "stored" also counts those that were resent or purged and are still
+    in the dead-letter topic.
     """
     rows = [row for row in admin.get("dlq") if group in (None, row["group"])]
     if as_json:
@@ -47,22 +55,33 @@ def list_letters(group: str | None, admin: AdminClient, as_json: bool) -> None:
         ]
         for row in rows
     ]
-    print_table("", COLUMNS, cells)
-    if not rows:
-        hint("no dead letters" + ("" if group is None else f" of group {group}"))
-    elif any(row["letters"] for row in rows):
+    if rows:
+        print_table("", COLUMNS, cells)
+    else:
+        hint(_describe_none(admin, group))
+    if any(row["letters"] for row in rows):
         hint("`ddmq dlq show GROUP` says of each why it died")
     return None
+
+
+def _describe_none(admin: AdminClient, group: str | None) -> str:
+    """Say that there are no dead letters, or no such group."""
+    if group is None:
+        return "no dead letters: every message was finished, or is still delivered or retried"
+    admin.get("dlq", group, count=1)  # raises if there is no such group
+    return f"no dead letters of group {group}; `ddmq lag {group}` shows what it has not finished"
 
 
 @dlq.command("show", short_help="A group's dead letters: reason and origin.")
 @click.argument("group", type=GROUP)
 @count_option()
-@click.option("--from", "start", type=Whole(0), help="First offset in the dead-letter topic.")
-@click.option("--reason", help="Only dead letters with this reason: failed, timed-out, …")
+@click.option("--from", "start", type=Whole(0), help="From this offset of the dead-letter topic on.")
+@click.option("--reason", metavar="REASON", help="Only dead letters with this reason: failed, timed-out, …")
 @click.option("--topic", type=TOPIC, help="Only dead letters from this topic.")
 @click.option(
-    "--since", help="Only dead letters since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds."
+    "--since",
+    metavar="TIME",
+    help="Only dead letters since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.",
 )
 @admin_options
 def show_letters(
@@ -75,9 +94,14 @@ def show_letters(
     admin: AdminClient,
     as_json: bool,
 ) -> None:
-    """Show GROUP's dead letters, oldest first: reason, origin, deliveries, start of the body.
+    """Show GROUP's dead letters, the oldest first: reason, origin, deliveries, start of the body.
 
-    Nothing is taken from anyone. The whole of one: `ddmq message %DLQ%GROUP --queue 0 --offset N`.
+    \b
+    Examples:
+      ddmq dlq show billing --since -1d
+      ddmq dlq show billing --reason failed --topic orders
+
+    `ddmq message %DLQ%billing --queue 0 --offset 17` shows one of them with its whole body.
     """
     query = {"count": count, "from": start, "reason": reason, "topic": topic, "since_ms": _parse_since(since)}
     answer = admin.get("dlq", group, **query)
@@ -86,6 +110,7 @@ def show_letters(
     if not answer["shown"] and answer["next"] is None:
         which = "such dead letter" if any((start, reason, topic, since)) else "dead letter"
         say(f"no {which} of {group} waits to be resent or purged")
+        hint("`ddmq dlq list` shows which groups have dead letters")
         return None
     print_table("", LETTER_COLUMNS, [_letter_cells(row) for row in answer["shown"]])
     if answer["next"] is not None:
@@ -109,17 +134,21 @@ def _letter_cells(row: dict[str, Any]) -> list[Any]:
 
 @dlq.command("resend", short_help="Send dead letters to their group again.")
 @click.argument("group", type=GROUP)
-@click.option("--all", "everything", is_flag=True, help="All present dead letters.")
+@click.option("--all", "everything", is_flag=True, help="All dead letters that are there now.")
 @click.option(
     "--offset",
     "offsets",
     multiple=True,
     type=Whole(0),
-    help="The dead letter at this offset; may be repeated.",
+    help="The dead letter at this offset (`ddmq dlq show` lists it); may be repeated.",
 )
-@click.option("--reason", help="Dead letters with this reason: failed, timed-out, …")
+@click.option("--reason", metavar="REASON", help="Dead letters with this reason: failed, timed-out, …")
 @click.option("--topic", type=TOPIC, help="Dead letters from this topic.")
-@click.option("--since", help="Dead letters since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.")
+@click.option(
+    "--since",
+    metavar="TIME",
+    help="Dead letters since: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.",
+)
 @click.option("--to-topic", is_flag=True, help="Send to every group of the topics, not to GROUP alone.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be sent, and which groups would get it.")
 @admin_options
@@ -137,19 +166,25 @@ def resend(
 ) -> None:
     """Send GROUP's dead letters to GROUP again, each once; no other group gets them.
 
-    Each is a new message of its original topic, at the end of its queue, with the same message id, key, tags
-    and properties and one more property, dead-letter-resent. Its attempts start again at 1. With an order key
-    it comes after the messages of its key that are there already.
+    \b
+    Examples:
+      ddmq dlq resend billing --all
+      ddmq dlq resend billing --offset 17 --offset 18
+      ddmq dlq resend billing --reason failed --since -1d --dry-run
+
+    Each becomes a new message of its original topic, at the end of its queue, with the same message id, key,
+    tags and properties and one more property, dead-letter-resent. Its attempts start again at 1. With an
+    order key it comes after the messages of its key that are already in the topic.
 
     With --to-topic every group that consumes the topic gets them, also groups that have finished the
     originals.
 
-    Exit code 1 when one that was chosen could not be sent, or an --offset has no letter that waits.
+    Exit code 1 if a chosen letter could not be sent, or if no letter waits at an --offset.
 
     GROUP may be TRANS_CHECK_MAX_TIME_TOPIC: messages of transactions that nobody decided, or that could not
-    be committed. No group had them, so every group of their topic gets them. Each is sent by itself, not
-    together with the others of its transaction: send only what its application says is committed. One that
-    was to be delayed is not sent.
+    be committed. No group has received them, so every group of their topic gets them. Each is sent by itself,
+    without the others of its transaction: send only messages whose application says that they are committed.
+    Messages that were to be delayed are not sent.
     """
     options = {"offsets": list(offsets), "reason": reason, "topic": topic, "since_ms": _parse_since(since)}
     criteria = {name: value for name, value in options.items() if value not in (None, [])}
@@ -194,6 +229,7 @@ def _resend_all(
 def _say_resent(group: str, sent: Counter[str], reached: Mapping[str, Any], *, dry_run: bool) -> None:
     if not sent:
         say(f"nothing to resend of group {group}")
+        hint(f"`ddmq dlq show {group}` shows its dead letters")
     for topic, count in sorted(sent.items()):
         to = _groups_reached(group, reached[topic])
         say(f"{'would resend' if dry_run else 'resent'} {count:,} to {topic}, {to}")
@@ -211,18 +247,25 @@ def _groups_reached(group: str, row: Mapping[str, Any]) -> str:
 
 @dlq.command("purge", short_help="Discard dead letters without resending them.")
 @click.argument("group", type=GROUP)
-@click.option("--all", "everything", is_flag=True, help="All present dead letters.")
+@click.option("--all", "everything", is_flag=True, help="All dead letters that are there now.")
 @click.option(
-    "--before", help="Dead letters stored before: 2026-11-21T12:00 (local), -2h, or epoch milliseconds."
+    "--before",
+    metavar="TIME",
+    help="Dead letters stored before: 2026-11-21T12:00 (local), -2h, or epoch milliseconds.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_options
 def purge(
     group: str, everything: bool, before: str | None, yes: bool, admin: AdminClient, as_json: bool
 ) -> None:
-    """Discard GROUP's dead letters without resending them.
+    """Discard GROUP's dead letters without resending them. They can no longer be shown or resent.
 
-    They are shown and resent no more; the log deletes them with the rest, three days old at the earliest.
+    Their disk space is freed later, with the log around them: when they are three days old, or later.
+
+    \b
+    Examples:
+      ddmq dlq purge billing --before -7d
+      ddmq dlq purge billing --all
     """
     if everything == (before is not None):
         raise click.UsageError("say which: either --all or --before")
@@ -235,6 +278,8 @@ def purge(
         answer = admin.post("dlq", group, "purge", body=body)
     purged = answer["purged"]
     print_json(answer) if as_json else say(f"purged {_count_letters(purged)} of {group}")
+    if not (purged or as_json):
+        hint(f"`ddmq dlq show {group}` shows those that wait, with their times")
 
 
 def _purge_question(group: str, waiting: int, before: str | None) -> str:

@@ -20,9 +20,17 @@ from ddmq.settings import BY_NAME, TABLE, Setting, list_differences
 
 _SIZE = re.compile(r"\d+\s*[KMGT]iB\Z")
 _NUMBER = re.compile(r"-?\d{1,18}\Z")
-COLUMNS = (
-    "group", "topic", "lag", "in_flight", "retrying", "later", "dead", "ack_span", "waiters", "order_key"
+GROUP_COLUMNS = (
+    "group", "topic", "lag", "clients", "in_flight", "retrying", "later", "dead", "ack_span", "waiters",
+    "order_key",
 )  # fmt: skip
+GROUP_SPARE = (
+    "waiters",
+    "ack_span",
+    "order_key",
+    "later",
+    "retrying",
+)  # left out in this order where it is narrow
 
 
 class Value(click.ParamType[Any]):
@@ -92,39 +100,53 @@ def setting_name(text: str) -> str:
 
 @click.group()
 def group() -> None:
-    """Consumer groups: list, show, create, set, delete; blocked keys: keys, park, skip, replay."""
+    """Consumer groups: list, show, create, set, delete; blocked keys: keys, park, skip, replay.
+
+    A group consumes one or more topics; its subscription to each topic has settings of its own.
+
+    \b
+    Examples:
+      ddmq group create billing --topic orders --start first
+      ddmq group set billing --topic orders --order-key KEY
+      ddmq group show billing
+      ddmq group keys billing
+    """
 
 
 @group.command("list", short_help="Every group's subscriptions with their lag.")
 @admin_options
 def list_groups(admin: AdminClient, as_json: bool) -> None:
-    """List every group's subscriptions with their lag.
+    """List every group's subscriptions with their lag and their clients.
 
-    "retrying" wait for a quick retry, "later" for one 10 s to 2 h apart; "dead": open dead letters.
+    "clients": consumers that are connected to this proxy and pull the topic. "retrying" messages wait for a
+    quick retry, "later" ones for a retry 10 s to 2 h apart; "dead": open dead letters; "waiters": pulls that
+    wait for messages.
     """
     rows = admin.get("groups")
     if as_json:
         return print_json(rows)
-    print_table("", COLUMNS, (_group_row(each) for each in rows))
-    if not rows:
+    if rows:
+        print_table("", GROUP_COLUMNS, (group_cells(each) for each in rows), GROUP_SPARE)
+    else:
         hint("no groups yet: `ddmq group create NAME --topic TOPIC`, or `ddmq pull TOPIC --group NAME`")
     return None
 
 
-def _group_row(each: Mapping[str, Any]) -> list[Any]:
+def group_cells(each: Mapping[str, Any]) -> list[Any]:
+    """Return a row of /groups as cells of a table."""
     values = dict(each) | {"later": retry_path(each), "dead": each["dead_letters_open"]}
-    return [values[name] for name in COLUMNS]
+    return [values.get(name) for name in GROUP_COLUMNS]  # a server of the release before states no clients
 
 
-@group.command("show", short_help="One group in full, with its blocked keys.")
-@click.argument("name", type=GROUP)
-@count_option("Blocked keys at most.", old_name="--keys")
+@group.command("show", short_help="One group in full, with its clients and blocked keys.")
+@click.argument("name", type=GROUP, metavar="GROUP")
+@count_option("Show so many blocked keys at most.", old_name="--keys")
 @click.option(
     "--settings", is_flag=True, help="Show every setting in force, not only those that the group sets."
 )
 @admin_options
 def show_group(name: str, count: int, settings: bool, admin: AdminClient, as_json: bool) -> None:
-    """Show one group in full: lag, messages in flight, settings, and blocked keys with the reason."""
+    """Show GROUP in full: lag, messages in flight, settings, clients, and blocked keys with the reason."""
     answer = admin.get("groups", name, keys=count)
     if as_json:
         return print_json(answer)
@@ -133,7 +155,7 @@ def show_group(name: str, count: int, settings: bool, admin: AdminClient, as_jso
 
 
 @group.command("create", short_help="Create a group, or add subscriptions.")
-@click.argument("name", type=GROUP)
+@click.argument("name", type=GROUP, metavar="GROUP")
 @click.option(
     "--topic",
     "topics",
@@ -145,7 +167,15 @@ def show_group(name: str, count: int, settings: bool, admin: AdminClient, as_jso
 @settings_options
 @admin_options
 def create(name: str, topics: tuple[str, ...], admin: AdminClient, as_json: bool, **named: Any) -> None:
-    """Create a group, or add subscriptions to one; what exists stays as it is (see `ddmq group set`)."""
+    """Create GROUP with a subscription to each --topic, or add these subscriptions to it.
+
+    A subscription that exists is not changed; `ddmq group set` changes it.
+
+    \b
+    Examples:
+      ddmq group create billing --topic orders --start first
+      ddmq group create mailer --topic orders --tags 'new || paid'
+    """
     named["start"] = parse_start(named["start"] or "last")
     settings = select_settings(named)
     answer = admin.post("groups", name, body={"topics": list(topics)} | settings)
@@ -176,10 +206,16 @@ def create(name: str, topics: tuple[str, ...], admin: AdminClient, as_json: bool
 def set_(
     name: str, topic: str, unset: tuple[str, ...], admin: AdminClient, as_json: bool, **named: Any
 ) -> None:
-    """Create GROUP's subscription to a topic, or change the given settings, at once and at every proxy.
+    """Change the given settings of GROUP's subscription to a topic, at once and at every proxy; create it if
+    there is none.
 
-    Clients stay connected, offsets stay where they are. What stands in groups.yaml is changed there. The
-    defaults shown are the program's; proxy_consumer.yaml may set others.
+    Clients stay connected, and offsets do not move. A subscription that groups.yaml declares can only be
+    changed there. The defaults below are the program's; proxy_consumer.yaml may set others.
+
+    \b
+    Examples:
+      ddmq group set billing --topic orders --order-key '$.customer.id'
+      ddmq group set billing --topic orders --unset order-key
     """
     settings = select_settings(named)
     body = settings | {"unset": [setting_name(key) for key in unset]}
@@ -207,12 +243,12 @@ def _hint_missing(client: AdminClient, topics: tuple[str, ...]) -> None:
 
 
 @group.command("delete", short_help="Delete a group, or one subscription.")
-@click.argument("name", type=GROUP)
+@click.argument("name", type=GROUP, metavar="GROUP")
 @click.option("--topic", type=TOPIC, help="Only the subscription to this topic.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_options
 def delete(name: str, topic: str | None, yes: bool, admin: AdminClient, as_json: bool) -> None:
-    """Delete a group, or one subscription; the messages stay, its progress is forgotten."""
+    """Delete GROUP, or its subscription to one topic, with its offsets. The messages stay in the topic."""
     what = f"group {name}" if topic is None else f"the subscription of {name} to {topic}"
     if not yes:
         confirm(f"Delete {what} and forget where it stands?")
@@ -231,16 +267,20 @@ def delete(name: str, topic: str | None, yes: bool, admin: AdminClient, as_json:
 @count_option()
 @admin_options
 def list_keys(name: str, count: int, admin: AdminClient, as_json: bool) -> None:
-    """List keys whose first message is not finished, so that their later messages wait.
+    """List the order keys of GROUP whose first message is not finished, so that their later messages wait.
 
-    Each with since when, attempts, the last error, where that message is (topic/queue/offset), its state,
-    and how many messages are known to wait behind it. What can be done: park, skip, replay.
+    "head": that message (topic/queue/offset); "waiting": how many messages are known to wait behind it.
+    `ddmq group replay` delivers the head again now, `skip` moves it to the dead letters, `park` holds the key
+    back.
     """
     rows = admin.get("groups", name, "keys", limit=count)
     if as_json:
         return print_json(rows)
     group_show.print_keys(name, rows)
-    group_show.hint_elsewhere(admin.get("groups", name))
+    group = admin.get("groups", name)
+    if not rows:
+        group_show.hint_no_keys(group)
+    group_show.hint_elsewhere(group)
     return None
 
 

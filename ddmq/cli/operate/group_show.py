@@ -32,7 +32,11 @@ def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
         say(f"{found['group']} on {each['topic']}")
         print_facts(_subscription_facts(each, all_settings=all_settings))
         own = {"committed": None, "lag": None} if _is_broadcast(each) else {}
-        print_table("", QUEUE_COLUMNS, (_queue_row(queue | own) for queue in each["queues"]))
+        if each["queues"]:
+            print_table("", QUEUE_COLUMNS, (_queue_row(queue | own) for queue in each["queues"]))
+        else:
+            topic = each["topic"]
+            hint(f"topic {topic} does not exist yet: `ddmq topic create {topic}`, or send to it")
     if found["dead_letters_open"]:
         many = "" if found["dead_letters_open"] == 1 else "s"
         hint(f"{found['dead_letters_open']:,} dead letter{many}: `ddmq dlq show {found['group']}`")
@@ -71,6 +75,18 @@ def stall_text(each: Mapping[str, Any]) -> str:
             "the group's subscription to it where nobody wants it any more"
         )
     return f"{text}; nothing in flight, retrying or parked explains it (docs/alerts.md, DdmqQueuesStalled)"
+
+
+def hint_no_keys(group: Mapping[str, Any]) -> None:
+    """Print what the absence of blocked keys means: the group has no order key, or nothing is late."""
+    name = group["group"]
+    if not any(each["order_key"] for each in group["subscriptions"]):
+        hint(
+            f"group {name} has no order key, so no message waits for another one; "
+            f"`ddmq group set {name} --topic TOPIC --order-key KEY` sets one"
+        )
+    else:
+        hint(f"`ddmq lag {name}` shows how many messages it has not finished")
 
 
 def hint_elsewhere(found: Mapping[str, Any]) -> None:

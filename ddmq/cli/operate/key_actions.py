@@ -97,10 +97,10 @@ name_argument = click.argument("name", type=GROUP, metavar="GROUP")
 @key_argument
 @admin_options
 def park(name: str, key: str, admin: AdminClient, as_json: bool) -> None:
-    """Deliver nothing of KEY until it is replayed; other keys go on, nothing is lost.
+    """Deliver no message of KEY until it is replayed. Other keys are not affected, and nothing is lost.
 
-    KEY as `ddmq group keys` shows it; quotes may be left out. It stays parked over restarts. A client that
-    has its first message keeps it.
+    KEY is an order key as `ddmq group keys` shows it; its quotes may be left out. It stays parked over
+    restarts. A client that has its first message keeps it.
     """
     answer = _request_action(admin, name, key, "park")
     if as_json:
@@ -117,16 +117,16 @@ def park(name: str, key: str, admin: AdminClient, as_json: bool) -> None:
     return None
 
 
-@click.command(short_help="A key's first message to the dead letters.")
+@click.command(short_help="Move a key's first message to the dead letters.")
 @name_argument
 @key_argument
 @admin_options
 def skip(name: str, key: str, admin: AdminClient, as_json: bool) -> None:
-    """Move KEY's first message to the dead letters; the next message of the key follows.
+    """Move KEY's first message to the dead letters, so that the next message of the key follows.
 
-    KEY as `ddmq group keys` shows it; quotes may be left out. A parked key stays parked. A client that has
-    the message may still be handling it; its answer does not count any more. `ddmq dlq resend GROUP` sends
-    the message again later.
+    KEY is an order key as `ddmq group keys` shows it; its quotes may be left out. A parked key stays parked.
+    A client that has the message may still be handling it; its answer no longer counts. `ddmq dlq resend
+    GROUP` sends the message again later.
     """
     answer = _request_action(admin, name, key, "skip")
     heads = answer["heads"]
@@ -147,12 +147,13 @@ def skip(name: str, key: str, admin: AdminClient, as_json: bool) -> None:
 @click.option("--take-away", is_flag=True, help="End the lease of a client that has the message in flight.")
 @admin_options
 def replay(name: str, key: str, take_away: bool, admin: AdminClient, as_json: bool) -> None:
-    """Deliver KEY's first message again at once, without waiting for its retry; a parked key goes on.
+    """Deliver KEY's first message again now, without waiting for its retry. A parked key is no longer parked.
 
-    KEY as `ddmq group keys` shows it; quotes may be left out. A message that is in flight stays with its
-    client: the command says with which and until when, and exits with 1. With --take-away that lease ends,
-    and the next client that pulls gets the message. The client that had it may still be handling it: stop it
-    first where that must not be. Its answer does not count any more.
+    KEY is an order key as `ddmq group keys` shows it; its quotes may be left out. If a client has the message
+    in flight, it keeps it: the command prints which client and until when, and exits with 1. With --take-away
+    that lease ends, and the next client that pulls gets the message. The first client may still be handling
+    it, and its answer no longer counts: stop it first if two clients must not handle the message at the same
+    time.
     """
     answer = _request_action(admin, name, key, "replay", **({"take_away": True} if take_away else {}))
     heads, unparked = answer["heads"], answer.get("parked", False)

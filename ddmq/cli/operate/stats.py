@@ -49,7 +49,7 @@ T = TypeVar("T")
 def watch_options(what: str, interval_s: float) -> Callable[[F], F]:
     """Return a decorator with the options --watch and --interval. `what`: what the live view shows, for the
     help."""
-    watch = click.option("--watch", is_flag=True, help=f"Keep showing{what} until interrupted.")
+    watch = click.option("--watch", is_flag=True, help=f"Refresh the view{what} until Ctrl-C.")
     interval = click.option(
         "--interval", default=interval_s, show_default=True, type=Number(0.1, 60),
         help="Seconds between two updates of --watch.",
@@ -81,10 +81,15 @@ def _show_live(look: Callable[[], T], interval: float, view: Callable[[T | None,
 @watch_options(", with rates,", 1.0)
 @admin_options
 def stats(watch: bool, interval: float, admin: AdminClient, as_json: bool) -> None:
-    """Show topics, groups with their lag, and latencies since the start; with --watch rates, too.
+    """Show topics, groups with their lag, and latencies since the server started.
 
     Of a group's failed messages some wait for a quick retry ("retrying"), others for a later one, 10 s to 2 h
-    apart ("later"); "dead": its dead letters that were neither sent again nor purged.
+    apart ("later"); "dead": its dead letters that were neither resent nor purged. Rates need --watch.
+
+    \b
+    Examples:
+      ddmq stats
+      ddmq stats --watch
     """
     look = partial(admin.get, "stats")
     if as_json:
@@ -100,12 +105,17 @@ def stats(watch: bool, interval: float, admin: AdminClient, as_json: bool) -> No
 @watch_options("", 2.0)
 @admin_options
 def lag(group: str | None, watch: bool, interval: float, admin: AdminClient, as_json: bool) -> None:
-    """Show how far behind groups (or GROUP alone) are: messages, and how long the oldest has waited.
+    """Show how far behind each group (or GROUP alone) is, the furthest first.
 
-    "clients" are connected to this proxy and pull the topic. "retrying" wait for one of the quick retries.
-    "later" are on the retry path: they wait for one of the later retries, 10 s to 2 h apart, or such a retry
-    is due. Rates are over the last 5 to 10 seconds.
-    `ddmq group show GROUP` goes into detail.
+    "lag": messages that the group has not finished; "oldest": how long the oldest of them has waited;
+    "clients": consumers that are connected to this proxy and pull the topic; "retrying": messages that wait
+    for a quick retry; "later": messages that wait for a later retry, 10 s to 2 h apart, or whose later retry
+    is due. Rates are over the last 5 to 10 seconds. `ddmq group show GROUP` shows each queue.
+
+    \b
+    Examples:
+      ddmq lag
+      ddmq lag billing --watch
     """
     look = partial(admin.get, "lag", group=group)
     if as_json:
@@ -118,9 +128,10 @@ def lag(group: str | None, watch: bool, interval: float, admin: AdminClient, as_
 
 def print_lag(rows: Sequence[dict[str, Any]]) -> None:
     """Print the answer of /lag, and a line for each group that no client consumes."""
-    print_table("", LAG_COLUMNS, lag_cells(rows), LAG_SPARE)
-    if not rows:
-        hint("no groups yet: `ddmq group create NAME --topic TOPIC`")
+    if rows:
+        print_table("", LAG_COLUMNS, lag_cells(rows), LAG_SPARE)
+    else:
+        hint("no groups yet: `ddmq group create NAME --topic TOPIC`, or `ddmq pull TOPIC --group NAME`")
     idle = [row for row in rows if row.get("consumed") is False]
     for row in idle[:NOBODY_MAX]:
         say_loudly(f"nobody consumes {row['topic']} for group {row['group']}: {nobody_text(row)}")
@@ -141,7 +152,10 @@ def build_view(before: Stats | None, now: Stats, height: int | None = None) -> G
     latencies = _latency_table(now, height)
     for_topics, for_groups = _share_rows(len(topics), len(groups), height and height - latencies.lines)
     parts: list[Any] = [_health_line(now)]
-    parts += _cut_table("topics", _topic_columns(before), _topic_rows(before, now, topics), for_topics)
+    if topics:
+        parts += _cut_table("topics", _topic_columns(before), _topic_rows(before, now, topics), for_topics)
+    else:
+        parts.append("no topics yet: `ddmq send NAME hello` creates one")
     if groups:
         rows = _group_rows(before, now, groups)
         parts += _cut_table("groups", _group_columns(before), rows, for_groups, GROUP_SPARE)

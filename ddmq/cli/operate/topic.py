@@ -22,17 +22,19 @@ def _split_dialects(given: str | None) -> list[str] | None:
 
 
 settings_options = combine_options(
-    click.option("--queues", type=Whole(1, 1024), help="How many queues; they can only be added."),
+    click.option(
+        "--queues", type=Whole(1, 1024), help="Number of queues (Kafka: partitions); it can only grow."
+    ),
     click.option(
         "--durability",
         type=click.Choice(["sync", "written", "replicated"]),
-        help="sync: answered after fsync (default); written: after the write, fsync every 500 ms; "
-        "replicated: Kafka, when two brokers or more have it.",
+        help="When a send is answered. sync: after fsync (default); written: after the write, with an fsync "
+        "every 500 ms; replicated (Kafka): when two or more brokers have it.",
     ),
     click.option(
         "--delay",
         type=click.Choice(["both", "none", "only"]),
-        help="Accepted sends: both kinds, no delayed ones, only delayed ones.",
+        help="Which sends are accepted. both: all (default); none: no delayed ones; only: only delayed ones.",
     ),
     click.option(
         "--delay-dialects",
@@ -63,29 +65,43 @@ settings_options = combine_options(
 
 @click.group()
 def topic() -> None:
-    """Topics: list, show, create, set, delete."""
+    """Topics: list, show, create, set, delete.
+
+    \b
+    Examples:
+      ddmq topic create orders --queues 8
+      ddmq topic list
+      ddmq topic set orders --trace-one-in 100
+    """
 
 
-@topic.command("list")
-@click.option("--all", "internal", is_flag=True, help="Include internal topics.")
+@topic.command("list", short_help="Every topic with its queues and messages.")
+@click.option("--all", "internal", is_flag=True, help="Include the topics of the system.")
 @admin_options
 def list_topics(internal: bool, admin: AdminClient, as_json: bool) -> None:
-    """List every topic with its queues and messages."""
+    """List every topic with its queues, its messages and its settings.
+
+    "source": "log" for a topic that a command or a send created, else the file that declares it.
+    """
     rows = admin.get("topics", internal=int(internal))
     if as_json:
         return print_json(rows)
     columns = ["topic", "queues", "messages", "durability", "delay", "readable", "writable", "source"]
-    print_table("", columns, ([row[name] for name in columns] for row in rows))
-    if not rows:
-        hint("no topics yet: `ddmq topic create NAME`, or just send to one")
+    if rows:
+        print_table("", columns, ([row[name] for name in columns] for row in rows))
+    else:
+        hint("no topics yet: `ddmq topic create NAME`, or `ddmq send NAME hello`, which creates it")
     return None
 
 
-@topic.command("show")
-@click.argument("name", type=TOPIC)
+@topic.command("show", short_help="One topic: its settings, and its queues.")
+@click.argument("name", type=TOPIC, metavar="TOPIC")
 @admin_options
 def show_topic(name: str, admin: AdminClient, as_json: bool) -> None:
-    """Show one topic, queue by queue."""
+    """Show the settings of one topic, and the range of offsets in each of its queues.
+
+    "min": offset of the oldest message; "next": offset that the next message gets.
+    """
     info = admin.get("topics", name)
     if as_json:
         return print_json(info)
@@ -95,22 +111,36 @@ def show_topic(name: str, admin: AdminClient, as_json: bool) -> None:
     return None
 
 
-@topic.command("create")
-@click.argument("name", type=TOPIC)
+@topic.command("create", short_help="Create a topic.")
+@click.argument("name", type=TOPIC, metavar="TOPIC")
 @settings_options
 @admin_options
 def create(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None:
-    """Create a topic (4 queues unless told otherwise)."""
+    """Create TOPIC, with 4 queues unless --queues is given.
+
+    A send to a topic that does not exist creates it, too.
+
+    \b
+    Examples:
+      ddmq topic create orders --queues 8
+      ddmq topic create reminders --delay only
+    """
     info = admin.post("topics", name, body={"create": True} | _drop_unset(changes))
     print_json(info) if as_json else say(f"created {name} with {info['queues']} queues")
 
 
-@topic.command("set")
-@click.argument("name", type=TOPIC)
+@topic.command("set", short_help="Change settings of a topic.")
+@click.argument("name", type=TOPIC, metavar="TOPIC")
 @settings_options
 @admin_options
 def set_(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None:
-    """Change a topic that exists; settings that are not named stay."""
+    """Change the given settings of TOPIC; the others stay.
+
+    \b
+    Examples:
+      ddmq topic set orders --queues 16
+      ddmq topic set orders --not-writable
+    """
     settings = _drop_unset(changes)
     if not settings:
         raise click.UsageError("nothing to change: name at least one option (see --help)")
@@ -123,12 +153,12 @@ def set_(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None:
 add_old_name(topic, "update", set_)
 
 
-@topic.command("delete")
-@click.argument("name", type=TOPIC)
+@topic.command("delete", short_help="Delete a topic and its messages.")
+@click.argument("name", type=TOPIC, metavar="TOPIC")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_options
 def delete(name: str, yes: bool, admin: AdminClient, as_json: bool) -> None:
-    """Delete a topic and its messages; one created later under that name is a new one."""
+    """Delete TOPIC and its messages. A topic that is created later under that name is a new one."""
     waiting = _count_delayed(admin, name)
     if not yes:
         also = f" {_describe_waiting(waiting)}, and will be dead letters." if waiting > 1 else ""

@@ -22,27 +22,38 @@ ID = Name()
 def tx() -> None:
     """List, show, commit and roll back transactions.
 
-    One that its application leaves undecided is asked about fifteen times, a minute apart, and then goes to
-    the topic TRANS_CHECK_MAX_TIME_TOPIC.
+    If an application leaves a transaction undecided, its producer group is asked up to fifteen times, a
+    minute apart; then its messages become dead letters in the topic TRANS_CHECK_MAX_TIME_TOPIC.
+
+    \b
+    Examples:
+      ddmq tx list
+      ddmq tx show ID
+      ddmq tx rollback ID
     """
 
 
 @tx.command("list", short_help="Undecided transactions, oldest first.")
-@click.option("--group", help="Only transactions of this producer group.")
+@click.option("--group", metavar="GROUP", help="Only transactions of this producer group.")
 @count_option()
 @admin_options
 def list_open(group: str | None, count: int, admin: AdminClient, as_json: bool) -> None:
     """List transactions that are neither committed nor rolled back, oldest first.
 
-    `checks` counts how often the producer group was asked how it ended.
+    "checks": how often the producer group was asked for the outcome.
     """
     answer = admin.get("transactions", group=group, count=count)
     if as_json:
         return print_json(answer)
-    print_table("", COLUMNS, [_transaction_cells(row) for row in answer["transactions"]])
+    if answer["transactions"]:
+        print_table("", COLUMNS, [_transaction_cells(row) for row in answer["transactions"]])
     many = f"{answer['open']:,} open" if answer["whole"] else f"more than {answer['open']:,} open"
     if not answer["transactions"]:
-        hint("no open transactions" + ("" if group is None else f" of group {group}"))
+        of_group = "" if group is None else f" of producer group {group}"
+        hint(
+            f"no open transactions{of_group}: each is committed or rolled back; "
+            f"`ddmq dlq show {TRANSACTION_DEAD_TOPIC}` shows those that nobody decided"
+        )
     elif len(answer["transactions"]) < answer["open"] or not answer["whole"]:
         hint(f"{many}; --count shows more")
     else:
@@ -61,9 +72,9 @@ def _transaction_cells(row: dict[str, Any]) -> list[Any]:
 @click.argument("transaction", type=ID)
 @admin_options
 def show_one(transaction: str, admin: AdminClient, as_json: bool) -> None:
-    """Show TRANSACTION in full: its messages and its owner while it is open, else its outcome.
+    """Show TRANSACTION: its messages and its owner while it is open, afterwards its outcome.
 
-    How one ended is known as long as the log keeps its record.
+    The outcome is known as long as the log retains its record.
     """
     answer = admin.get("transactions", transaction)
     if as_json:
@@ -101,9 +112,9 @@ def _message_cells(row: dict[str, Any]) -> list[Any]:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_options
 def commit(transaction: str, yes: bool, admin: AdminClient, as_json: bool) -> None:
-    """Commit TRANSACTION in the name of its producer group: all its messages become visible at once.
+    """Commit TRANSACTION in place of its producer group: all its messages become visible at once.
 
-    Exit code 1 when it had ended otherwise.
+    Exit code 1 if it was already rolled back, or is a dead letter.
     """
     _end(admin, transaction, "commit", "its messages become visible", yes, as_json)
 
@@ -113,9 +124,9 @@ def commit(transaction: str, yes: bool, admin: AdminClient, as_json: bool) -> No
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_options
 def rollback(transaction: str, yes: bool, admin: AdminClient, as_json: bool) -> None:
-    """Roll TRANSACTION back in the name of its producer group: its messages never become visible.
+    """Roll TRANSACTION back in place of its producer group: its messages never become visible.
 
-    Exit code 1 when it had ended otherwise.
+    Exit code 1 if it was already committed, or is a dead letter.
     """
     _end(admin, transaction, "rollback", "its messages are dropped", yes, as_json)
 

@@ -17,11 +17,13 @@ from ddmq.server.admin.groups import AdminGroups
 from ddmq.server.admin.messages import MessageSearch
 from ddmq.server.admin.transactions import AdminTransactions
 from ddmq.server.config import BACKUPS
+from ddmq.server.delays.levels import count_levels
 from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import FORWARDED, AdminRequest, AdminRouter, Text
 from ddmq.server.story.answer import StoryTeller
 from ddmq_common.clock import Clock
+from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.errors import CallerError, RemoteError, TryLaterError, UnsupportedError
 from ddmq_common.metrics.registry import Registry
 from delay_service.service import DelayService
@@ -36,7 +38,7 @@ class AdminApi:
     runs elsewhere.
 
     `names`: the host names by which clients reach the server, besides loopback. `backups`: the folder for
-    backups. `others`: the processes whose counters are added to the answer.
+    backups. `others`: the processes whose counters are added to the answer. `levels`: the delay levels.
     """
 
     def __init__(
@@ -50,8 +52,10 @@ class AdminApi:
         names: Iterable[str] = (),
         backups: Path = Path(BACKUPS),
         others: OtherParts | None = None,
+        levels: Levels = DEFAULT_LEVELS,
     ) -> None:
         self.backend = backend
+        self.levels = levels
         self._consumer = consumer
         self._metrics = metrics
         self.clock = clock
@@ -245,6 +249,8 @@ ROUTES = (
           lambda api, r: api.delays.answer_anywhere(r, api.delays.message)),
     Route("GET", "/delay/count", "how many; topic, key, from_ms, to_ms, count, after",
           lambda api, r: api.delays.answer_anywhere(r, api.delays.count)),
+    Route("GET", "/delay/levels", "how many wait at each delay level, retries included",
+          lambda api, _: count_levels(api.backend, api.levels)),
     Route("POST", "/delay/backup", "a copy of what waits",
           lambda api, r: api.delays.answer_anywhere(r, api.delays.backup)),
 )  # fmt: skip

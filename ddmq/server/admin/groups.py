@@ -155,7 +155,8 @@ class AdminGroups:
         subscriptions: list[dict[str, Any]] = []
         for group in paced(page.of(self._consumer.groups(), lambda group: group.name)):
             for each in self._consumer.group_stats(group.name).wait(WAIT_S):
-                subscriptions.append(subscription_row(each, letters) | retries.row(each.group, each.topic))
+                row = subscription_row(each, letters) | retries.row(each.group, each.topic)
+                subscriptions.append(row | {"clients": self._count_clients(each)})
         return subscriptions
 
     def detail(self, group: str, keys_limit: int = keys.LIMIT_DEFAULT) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ddmq.moments import WALL_MS_MIN, format_moment, read_moment
 from ddmq.server.admin.topics import WAIT_S, require_topic
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import NoSuchGroupError
+from ddmq.settings import describe_filter
 from ddmq_common.clock import Clock
 from ddmq_common.config import ConfigPlace, build
 from ddmq_common.errors import CallerError, FencedError
@@ -150,11 +151,13 @@ def reset(
         if not dry_run and not _commit(backend, clock, group, topic, target, positions, offsets):
             continue  # an owner changed meanwhile: look again
         rows = [_plan_row(each, offset) for each, offset in zip(positions, offsets, strict=True)]
+        settings = _read_settings(backend, group, topic)
         return {
             "group": group,
             "topic": topic,
             "to": target.words,
             "dry_run": dry_run,
+            "filter": describe_filter(settings.tags, settings.sql),
             "queues": rows,
             "again": sum(row["again"] for row in rows),
             "passed_over": sum(row["passed_over"] for row in rows),
@@ -208,7 +211,8 @@ def last_reset_ms(backend: Backend, group: str, topic: str, queue_id: int) -> in
 
 def _plan_row(each: Standing, to: int) -> dict[str, int]:
     """Return the effect of a reset on one queue. `again`: how many finished messages will be delivered again;
-    `passed_over`: how many unfinished ones will not be delivered."""
+    `passed_over`: how many unfinished ones will not be delivered. Both include messages that the filter of
+    the group leaves out."""
     at = each.at
     above = each.view.finished
     again = max(0, at - to) + sum(max(0, end - max(start, to)) for start, end in above)
@@ -277,7 +281,12 @@ def _check(backend: Backend, group: str, topic: str) -> None:
 
 def is_broadcast(backend: Backend, group: str, topic: str) -> bool:
     """Return whether the group is broadcasting on this topic, so that every instance has its own progress."""
+    return _read_settings(backend, group, topic).model == "broadcasting"
+
+
+def _read_settings(backend: Backend, group: str, topic: str) -> SubscriptionDefaults:
+    """Return the settings that the subscription itself has; for the others, the defaults of the program."""
     key = subscription_key(group, topic)
     value = backend.setting(key)
     settings = {} if value is None else stored_subscription(key, value).given
-    return build(SubscriptionDefaults, settings, ConfigPlace(key, "")).model == "broadcasting"
+    return build(SubscriptionDefaults, settings, ConfigPlace(key, ""))

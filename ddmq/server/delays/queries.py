@@ -156,7 +156,21 @@ class DelayQueries:
             "topics": topics,
             "shards": rows,
             "standbys": standbys,
+            "set_aside": self._set_aside_topics(service),
         } | whole
+
+    def _set_aside_topics(self, service: DelayService) -> dict[str, str]:
+        """Return the topics whose due messages are deferred because they are not available, with reasons."""
+        reasons: dict[str, str] = {}
+        for shard in service.shards.values():
+            context = shard.context
+            if context is not None:
+                reasons |= {
+                    topic: reason
+                    for topic, reason in context.set_aside.reasons.items()
+                    if topic in context.due_scans.deferred_topics or self._backend.unavailable(topic)
+                }
+        return dict(sorted(reasons.items()))
 
     def messages(self, request: AdminRequest) -> dict[str, Any]:
         health = self._backend.health()

@@ -47,20 +47,24 @@ def raise_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def limits_within(limits: RpcLimits, servers: int) -> RpcLimits:
-    """Return the limits, with fewer connections if the limit of open files requires it; a reduction is
-    logged."""
+def limits_within(limits: RpcLimits, servers: int, *, configured: bool) -> RpcLimits:
+    """Return the limits, with fewer connections if the limit of open files requires it.
+
+    A reduction is logged: as a warning if the number is `configured`, else for information, because a user
+    who asked for no number has nothing to repair.
+    """
     share = share_of_limit(open_files_max(), servers, limits.connections_max)
     if share.connections == limits.connections_max:
         return limits
-    log.warning(
-        "fewer connections than configured: open files are limited",
-        extra={
-            "connections_max": share.connections,
-            "configured": limits.connections_max,
-            "open_files": open_files_max(),
-            "reserve": share.reserve,
-            "run": f"ulimit -n {servers * limits.connections_max + RESERVE_MAX}",
-        },
-    )
+    facts = {
+        "connections_max": share.connections,
+        "configured" if configured else "default": limits.connections_max,
+        "open_files": open_files_max(),
+        "reserve": share.reserve,
+        "run": f"ulimit -n {servers * limits.connections_max + RESERVE_MAX}",
+    }
+    if configured:
+        log.warning("fewer connections than configured: open files are limited", extra=facts)
+    else:
+        log.info("the limit of open files determines how many clients may connect", extra=facts)
     return replace(limits, connections_max=share.connections)

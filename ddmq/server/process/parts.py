@@ -7,7 +7,6 @@ unlock; a second SIGTERM stops at once, which loses nothing that was acknowledge
 
 from __future__ import annotations
 
-import errno
 import gc
 import logging
 import os
@@ -26,7 +25,7 @@ from gevent.pywsgi import WSGIServer
 from backend.engines import FILE_LOG, KAFKA, EngineSettings, open_engine
 from backend.port import Backend, Health
 from backend.traces import TraceWriter
-from ddmq.address import LOOPBACK, HostPort, is_loopback, parse
+from ddmq.address import HostPort, is_loopback, parse
 from ddmq.server.admin import groups, topics
 from ddmq.server.admin.api import AdminApi, build_starting_router
 from ddmq.server.admin.figures import OtherParts
@@ -35,6 +34,13 @@ from ddmq.server.http.connection import AdminServer
 from ddmq.server.http.routing import AdminRouter
 from ddmq.server.process.hub import HubWatch
 from ddmq.server.process.open_files import limits_within, raise_open_files
+from ddmq.server.process.ports import (
+    PortFault,
+    cannot_listen,
+    check_ports,
+    describe_error,
+    find_address_source,
+)
 from ddmq.server.process.samples import SampleWriter, sample_writer
 from ddmq.server.readable_secrets import warn_of_secrets
 from ddmq_common.clock import Clock, SystemClock
@@ -131,8 +137,13 @@ class ServerProcess:
         """Start all parts; block until every port answers. Raises DdmqError or OSError with the reason in one
         line."""
         self.config.serve.check_reach(part for part in self.parts if part != "delay")
+        check_ports(self.config, self.parts)
         raise_open_files()
-        self._limits = limits_within(self.config.rpc, len({"producer", "consumer"} & set(self.parts)))
+        self._limits = limits_within(
+            self.config.rpc,
+            len({"producer", "consumer"} & set(self.parts)),
+            configured="rpc.connections_max" in self.config.sources,
+        )
         sys.setswitchinterval(0.0005)  # the commit thread must get the interpreter back quickly
         gc.freeze()  # what is imported stays; requests leave no cycles behind, so looking rarely is enough
         gc.set_threshold(20_000, 50, 200)
@@ -272,7 +283,7 @@ class ServerProcess:
         try:
             server.start()
         except ConfigError as error:
-            raise cannot_listen(part, address, error.__cause__ or error) from error
+            raise self._cannot_listen(part, address, error.__cause__ or error) from error
         self._rpc[part] = server
         self.addresses[part] = HostPort(*server.address[:2])
 
@@ -288,9 +299,13 @@ class ServerProcess:
             family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
             self._admin_socket = WSGIServer.get_listener(tuple(address), family=family)
         except OSError as error:
-            raise cannot_listen("admin", address, error) from error
+            raise self._cannot_listen("admin", address, error) from error
         self.addresses["admin"] = HostPort(address.host, self._admin_socket.getsockname()[1])
         return str(reachable_address(self.addresses["admin"]))
+
+    def _cannot_listen(self, part: str, address: HostPort, error: BaseException) -> ConfigError:
+        source = find_address_source(self.config, part)
+        return cannot_listen([PortFault(part, address, describe_error(error), source)])
 
     def _server_names(self) -> tuple[str, ...]:
         serve = self.config.serve
@@ -299,7 +314,7 @@ class ServerProcess:
     def _listen_admin(self, backend: Backend) -> None:
         api = AdminApi(
             backend, self.consumer, self.metrics, self.clock, self.health, self.timers, self._server_names(),
-            self.config.serve.backups, self.others,
+            self.config.serve.backups, self.others, self.config.delay.table,
         )  # fmt: skip
         if self.consumer is not None:
             HubTimer(ref=False).every(groups.PERIOD_S, api.groups.sample)
@@ -383,17 +398,6 @@ class ServerProcess:
                 part.close()
         self._hub.stop()
         log.info("stopped")
-
-
-def cannot_listen(part: str, address: HostPort, error: BaseException) -> ConfigError:
-    """Return the error for a port that could not be opened; its text says what to do."""
-    number = error.errno if isinstance(error, OSError) else None
-    why = os.strerror(number) if number and number > 0 else str(error)
-    help_text = "a server may be running there (`ddmq stats` asks it); " if number == errno.EADDRINUSE else ""
-    return ConfigError(
-        f"cannot listen on {address} for --{part}: {why}; {help_text}choose a free port of an own address, "
-        f"for example --{part} {LOOPBACK}:0 for any"
-    )
 
 
 def reachable_address(address: HostPort) -> HostPort:

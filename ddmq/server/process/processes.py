@@ -26,10 +26,11 @@ from typing import IO, Any
 import click
 
 from backend.engines import FILE_LOG
-from ddmq.address import HostPort, read_ready, ready_line
+from ddmq.address import PARTS, HostPort, read_ready, ready_line
 from ddmq.server.admin.figures import component_line
 from ddmq.server.config import PROCESS_NAME_MAX, Configuration, ServeConfig, load_folder, with_flags
 from ddmq.server.process import logs
+from ddmq.server.process.ports import check_ports
 from ddmq.server.retired_keys import warn_of_retired
 from ddmq_common.clock import NEVER
 from ddmq_common.private_files import UMASK
@@ -234,7 +235,8 @@ def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
     """Run each part as its own process until SIGTERM; print `ready …` when all of them answer."""
     os.umask(UMASK)
     config = with_flags(load_folder(config_dir), **flags)
-    config.serve.check_reach(("producer", "consumer", "admin"))
+    config.serve.check_reach(PARTS)
+    check_ports(config, PARTS)
     logs.set_up(config.serve.log_level, config.serve.log_format)
     warn_of_retired(config.retired)
     names = ("consumer", "producer", "delay-service")

@@ -46,14 +46,14 @@ class AsyncAdminConnections:
                     return await self._exchange_request(idle, request, reader, deadline)
                 except (HttpError, ConnectionError) as error:
                     if request.is_change or not reader.is_empty:
-                        raise self._error_after_sending(request, idle, error, timeout_s) from error
+                        raise self._error_after_sending(request, idle, error, timeout_s) from None
                 except OSError as error:
-                    raise self._error_after_sending(request, idle, error, timeout_s) from error
+                    raise self._error_after_sending(request, idle, error, timeout_s) from None
             connection = await self._connect(deadline)
             try:
                 return await self._exchange_request(connection, request, ResponseReader(), deadline)
             except (HttpError, OSError) as error:
-                raise self._error_after_sending(request, connection, error, timeout_s) from error
+                raise self._error_after_sending(request, connection, error, timeout_s) from None
         finally:
             self._release_slot()
 

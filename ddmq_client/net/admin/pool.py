@@ -20,7 +20,7 @@ CONNECT_MAX_S = 5.0  # to one server, while there are others
 
 
 class AdminConnections:
-    """The connections of an admin client; sends requests to the admin servers. Safe for many threads."""
+    """The connections of an admin client to its servers. Sends requests; safe for concurrent callers."""
 
     def __init__(self, addresses: Sequence[ProxyAddress], connections_max: int) -> None:
         self._addresses = list(addresses)  # the one that answered last comes first
@@ -47,14 +47,14 @@ class AdminConnections:
                     return self._exchange_request(idle, request, reader, deadline)
                 except (HttpError, ConnectionError) as error:
                     if request.is_change or not reader.is_empty:
-                        raise self._error_after_sending(request, idle, error, timeout_s) from error
+                        raise self._error_after_sending(request, idle, error, timeout_s) from None
                 except OSError as error:
-                    raise self._error_after_sending(request, idle, error, timeout_s) from error
+                    raise self._error_after_sending(request, idle, error, timeout_s) from None
             connection = self._connect(deadline)
             try:
                 return self._exchange_request(connection, request, ResponseReader(), deadline)
             except (HttpError, OSError) as error:
-                raise self._error_after_sending(request, connection, error, timeout_s) from error
+                raise self._error_after_sending(request, connection, error, timeout_s) from None
         finally:
             self._release_slot()
 

@@ -2,25 +2,30 @@
 
 A *stream* is one queue of the scope; a *spot* is (stream, offset). Spots arrive in the order in which they
 are to be finished. The first spot of a key is released at once, each later one when the one before is
-finished. Up to `batch` spots may be released together, into one reply, if they are consecutive in their chain
-and in one stream.
+finished *durably*. From its acknowledgement until the commit of that, a spot is *unstored* and its chain
+releases nothing: so no crash can bring a message back after a later one of its key. Up to `batch` spots may
+be released together, into one reply, if they are consecutive in their chain and in one stream.
 
 A chain keeps a few of its waiting spots in `kept`. It forgets further ones: it only notes, per stream, the
 offset from which on there may be some (`unindexed`), and they are found again by reading (rescan.py) when
 `kept` is empty; until then the chain is *starving*. All spots in `unindexed` come after all spots in `kept`.
 So memory is bounded by the number of busy keys, however many messages wait behind them. Chains are identified
-by the key itself, not by its hash. The table knows nothing of leases, retries or time.
+by the key itself, not by its hash. The table knows nothing of leases, retries, commits or time.
 
 A released job is in its stream's `busy` until it is finished. On its first delivery it is in `deliverable`
 with its bytes; a job that waited in its chain is read again (core/arrivals.py). A stream knows the chains of
 its scope and nothing above it. When a finished job releases others, perhaps in another queue, the stream
 writes them into the ledger that all streams of the scope share; OrderScope acts on the ledger.
+
+A message that another owner of its queue, or this one before a restart, had delivered may be acknowledged
+before it was placed here, or fail for good. Its key is not known then. So the scope places nothing
+(`unplaced`) until its end is durable.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from backend.records import QueueRef, ReadBatch
@@ -34,9 +39,12 @@ _NOWHERE: dict[Any, int] = {}
 
 
 class Chain:
-    """The jobs of one key. `heads`: the released and unfinished messages, as (stream, offset), in order."""
+    """The jobs of one key. `heads`: the released and unfinished messages, as (stream, offset), in order.
 
-    __slots__ = ("heads", "kept", "key", "mark", "open", "unindexed")
+    `unstored`: how many finished messages are not durably so; while there are any, nothing is released.
+    """
+
+    __slots__ = ("heads", "kept", "key", "mark", "open", "unindexed", "unstored")
 
     def __init__(self, key: str, stream: QueueStream, offset: int) -> None:
         self.key = key
@@ -47,6 +55,7 @@ class Chain:
         )
         self.unindexed: dict[QueueStream, int] = _NOWHERE
         self.mark = 0  # number of the last rescan that left one of its spots unindexed
+        self.unstored = 0
 
     @property
     def has_waiting(self) -> bool:
@@ -118,10 +127,12 @@ class ChainTable:
         return self.let_out(chain)
 
     def let_out(self, chain: Chain) -> Iterable[tuple[QueueStream, int]]:
-        """Release and return the next messages of a chain without heads.
+        """Release and return the next messages of a chain without heads; none while it has unstored ones.
 
         A chain without cached waiting messages starves if more may be unindexed, and otherwise ends.
         """
+        if chain.unstored:
+            return ()
         waiting = chain.kept
         if waiting:
             stream, count = waiting[0][0], 1
@@ -188,12 +199,13 @@ class ChainTable:
         """Forget the messages of a stream; return the chains that thereby release messages of other
         streams."""
         going: list[Chain] = []
+        unstored = stream.forget_unstored()
         for chain in list(self.chains.values()):
             remaining = [spot for spot in chain.kept if spot[0] is not stream]
             self.kept -= len(chain.kept) - len(remaining)
             chain.kept = remaining
             chain.unindexed.pop(stream, None)
-            had = bool(chain.heads)
+            had = bool(chain.heads) or chain in unstored
             chain.heads = [spot for spot in chain.heads if spot[0] is not stream]
             if not chain.heads and (had or not chain.has_waiting) and self.let_out(chain):
                 going.append(chain)
@@ -219,10 +231,14 @@ class ScopeLedger:
 
     `parked_keys`: the keys that an operator parked. `ready`: how many messages of all streams are ready for
     delivery, at most `ready_max`. `let_out`: released messages on which the scope has yet to act.
-    `gained_capacity`: whether `ready` has fallen below its maximum since the scope last checked.
+    `gained_capacity`: whether `ready` has fallen below its maximum since the scope last checked. `unplaced`:
+    how many messages ended before they were placed, and not durably yet; `lifted`: whether that has
+    fallen to 0 since the scope last checked.
     """
 
-    __slots__ = ("gained_capacity", "let_out", "parked_keys", "ready", "ready_max", "table")
+    __slots__ = (
+        "gained_capacity", "let_out", "lifted", "parked_keys", "ready", "ready_max", "table", "unplaced",
+    )  # fmt: skip
 
     def __init__(self, table: ChainTable) -> None:
         self.table = table
@@ -231,6 +247,8 @@ class ScopeLedger:
         self.ready_max = READY_MAX
         self.let_out: list[tuple[Chain, list[tuple[QueueStream, int]]]] = []
         self.gained_capacity = False
+        self.unplaced = 0
+        self.lifted = False
 
     def take_ready(self, count: int) -> None:
         """Record that `count` messages are no longer ready."""
@@ -242,7 +260,9 @@ class QueueStream:
     """One queue within its scope.
 
     `asked_at`, `read_at`, `tail_at`: numbers of the scope's reads: the last one requested, answered, and at
-    which the queue had no more messages. `faulty`: offsets on which the filter failed.
+    which the queue had no more messages. `faulty`: offsets on which the filter failed. `unstored`: the
+    messages that are finished, but not durably yet, with their chains; `unplaced`: those that have ended, but
+    not durably yet, before they were placed.
     """
 
     __slots__ = (
@@ -257,6 +277,9 @@ class QueueStream:
         "ref",
         "tail_at",
         "unkeyed",
+        "unplaced",
+        "unsorted",
+        "unstored",
     )  # fmt: skip
 
     def __init__(
@@ -269,30 +292,102 @@ class QueueStream:
         self.unkeyed = unkeyed
         self.faulty: set[int] = set()
         self.busy: dict[int, Chain] = {}
+        self.unstored: dict[int, Chain] = {}
+        self.unplaced: set[int] = set()
         self.deliverable: deque[ReadyMessage] = deque()
+        self.unsorted = False  # `deliverable` may not ascend
         self.asked_at = self.read_at = self.tail_at = 0
 
     # --- called for the queue's jobs
 
     def on_finished(self, start: int, end: int) -> None:
-        """Finish the jobs in `[start, end)`; the next jobs of their chains are released."""
-        busy = self.busy
-        if not busy:
-            return
-        if end - start <= len(busy):
-            offsets: Iterable[int] = range(start, end)
-        else:
-            offsets = sorted(offset for offset in busy if start <= offset < end)
-        ledger = self.ledger
+        """Finish the jobs in `[start, end)`, durably; the next jobs of their chains are released."""
+        busy, ledger = self.busy, self.ledger
         chains = ledger.table.chains
-        for offset in offsets:
+        for offset in _offsets_within(busy, start, end):
             chain = busy.pop(offset, None)
             if chain is None:
                 continue
-            if chain.kept or chain.unindexed or len(chain.heads) > 1:
+            if chain.kept or chain.unindexed or chain.unstored or len(chain.heads) > 1:
                 ledger.let_out.append((chain, list(ledger.table.finish_job(chain, self, offset))))
             else:
                 del chains[chain.key]  # no job waits: the chain ends here
+        if self.unplaced:
+            self._place_stored(start, end)
+
+    def hold(self, start: int, end: int) -> None:
+        """Finish the jobs in `[start, end)`; `on_stored` releases the next jobs of their chains."""
+        busy, unstored = self.busy, self.unstored
+        for offset in _offsets_within(busy, start, end):
+            chain = busy.pop(offset, None)
+            if chain is None:
+                continue
+            if len(chain.heads) == 1:
+                chain.heads.clear()
+            else:
+                chain.heads.remove((self, offset))
+            chain.unstored += 1
+            unstored[offset] = chain
+
+    def hold_spot(self, chain: Chain, offset: int) -> None:
+        """Let a chain that has reached a finished message wait until that is durable."""
+        chain.unstored += 1
+        self.unstored[offset] = chain
+
+    def hold_unplaced(self, offsets: Iterable[int]) -> None:
+        """Let the scope wait until these offsets, finished in advance, are finished durably."""
+        before = len(self.unplaced)
+        self.unplaced.update(offsets)
+        self.ledger.unplaced += len(self.unplaced) - before
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether chains, or the scope, wait for a commit of the queue's progress."""
+        return bool(self.unstored or self.unplaced)
+
+    def on_stored(self, ranges: Iterable[tuple[int, int]]) -> bool:
+        """Release what waited for the commit of these finished offsets; return whether anything did."""
+        if not (self.unstored or self.unplaced):
+            return False
+        unstored, ledger, table = self.unstored, self.ledger, self.ledger.table
+        before = len(unstored) + len(self.unplaced)
+        for start, end in ranges:
+            for offset in _offsets_within(unstored, start, end):
+                chain = unstored.pop(offset, None)
+                if chain is None:
+                    continue
+                chain.unstored -= 1
+                if chain.unstored or chain.heads:
+                    continue
+                if chain.kept or chain.unindexed:
+                    ledger.let_out.append((chain, list(table.let_out(chain))))
+                else:
+                    del table.chains[chain.key]  # no job waits: the chain ends here
+            if self.unplaced:
+                self._place_stored(start, end)
+        return len(unstored) + len(self.unplaced) < before
+
+    def _place_stored(self, start: int, end: int) -> None:
+        stored = list(_offsets_within(self.unplaced, start, end))
+        count = len(self.unplaced)
+        self.unplaced.difference_update(stored)
+        self._lower_unplaced(count - len(self.unplaced))
+
+    def _lower_unplaced(self, count: int) -> None:
+        self.ledger.unplaced -= count
+        if count and not self.ledger.unplaced:
+            self.ledger.lifted = True
+
+    def forget_unstored(self) -> set[Chain]:
+        """Forget what waits for commits, because the queue is lost; return the chains that waited only for
+        this."""
+        chains = set(self.unstored.values())
+        for chain in self.unstored.values():
+            chain.unstored -= 1
+        self.unstored.clear()
+        self._lower_unplaced(len(self.unplaced))
+        self.unplaced.clear()
+        return {chain for chain in chains if not chain.unstored}
 
     def key_of_job(self, offset: int) -> str | None:
         """Return the order key of a released job, or None."""
@@ -335,8 +430,14 @@ class QueueStream:
 
     # --- delivery
 
+    def add_released(self, message: ReadyMessage) -> None:
+        """Add a message that its chain has released, with its bytes, to the ready ones."""
+        self.unsorted = self.unsorted or bool(self.deliverable)
+        self.deliverable.append(message)
+        self.ledger.ready += 1
+
     def take_messages(self, count: int, bytes_max: int) -> list[ReadyMessage]:
-        """Remove and return up to `count` ready messages in order, at most `bytes_max` bytes (but at least
+        """Remove and return up to `count` ready messages, ascending, at most `bytes_max` bytes (but at least
         one)."""
         deliverable, size = self.deliverable, 0
         messages: list[ReadyMessage] = []
@@ -346,10 +447,14 @@ class QueueStream:
                 break
             messages.append(deliverable.popleft())
         self.ledger.take_ready(len(messages))
+        if self.unsorted:
+            messages.sort()
+            self.unsorted = bool(deliverable)
         return messages
 
     def close(self, offsets: Sequence[int]) -> list[int]:
-        """Fix which of these messages go into a reply: for each chain only a run from its head.
+        """Fix which of these messages go into a reply: for each chain only a run from its head, and nothing
+        while an earlier message of the chain is unstored.
 
         Returns the other released messages of those chains, which must go back to their chains; for each
         chain the last first.
@@ -363,7 +468,8 @@ class QueueStream:
             going = 0
             while going < len(chain.heads) and chain.heads[going][1] in answered:
                 going += 1
-            behind += [offset for _, offset in reversed(chain.heads[max(going, 1) :])]
+            first = 0 if chain.unstored else max(going, 1)
+            behind += [offset for _, offset in reversed(chain.heads[first:])]
         return behind
 
     def drop_ready(self, offset: int) -> bool:
@@ -380,3 +486,10 @@ class QueueStream:
         messages, self.deliverable = self.deliverable, deque()
         self.ledger.ready -= len(messages)
         return [message.offset for message in messages]
+
+
+def _offsets_within(offsets: Collection[int], start: int, end: int) -> Iterable[int]:
+    """Return all of `offsets` in `[start, end)`, ascending, and perhaps others in that range."""
+    if end - start <= len(offsets):
+        return range(start, end)
+    return sorted(offset for offset in offsets if start <= offset < end) if offsets else ()

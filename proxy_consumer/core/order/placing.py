@@ -123,6 +123,8 @@ def place_rows(
         elif (existing := table.add_arrival(key, part.stream, offset)) is not None:
             part.busy[offset] = existing
             part.ready.append(message(ReadyMessage, (offset, delivery, part.batch, index, existing)))
+        elif not chains[key].unindexed:
+            part.queue.keep_read(offset, part.batch, index)
         if len(lying) >= enough:
             break
     return placed

@@ -147,6 +147,9 @@ class Rescan:
         if chain is None or not self._covers_chain(chain):
             return []
         self._table.index_found(chain, stream, offset, self._number)
+        queue = self._queues[stream]
+        if chain.kept and chain.kept[-1] == (stream, offset) and not queue.plan.filtered:
+            queue.keep_read(offset, batch, at)
         if chain.mark == self._number:
             self._goal.discard(chain.key)
         return [chain]

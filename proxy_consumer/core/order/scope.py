@@ -12,7 +12,9 @@ examined until there is news of them; of each topic one stream drives the scope,
 when some of their messages can be delivered.
 
 The messages taken are placed by placing.py; those whose key is busy stay unfinished, and are read again when
-their chain reaches them. Reading continues past them, so a blocked key delays no other key.
+their chain reaches them. Reading continues past them, so a blocked key delays no other key. A chain goes on
+when the end of its first message is durable: at once for a message moved to another topic, and with the
+commit of its acknowledgement otherwise (`QueueStream.on_stored`).
 
 A queue that leaves for a while, or joins with messages after others were placed, makes the scope invalid: the
 placed messages were not ordered against the messages of that queue. Nothing is delivered then until all
@@ -139,6 +141,7 @@ class OrderScope:
         self._rescan = None
         for chain in self.table.drop_stream(stream):
             self._let_out(chain, list(chain.heads))
+        self.apply_ledger()
         self.wake_drivers()
 
     def wake_drivers(self) -> None:
@@ -153,9 +156,12 @@ class OrderScope:
         """Set whether all queues of the scope have joined, so that messages may be delivered."""
         self.open = is_open
         if is_open:
-            self._idle = False
-            for queue in self.queues.values():
-                queue.wake_up()
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        self._idle = False
+        for queue in self.queues.values():
+            queue.wake_up()
 
     def note_news(self, stream: QueueStream) -> None:
         """Record that this queue may have messages, or capacity for some."""
@@ -175,6 +181,9 @@ class OrderScope:
                     self._let_out(chain, spots)
                 elif self.table.starving:
                     self.wake_drivers()
+        if ledger.lifted:
+            ledger.lifted = False
+            self._wake_all()
         if ledger.gained_capacity:
             ledger.gained_capacity = False
             self.wake_drivers()
@@ -183,17 +192,25 @@ class OrderScope:
         while spots:
             stream, offset = spots.pop(0)
             queue = self.queues[stream]
-            if queue.ack_map.is_finished(offset) or queue.table.is_spent(offset):
+            if queue.ack_map.is_finished(offset):
+                if queue.uncommitted.has_finished(offset):
+                    stream.hold_spot(chain, offset)
                 spots += self.table.finish_job(chain, stream, offset)
                 continue
             stream.busy[offset] = chain
+            if queue.table.is_spent(offset):
+                chain.open = False  # the chain goes on when it is stored in its next topic
+                continue
             if offset in queue.out:
                 queue.out.discard(offset)  # a client has leased it
                 chain.open = False
                 continue
             if not queue.exhaust_used_up(offset):
-                queue.table.release(offset)
-                if chain.key in self.ledger.parked_keys:
+                parked = chain.key in self.ledger.parked_keys
+                job = parked or self.table.batch > 1  # with those of its chain that are jobs, into one reply
+                if job or not queue.release_kept(stream, offset, chain):
+                    queue.table.release(offset)
+                if parked:
                     queue.park_unread(offset)
             queue.wake_up()
 
@@ -203,7 +220,7 @@ class OrderScope:
         """Place messages until `want` more of `stream` can be delivered; return the read needed before that,
         or None."""
         self.short = False
-        if not self.open:
+        if not self.open or self.ledger.unplaced:
             return None
         if self.table.starving and not self._rescan_failed and not stream.deliverable:
             request = self._run_rescan()

@@ -3,7 +3,8 @@
 Four kinds of messages, each in its topic:
 
     plain     nothing more
-    ordered   numbered by key, each key sent by one thread; a handler fails now and then
+    ordered   numbered by key, each key sent by one thread; a handler fails now and then. Every delivery is
+              judged: nothing may come again that a later message of its key has followed
     delayed   due 1 to 5 s after the send; some are cancelled at about that time, some repeat
     retried   unordered; some fail and come again over the retry path, "poison" always fails and dies
 
@@ -17,7 +18,7 @@ import heapq
 import itertools
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from datetime import timedelta
 from random import Random
 from typing import Any, NamedTuple
@@ -25,6 +26,8 @@ from typing import Any, NamedTuple
 from ddmq_client import Consumer, DelayStatus, Message, NotStoredError, Producer, UnknownOutcomeError
 from ddmq_client.delays import DelayResult
 from ddmq_client.errors import ClientError
+from tests.crash.kit.key_order import KeyDelivery, find_returns
+from tests.crash.kit.pull_times import PullTimes
 
 PLAIN, ORDERED, DELAYED, RETRIED = TOPICS = ("plain", "ordered", "delayed", "retried")
 RETRY, DEAD = INNER = (f"%RETRY%{RETRIED}", f"%DLQ%{RETRIED}")
@@ -78,6 +81,8 @@ class Account:
         self.handled: set[bytes] = set()  # of the retried: a handler was done with it, somewhere
         self.given: list[Given] = []
         self.fails: Counter[Any] = Counter()
+        self.pulls = PullTimes()
+        self.deliveries: dict[tuple[int, bytes], list[KeyDelivery]] = defaultdict(list)  # by queue and key
         self.again = 0  # given after it was done: allowed, and counted
         self.last_again_s = 0.0
         self.faults: list[str] = []
@@ -90,6 +95,10 @@ class Account:
         now, wall = time.monotonic(), time.time_ns() // 1_000_000
         with self.lock:
             self.began.setdefault(place, now)
+            asked, received = self.pulls.take(message)
+            if topic == ORDERED:
+                delivery = KeyDelivery(place[2], asked, received, str(place))
+                self.deliveries[place[1], (message.key or "").encode()].append(delivery)
             before = self.bodies.setdefault(place, message.body)
             if before != message.body:
                 self.faults.append(f"{place} was {before!r} and is {message.body!r}")
@@ -195,8 +204,13 @@ class Account:
         return faults
 
     def _order(self, own: list[Stored]) -> list[str]:
-        """Within a queue: no message of a key was given before each earlier one of it was done."""
-        faults: list[str] = []
+        """Within a queue: no message of a key was given before each earlier one of it was done, and none
+        again after a later one had been given."""
+        faults = [
+            f"ORDER: {delivery.label} was given again after {later.label}, of the same key, was with a client"
+            for deliveries in self.deliveries.values()
+            for delivery, later in find_returns(deliveries)
+        ]
         done: dict[tuple[int, bytes], tuple[float, Stored]] = {}
         for each in sorted(own):
             if each.place[0] != ORDERED or each.place not in self.ended:

@@ -133,8 +133,9 @@ class KafkaRun:
             consumer(group, n, self.seed, consumers, self.account) for group in GROUPS for n in range(2)
         ]
         loads: list[Any] = [*senders, *clients]
-        for each in loads:
-            each.start()
+        with self.account.pulls.installed():
+            for each in loads:
+                each.start()
         for number in range(1, rounds + 1):
             time.sleep(self.load_s())  # load without a fault: its length is the seed's
             self._look()

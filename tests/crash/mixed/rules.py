@@ -14,7 +14,8 @@ given        what is given is what lies at that queue and offset, to a group tha
 order        when a message is given, for each earlier one of its chain an ack that may count had left, or
              it is a dead letter from before. Where the same term had given the earlier one, that
              came after this giving: so no two messages of a key are ever leased in one term
-backwards    no term gives an earlier message of a chain after a later one
+backwards    once a client had a message, no earlier one of its chain is in an answer to a pull sent after
+             that, at no proxy and in no term (kit/key_order.py)
 completion   in the log's own progress records no message of a chain is finished in a commit before
              that of an earlier one
 again        what has a binding ack is in no answer to a pull sent after that ack's answer, at no proxy
@@ -33,6 +34,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
+from tests.crash.kit.key_order import KeyDelivery, find_returns
 from tests.crash.mixed.history import Ending, Finish, Given, History, Letter, Place, Plan, Row, Said
 
 SLACK_S = 0.05  # log lines carry wall time in whole milliseconds
@@ -362,22 +364,12 @@ class _Chain:
         )
 
     def _backwards(self) -> Iterator[Violation]:
-        all_given = sorted(
-            ((given.read, index, given) for index, many in enumerate(self._given) for given in many),
-            key=lambda each: each[0],
-        )
-        reads = [read for read, _, _ in all_given]
-        highest = list(accumulate((index for _, index, _ in all_given), max))
-        for _, index, given in all_given:
-            before = bisect_right(reads, given.asked)
-            if not before or highest[before - 1] <= index:
-                continue
-            for _, later, other in all_given[:before]:
-                same = (other.proxy, other.life) == (given.proxy, given.life)
-                if later > index and same and self._evidence.held(given, other.asked, given.read):
-                    text = (
-                        f"{self._bodies[index]} was given, {given.number}, after {self._bodies[later]}, "
-                        f"{other.number}"
-                    )
-                    yield Violation("backwards", text, self._group, self._bodies[index], self._bodies[later])
-                    break
+        deliveries = [
+            KeyDelivery(index, given.asked, given.read, f"{self._bodies[index]}, {given.number}")
+            for index, many in enumerate(self._given)
+            for given in many
+        ]
+        for delivery, later in find_returns(deliveries):
+            text = f"given {delivery.label}, after {later.label}"
+            bodies = self._bodies[delivery.index], self._bodies[later.index]
+            yield Violation("backwards", text, self._group, *bodies)

@@ -65,7 +65,7 @@ def test_a_message_that_never_was(shell):
     assert shell("delay", "cancel", ident, code=1).startswith("unknown")
     assert "cancelled before it was known" in shell("delay", "show", ident)
     assert "nothing is known" in shell.refused("delay", "show", ident.replace("b42", "c42"))
-    assert "neither a delay id nor a uuid" in shell.refused("delay", "show", "x")
+    assert "'x' is not a delay id; ids look like" in shell.refused("delay", "show", "x")
 
 
 def test_listing_goes_on_where_it_ended_over_all_shards(shell, topic):

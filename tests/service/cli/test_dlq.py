@@ -152,7 +152,8 @@ def test_the_question_of_a_purge_says_what_it_is_about(shell: Shell, bury: Bury)
     assert shell("dlq", "purge", group, "--all", "--yes") == f"purged 2 dead letters of {group}\n"
     for which in (("--all",), ("--before", "1000")):
         said = asked(group, *which, code=0)
-        assert said == f"purged 0 dead letters of {group}\n", "nothing is asked about nothing"
+        hint = f"`ddmq dlq show {group}` shows those that wait, with their times\n"
+        assert said == f"purged 0 dead letters of {group}\n{hint}", "nothing is asked about nothing"
 
 
 def test_what_is_told_of_dead_letters_is_true_after_a_restart(

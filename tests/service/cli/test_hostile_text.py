@@ -60,6 +60,7 @@ READS = {
     "delay list": [Case(("delay", "list", TOPIC))],
     "delay show": [Case(("delay", "show", "{delay_id}"))],
     "delay count": [Case(("delay", "count"), seen=False)],
+    "delay levels": [Case(("delay", "levels"), seen=False)],
     "group list": [Case(("group", "list"), seen=False)],
     "group show": [Case(("group", "show", GROUP)), Case(("group", "show", ORDERED))],
     "group keys": [Case(("group", "keys", ORDERED))],

@@ -155,8 +155,22 @@ def test_a_port_in_use(shell: Shell, part: str, tmp_path: Path) -> None:
     assert "attempting" not in said
 
 
+@pytest.mark.parametrize("more", [(), ("--processes",)])
+def test_all_ports_in_use_are_named_before_anything_starts(
+    shell: Shell, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    ports = {part: f"127.0.0.1:{shell.server.ports[part]}" for part in ("producer", "consumer", "admin")}
+    flags = [word for name, address in ports.items() for word in (f"--{name}", address)]
+    ended = ddmq("serve", "--data-dir", str(tmp_path / "data"), *flags, *more)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    (said,) = [line for line in ended.stderr.splitlines() if line.startswith("Error: ")]
+    assert ", ".join(f"{address} for --{part}" for part, address in ports.items()) in said
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
-    ended = ddmq("serve", "--data-dir", "/proc/none/data", "--admin", "127.0.0.1:0")
+    any_port = [word for part in ("producer", "consumer", "admin") for word in (f"--{part}", "127.0.0.1:0")]
+    ended = ddmq("serve", "--data-dir", "/proc/none/data", *any_port)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "Error: cannot start over --data-dir /proc/none/data: " in ended.stderr
     (tmp_path / "file").write_text("x")

@@ -22,22 +22,10 @@ import pytest
 from ddmq.cli.messages import sending
 from ddmq.cli.root import run
 from tests.service.cli.conftest import Shell
+from tests.support.transcripts import NAMED, as_pattern, hide
 from tests.support.waits import PATIENCE_S, until
 
 FOLDER = Path(__file__).parent / "transcripts"
-UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-NAMED = re.compile(
-    rf"(?P<DELAY>\d{{10}}-\d(?:-\d+){{5}}-{UUID})|(?P<UUID>{UUID})|(?P<MS>\b1[6-9]\d{{11}}\b)"
-    r"|(?P<ID>\b(?!0{32})[0-9a-f]{32}\b)"
-)
-STATED = "(?<!every )(?<!least )(?<!is )"  # not measured
-HIDDEN = {
-    r"/\S+/conf/": "CONF/",
-    r"(?<!like )(?!2030)\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?(\.\d+)?(Z|[+-]\d\d:\d\d)?": "TIME",
-    r"127\.0\.0\.1:\d{5}": "ADDRESS",
-    rf"{STATED}\b\d[\d,]* (d|h|m)( \d+ (h|m|s))?\b|{STATED}\b\d[\d.,]* (s|ms|µs)\b": "DURATION",
-    r"\b[\d,]+/s\b": "RATE",
-}
 
 
 class Session:
@@ -76,21 +64,13 @@ class Session:
             yield f"> exit code {code}"
 
     def _hide(self, text: str) -> str:
-        text = NAMED.sub(self._name, text)
-        for pattern, name in HIDDEN.items():
-            text = re.sub(pattern, name, text)
-        return re.sub("  +|─+", lambda gap: gap[0][:2], text)
+        return hide(NAMED.sub(self._name, text))
 
     def _name(self, found: re.Match[str]) -> str:
         """The same for the same id, counted from 1."""
         kind = str(found.lastgroup)
         count = sum(name.startswith(kind) for name in self._names.values())
         return self._names.setdefault(found[0], f"{kind}-{count + 1}")
-
-
-def as_pattern(line: str) -> str:
-    """Matches the line; three dots stand for any text, and for any lines where they stand alone."""
-    return r"(.*\n)*" if line == "> ..." else re.escape(line).replace(r"\.\.\.", ".*") + r"\n"
 
 
 def chosen(text: str, fields: list[str]) -> Iterator[str]:

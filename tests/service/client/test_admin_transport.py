@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -129,6 +130,23 @@ def test_a_change_is_sent_once_and_its_outcome_may_be_unknown(
     assert (found.value.status, found.value.server) == (None, server.address)
     assert [each.line.split()[0] for each in server.asked] == ["GET", "POST"]
     assert server.asked[1].body == {"action": "park", "key": "k"}
+
+
+@pytest.mark.parametrize("answer", [CLOSE, CUT, HANG])
+def test_the_traceback_of_a_lost_answer_has_one_error_which_says_the_reason(
+    server: AdminStandin, connect: Any, answer: str
+) -> None:
+    """Over a new connection and over a reused one."""
+    admin = connect(server.address, timeout_ms=300 if answer == HANG else 15_000)
+    server.answers = [answer, [], answer]
+    for _ in range(2):
+        with pytest.raises(UnknownChangeError, match=f"no answer from {server.address}") as raised:
+            admin.create_group("g", ["t"])
+        assert (
+            "".join(traceback.format_exception(raised.value)).count("Traceback (most recent call last)") == 1
+        )
+        if server.answers:
+            admin.list_topics()
 
 
 @pytest.mark.parametrize(

@@ -12,29 +12,22 @@ from pathlib import Path
 import pytest
 
 from tests.service.client.standin import Standin
+from tests.support.pages import Block, page_blocks
 
-DOCS = Path(__file__).parents[3] / "docs"
-PAGES = ("client.md", "transactions.md")
-EXAMPLES = [
-    (page, number, code)
-    for page in PAGES
-    for number, code in enumerate(
-        re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
-    )
-    if ":9813" not in code
-]
+PAGES = ("docs/client.md", "docs/transactions.md")
+EXAMPLES = [block for page in PAGES for block in page_blocks(page, "python") if ":9813" not in block.text]
 
 
-@pytest.mark.parametrize(("page", "number", "code"), EXAMPLES)
+@pytest.mark.parametrize("block", EXAMPLES, ids=str)
 def test_example(
-    proxy: Standin, page: str, number: int, code: str, capsys: pytest.CaptureFixture[str],
+    proxy: Standin, block: Block, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         "builtins.input", lambda prompt: proxy.wait(lambda: len(proxy.done | proxy.known.keys()) > 0)
     )
-    code = re.sub(r"127\.0\.0\.1:9[67]13", proxy.address, code)
+    code = re.sub(r"127\.0\.0\.1:9[67]13", proxy.address, block.text)
     proxy.put("orders", *[b"waiting"] * 11)
 
     def end() -> None:
@@ -43,9 +36,9 @@ def test_example(
 
     if ".run()" in code:
         threading.Thread(target=end, daemon=True).start()
-    exec(compile(code, f"docs/{page}, example {number}", "exec"), {})
+    exec(compile(code, str(block), "exec"), {})
     assert "not stored" not in capsys.readouterr().out
 
 
 def test_there_are_examples() -> None:
-    assert [page for page, _, _ in EXAMPLES] == ["client.md"] * 14 + ["transactions.md"] * 5
+    assert [block.page for block in EXAMPLES] == ["docs/client.md"] * 14 + ["docs/transactions.md"] * 5

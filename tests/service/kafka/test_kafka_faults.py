@@ -88,7 +88,8 @@ def test_a_bound_that_was_lowered_costs_no_other_message(
     for number in range(20):
         producer.send("lowered", b"%d" % number)
     assert [each.value() for each in tools.read("lowered")] == [LARGE, *(b"%d" % n for n in range(20))]
-    assert "gave up on the producer" not in server.log
+    assert "retiring the" not in server.log
+    assert "replacing a producer" not in server.log
 
 
 def test_a_dead_letter_that_the_cluster_does_not_take_holds_up_no_other(

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from backend.kafka.clients.producers import fence_names, process_transactional_id
+from backend.kafka.clients.transactions import LANES_MAX, fence_names, lane_id
+from backend.kafka.clients.writing import JobFailed, OutcomeKind
 from backend.kafka.coordination.events import Beat, Event
 from backend.kafka.options import KafkaOptions
+from backend.kafka.records import ProducerRecord
 from backend.records import NewRecord, ProgressDelta, ProgressView
 from ddmq_common.clock import SystemClock
 from ddmq_common.errors import FencedError
@@ -104,10 +106,11 @@ def test_the_silent_are_ended_also_by_a_process_without_a_membership(make: Make)
 class Stalled:
     """The commits of a process do not come on: what must be quiet first is not, until `go_on`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, holder: Holder) -> None:
         self._parts = parts
         parts.stalled = self._waiting = list[Callable[[], None]]()
-        self.call = parts.commit([NewRecord("orders", 0, bytes(16), 1, b"stalled")])
+        progress = [ProgressDelta("g", queue, epoch, 0) for queue, epoch in holder.held.items()]
+        self.call = parts.commit([NewRecord("orders", 0, bytes(16), 1, b"stalled")], progress)
         until(lambda: self._waiting, "the commit is under way")
 
     def go_on(self) -> None:
@@ -138,7 +141,7 @@ def test_who_is_heard_is_not_taken_for_dead_because_its_commits_are_slow(
     first.make_topics()
     one = Holder(first, address="h:1")
     until(lambda: len(one.held) == 4, "all at the first")
-    name, stalled, heard = first.commits.name, Stalled(first), beats(second, first.commits.name)
+    name, stalled, heard = first.commits.name, Stalled(first, one), beats(second, first.commits.name)
     two = Holder(second, address="h:2")
     until(lambda: one.numbers == [0, 1], "asked back, and let go")
     until(lambda: heard() >= 6, "it is there")
@@ -156,7 +159,7 @@ def test_who_cannot_let_go_gives_everything_up_by_itself(make: Make, monkeypatch
     first.make_topics()
     one = Holder(first)
     until(lambda: len(one.held) == 4, "all at the first")
-    name, stalled = first.commits.name, Stalled(first)
+    name, stalled = first.commits.name, Stalled(first, one)
     two = Holder(second)
     until(lambda: one.losses == 1 and not one.held, "it has given up")
     stalled.go_on()
@@ -204,15 +207,33 @@ def test_who_was_stopped_hears_that_all_is_lost_before_anything_else(
     assert holder.losses == 1
 
 
+def fence(parts: Parts) -> None:
+    """As whoever declares the process dead."""
+    ids = [lane_id(parts.options, parts.commits.name, lane) for lane in range(LANES_MAX)]
+    assert fence_names(parts.options.client_settings(), ids) is None
+
+
+def test_no_lane_of_a_fenced_process_commits_anything_any_more(make: Make) -> None:
+    parts = make()
+    parts.make_topics()
+    lanes = parts.process.producers.lanes
+    writes = [ProducerRecord(parts.options.names.to_kafka("orders"), 0, None, b"late")]
+    for lane in lanes:
+        assert len(lane.write_now(writes, 10.0)) == 1
+    fence(parts)
+    for lane in lanes:
+        with pytest.raises(JobFailed) as failed:
+            lane.write_now(writes, 10.0)
+        assert failed.value.outcome.kind is OutcomeKind.FENCED
+
+
 def test_a_process_that_was_fenced_goes_on_under_another_name(make: Make) -> None:
     parts = make()
     parts.make_topics()
     holder = Holder(parts)
     until(lambda: len(holder.held) == 4, "held")
     epoch, name = holder.held[parts.queue()], parts.commits.name
-    assert (
-        fence_names(parts.options.client_settings(), [process_transactional_id(parts.options, name)]) is None
-    )
+    fence(parts)
     record = NewRecord("orders", 0, bytes(16), 1, b"moved")
     delta = ProgressDelta("g", parts.queue(), epoch, 0, ((0, 1),))
     with pytest.raises(FencedError):
@@ -234,12 +255,7 @@ def test_what_goes_by_the_epoch_of_another_group_is_lost_with_it(make: Make) -> 
     queue, record = parts.queue(), NewRecord("orders", 0, bytes(16), 1, b"fired")
     epoch = holder.held[queue]
     done(parts.commit([record], [ProgressDelta("fired", queue, epoch, 0, ((0, 1),))]))
-    assert (
-        fence_names(
-            parts.options.client_settings(), [process_transactional_id(parts.options, parts.commits.name)]
-        )
-        is None
-    )
+    fence(parts)
     behind = parts.commit([record], [ProgressDelta("fired", queue, epoch, 0, ((1, 2),))])
     until(lambda: behind.done, "answered")
     assert isinstance(behind.error, FencedError), "it would be done again under the new name"

@@ -43,7 +43,9 @@ class ReadersKit:
         self._producer = self.producer()
 
     def producer(self, **more: str) -> Producer:
-        return Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 0, **more})
+        return Producer(
+            {"bootstrap.servers": self.bootstrap, "linger.ms": 0, "enable.idempotence": True, **more}
+        )
 
     def place(self, number: int = 0) -> KafkaQueue:
         return KafkaQueue(QueueRef(self.topic, 7, number), self.topic, b"id")

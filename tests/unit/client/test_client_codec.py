@@ -90,10 +90,23 @@ def test_oneway() -> None:
         (OutgoingMessage("t", b"x" * 5_000_000), "body has 5000000 bytes"),
         (OutgoingMessage("t", "\ud800"), "cannot be encoded"),
         (OutgoingMessage("t", 5), "body is int"),  # type: ignore[arg-type]
-        (OutgoingMessage("t", b"x", key=5), "key=5"),  # type: ignore[arg-type]
-        (OutgoingMessage("t", b"x", tags="\ud800"), "tags="),
-        (OutgoingMessage(None, b"x", key="\ud800"), "key="),  # type: ignore[arg-type]
-        (OutgoingMessage("t", b"x", properties={"a": 1}), "properties={'a': 1}"),  # type: ignore[dict-item]
+        (OutgoingMessage("t", b"x", key=17), "key is int 17; allowed: str"),  # type: ignore[arg-type]
+        (OutgoingMessage(5, b"x"), "topic is int 5; allowed: str"),  # type: ignore[arg-type]
+        (OutgoingMessage("t", b"x", tags=["a"]), "tags is list ['a']; allowed: str"),  # type: ignore[arg-type]
+        (OutgoingMessage("t", b"x", tags="\ud800"), "tags is '\\ud800'; allowed: text that UTF-8 can carry"),
+        (OutgoingMessage(None, b"x", key="\ud800"), "key is '\\ud800'; allowed"),  # type: ignore[arg-type]
+        (
+            OutgoingMessage("t", b"x", properties={"a": 1}),  # type: ignore[dict-item]
+            "the value of property 'a' is int 1; allowed: str",
+        ),
+        (
+            OutgoingMessage("t", b"x", properties={1: "a"}),  # type: ignore[dict-item]
+            "the name of a property is int 1; allowed: str",
+        ),
+        (
+            OutgoingMessage("t", b"x", properties={"a": "\ud800"}),
+            "the value of property 'a' is '\\ud800'; allowed: text that UTF-8 can carry",
+        ),
     ],
 )
 def test_what_the_wire_cannot_carry_is_named(message: OutgoingMessage, text: str) -> None:

@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from ddmq_client import InvalidMessageError, OptionError, OutgoingMessage, Producer
-from ddmq_client.aio import AsyncProducer
+from ddmq_client import Consumer, InvalidMessageError, OptionError, OutgoingMessage, Producer
+from ddmq_client.aio import AsyncConsumer, AsyncProducer
 from ddmq_client.core.selectors import Placement
 from ddmq_client.outgoing import BODY_BYTES_MAX, with_level
 from ddmq_client.sql import OutboxTable
@@ -106,3 +106,10 @@ def test_a_body_has_one_bound() -> None:
 def test_a_delay_that_is_no_timedelta_is_named() -> None:
     with pytest.raises(OptionError, match=r"every=.*is 0 ms; allowed: at least 1 ms"):
         Producer("127.0.0.1:9").send("t", b"x", every=timedelta(0))
+
+
+def test_the_number_of_workers_is_named_as_each_consumer_names_it() -> None:
+    with pytest.raises(OptionError, match=r"threads=0; allowed: 1 to 1024"):
+        Consumer("127.0.0.1:9", "g", "t", threads=0)
+    with pytest.raises(OptionError, match=r"concurrency=0; allowed: 1 to 1024"):
+        AsyncConsumer("127.0.0.1:9", "g", "t", concurrency=0)

@@ -166,10 +166,22 @@ class Scenario:
                 state.on_published(job.offset)
                 self.buffer.on_news(state)
                 told.append(f"{queue[job.offset][2].lstrip('-!')} ({job.reason})")
+        self.store()
+        return "spent: " + (", ".join(told) or "none")
+
+    def store(self) -> None:
+        """All progress so far is durable, and what waited for that goes on; spent messages stay."""
+        for durable, state in zip(self.durable, self.buffer.queues.values(), strict=True):
             if (delta := state.collect_progress("G")) is not None:
                 durable.apply(delta)
-                state.uncommitted.on_committed()
-        return "spent: " + (", ".join(told) or "none")
+                state.on_stored(delta)
+                self.buffer.on_news(state)
+
+    def commit_fails(self) -> None:
+        """Nothing of the progress so far is durable; it is committed again with the next."""
+        for state in self.buffer.queues.values():
+            if (delta := state.collect_progress("G")) is not None:
+                state.uncommitted.restore(delta, state.table.jobs)
 
     def hand_over(self) -> None:
         told = [

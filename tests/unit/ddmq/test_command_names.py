@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -49,6 +52,61 @@ def test_an_old_option_works_and_names_the_new_one(
     again = CliRunner().invoke(root, new)
     assert queries[1] == queries[0]
     assert "note" not in again.stderr
+
+
+def test_the_time_of_messages_has_the_name_that_dead_letters_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries: list[dict[str, Any]] = []
+    monkeypatch.setattr(AdminClient, "get", lambda _, *path, **query: queries.append(query) or [])
+    old = CliRunner().invoke(root, ["message", "t", "--time", "1764000000000"])
+    new = CliRunner().invoke(root, ["message", "t", "--since", "1764000000000"])
+    assert queries[0] == queries[1]
+    assert queries[0]["time_ms"] == 1_764_000_000_000
+    assert "note: --time is called --since now" in old.stderr
+    assert "note" not in new.stderr
+    assert "--time" not in CliRunner().invoke(root, ["message", "--help"]).output
+
+
+def commands(command: click.Command = root, path: str = "ddmq") -> Iterator[tuple[str, click.Command]]:
+    """Every command that the help lists, with what is typed for it."""
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            if below is not None and not below.hidden:
+                yield from commands(below, f"{path} {name}")
+
+
+ALL = dict(commands())
+SELF_EVIDENT = {"producer", "consumer", "delay-service", "demo", "completion"}
+
+
+def help_of(path: str) -> str:
+    return CliRunner().invoke(root, [*path.split()[1:], "--help"], terminal_width=80).output
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_help_fits_80_columns_and_its_examples_are_commands(path: str) -> None:
+    text = help_of(path)
+    assert max(map(len, text.splitlines())) <= 80
+    for line in re.findall(r"^ {4}(ddmq [^>\n]*)", text, re.MULTILINE):
+        command, words = ALL["ddmq"], shlex.split(line)[1:]
+        while isinstance(command, click.Group):
+            _, below, words = command.resolve_command(click.Context(command), words)
+            assert below is not None
+            command = below
+        command.make_context(line, list(words))  # raises UsageError for a wrong one
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - SELF_EVIDENT))
+def test_each_command_has_an_example(name: str) -> None:
+    assert any("  Examples:\n    ddmq " in help_of(path) for path in ALL if path.startswith(f"ddmq {name}"))
+
+
+def test_the_help_says_what_commands_of_other_systems_are_here() -> None:
+    text = help_of("ddmq")
+    for known in ("kafka-topics.sh", "kafka-consumer-groups.sh", "rabbitmqctl", "redis-cli"):
+        assert known in text
 
 
 def test_a_wrong_value_under_an_old_name_is_refused() -> None:

@@ -32,21 +32,25 @@ def limited(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
 
 
-def test_a_low_limit_lowers_the_bound_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("configured", "level", "key"), [(True, logging.WARNING, "configured"), (False, logging.INFO, "default")]
+)
+def test_a_low_limit_lowers_the_bound_and_warns_only_of_a_configured_number(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, configured: bool, level: int, key: str
 ) -> None:
     limited(monkeypatch, 300)
-    with caplog.at_level(logging.WARNING):
-        assert limits_within(RpcLimits(), 2).connections_max == 75
+    with caplog.at_level(logging.INFO):
+        assert limits_within(RpcLimits(), 2, configured=configured).connections_max == 75
     (record,) = caplog.records
-    told = record.__dict__
-    assert (told["connections_max"], told["configured"], told["open_files"]) == (75, 10_000, 300)
+    facts = record.__dict__
+    assert record.levelno == level
+    assert (facts["connections_max"], facts[key], facts["open_files"]) == (75, 10_000, 300)
 
 
 def test_a_high_limit_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, 100_000)
     limits = RpcLimits()
-    assert limits_within(limits, 2) is limits
+    assert limits_within(limits, 2, configured=True) is limits
 
 
 def test_doctor_tells(monkeypatch: pytest.MonkeyPatch) -> None:

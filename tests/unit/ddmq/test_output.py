@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from ddmq.cli.messages.pull import _queue_number
+from ddmq.cli.operate.group import GROUP_COLUMNS, GROUP_SPARE, group_cells
 from ddmq.cli.operate.group_show import stall_text
 from ddmq.cli.operate.stats import LAG_COLUMNS, LAG_SPARE, build_view, lag_cells, print_lag
 from ddmq.cli.output import (
@@ -111,6 +112,30 @@ def test_a_table_of_lag_fits_a_terminal_with_a_line_a_group(monkeypatch: pytest.
         "group topic lag oldest clients flight retrying later /s",
         "billing orders 12,345 26 m 47 s 2 1,024 10 ≥ 3 4,096.5",
     ]
+
+
+def test_the_list_of_groups_has_their_clients_and_fits_80_columns() -> None:
+    row = {
+        "group": "billing", "topic": "orders-of-customers", "lag": 12_345, "clients": 2, "in_flight": 1_024,
+        "retrying": 10, "retry_waiting": 3, "retry_waiting_whole": True, "dead_letters_open": 1,
+        "ack_span": 4_096, "waiters": 16, "order_key": "$.order.id",
+    }  # fmt: skip
+    shown = {width: lines_of(width, [row]) for width in (80, 200)}
+    assert max(map(len, shown[80])) <= 80
+    assert shown[80][-1].split()[:5] == ["billing", "orders-of-customers", "12,345", "2", "1,024"]
+    assert shown[200][-1].split()[-3:] == ["4,096", "16", "$.order.id"]
+    del row["clients"]
+    assert lines_of(200, [row])[-1].split()[3] == "–", "a server of the release before does not state them"
+
+
+def lines_of(width: int, rows: list[dict[str, Any]]) -> list[str]:
+    """The lines of `ddmq group list`."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("ddmq.cli.output.WIDE", width)
+        console = Console(width=width)
+        with console.capture() as captured:
+            console.print(table("", GROUP_COLUMNS, map(group_cells, rows), GROUP_SPARE))
+    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 NAMES = (

@@ -11,7 +11,7 @@ import pytest
 from delay_service.waiting.follow import REPORT_INTERVAL_S, Follower
 
 
-class Clock:
+class ReportClock:
     """Moved by hand."""
 
     now = 100.0
@@ -23,7 +23,7 @@ class Clock:
 class Rows(Follower):
     """Rows that come when the test says so; each look at them takes a report's time."""
 
-    def __init__(self, clock: Clock, looks: list[bool]) -> None:
+    def __init__(self, clock: ReportClock, looks: list[bool]) -> None:
         self.looks = looks
         self.clock = clock
         backend: Any = SimpleNamespace(
@@ -43,7 +43,7 @@ class Rows(Follower):
 
 def test_a_standby_that_has_caught_up_reports_no_more(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ddmq.delay")
-    rows = Rows(Clock(), [True, True, False, True, False, False, True])
+    rows = Rows(ReportClock(), [True, True, False, True, False, False, True])
     rows.follow_to(1_000)
     assert len([line for line in caplog.messages if "is restored" in line]) == 2
     assert rows.position == 4

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from backend.kafka.client_metrics import ClientCollector, MeasuredProducers
-from backend.kafka.clients.producers import OutcomeKind, Producers, WriteOutcome
+from backend.kafka.clients.producers import Producers
+from backend.kafka.clients.writing import OutcomeKind, WriteOutcome
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
 
@@ -22,14 +23,13 @@ def broker(number: int, rtt_us: int, throttled_ms: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Rig:
+class CollectorRig:
     def __init__(self) -> None:
         self.metrics, self.now = Registry(), 100.0
-        self.appends = SimpleNamespace(pending=(3, 4_000), replaced=1)
-        self.producers = SimpleNamespace(statistics="", replaced=2)
-        self.members = SimpleNamespace(heartbeat_times=(0.0, 0.0))
-        parts: Any = self.appends, self.producers, self.members
-        ClientCollector(self.metrics, *parts, lambda: self.now)
+        self.appends: Any = SimpleNamespace(pending=(3, 4_000), replaced=1)
+        self.producers: Any = SimpleNamespace(statistics="", replaced=2)
+        self.members: Any = SimpleNamespace(heartbeat_times=(0.0, 0.0))
+        ClientCollector(self.metrics, self.appends, self.producers, self.members, lambda: self.now)
 
     def value(self, metric: Any, *labels: str) -> float:
         self.metrics.run_collectors()
@@ -37,7 +37,7 @@ class Rig:
 
 
 def test_what_is_on_its_way_and_what_was_replaced() -> None:
-    rig = Rig()
+    rig = CollectorRig()
     assert rig.value(catalogue.KAFKA_PENDING_RECORDS) == 3
     assert rig.value(catalogue.KAFKA_PENDING_BYTES) == 4_000
     assert rig.value(catalogue.KAFKA_PRODUCERS_REPLACED, "messages") == 1
@@ -45,7 +45,7 @@ def test_what_is_on_its_way_and_what_was_replaced() -> None:
 
 
 def test_the_lag_is_the_age_of_the_last_heartbeat_that_came_back() -> None:
-    rig = Rig()
+    rig = CollectorRig()
     assert rig.value(catalogue.KAFKA_FOLLOWER_LAG) == 0, "it has no membership"
     rig.members.heartbeat_times = 99.5, 99.5
     assert rig.value(catalogue.KAFKA_FOLLOWER_LAG) == 0
@@ -54,7 +54,7 @@ def test_the_lag_is_the_age_of_the_last_heartbeat_that_came_back() -> None:
 
 
 def test_round_trips_and_throttling_of_each_broker() -> None:
-    rig = Rig()
+    rig = CollectorRig()
     seed = broker(-1, 9_000, 0)
     statistics = {"name": "rdkafka#producer-1", "brokers": {"a": broker(1, 2_500, 0), "b": broker(2, 1, 40)}}
     statistics["brokers"] |= {"seed": seed}  # type: ignore[operator]
@@ -69,12 +69,12 @@ def test_a_commit_is_timed_from_its_call_to_its_outcome(monkeypatch: pytest.Monk
     waiting: list[Any] = []
     monkeypatch.setattr(Producers, "__init__", lambda self: None)
     monkeypatch.setattr(Producers, "write_plain", lambda self, writes, then: waiting.append(then))
-    monkeypatch.setattr(Producers, "write_transaction", lambda self, writes, once, then: waiting.append(then))
+    monkeypatch.setattr(Producers, "write_transaction", lambda self, *given: waiting.append(given[3]))
     now = [5.0]
     metrics, outcomes = Registry(), list[WriteOutcome]()
     producers = MeasuredProducers(metrics=metrics, monotonic=lambda: now[0])
     producers.write_plain([], outcomes.append)
-    producers.write_transaction([], False, outcomes.append)
+    producers.write_transaction([], False, 5.0, outcomes.append, lambda blocked: None)
     now[0] += 0.25
     results = [WriteOutcome(OutcomeKind.STORED, [], None), WriteOutcome(OutcomeKind.REFUSED, [], None)]
     for then, outcome in zip(waiting, results, strict=True):

@@ -9,7 +9,7 @@ import pytest
 from test_kafka_commit_plan import KEY, QUEUE, State, Topics
 
 from backend.completion import Completion
-from backend.kafka.clients.producers import OutcomeKind, WriteOutcome
+from backend.kafka.clients.writing import OutcomeKind, WriteOutcome
 from backend.kafka.commits.commit_queue import CommitQueue
 from backend.kafka.records import ProducerRecord
 from backend.kafka.state.tables import encode_record
@@ -36,6 +36,8 @@ class FollowedState(State):
 class FakeProducers:
     """Keeps what it is asked; the test answers. A name is given at once."""
 
+    free_ids = 4
+
     def __init__(self) -> None:
         self.asked: list[tuple[Sequence[ProducerRecord], Then]] = []
         self.names: list[str] = []
@@ -43,7 +45,9 @@ class FakeProducers:
     def write_plain(self, writes: Sequence[ProducerRecord], then: Then) -> None:
         self.asked.append((writes, then))
 
-    def write_transaction(self, writes: Sequence[ProducerRecord], once: bool, then: Then) -> None:
+    def write_transaction(
+        self, writes: Sequence[ProducerRecord], once: bool, limit_s: float, then: Then, on_slow: Any
+    ) -> None:
         self.asked.append((writes, then))
 
     def take_new_id(self, name: str, then: Then) -> None:

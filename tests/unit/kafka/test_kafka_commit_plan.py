@@ -10,6 +10,7 @@ from backend.kafka.clients.admin import SystemTopics
 from backend.kafka.commits.plan import CommitPlan
 from backend.kafka.records import ProducerRecord
 from backend.kafka.state.tables import ProgressState, SettingsState
+from backend.kafka.targets import UnavailableTopics
 from backend.records import CommitBatch, Durability, NewRecord, ProgressDelta, ProgressView, QueueRef
 from ddmq_common.errors import BoundReachedError, FencedError, UnknownTopicError
 
@@ -39,11 +40,17 @@ class State:
 class Topics:
     """One topic, whose records are no more than their bytes."""
 
+    def __init__(self) -> None:
+        self.unavailable = UnavailableTopics(lambda: 0.0)
+
+    def name_of(self, kafka_name: str) -> str | None:
+        return kafka_name if kafka_name in ("orders", "dead") else None
+
     def to_producer_record(self, record: NewRecord) -> ProducerRecord:
         return ProducerRecord(record.topic, record.queue_id, None, record.delivery)
 
     def rejection_of(self, record: NewRecord) -> Exception | None:
-        return None if record.topic == "orders" else UnknownTopicError(record.topic)
+        return None if record.topic in ("orders", "dead") else UnknownTopicError(record.topic)
 
     def find_queue_topic(self, queue: QueueRef) -> object:
         return self if queue.topic == "orders" else None

@@ -15,6 +15,7 @@ from backend.kafka.coordination.events import (
     Left,
     Recalled,
     Released,
+    Retired,
     Snapshot,
     SnapshotCell,
     SnapshotGroup,
@@ -45,6 +46,7 @@ JOINS = st.builds(
     member=st.sampled_from(["", "one", "two"]),
     incarnation=st.integers(1, 2),
     queue_count=st.integers(0, 4),
+    lanes=st.integers(0, 3),
 )
 OTHERS = st.one_of(
     st.builds(Left, process=PROCESS, numbers=st.lists(NUMBERS, max_size=2)),
@@ -52,6 +54,7 @@ OTHERS = st.one_of(
     st.builds(Released, process=PROCESS, number=NUMBERS, queues=st.lists(QUEUE, max_size=4)),
     st.builds(Recalled, group=GROUP, topic=TOPIC),
     st.builds(Beat, process=PROCESS, number=NUMBERS),
+    st.builds(Retired, process=PROCESS, lanes=st.lists(st.integers(0, 2), max_size=2)),
     st.builds(Died, process=st.sampled_from([*PROCESSES, "d"]), by=PROCESS),
     st.builds(
         TopicSeen,
@@ -164,6 +167,15 @@ def test_a_word_that_this_version_does_not_have_makes_no_event() -> None:
         assert decode_event(data.replace(word, word[::-1])) is None
 
 
+def test_events_of_the_version_before_state_no_lanes() -> None:
+    """Its arrays are shorter; nothing is left out of what they have."""
+    joined, whole = join("a"), Snapshot(5, 7, 1, ["a"], [], [("orders", 1, 1)], [], [("a", 6)], [("a", [2])])
+    for event, fields in ((joined, 1), (whole, 2)):
+        words = msgspec.msgpack.decode(encode_event(event)[1:])
+        found = decode_event(encode_event(event)[:1] + msgspec.msgpack.encode(words[:-fields]))
+        assert found == type(event)(*msgspec.structs.astuple(event)[:-fields])
+
+
 # --- particular cases
 
 
@@ -250,3 +262,18 @@ def test_a_snapshot_of_what_was_not_read_is_waited_past() -> None:
     log.apply(PlacedEvent(4, 4, later))
     assert log.state is not None
     assert sorted(log.state.processes) == ["a", "b"]
+
+
+def test_what_a_process_has_stated_of_its_lanes_lasts_as_long_as_it_is_there() -> None:
+    feed = LogFeeder()
+    feed(Retired("a", [1]))
+    feed(join("a", lanes=6))
+    feed(join("b", lanes=6))
+    state = feed.log.state
+    assert state is not None
+    assert (state.lanes, state.retired) == ({"a": 6, "b": 6}, {})
+    feed(Retired("a", [1]))
+    feed(Retired("a", [3]))
+    assert state.retired == {"a": {1, 3}}
+    feed(Died("a", "b"))
+    assert (state.lanes, state.retired) == ({"b": 6}, {})

@@ -9,8 +9,9 @@ from typing import cast
 import pytest
 
 from backend.completion import Completion, failed, succeeded
-from backend.kafka.engine import topics as module
-from backend.kafka.engine.topics import MISSING_CHECKS, KafkaTopics, MissingTopics
+from backend.kafka.engine import missing_topics as module
+from backend.kafka.engine.missing_topics import MISSING_CHECKS, MissingTopics
+from backend.kafka.engine.topics import KafkaTopics
 from backend.kafka.state.followed import KafkaState
 from backend.kafka.topic_info import TopicRegistry
 from backend.records import NewRecord

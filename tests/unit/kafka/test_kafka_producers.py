@@ -10,10 +10,14 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from backend.kafka.clients import producers as module
-from backend.kafka.clients.producers import OutcomeKind, Producers, WriteOutcome
+from backend.kafka.clients import transactions
+from backend.kafka.clients.producers import Producers
+from backend.kafka.clients.transactions import LANES_MAX
+from backend.kafka.clients.writing import OutcomeKind, WriteOutcome
 from backend.kafka.options import KafkaOptions
 from backend.kafka.records import ProducerRecord
-from ddmq_common.errors import CallerError, UnknownTopicError
+from backend.kafka.targets import NO_LEADER
+from ddmq_common.errors import CallerError, TryLaterError, UnknownTopicError
 from tests.support.constants import build_options
 from tests.support.waits import until
 
@@ -37,7 +41,9 @@ class FakeProducer:
         self.config = config
         self.made.append(self)
 
-    def produce(self, topic: str, value: bytes, on_delivery: Callable[..., object], **_: Any) -> None:
+    def produce(
+        self, topic: str, value: bytes, on_delivery: Callable[..., object] = lambda *_: None, **_: Any
+    ) -> None:
         if self.dead:
             raise KafkaException(FATAL)
         self.values.append(value)
@@ -55,7 +61,8 @@ class FakeProducer:
 
     def list_topics(self, topic: str, timeout: float) -> Any:
         error = GONE if topic == "gone" else None
-        return SimpleNamespace(topics={topic: SimpleNamespace(error=error)})
+        partition = SimpleNamespace(leader=-1 if topic == "leaderless" else 1, isrs=[1], replicas=[1])
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=error, partitions={0: partition})})
 
     def offset(self) -> int:
         return 7
@@ -79,6 +86,9 @@ class FakeProducer:
         pass
 
     def begin_transaction(self) -> None:
+        pass
+
+    def commit_transaction(self, timeout: float) -> None:
         pass
 
     def abort_transaction(self, timeout: float) -> None:
@@ -176,7 +186,7 @@ def test_a_new_name_takes_over_no_event_that_is_on_its_way(
 def test_a_report_behind_a_fatal_error_tells_of_that_error(producers: Producers) -> None:
     renamed(producers, "one").dead = True
     outcomes: list[WriteOutcome] = []
-    producers.write_transaction([], False, outcomes.append)
+    producers.write_transaction([], False, 1.0, outcomes.append)
     until(lambda: outcomes)
     assert outcomes[0].kind is OutcomeKind.FENCED
 
@@ -184,7 +194,7 @@ def test_a_report_behind_a_fatal_error_tells_of_that_error(producers: Producers)
 def transacted(producers: Producers, *topics: str) -> WriteOutcome:
     outcomes: list[WriteOutcome] = []
     producers.write_transaction(
-        [ProducerRecord(topic, 0, b"k", b"v") for topic in topics], False, outcomes.append
+        [ProducerRecord(topic, 0, b"k", b"v") for topic in topics], False, 1.0, outcomes.append
     )
     until(lambda: outcomes)
     return outcomes[0]
@@ -201,3 +211,52 @@ def test_a_record_that_is_never_taken_is_told_from_those_that_went_with_it(produ
     renamed(producers, "one").errors = [PURGED, KafkaError(KafkaError.INVALID_RECORD)]
     found = transacted(producers, "other", "compacted")
     assert (found.kind, type(found.error)) == (OutcomeKind.REFUSED, CallerError)
+
+
+# --- partitions that take nothing
+
+
+def test_a_transaction_does_not_wait_for_a_partition_without_a_leader(producers: Producers) -> None:
+    renamed(producers, "one").silent = True
+    found = transacted(producers, "there", "leaderless")
+    assert (found.kind, type(found.error)) == (OutcomeKind.REFUSED, TryLaterError)
+    assert found.blocked == {"leaderless": NO_LEADER}
+
+
+def test_where_nothing_was_answered_no_topic_is_blamed(producers: Producers) -> None:
+    """It may be the coordinator of the transactions."""
+    renamed(producers, "one").silent = True
+    found = transacted(producers, "there", "other")
+    assert (found.kind, found.blocked) == (OutcomeKind.REFUSED, {})
+
+
+def test_an_id_whose_transaction_does_not_end_is_given_up_until_the_name_changes(
+    producers: Producers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "RETIRE_S", 0.0)
+    first = renamed(producers, "one")
+    first.silent = True
+    transacted(producers, "there", "leaderless")
+    until(lambda: producers.retired == {0}, "it is given up")
+    assert producers.free_ids == LANES_MAX - 1
+    assert producers.lanes[0].producer is None, "nothing can use it any more"
+    made = len(FakeProducer.made)
+    for _ in range(LANES_MAX):
+        assert transacted(producers, "there").kind is OutcomeKind.STORED
+    assert len(FakeProducer.made) == made, "no id is taken over again: that would undo a fence"
+    renamed(producers, "two")
+    assert producers.retired == set()
+    until(lambda: producers.free_ids == LANES_MAX, "the new ids are all there")
+    taken = [each.config.get("transactional.id") for each in FakeProducer.made[made:]]
+    assert "ddmq.m.one" not in taken, "what was given up is not waited for"
+    assert "ddmq.m.one.1" in taken
+
+
+def test_an_id_that_can_begin_again_is_used_again(producers: Producers) -> None:
+    first = renamed(producers, "one")
+    first.silent = True
+    transacted(producers, "there", "leaderless")
+    assert producers.free_ids == LANES_MAX - 1
+    first.silent = False
+    until(lambda: producers.free_ids == LANES_MAX, "it is free again")
+    assert producers.retired == set()

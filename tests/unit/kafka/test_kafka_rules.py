@@ -158,3 +158,10 @@ def test_missing_rights_on_our_topics_are_told_with_what_stops() -> None:
     assert "no right to Write: nothing can be stored" in str(write)
     assert "--operation Write --topic ddmq.progress" in write.remedy
     assert (alter.resources, alter.stops) == (("topic ddmq.progress", "topic orders"), False)
+
+
+def test_an_installation_with_the_same_topic_names_is_a_finding() -> None:
+    [finding] = find_violations(ClusterFacts("id", 3, (), ("ns2",)), OPTIONS)
+    assert finding.resources == ("installation ns2",)
+    assert "topic_prefix of its own" in finding.remedy
+    assert not finding.loses

@@ -33,10 +33,10 @@ class HeldCluster:
     def run_job(self, job: partial[Any], done: Callable[..., None]) -> None:
         self.asked.append((job, done))
 
-    def answer(self, cluster_id: str, *found: ClusterTopic) -> None:
+    def answer(self, cluster_id: str, *found: ClusterTopic, topics: int = 1) -> None:
         [(_, done)] = self.asked
         self.asked.clear()
-        done(Survey(frozenset(["orders"]), found, cluster_id), None)
+        done(Survey({"orders": "orders"}, found, cluster_id, topics), None)
 
     @property
     def passed_over(self) -> dict[str, int] | None:
@@ -136,3 +136,32 @@ def test_everything_is_looked_at_where_something_is_not_as_it_was(
     cluster.answer("cluster-1", FOUND)
     topics.survey()
     assert cluster.passed_over is None
+
+
+def test_a_topic_that_another_process_creates_during_a_survey_is_noticed_by_the_next_one_at_once(
+    cluster: HeldCluster, topics: KafkaTopics
+) -> None:
+    topics.survey()
+    topics.on_info_changed("new")
+    topics.on_info_changed("newer")
+    cluster.answer("cluster-1", FOUND)
+    assert len(cluster.asked) == 1
+    cluster.answer("cluster-1", FOUND)
+    assert not cluster.asked
+
+
+def test_surveys_are_frequent_after_a_change_even_on_a_large_cluster(
+    cluster: HeldCluster, topics: KafkaTopics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker may learn of a new topic a little later than the one that created it."""
+    intervals: list[float] = []
+    timer: Any = SimpleNamespace(once=lambda delay_s, _: intervals.append(delay_s), stop=lambda: None)
+    monkeypatch.setattr(topics, "_timer", timer)
+    topics.start()
+    cluster.answer("cluster-1", FOUND, topics=10_000)
+    topics.on_info_changed("new")
+    cluster.answer("cluster-1", topics=10_000)
+    for _ in range(CHANGED_CHECKS):
+        topics.start()
+        cluster.answer("cluster-1", topics=10_000)
+    assert intervals == [1.0, 1.0, 1.0, 30.0]

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from backend.kafka.clients.transactions import LANES_MAX
 from backend.kafka.coordination import watch
-from backend.kafka.coordination.events import Beat, Died, Event, Joined
+from backend.kafka.coordination.events import Beat, Died, Event, Joined, Retired
 from backend.kafka.coordination.table import TableState
 from backend.kafka.coordination.watch import TURN_S, MemberWatch
 from backend.kafka.options import KafkaOptions
@@ -90,3 +91,38 @@ def test_processes_that_state_one_address_are_found(caplog: pytest.LogCaptureFix
         rig.after(1.0, "a", "b")
     assert "127.0.0.1:9713" in rig.watch.shared_addresses.warning
     assert len([line for line in caplog.messages if "also states the address" in line]) == 1
+
+
+@pytest.mark.parametrize(
+    ("lanes", "retired", "fenced"),
+    [
+        (3, [], ["ddmq.m.a", "ddmq.m.a.1", "ddmq.m.a.2"]),
+        (3, [1], ["ddmq.m.a", "ddmq.m.a.2"]),
+        (0, [], ["ddmq.m.a", *(f"ddmq.m.a.{lane}" for lane in range(1, LANES_MAX))]),
+    ],
+)
+def test_all_ids_of_the_silent_process_are_taken_over_before_its_death_is_written(
+    monkeypatch: pytest.MonkeyPatch, lanes: int, retired: list[int], fenced: list[str]
+) -> None:
+    """0: an earlier version wrote the event. What it has retired need not end."""
+    taken: list[str] = []
+    rig = WatchRig("b")
+
+    def fence(client: object, names: list[str]) -> str | None:
+        assert rig.written == []
+        taken.extend(names)
+        return None if len(taken) > len(names) else "not yet"
+
+    monkeypatch.setattr(watch, "fence_names", fence)
+    joined, own = (
+        Joined(process, 1, "g", "orders", Sharing.AVERAGELY, None, "", "", 1, 2, count)
+        for process, count in (("a", lanes), ("b", 1))
+    )
+    for event in (joined, own, Retired("a", retired)):
+        rig.table.apply(event, 0)
+        rig.watch.on_event(event)
+    rig.after(0)
+    rig.after(SESSION_S + 0.5, "b")
+    until(lambda: taken == [*fenced, "ddmq.once"], "all of them")
+    assert rig.written == [], "where one cannot be taken it is not dead yet"
+    until(lambda: (rig.after(0.1, "b"), rig.written)[1] == [Died("a", "b")], "it is tried again")

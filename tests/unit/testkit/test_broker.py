@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 import sys
 import threading
@@ -10,7 +11,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ddmq_client import ClientError, Consumer, Message, OptionError, OutgoingMessage, Producer, SendError
+from ddmq_client import (
+    ClientError,
+    Consumer,
+    JsonSerializer,
+    Message,
+    OptionError,
+    OutgoingMessage,
+    Producer,
+    SendError,
+)
 from ddmq_client.aio import AsyncProducer
 from ddmq_client.testing import BusyBrokerError, TestBroker
 from tests.support.waits import until
@@ -27,12 +37,50 @@ def test_time_stands_still_until_it_is_advanced() -> None:
         assert broker.clock.now() - before == HOUR
 
 
+def test_a_time_that_is_no_timedelta_is_named() -> None:
+    with TestBroker() as broker:
+        for by, text in (
+            (60, "by=60 is int; allowed: a timedelta"),
+            (-HOUR, "by=.*; allowed: at least 0 ms"),
+        ):
+            with pytest.raises(OptionError, match=text):
+                broker.clock.advance(by)  # type: ignore[arg-type]
+
+
+def test_a_serializer_gives_values_to_blocking_and_asyncio_handlers() -> None:
+    values: list[object] = []
+
+    async def keep(message: Message) -> None:
+        values.append(("aio", message.value))
+
+    async def scenario() -> None:
+        async with broker.aio.producer(serializer=JsonSerializer()) as producer:
+            consumer = await broker.aio.consumer("mail", "orders", keep, serializer=JsonSerializer())
+            await producer.send("orders", {"n": 2})
+            await broker.aio.run_until_idle()
+            await consumer.stop()
+
+    with TestBroker() as broker:
+        broker.consumer(
+            "billing", "orders", lambda message: values.append(message.value), serializer=JsonSerializer()
+        )
+        broker.producer(serializer=JsonSerializer()).send("orders", {"n": 1})
+        asyncio.run(scenario())
+        broker.producer().send("orders", b"{broken")
+        broker.run_until_idle()
+        assert sorted(map(str, values)) == [
+            "('aio', {'n': 1})", "('aio', {'n': 2})", "{'n': 1}", "{'n': 2}",
+        ]  # fmt: skip
+        (letter,) = broker.dead_letters("billing")
+        assert letter.error.startswith("the body cannot be deserialized: Expecting property name")
+
+
 def test_delays_fire_at_their_times_and_in_their_order() -> None:
     seen: list[tuple[str, timedelta]] = []
     with TestBroker() as broker:
         begin = broker.clock.now()
         producer = broker.producer()
-        broker.consumer("reminders", "mailer", lambda m: seen.append((m.text(), broker.clock.now() - begin)))
+        broker.consumer("mailer", "reminders", lambda m: seen.append((m.text(), broker.clock.now() - begin)))
         for hours in (30, 2, 500):
             producer.send("reminders", str(hours), delay=hours * HOUR)
         assert [delay.body for delay in broker.delayed_messages()] == [b"2", b"30", b"500"]
@@ -56,7 +104,7 @@ def test_retries_happen_while_time_passes() -> None:
             attempts.append((message.attempt, broker.clock.now() - begin))
             raise RuntimeError("down")
 
-        broker.consumer("orders", "billing", handle)
+        broker.consumer("billing", "orders", handle)
         broker.producer().send("orders", b"one")
         broker.run_until_idle()
         assert len(attempts) == 1
@@ -70,10 +118,27 @@ def test_retries_happen_while_time_passes() -> None:
     assert letter.error == "RuntimeError: down"
 
 
+def test_a_handler_that_keeps_failing_leaves_one_traceback_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def handle(message: Message) -> None:
+        raise RuntimeError(f"down at attempt {message.attempt}")
+
+    with TestBroker() as broker, caplog.at_level(logging.ERROR, logger="ddmq_client.consumer"):
+        broker.consumer("billing", "orders", handle)
+        broker.producer().send("orders", b"one", key="17")
+        broker.join("orders")
+        (letter,) = broker.dead_letters("billing")
+    records = [record for record in caplog.records if record.name == "ddmq_client.consumer"]
+    assert len(records) == letter.attempts > 1
+    assert [record.exc_info is not None for record in records] == [True] + [False] * (letter.attempts - 1)
+    assert f"attempt={letter.attempts}): RuntimeError: down at attempt {letter.attempts}" in caplog.text
+
+
 def test_join_says_what_cannot_be_finished() -> None:
     with TestBroker() as broker:
         broker.create_group("billing", "orders", order_key="KEY")
-        broker.consumer("orders", "billing", lambda message: None)
+        broker.consumer("billing", "orders", lambda message: None)
         broker.park("billing", "a")
         broker.producer().send("orders", b"one", key="a")
         with pytest.raises(BusyBrokerError, match="1 messages of group billing"):
@@ -82,10 +147,27 @@ def test_join_says_what_cannot_be_finished() -> None:
         assert (key.key, key.state, key.waiting) == ('"a"', "parked", 0)
 
 
+def test_join_names_the_keys_that_parked_themselves() -> None:
+    def handle(message: Message) -> None:
+        raise KeyError(message.key)
+
+    with TestBroker() as broker:
+        broker.create_group(
+            "billing", "orders", order_key="KEY", on_dead_letter="park", ordered_deliveries_max=2
+        )
+        broker.consumer("billing", "orders", handle)
+        broker.producer().send("orders", b"one", key="17")
+        with pytest.raises(
+            BusyBrokerError,
+            match=r"""key "17" of group billing is parked \(KeyError: '17'\); allowed: replay""",
+        ):
+            broker.join("orders")
+
+
 def test_a_handler_that_hangs_is_named() -> None:
     going = threading.Event()
     with TestBroker() as broker:
-        broker.consumer("orders", "billing", lambda message: going.wait())
+        broker.consumer("billing", "orders", lambda message: going.wait())
         broker.producer().send("orders", b"one")
         with pytest.raises(BusyBrokerError, match="1 messages of topic orders of group billing are"):
             broker.run_until_idle(timeout_s=0.2)
@@ -97,7 +179,7 @@ def test_a_lease_ends_while_time_passes() -> None:
     with TestBroker() as broker:
         broker.create_group("billing", "orders", ack_timeout_ms=30_000)
         broker.producer().send("orders", b"one")
-        consumer = broker.consumer("orders", "billing")
+        consumer = broker.consumer("billing", "orders")
         (first,) = consumer.pull(timeout_ms=10_000)
         broker.clock.advance(timedelta(seconds=31))
         (second,) = consumer.pull(timeout_ms=10_000)
@@ -134,7 +216,7 @@ def test_asyncio_clients_work_with_it() -> None:
         broker.create_group("billing", "orders", retry_intervals_ms=[1_000])
         async with broker.aio.producer() as producer:
             assert isinstance(producer, AsyncProducer)
-            consumer = await broker.aio.consumer("orders", "billing", handle)
+            consumer = await broker.aio.consumer("billing", "orders", handle)
             await producer.send("orders", b"one", key="k")
             await broker.aio.run_until_idle()
             assert seen == []
@@ -172,7 +254,58 @@ def test_a_refused_consumer_says_why() -> None:
     with TestBroker() as broker:
         broker.create_group("billing", "orders", tags="red")
         with pytest.raises(ClientError, match="blue"):
-            broker.consumer("orders", "billing", lambda message: None, tags="blue")
+            broker.consumer("billing", "orders", lambda message: None, tags="blue")
+
+
+def test_a_consumers_arguments_may_be_named_and_have_the_order_of_the_class() -> None:
+    with TestBroker() as broker:
+        seen: list[Message] = []
+        broker.consumer("billing", "orders", seen.append)
+        broker.consumer(topics=["orders"], group="mail", handler=seen.append)
+        broker.producer().send("orders", b"one")
+        broker.run_until_idle()
+        assert sorted(message.group for message in seen) == ["billing", "mail"]
+
+
+def test_exchanged_names_of_group_and_topic_are_rejected_as_soon_as_they_show() -> None:
+    def ignore(message: Message) -> None: ...
+
+    exchanged = r"consumer\(group='orders', topics='billing'\): 'orders' is a topic, and 'billing' is none"
+    with TestBroker() as broker:
+        broker.consumer("orders", "billing", ignore)
+        broker.run_until_idle()
+        broker.producer().send("orders", b"one")
+        with pytest.raises(OptionError, match=exchanged):
+            broker.run_until_idle()
+        with pytest.raises(OptionError, match=exchanged):
+            asyncio.run(broker.aio.run_until_idle())
+        broker.create_topic("billing")
+        broker.run_until_idle()
+    with TestBroker() as broker:
+        broker.create_topic("orders")
+        with pytest.raises(OptionError, match=exchanged):
+            broker.consumer("orders", "billing", ignore)
+    with TestBroker() as broker:
+        broker.create_group("billing", "orders")
+        with pytest.raises(
+            OptionError, match=r"'billing' is a group, and no topic; .*create_topic\('billing'\)"
+        ):
+            asyncio.run(broker.aio.consumer("orders", "billing", ignore))
+
+
+def test_a_group_that_does_not_exist_is_rejected_where_it_would_look_empty() -> None:
+    with TestBroker() as broker:
+        broker.create_group("billing", "orders")
+        broker.consumer("mail", "orders")
+        for look in (
+            broker.dead_letters,
+            broker.blocked_keys,
+            lambda group: broker.group_lag(group, "orders"),
+        ):
+            with pytest.raises(OptionError, match=r"group 'biling' does not exist; groups: billing, mail"):
+                look("biling")
+            assert not look("billing")
+            assert not look("mail")
 
 
 def test_settings_that_there_are_not_are_refused() -> None:
@@ -188,7 +321,7 @@ import sys
 from ddmq_client.testing import TestBroker
 with TestBroker() as broker:
     seen = []
-    broker.consumer("orders", "billing", seen.append)
+    broker.consumer("billing", "orders", seen.append)
     broker.producer().send("orders", b"one")
     broker.run_until_idle()
     assert len(seen) == 1
@@ -210,7 +343,7 @@ from datetime import timedelta
 from ddmq_client.testing import TestBroker
 with TestBroker() as broker:
     seen = []
-    broker.consumer("orders", "billing", lambda message: (gevent.sleep(0.001), seen.append(message.text())))
+    broker.consumer("billing", "orders", lambda message: (gevent.sleep(0.001), seen.append(message.text())))
     producer = broker.producer()
     gevent.joinall([gevent.spawn(producer.send, "orders", str(n)) for n in range(20)], raise_error=True)
     producer.send("orders", b"later", delay=timedelta(hours=1))

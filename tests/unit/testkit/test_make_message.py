@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
-from ddmq_client import ClientError, Message, Outcome
+from ddmq_client import ClientError, JsonSerializer, Message, OptionError, Outcome
 from ddmq_client.outgoing import OutgoingMessage
 from ddmq_client.testing import make_message, read_outcome
 
@@ -33,6 +35,41 @@ def test_a_message_without_arguments_is_complete() -> None:
     assert first.message_id != second.message_id
     assert repr(first).startswith("Message(topic/0/")
     assert first.attempt == 1
+
+
+@dataclass
+class Parcel:
+    number: int
+
+
+PARCELS = JsonSerializer(into=lambda fields: Parcel(**fields))
+
+
+def test_with_a_serializer_it_has_a_value_as_a_consumer_gives_it() -> None:
+    message = make_message(Parcel(17), serializer=PARCELS)
+    assert (message.body, message.value) == (b'{"number":17}', Parcel(17))
+    assert make_message(b'{"number": 18}', serializer=PARCELS).value == Parcel(18)
+    with message.replies() as replies:
+        replies.send("bills", {"order": 17})
+    assert read_outcome(message).replies[0].body == b'{"order":17}'
+    with pytest.raises(ValueError, match="Expecting property name"):
+        make_message(b"{broken", serializer=PARCELS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"body": {"number": 17}}, "body is dict; allowed: bytes or str, or with serializer= any value"),
+        ({"key": 17}, "key is int 17; allowed: str"),
+        ({"tags": ["a"]}, "tags is list"),
+        ({"properties": {"a": 1}}, "property 'a' is int 1; allowed: str"),
+        ({"lease": 5}, "lease=5 is int; allowed: a timedelta"),
+        ({"serializer": JsonSerializer}, "serializer=.* allowed: an object with the methods serialize"),
+    ],
+)
+def test_what_no_message_can_have_is_rejected(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        make_message(**arguments)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def test_nothing_is_loaded_before_it_is_asked_for():
 
 def test_a_broker(ddmq_broker):
     seen = []
-    ddmq_broker.consumer("orders", "billing", seen.append)
+    ddmq_broker.consumer("billing", "orders", seen.append)
     ddmq_broker.producer().send("orders", b"one")
     ddmq_broker.run_until_idle()
     assert len(seen) == 1

@@ -1,9 +1,19 @@
+{{- define "ddmq.app" -}}
+{{- .Values.nameOverride | default "ddmq" | trunc 50 | trimSuffix "-" -}}
+{{- end }}
+
+{{- /* The name of everything: the release's name, and ddmq unless that contains it. At most 50 characters, so that
+the names of pods and services stay below 63. */ -}}
 {{- define "ddmq.name" -}}
-{{- if contains "ddmq" .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{ else }}{{ printf "%s-ddmq" .Release.Name | trunc 50 | trimSuffix "-" }}{{ end -}}
+{{- $app := include "ddmq.app" . -}}
+{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride }}
+{{- else if contains $app .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-%s" .Release.Name $app | trunc 50 | trimSuffix "-" }}
+{{- end -}}
 {{- end }}
 
 {{- define "ddmq.selector" -}}
-app.kubernetes.io/name: ddmq
+app.kubernetes.io/name: {{ include "ddmq.app" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
@@ -24,14 +34,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- define "ddmq.onKafka" -}}{{ if eq .Values.backend "kafka" }}true{{ end }}{{- end }}
 
-{{- /* Host names that the admin port answers to: the services', and those that the user adds. */ -}}
+{{- /* Host names that the admin port answers to: the services', the pod's own, and those that the user adds. */ -}}
 {{- define "ddmq.adminNames" -}}
 {{- $name := include "ddmq.name" . -}}
+{{- $ddmq := .Values.config.ddmq | default dict -}}
 {{- $names := list -}}
-{{- range $service := list $name (printf "%s-pods" $name) -}}
+{{- range $host := list $name (printf "%s-pods" $name) (printf "$(POD_NAME).%s-pods" $name) -}}
 {{- range $suffix := list "" (printf ".%s" $.Release.Namespace) (printf ".%s.svc" $.Release.Namespace) (printf ".%s.svc.cluster.local" $.Release.Namespace) -}}
-{{- $names = append $names (printf "%s%s" $service $suffix) -}}
+{{- $names = append $names (printf "%s%s" $host $suffix) -}}
 {{- end -}}
 {{- end -}}
-{{- concat $names .Values.adminNames | toJson -}}
+{{- concat $names .Values.adminNames ($ddmq.admin_names | default list) | toJson -}}
 {{- end }}

@@ -1,0 +1,144 @@
+"""UnavailableTopics: the topics to which no transaction should write now, and why. Pure.
+
+A transaction that waits for a partition which does not answer holds its transactional id, its group and
+queue, and what is behind it in its other partitions. So such topics are set aside:
+
+| what was seen                                                           | until                           |
+|-------------------------------------------------------------------------|---------------------------------|
+| in SURVEYS_MIN surveys in a row: no leader, or too few replicas in sync | a survey sees that it is over   |
+| a transaction was aborted for such a reason                             | a survey sees that it is over   |
+| a transaction was aborted because its records were not answered         | PAUSE_S, twice as long each     |
+|                                                                         | time, at most PAUSE_MAX_S       |
+
+Commits to a topic that is set aside fail at once. After that, and while one waits for an answer longer than
+usual, the topic is a suspect until a transaction with it is stored: its commits go one by one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+log = logging.getLogger(__name__)
+SURVEYS_MIN = 2  # a topic that was just made has no leader for a moment
+PAUSE_S, PAUSE_MAX_S = 1.0, 30.0
+TOPICS_MAX = 10_000  # suspects; beyond that the oldest is forgotten
+TIMED_OUT = "a partition does not answer"
+NO_LEADER = "a partition has no leader"
+TOO_FEW_IN_SYNC = "too few replicas are in sync"
+_METADATA_REASONS = (NO_LEADER, TOO_FEW_IN_SYNC)
+
+
+def why_blocked(partitions: Mapping[int, Any], numbers: Iterable[int], min_insync: int) -> str:
+    """Return why one of these partitions can take no record now, by their metadata; "" if all can."""
+    for number in numbers:
+        partition = partitions.get(number)
+        if partition is None:
+            continue
+        if partition.leader < 0:
+            return NO_LEADER
+        if len(partition.isrs) < min_insync:
+            return TOO_FEW_IN_SYNC
+    return ""
+
+
+class _Suspect:
+    """The observations about one topic. `until`: it is set aside until then. `pause_s`: for the next time."""
+
+    __slots__ = ("is_slow", "pause_s", "reason", "surveys", "until")
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self.until = 0.0
+        self.pause_s = PAUSE_S
+        self.surveys = 0  # in a row that saw a reason
+        self.is_slow = False  # a transaction waits for it, or did so
+
+
+class UnavailableTopics:
+    """Tells which topics are set aside, and which are suspects.
+
+    `now()`: monotonic seconds. `count`: how often a topic was set aside.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._topics: dict[str, _Suspect] = {}
+        self.count = 0
+        self._listeners: list[Callable[[], object]] = []
+
+    def add_listener(self, listener: Callable[[], object]) -> None:
+        """Call `listener` whenever a topic may be written to again."""
+        self._listeners.append(listener)
+
+    def reason_of(self, topic: str) -> str:
+        """Return why a topic is set aside; "" if it is not."""
+        suspect = self._topics.get(topic) if self._topics else None
+        return "" if suspect is None or suspect.until <= self._now() else suspect.reason
+
+    def is_suspect(self, topic: str) -> bool:
+        """Return whether a transaction with the topic must go by itself."""
+        return topic in self._topics
+
+    def was_set_aside(self, topic: str) -> bool:
+        """Return whether a suspect topic has failed before, so that a transaction should not wait long."""
+        suspect = self._topics.get(topic)
+        return suspect is not None and bool(suspect.reason)
+
+    def on_survey(self, blocked: Mapping[str, str]) -> None:
+        """Note the topics with partitions that can take no record, and the reasons, as a survey saw them."""
+        for topic, reason in blocked.items():
+            suspect = self._find_suspect(topic)
+            suspect.surveys += 1
+            if suspect.surveys >= SURVEYS_MIN:
+                self._set_aside(topic, suspect, reason, float("inf"))
+        for topic in self._topics.keys() - blocked.keys():
+            suspect = self._topics[topic]
+            suspect.surveys = 0
+            if suspect.reason in _METADATA_REASONS or not (suspect.reason or suspect.is_slow):
+                self._clear(topic)
+
+    def on_slow(self, topics: Iterable[str]) -> None:
+        """Note topics that have not answered a transaction for a while."""
+        for topic in topics:
+            self._find_suspect(topic).is_slow = True
+
+    def on_blocked(self, topics: Mapping[str, str]) -> None:
+        """Note the topics because of which a transaction was aborted, and the reasons."""
+        for topic, reason in topics.items():
+            suspect = self._find_suspect(topic)
+            if reason in _METADATA_REASONS:
+                self._set_aside(topic, suspect, reason, float("inf"))
+            else:
+                self._set_aside(topic, suspect, reason, self._now() + suspect.pause_s)
+                suspect.pause_s = min(suspect.pause_s * 2, PAUSE_MAX_S)
+
+    def on_stored(self, topics: Iterable[str]) -> None:
+        """Note topics that a transaction has written to."""
+        if not self._topics:
+            return
+        for topic in topics:
+            if topic in self._topics:
+                self._clear(topic)
+
+    def _clear(self, topic: str) -> None:
+        reason = self._topics.pop(topic).reason
+        if reason:
+            log.warning("topic %s: it can be written to again (%s)", topic, reason)
+        for listener in self._listeners:
+            listener()
+
+    def _find_suspect(self, topic: str) -> _Suspect:
+        suspect = self._topics.get(topic)
+        if suspect is None:
+            if len(self._topics) >= TOPICS_MAX:
+                del self._topics[next(iter(self._topics))]
+            suspect = self._topics[topic] = _Suspect()
+        return suspect
+
+    def _set_aside(self, topic: str, suspect: _Suspect, reason: str, until: float) -> None:
+        if suspect.reason != reason:
+            log.warning("topic %s is set aside, nothing is committed to it: %s", topic, reason)
+            self.count += 1
+        suspect.reason, suspect.until = reason, until

@@ -1,0 +1,169 @@
+"""Explain a call with an argument that does not exist: name the argument that is meant, and the page. Pure.
+
+`explain_arguments` wraps the constructors and `send`. It changes no signature, and it looks at a call only
+after Python has rejected it. Users of Kafka, RocketMQ, RabbitMQ, Celery and Dramatiq have their own names for
+arguments; the tables below list those that no similar name leads to.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+R = TypeVar("R")
+SIMILARITY_MIN = 0.7
+SUGGESTIONS_MAX = 3
+
+# Our argument, and what others call it.
+_COUNTERPARTS = {
+    "proxies": ("bootstrap_servers", "brokers", "broker_url", "host", "name_server", "servers", "url"),
+    "handler": ("callback", "listener", "message_listener", "on_message"),
+    "threads": ("concurrency", "consume_thread_num", "max_workers", "num_workers", "workers"),
+    "concurrency": ("threads", "consume_thread_num", "max_workers", "num_workers", "workers"),
+    "start": ("auto_offset_reset", "consume_from_where", "from_where"),
+    "auto_ack": ("enable_auto_commit", "no_ack"),
+    "tags": ("expression", "filter", "sub_expression"),
+    "sql": ("filter", "selector"),
+    "body": ("data", "message", "payload", "value"),
+    "key": ("message_group", "ordering_key"),
+    "shard_key": ("partition_key",),
+    "queue": ("partition",),
+    "properties": ("headers",),
+    "level": ("delay_level",),
+    "delay": ("countdown",),
+    "deliver_at": ("eta",),
+    "every": ("interval", "period"),
+    "attempts_max": ("max_retries", "retries", "retry_times"),
+}
+# What is no argument of a client, and what to use.
+_ELSEWHERE: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("dead_letter_queue", "dead_letter_topic", "dlq", "on_dead_letter", "on_failure"),
+        "no function is called for a dead letter. `ddmq dlq show GROUP`, Admin.list_dead_letters(GROUP) and"
+        " any consumer of the topic %DLQ%GROUP read them; `ddmq group set GROUP --topic TOPIC"
+        " --on-dead-letter park` makes the key wait for an operator instead (docs/retries.md#dead-letters)",
+    ),
+    (
+        ("max_attempts", "max_reconsume_times", "max_retries", "retries", "retry_backoff"),
+        "the group's settings retry_intervals_ms, retry_steps and ordered_deliveries_max say how often a"
+        " message is delivered, as in `ddmq group set GROUP --topic TOPIC --retry-steps 3`;"
+        " message.fail(delay_ms=...) says when the next attempt is (docs/retries.md)",
+    ),
+    (("priority",), "there are no priorities; give urgent messages a topic of their own (docs/client.md)"),
+    (
+        ("access_key", "password", "sasl_mechanism", "secret_key", "security_protocol", "ssl", "tls"),
+        "there is no authentication and no TLS yet (SECURITY.md)",
+    ),
+)
+
+
+def explain_arguments(page: str, missing: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator: the TypeError of a wrong argument names the right one, and `page`.
+
+    `missing`: added to the error if an argument is missing.
+    """
+
+    def decorate_function(function: Callable[P, R]) -> Callable[P, R]:
+        explain = partial(_explain_error, function, page, missing)
+        if inspect.iscoroutinefunction(function):
+            return cast(Callable[P, R], _wrap_async(function, explain))
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return function(*args, **kwargs)
+            except TypeError as error:
+                if _is_raised_inside(error):
+                    raise
+                raise explain(error, args, kwargs) from None
+
+        return call
+
+    return decorate_function
+
+
+def _wrap_async(function: Callable[..., Any], explain: Callable[..., TypeError]) -> Callable[..., Any]:
+    """Wrap a coroutine function in one, so that it is still known as such, to mocks for example."""
+
+    @wraps(function)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await function(*args, **kwargs)
+        except TypeError as error:
+            if _is_raised_inside(error):
+                raise
+            raise explain(error, args, kwargs) from None
+
+    return call
+
+
+def _is_raised_inside(error: TypeError) -> bool:
+    """Return whether the function's own code raised the error, which is then none of its arguments' names."""
+    return error.__traceback__ is None or error.__traceback__.tb_next is not None
+
+
+def _explain_error(
+    function: Callable[..., Any],
+    page: str,
+    missing: str,
+    error: TypeError,
+    args: Sequence[object],
+    kwargs: dict[str, Any],
+) -> TypeError:
+    """Return an error in place of Python's own; that one if it says enough."""
+    parameters = inspect.signature(function).parameters.values()
+    names = [each.name for each in parameters if each.name != "self"]
+    owner = function.__qualname__.removesuffix(".__init__")
+    call = owner if owner != function.__qualname__ else function.__name__
+    unknown = [name for name in kwargs if name not in names]
+    if unknown:
+        suggestions = (
+            f"{call}() has no argument {name!r}; {_suggest_name(name, names, page)}" for name in unknown
+        )
+        return TypeError("\n".join(suggestions))
+    by_position = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    if len(args) <= len(by_position):
+        return TypeError(f"{error}; {missing} ({page})") if missing and " missing " in str(error) else error
+    positional = [name for name in by_position if name != "self"]
+    count = len(args) - len(by_position) + len(positional)
+    example = next(name for name in names if name not in positional)
+    return TypeError(
+        f"{call}() takes {', '.join(positional)} by position, and got {count} arguments;"
+        f" allowed: all others by name, as in {example}=... ({page})"
+    )
+
+
+def _suggest_name(name: str, names: Sequence[str], page: str) -> str:
+    counterparts = [ours for ours, theirs in _COUNTERPARTS.items() if name in theirs and ours in names]
+    if counterparts:
+        return _format_question(counterparts, page)
+    for theirs, text in _ELSEWHERE:
+        if name in theirs:
+            return text
+    settings = _group_settings() if "group" in names else []
+    similar = [] if name in settings else get_close_matches(name, names, SUGGESTIONS_MAX, SIMILARITY_MIN)
+    if similar:
+        return _format_question(similar, page)
+    for setting in get_close_matches(name, settings, 1, SIMILARITY_MIN):
+        option = setting.replace("_", "-")
+        return (
+            f"{setting} is a setting of the group: `ddmq group set GROUP --topic TOPIC --{option} ...`, or"
+            f" Admin.update_subscription(GROUP, TOPIC, {setting}=...) (docs/configuration.md)"
+        )
+    words = set(name.split("_")) - {"max", "ms", "on"}
+    sharing = [ours for ours in names if words & set(ours.split("_"))][:SUGGESTIONS_MAX]
+    return _format_question(sharing, page) if sharing else f"allowed: {', '.join(names)} ({page})"
+
+
+def _format_question(names: Sequence[str], page: str) -> str:
+    return f"did you mean {' or '.join(names)}? ({page})"
+
+
+def _group_settings() -> list[str]:
+    from ddmq_client.admin.records import GroupSettings  # only now: an application may need no Admin
+
+    return list(GroupSettings.__annotations__)

@@ -1,0 +1,63 @@
+"""Messages that wait in chains stay in memory for a while: which, and how many bytes."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+from backend.records import ProgressView, QueueRef
+from proxy_consumer.core.retry_policy import RetryPolicy
+from proxy_consumer.core.subscribed_queue import KEPT_BATCHES, KEPT_BYTES_MAX, ReadPlan, SubscribedQueue
+from proxy_consumer.core.tally import Budget, Count, Tally
+
+SIZE = 10
+
+
+def queue(read_bytes: Count) -> SubscribedQueue:
+    view, plan = ProgressView(0, (), {}, 1, 0), ReadPlan(lambda wanted: (wanted, 1), 1)
+    ref = QueueRef("T", 3, 1)
+    return SubscribedQueue(ref, view, 0, RetryPolicy((), -1), Budget(), Tally(), plan, read_bytes, deque())
+
+
+def batch(messages: int = 2) -> Any:
+    return SimpleNamespace(deliveries=[bytes(SIZE)] * messages)
+
+
+def test_those_of_the_newest_batches_are_kept_and_counted_with_their_batch() -> None:
+    read_bytes = Count()
+    one = queue(read_bytes)
+    for number in range(KEPT_BATCHES + 1):
+        read = batch()
+        one.keep_read(2 * number, read, 0)
+        one.keep_read(2 * number + 1, read, 1)
+    assert sorted(one.reread) == list(range(2, 2 * KEPT_BATCHES + 2))
+    assert read_bytes.value == KEPT_BATCHES * 2 * SIZE
+    one.forget_reads()
+    assert (one.reread, read_bytes.value) == ({}, 0)
+
+
+def test_a_message_that_was_read_again_outlives_its_first_batch() -> None:
+    one = queue(Count())
+    one.keep_read(0, batch(), 0)
+    again = batch()
+    one.reread[0] = again, 1
+    for number in range(1, KEPT_BATCHES + 1):
+        one.keep_read(number, batch(), 0)
+    assert one.reread[0] == (again, 1)
+
+
+def test_nothing_more_is_kept_at_the_bound_of_all_subscriptions() -> None:
+    read_bytes = Count()
+    read_bytes.value = KEPT_BYTES_MAX
+    one = queue(read_bytes)
+    one.keep_read(0, batch(), 0)
+    assert (one.reread, read_bytes.value) == ({}, KEPT_BYTES_MAX)
+
+
+def test_a_lost_queue_gives_its_bytes_back() -> None:
+    read_bytes = Count()
+    one = queue(read_bytes)
+    one.keep_read(0, batch(), 0)
+    one.release_all()
+    assert read_bytes.value == 0
