@@ -61,7 +61,11 @@ def _open_kafka(settings: EngineSettings) -> Backend:
     from backend.kafka.opening import open_kafka
 
     return open_kafka(
-        settings.options, clock=settings.clock, data_dir=settings.data_dir, on_waiting=settings.on_waiting
+        settings.options,
+        clock=settings.clock,
+        data_dir=settings.data_dir,
+        metrics=settings.metrics,
+        on_waiting=settings.on_waiting,
     )
 
 

@@ -139,11 +139,13 @@ class Membership(Protocol):
 class Health(NamedTuple):
     """The state of an engine.
 
-    `ready`: it accepts appends. `reason`: one line that describes any problem.
+    `ready`: it accepts appends. `reason`: one line that describes any problem. `warning`: one line about a
+    problem that does not keep it from being ready.
     """
 
     ready: bool
     reason: str
+    warning: str = ""
 
 
 class Backend(ABC):

@@ -121,6 +121,17 @@ LAYOUT: dict[str, list[Panel]] = {
         Panel("Gate: 1 sends, 2 all writes refused", "ddmq_log_gate", ("instance",)),
         Panel("Damage found", "ddmq_log_damaged_total", ("file",)),
     ],
+    "Kafka": [
+        Panel("A commit", "ddmq_kafka_commit_us"),
+        Panel("A commit, slowest 1 %", "ddmq_kafka_commit_us", ("kind",)),
+        Panel("Commits by outcome", "ddmq_kafka_commits_total", ("kind", "outcome")),
+        Panel("Sends on their way, bytes", "ddmq_kafka_pending_bytes", ("instance",)),
+        Panel("Sends on their way", "ddmq_kafka_pending_records", ("instance",)),
+        Panel("Producers replaced", "ddmq_kafka_producers_replaced_total", ("instance", "producer")),
+        Panel("Round trip to a broker, slowest 1 %", "ddmq_kafka_broker_rtt_ms", ("broker",)),
+        Panel("Delayed by a quota", "ddmq_kafka_throttle_ms", ("broker",)),
+        Panel("Follower lag", "ddmq_kafka_follower_lag_ms", ("instance",)),
+    ],
     "Processes": [
         Panel("Up", "ddmq_rpc_connections", ("instance",), unit="short",
               expr='up{job=~"$job", instance=~"$instance"}'),

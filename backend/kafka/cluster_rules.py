@@ -41,11 +41,15 @@ MESSAGES = frozenset((Kind.DELAYED, Kind.INNER, Kind.MADE))
 
 
 class CheckedResource(NamedTuple):
-    """A topic or a broker with its settings; `settings` None means that this user may not read them."""
+    """A topic or a broker with its settings; `settings` None means that this user may not read them.
+
+    `denied`: the rights that this user lacks on a topic, by Kafka's names of the operations.
+    """
 
     name: str
     kind: Kind
     settings: Mapping[str, str] | None
+    denied: frozenset[str] = frozenset()
 
 
 class ClusterFacts(NamedTuple):
@@ -60,7 +64,7 @@ class ClusterFacts(NamedTuple):
 class ClusterFinding(NamedTuple):
     """A setting that breaks a promise, with all resources where it does.
 
-    `loses`: acknowledged messages may be lost.
+    `loses`: acknowledged messages may be lost. `stops`: nothing works.
     """
 
     resources: tuple[str, ...]
@@ -68,6 +72,7 @@ class ClusterFinding(NamedTuple):
     breaks: str
     remedy: str
     loses: bool
+    stops: bool = False
 
     @property
     def resource_names(self) -> str:

@@ -15,16 +15,17 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import gevent
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource
 
 from backend.kafka.admission import TopicAdmission
 from backend.kafka.clients.admin import WAITING_TOPICS, SystemTopics
+from backend.kafka.cluster_rights import NEEDED_RIGHTS, find_denied
 from backend.kafka.cluster_rules import (
     REPLICAS,
     CheckedResource,
@@ -37,10 +38,12 @@ from backend.kafka.engine.backend import KafkaBackend
 from backend.kafka.errors import LastError, client_settings, has_code, is_gone
 from backend.kafka.options import KafkaOptions
 from backend.kafka.state.tables import SettingsState
+from backend.kafka.tokens import TokenProvider
 from backend.port import Backend
 from backend.records import CommitBatch
 from ddmq_common.clock import Clock
 from ddmq_common.errors import ConfigError, DdmqError, RemoteError
+from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import COMPACTED_TOPICS, is_internal
 from ddmq_common.native_threads import in_thread
 
@@ -55,6 +58,7 @@ def open_kafka(
     *,
     clock: Clock,
     data_dir: Path | None = None,
+    metrics: Registry | None = None,
     on_waiting: Callable[[str], object] = lambda reason: None,
 ) -> KafkaBackend:
     """Open the Kafka engine; return when the cluster answers and its state was read.
@@ -68,7 +72,7 @@ def open_kafka(
     cluster_id = _await_cluster(options, clock, on_waiting)
     if data_dir is not None:
         check_directory(data_dir, cluster_id, options.bootstrap)
-    backend = KafkaBackend(options, clock)
+    backend = KafkaBackend(options, clock, metrics)
     try:
         say_at = clock.monotonic() + LOG_INTERVAL_S
         while not (health := backend.health()).ready:
@@ -90,10 +94,11 @@ def open_kafka(
 def _await_cluster(options: KafkaOptions, clock: Clock, on_waiting: Callable[[str], object]) -> str:
     """Wait until the cluster answers, and return its id."""
     say_at = clock.monotonic()
-    look = ClusterCheck(options)
+    check: ClusterCheck | None = None
     while True:
         try:
-            return in_thread(look.read_cluster_id)
+            check = check or in_thread(ClusterCheck, options)
+            return in_thread(check.read_cluster_id)
         except RemoteError as error:
             reason = str(error)
         on_waiting(reason)
@@ -127,9 +132,17 @@ class ClusterCheck:
         self._options = options
         self._end = time.monotonic() + wait_s
         self._last_error = LastError(options)
+        if options.tokens is not None:
+            self._fetch_token(options.tokens)
         settings = {**options.client_settings(client_id="ddmq-check"), "error_cb": self._last_error}
         with client_settings(options):
             self._admin = AdminClient(settings)  # type: ignore[arg-type]
+
+    def _fetch_token(self, tokens: TokenProvider) -> None:
+        try:
+            tokens.fetch()
+        except RemoteError as error:
+            raise RemoteError(f"Kafka at {self._options.bootstrap} is not asked: {error}") from error
 
     def read_facts(self, made: Iterable[str] | None = None) -> ClusterFacts:
         """Read the settings that the cluster rules check.
@@ -198,8 +211,8 @@ class ClusterCheck:
         """Return the topics that have stored settings, read from the settings topic `topic`."""
         state = SettingsState()
         consumer = Consumer(self._options.client_settings(
-            group_id=f"{self._options.namespace}.check", enable_auto_commit=False, enable_partition_eof=True,
-            isolation_level="read_committed", auto_offset_reset="earliest",
+            group_id=self._options.names.system_group("check"), enable_auto_commit=False,
+            enable_partition_eof=True, isolation_level="read_committed", auto_offset_reset="earliest",
         ))  # fmt: skip
         try:
             consumer.assign([TopicPartition(topic, 0, 0)])
@@ -219,7 +232,7 @@ class ClusterCheck:
 
     def _read_topics(self, names: list[str], kinds: Mapping[str, Kind]) -> list[CheckedResource]:
         descriptions = self._admin.describe_topics(
-            TopicCollection(names), request_timeout=self._remaining_s()
+            TopicCollection(names), request_timeout=self._remaining_s(), include_authorized_operations=True
         )
         resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
         answers = self._admin.describe_configs(resources, request_timeout=self._remaining_s())
@@ -227,7 +240,7 @@ class ClusterCheck:
         places = []
         for name, answer in descriptions.items():
             try:
-                parts = answer.result(self._remaining_s()).partitions
+                topic = answer.result(self._remaining_s())
             except KafkaException as error:
                 if is_gone(error):
                     continue
@@ -235,13 +248,14 @@ class ClusterCheck:
                     raise
                 places.append(CheckedResource(name, kinds[name], None))
                 continue
-            copies = min((len(part.replicas) for part in parts), default=1)
+            copies = min((len(part.replicas) for part in topic.partitions), default=1)
             topic_settings = settings[name]
             places.append(
                 CheckedResource(
                     name,
                     kinds[name],
                     None if topic_settings is None else {**topic_settings, REPLICAS: str(copies)},
+                    _find_missing_rights(topic.authorized_operations),
                 )
             )
         return places
@@ -268,6 +282,14 @@ class ClusterCheck:
             raise
 
 
+def _find_missing_rights(allowed: Sequence[AclOperation] | None) -> frozenset[str]:
+    """Return the needed rights that are not among the allowed operations; None: the brokers do not say."""
+    if not allowed:
+        return frozenset()
+    names = {operation.name.replace("_", "").lower() for operation in allowed}
+    return frozenset(right for right in NEEDED_RIGHTS if right.lower() not in names)
+
+
 def _in_parts(names: list[str]) -> Iterable[list[str]]:
     return (names[start : start + TOPICS_AT_ONCE] for start in range(0, len(names), TOPICS_AT_ONCE))
 
@@ -282,7 +304,8 @@ def start_cluster_check(options: KafkaOptions, made: Iterable[str]) -> threading
 
 def _log_violations(options: KafkaOptions, made: frozenset[str]) -> None:
     try:
-        violations: list[ClusterFinding] = find_violations(ClusterCheck(options).read_facts(made), options)
+        facts = ClusterCheck(options).read_facts(made)
+        violations: list[ClusterFinding] = [*find_denied(facts), *find_violations(facts, options)]
     except Exception as error:  # nothing waits for it
         log.warning("the cluster's settings were not checked: %s", options.mask_secrets(str(error)))
         return

@@ -5,7 +5,8 @@ The names of the options are those of conf/backend.yaml; each comment says what 
 No two topics of one side share a name of the other. Kafka's alphabet is letters, digits and `. _ -`, ours has
 no dot but `% |`. A topic of another program keeps its name, with each dot as `%2E`. Of our topics, a name
 that Kafka can take is the same there (`%2E` is a dot again); the rest becomes `NAMESPACE.x.` and the name,
-with each byte that Kafka forbids, and each `-`, as `-HH`. `topic_prefix` precedes every name.
+with each byte that Kafka forbids, and each `-`, as `-HH`. `topic_prefix` precedes every name, also those of
+groups and transactional ids.
 docs/formats-kafka.md has examples.
 """
 
@@ -18,6 +19,7 @@ from fnmatch import fnmatchcase
 from hashlib import blake2b
 from typing import ClassVar, NamedTuple
 
+from backend.kafka.tokens import TokenProvider, load_provider
 from backend.records import Capabilities, Durability
 from ddmq_common.errors import CallerError, ConfigError
 from ddmq_common.names import topic_fault
@@ -41,6 +43,14 @@ class Names(NamedTuple):
     def system_topic(self, part: str) -> str:
         """Return Kafka's name of the system topic `part`, such as `settings`."""
         return f"{self.prefix}{self.namespace}.{part}"
+
+    def system_group(self, part: str) -> str:
+        """Return the Kafka group id of the engine's own consumers for `part`, such as `reader`."""
+        return self.system_topic(part)
+
+    def to_kafka_group(self, group: str) -> str:
+        """Return the Kafka group to which the committed offsets of our `group` are mirrored."""
+        return self.prefix + group
 
     def to_kafka(self, name: str) -> str:
         """Return Kafka's name of our topic `name`. Raises CallerError if that would be too long."""
@@ -132,6 +142,8 @@ DEFAULT_SETTINGS: Mapping[str, str | int] = {
     "socket.connection.setup.timeout.ms": 5_000,
     "log_level": 2,  # librdkafka's own lines, several a second while a broker is away; reasons come otherwise
 }
+OAUTHBEARER = "OAUTHBEARER"
+TOKEN_SETTINGS: Mapping[str, str] = {"security.protocol": "SASL_SSL", "sasl.mechanism": OAUTHBEARER}
 
 # Of the producer of all appends.
 APPEND_SETTINGS: Mapping[str, str | int | float | bool] = {
@@ -152,7 +164,7 @@ class KafkaOptions:
 
     bootstrap: str = "127.0.0.1:9092"  # HOST:PORT of one or more brokers, commas between
     namespace: str = "ddmq"  # the system's own topics are NAMESPACE.settings and so on
-    topic_prefix: str = ""  # before every topic's name in Kafka: several installations on one cluster
+    topic_prefix: str = ""  # before each name of a topic, group and transactional id in Kafka
     topics: tuple[str, ...] = ("*",)  # patterns of the topics of others that are let in
     replication_factor: int = 0  # of topics that are made; 0 = what the cluster does
     min_insync: int = 0  # the same of min.insync.replicas
@@ -166,6 +178,7 @@ class KafkaOptions:
     readers: int = 4  # consumers that read; each reads a queue at one place
     topics_poll_ms: int = 1_000  # how soon topics that others made are seen
     librdkafka: Mapping[str, str] = field(default_factory=dict)  # to every client: TLS, SASL, compression
+    token_provider: str = ""  # MODULE:FUNCTION that returns the tokens of SASL OAUTHBEARER
 
     heartbeat_ms_max: ClassVar[int] = 500
     progress_partitions: ClassVar[int] = 4  # of NAMESPACE.progress when it is created
@@ -187,6 +200,15 @@ class KafkaOptions:
         for name in self.librdkafka:
             if name in ENGINE_SETTINGS:
                 _reject("librdkafka", name, "anything but what the engine sets itself")
+        if self.token_provider:
+            self._check_token_settings()
+
+    def _check_token_settings(self) -> None:
+        for name, value in self.librdkafka.items():
+            if name in ("sasl.mechanism", "sasl.mechanisms") and value != OAUTHBEARER:
+                _reject(f"librdkafka.{name}", value, f"{OAUTHBEARER}, because there is a token_provider")
+            if name == "sasl.oauthbearer.method" and value != "default":
+                _reject(f"librdkafka.{name}", value, "default, because there is a token_provider")
 
     def _check_numbers(self) -> None:
         lows = {
@@ -225,7 +247,13 @@ class KafkaOptions:
         `settings` have _ for each dot and take precedence over the configured ones.
         """
         fixed = {name.replace("_", "."): value for name, value in settings.items()}
-        return {**DEFAULT_SETTINGS, **self.librdkafka, "bootstrap.servers": self.bootstrap, **fixed}
+        tokens = {} if self.tokens is None else {**TOKEN_SETTINGS, "oauth_cb": self.tokens}
+        return {**DEFAULT_SETTINGS, **tokens, **self.librdkafka, "bootstrap.servers": self.bootstrap, **fixed}
+
+    @property
+    def tokens(self) -> TokenProvider | None:
+        """The token provider of all clients, or None. Raises ConfigError if it cannot be loaded."""
+        return load_provider(self.token_provider) if self.token_provider else None
 
     def mask_secrets(self, text: str) -> str:
         """Mask every configured secret in an error text of librdkafka or a broker."""
@@ -233,7 +261,7 @@ class KafkaOptions:
         for secret in sorted(map(str, secrets), key=len, reverse=True):
             if secret:
                 text = text.replace(secret, MASKED)
-        return text
+        return text if self.tokens is None else self.tokens.mask(text)
 
     def secret_names(self) -> list[str]:
         """Return the names of the configured librdkafka settings that hold a secret."""

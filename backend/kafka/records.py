@@ -23,6 +23,7 @@ Encoded = tuple[bytes | None, bytes, Headers]
 NO_SYSTEM: Mapping[str, str] = {}
 OWN_PREFIX = "ddmq-"
 ID, BORN, FLAGS, DUE = "ddmq-id", "ddmq-born", "ddmq-flags", "ddmq-due"
+FLAGS_MAX = 255
 TAG, RAW = "ddmq-tag", "ddmq-raw"
 PROPERTY, CODED, SYSTEM = "ddmq-p-", "ddmq-b-", "ddmq-s-"
 BASE64 = ";base64"  # ends the name of a property whose value is base64 of bytes that are no text
@@ -135,13 +136,14 @@ class KafkaRecord:
             if name == ID:
                 self.message_id = value if value is not None and len(value) == 16 else b""
             elif name == BORN:
-                self.born_ms = _to_number(value)
+                self.born_ms = max(_to_number(value), 0)
             elif not name.startswith(OWN_PREFIX):
                 _put_property(properties, name, value)
             elif name == TAG:
                 tag = _to_text(value)
             elif name == FLAGS:
-                self.flags = _to_number(value)
+                flags = _to_number(value)
+                self.flags = flags if 0 <= flags <= FLAGS_MAX else 0
             elif name == DUE:
                 self.due_ms = _to_number(value)
             elif name == RAW:

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -126,6 +126,8 @@ def run_checks(data_dir: Path | None, config_dir: Path | None) -> Iterator[Check
             )
         yield result
     yield admin
+    if admin.found.partition(": ")[2].startswith(SERVER_RUNS):
+        yield from check_running_server(config.serve.address("admin"))
 
 
 def _describe_origin(config: Configuration, folder: Path | None) -> str:
@@ -155,6 +157,7 @@ def check_disk(data_dir: Path, config: Configuration) -> Iterator[CheckResult]:
 def check_kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
     """Check that the cluster answers, belongs to the directory, and has no setting that breaks a promise."""
     try:
+        from backend.kafka.cluster_rights import find_denied
         from backend.kafka.cluster_rules import find_violations
         from backend.kafka.opening import ClusterCheck, check_directory
     except ImportError as error:
@@ -175,9 +178,10 @@ def check_kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
     except ConfigError as error:
         fault, _, remedy = str(error).partition(": ")
         yield CheckResult("kafka cluster", FAILED, fault, remedy)
-    for finding in find_violations(facts, options):
+    for finding in (*find_denied(facts), *find_violations(facts, options)):
         summary = f"{finding.resource_names}: {finding.setting}: {finding.breaks}"
-        yield CheckResult("kafka setting", FAILED if finding.loses else WARNING, summary, finding.remedy)
+        status = FAILED if finding.loses or finding.stops else WARNING
+        yield CheckResult("kafka setting", status, summary, finding.remedy)
 
 
 def check_python() -> CheckResult:
@@ -313,15 +317,31 @@ def check_port(part: str, address: HostPort) -> CheckResult:
     return CheckResult(f"{part} port", OK, f"{address} is free")
 
 
+def check_running_server(address: HostPort) -> Iterator[CheckResult]:
+    """Report the warning of the server at the admin address, if one runs there and has one."""
+    warning = _server_health(address).get("warning")
+    if warning:
+        problem, _, remedy = warning.partition(": ")
+        yield CheckResult("server", FAILED, problem, f"{remedy}; see docs/kafka.md, several machines")
+
+
 def _server_state(address: HostPort) -> str:
     """Describe whether the ddmq server at the address is ready; empty if it is another program."""
+    health = _server_health(address)
+    if not health:
+        return ""
+    return "ready" if health["ready"] else f"not ready: {health['reason']}"
+
+
+def _server_health(address: HostPort) -> dict[str, Any]:
+    """Return what the ddmq server at the address says of its health; empty if there is none."""
     from ddmq.cli.admin_client import AdminClient
 
     try:
         health = AdminClient(address, timeout_s=2.0).get("health")
-        return "ready" if health["ready"] else f"not ready: {health['reason']}"
-    except (click.ClickException, KeyError, TypeError):
-        return ""
+        return {name: health[name] for name in health} if {"ready", "reason"} <= set(health) else {}
+    except (click.ClickException, TypeError):
+        return {}
 
 
 def _nearest_existing(path: Path) -> Path:

@@ -449,6 +449,54 @@ LOG_DISK = _gauge(
     "that all writes are rejected.",
     unit="1",
 )
+# --- Kafka, the clients of this process
+KAFKA_PENDING_RECORDS = _gauge(
+    "ddmq_kafka_pending_records",
+    "Records of sends on their way to the brokers. At 100,000, sends are rejected.",
+)
+KAFKA_PENDING_BYTES = _gauge(
+    "ddmq_kafka_pending_bytes",
+    "Bytes of these records. At pending_bytes_max of backend.yaml, sends are rejected.",
+    unit="bytes",
+)
+KAFKA_COMMIT = _histogram(
+    "ddmq_kafka_commit_us",
+    "Time from the write of a commit of acknowledgements, retries or delays to Kafka's answer, by kind: "
+    "plain, transaction.",
+    "kind",
+    unit="us",
+)
+KAFKA_COMMITS = _counter(
+    "ddmq_kafka_commits_total",
+    "Commits by kind (plain, transaction) and outcome: stored, refused (nothing is stored, and most are "
+    "retried), fenced (another process has taken over the transactions of this one), unknown.",
+    "kind",
+    "outcome",
+)
+KAFKA_PRODUCERS_REPLACED = _counter(
+    "ddmq_kafka_producers_replaced_total",
+    "Producers that were replaced, because Kafka gave up on them or did not answer in time, by producer: "
+    "messages, progress. The outcome of records that were never answered is unknown.",
+    "producer",
+)
+KAFKA_FOLLOWER_LAG = _gauge(
+    "ddmq_kafka_follower_lag_ms",
+    "Age of the newest heartbeat of this process that came back, if a later one is on its way; normally "
+    "below 1,000. At session_ms of backend.yaml, the process loses its queues.",
+    unit="ms",
+)
+KAFKA_BROKER_RTT = _gauge(
+    "ddmq_kafka_broker_rtt_ms",
+    "99th percentile of the round trips to a broker, as librdkafka measures them for progress, over 10 s.",
+    "broker",
+    unit="ms",
+)
+KAFKA_THROTTLE = _gauge(
+    "ddmq_kafka_throttle_ms",
+    "Longest time for which a broker delayed an answer because of a quota, over 10 s, for progress.",
+    "broker",
+    unit="ms",
+)
 # --- sessions of several processes over one directory
 SESSIONS = _gauge("ddmq_sessions", "Open sessions at this writer.")
 SESSIONS_ENDED = _counter("ddmq_sessions_ended_total", "Sessions ended, by reason.", "reason")

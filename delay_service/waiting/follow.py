@@ -16,7 +16,7 @@ from backend.completion import Completion
 from backend.ownership.reader import interpret_batch
 from backend.port import Backend
 from backend.records import Bounds, QueueRef, ReadBatch
-from ddmq_common.clock import Clock
+from ddmq_common.clock import NEVER, Clock
 from ddmq_common.errors import DamagedError, TryLaterError
 from ddmq_common.event_loop import sleep
 from ddmq_common.names import WAITING_TOPIC
@@ -136,7 +136,9 @@ class Follower:
 
     def _report_progress(self, to: int) -> None:
         now = self._clock.monotonic()
-        if now >= self._report_at:
+        if self.at_end:
+            self._report_at = NEVER  # restored; a standby goes on following
+        elif now >= self._report_at:
             self._report_at = now + REPORT_INTERVAL_S
             log.info(
                 "delay shard %d is restored: %d rows so far, at offset %d of %d",

@@ -194,7 +194,7 @@ class AppendProducers:
     """The producers of one process's appends. All methods must be called on the hub.
 
     `settle` is called after reports were added to `reports`; `on_created` when a producer that was missing is
-    there.
+    there. `replaced`: how often a producer was retired or failed.
     """
 
     def __init__(
@@ -220,6 +220,7 @@ class AppendProducers:
         self._retired: dict[ReportingProducer, float] = {}  # since when
         self._creating: set[ProducerRole] = set()
         self._next_leaders = 0
+        self.replaced = 0
         self._finds_leaders = self._closed = False
         self._current: dict[ProducerRole, ReportingProducer] = {}
         self._add(ProducerRole.SHARED, Producer(self._settings))
@@ -330,6 +331,7 @@ class AppendProducers:
         old = self._current.get(role)
         if old is not None:
             self._retired[old] = self._clock.monotonic()
+            self.replaced += 1
         self._add(role, producer)
         self._on_created()
 
@@ -346,6 +348,7 @@ class AppendProducers:
         for role, current in list(self._current.items()):
             if current is producer:
                 del self._current[role]
+                self.replaced += 1
                 self._create(role)
 
     def _on_ended(self, producer: ReportingProducer) -> None:

@@ -110,7 +110,7 @@ class FollowerThread:
             {
                 "fetch.queue.backoff.ms": 5,
                 **self._client,
-                "group.id": f"{self._options.namespace}.follower",  # nobody joins it, nothing is committed
+                "group.id": self._options.names.system_group("follower"),  # nothing is committed under it
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "enable.partition.eof": True,

@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 IDLE_S = 0.1
 FLUSH_S = 5.0
 WARM_S = 2.0
+STATISTICS_INTERVAL_MS = 10_000
 _UNKNOWN = "progress may be stored or not: "
 
 
@@ -77,6 +78,8 @@ class Producers:
         self._on_retired = on_retired
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._broken = False  # Kafka has given up on the plain one
+        self.replaced = 0  # how often the plain producer was, because it failed
+        self.statistics = ""  # those of librdkafka, of the plain producer, when last reported
         self._plain = self._create_producer()
         self._name = ""
         self._stop = False
@@ -222,6 +225,7 @@ class Producers:
             new.list_topics(self._coordination, WARM_S)  # else its first heartbeat has to wait for that
         except KafkaException as error:
             log.debug("a new producer could not ask for its topic yet: %s", error)
+        self.replaced += self._broken
         old, self._plain, self._broken = self._plain, new, False
         self._poll(old, 0)
         old.purge()
@@ -255,10 +259,15 @@ class Producers:
             "enable.idempotence": True,
             "acks": "all",
         }
-        if transactional is not None:
+        if transactional is None:
+            config["statistics.interval.ms"], config["stats_cb"] = STATISTICS_INTERVAL_MS, self._on_statistics
+        else:
             config["transactional.id"] = transactional
             config["transaction.timeout.ms"] = self._options.transaction_timeout_ms
         return Producer(config)
+
+    def _on_statistics(self, text: str) -> None:
+        self.statistics = text
 
     def _write(self, writes: Sequence[ProducerRecord]) -> list[int]:
         """Write records with the plain producer and return their offsets."""

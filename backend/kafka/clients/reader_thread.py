@@ -98,6 +98,13 @@ class ReaderThread:
         """Pause or resume fetching for stream `serial` of a partition."""
         self._add_command(self._set_paused, partition, serial, paused)
 
+    def report_high(self, partition: Partition, serial: int, report: Callable[[int, int], object]) -> None:
+        """Call `report(serial, offset)` on the hub with the offset after the partition's last record.
+
+        The records of open transactions count. This requests nothing from a broker.
+        """
+        self._add_command(self._report_high, partition, serial, report)
+
     def ask_to_end(self) -> None:
         """Request the end of the thread without waiting for it."""
         self._stop = True
@@ -151,7 +158,9 @@ class ReaderThread:
     def _consumer_settings(self) -> dict[str, Any]:
         return {
             **self._options.client_settings(),
-            "group.id": f"{self._options.namespace}.reader",  # asked for; nothing is committed under it
+            "group.id": self._options.names.system_group(
+                "reader"
+            ),  # asked for; nothing is committed under it
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "isolation.level": "read_committed",
@@ -170,6 +179,13 @@ class ReaderThread:
                 act(*arguments)
             except KafkaException:
                 log.warning("%s: %s was refused", self._name, act.__name__, exc_info=True)
+
+    def _report_high(self, partition: Partition, serial: int, report: Callable[[int, int], object]) -> None:
+        """Report the end of a partition as the brokers last stated it, including open transactions."""
+        assigned = self._assigned.get(partition)
+        if assigned is not None and assigned.serial == serial:
+            _, high = self._consumer.get_watermark_offsets(TopicPartition(*partition), cached=True)
+            self._bridge.call(report, serial, high)
 
     def _begin_stream(self, partition: Partition, assigned: _Assigned) -> None:
         if partition in self._assigned:

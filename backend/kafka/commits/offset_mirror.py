@@ -123,7 +123,8 @@ class _OffsetCommitter:
                 oldest, (unused, _) = self._consumers.popitem(last=False)
                 self._checked_topics.pop(oldest, None)
                 unused.close()
-            settings = self._options.client_settings(group_id=group, enable_auto_commit=False)
+            name = self._options.names.to_kafka_group(group)
+            settings = self._options.client_settings(group_id=name, enable_auto_commit=False)
             consumer = Consumer(settings)  # nobody polls it; `commit` tells its errors
         self._consumers[group] = consumer, time.monotonic()
         return consumer

@@ -41,6 +41,7 @@ from typing import NamedTuple
 from backend.kafka.clients.transactions import LANES_MAX, fence_names, lane_id, namespace_transactional_id
 from backend.kafka.coordination.events import Died, Event, Snapshot
 from backend.kafka.coordination.memberships import TICKS, KafkaMemberships
+from backend.kafka.coordination.shared_addresses import SharedAddresses
 from backend.kafka.coordination.table import TableState
 from backend.kafka.options import KafkaOptions
 from backend.ownership.group import AssignmentState, GroupMember
@@ -79,6 +80,7 @@ class MemberWatch:
         self._overdue: set[RevokedQueue] = set()  # those that were released for their member
         self._snapshot_at = now()
         self._event_count = 0
+        self.shared_addresses = SharedAddresses()
         self._timer = HubTimer(ref=False)
         self._timer.every(options.heartbeat_ms / 1000 / TICKS, self.tick)
 
@@ -107,6 +109,7 @@ class MemberWatch:
             self._overdue.clear()
         self._check_others(table, now)
         self._check_own(table, now)
+        self.shared_addresses.check(table, self._name, now)
         if next(iter(table.processes), "") == self._name:
             is_old = now - self._snapshot_at > SNAPSHOT_S and self._event_count > 0
             if is_old or self._event_count > SNAPSHOT_EVENTS:

@@ -416,6 +416,11 @@ class Appends:
             for then in ready:
                 self._bridge.call(then)
 
+    @property
+    def replaced(self) -> int:
+        """The number of times that a producer was replaced."""
+        return self.producers.replaced
+
     def close(self) -> None:
         """Send the records that are already under way to brokers, drop the rest, and answer all appends.
 

@@ -17,6 +17,7 @@ import gevent
 
 from backend.completion import Completion
 from backend.engine import StoreClock, TopicAnswer, Watchers, check_topic
+from backend.kafka.client_metrics import ClientCollector
 from backend.kafka.clients.admin import Cluster
 from backend.kafka.clients.bridge import Bridge
 from backend.kafka.engine.appends import Appends
@@ -51,6 +52,7 @@ from ddmq_common.errors import (
     UnsupportedError,
 )
 from ddmq_common.hub_timer import HubTimer
+from ddmq_common.metrics.registry import Registry
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -64,7 +66,9 @@ class KafkaBackend(Backend):
     gapless = False  # the marker of a transaction takes an offset, and compaction leaves holes
     compacts = True
 
-    def __init__(self, options: KafkaOptions, clock: Clock | None = None) -> None:
+    def __init__(
+        self, options: KafkaOptions, clock: Clock | None = None, metrics: Registry | None = None
+    ) -> None:
         self._options = options
         self._clock: Clock = SystemClock() if clock is None else clock
         self.capabilities = capabilities(options)
@@ -93,6 +97,7 @@ class KafkaBackend(Backend):
             self._appends.when_answered,
             self._watchers.notify_changed,
             lambda name: self._topics.on_info_changed(name),
+            metrics,
         )
         self.state, self._commits = self.process.state, self.process.commits
         self._topics = KafkaTopics(
@@ -106,6 +111,10 @@ class KafkaBackend(Backend):
             self._on_topic_changed,
         )
         self._missing_topics = MissingTopics(self._table, self._topics, self.state)
+        if metrics is not None:
+            ClientCollector(
+                metrics, self._appends, self.process.producers, self.process.members, self._clock.monotonic
+            )
         offsets = Offsets(cluster.admin, self._bridge, self._clock)
         self._queries = KafkaQueries(self._table, self.readers, offsets)
         self._retry = HubTimer(ref=False)
@@ -349,7 +358,8 @@ class KafkaBackend(Backend):
         if self._draining:
             return Health(False, "draining")
         reason = self._health_reason()
-        return Health(not reason, reason or self._appends.health_reason())
+        warning = self.process.watch.shared_addresses.warning
+        return Health(not reason, reason or self._appends.health_reason(), warning)
 
     def _health_reason(self) -> str:
         return self.state.reason or self._topics.reason

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from backend.kafka.client_metrics import MeasuredProducers
 from backend.kafka.clients.bridge import Bridge
-from backend.kafka.clients.producers import Producers
 from backend.kafka.clients.transactions import LANES_MAX
 from backend.kafka.commits.commit_queue import CommitQueue, WhenAppended
 from backend.kafka.commits.offset_mirror import OffsetMirror
@@ -17,6 +17,7 @@ from backend.kafka.options import KafkaOptions
 from backend.kafka.state.followed import KafkaState
 from backend.kafka.topic_info import TopicRegistry
 from ddmq_common.clock import Clock
+from ddmq_common.metrics.registry import Registry
 
 log = logging.getLogger(__name__)
 CLOSE_S = 8.0
@@ -40,6 +41,7 @@ class KafkaProcess:
         when_appended: WhenAppended,
         on_setting_changed: Callable[[str], object],
         on_info_changed: Callable[[str], object],
+        metrics: Registry | None = None,
     ) -> None:
         self.state = KafkaState(
             options,
@@ -50,15 +52,17 @@ class KafkaProcess:
             on_log_truncated=lambda: self.members.on_log_truncated(),
             on_ready=lambda: self.commits.resume(),
         )
-        self.producers = Producers(
+        self.producers = MeasuredProducers(
             options,
             bridge.call,
             lambda tag, reason: self.members.on_event_failed(tag, reason),
             lambda: self.commits.resume(),
             lambda: self._on_id_retired(),
             topics.min_insync,
+            metrics=metrics or Registry(),
+            monotonic=clock.monotonic,
         )
-        self.commits = CommitQueue(
+        self.commits: CommitQueue = CommitQueue(
             self.state,
             self.producers,
             topics,
@@ -70,9 +74,11 @@ class KafkaProcess:
             on_named=lambda name: self.members.on_named(name),
             on_progress=lambda keys: self.mirror.on_progress(keys),
         )
-        self.members = KafkaMemberships(options, self.state, self.commits, self.producers, clock, topics)
+        self.members: KafkaMemberships = KafkaMemberships(
+            options, self.state, self.commits, self.producers, clock, topics
+        )
         self.watch = MemberWatch(options, self.members, bridge.call, clock.monotonic)
-        self.mirror = OffsetMirror(
+        self.mirror: OffsetMirror = OffsetMirror(
             options, self.state, self.members.holds_queue, topics.kafka_name, bridge.call
         )
         self._closed = False

@@ -50,6 +50,7 @@ from ddmq_common.hub_timer import HubTimer
 log = logging.getLogger(__name__)
 READ_S = 10.0  # then a read that has heard nothing fails
 IDLE_S = 60.0
+ASK_WHY_S = 5.0  # before that, it is found out whether a transaction is the reason
 QUIET_S = 10.0
 FOREVER = float("inf")
 CHECK_INTERVAL_S = 0.5  # between two looks for what is idle or late
@@ -398,9 +399,15 @@ class Readers:
         if late:
             stream.pending_reads = [one for one in stream.pending_reads if one.deadline > now]
             for one in late:
-                one.completion.fail(
-                    RemoteError(f"no broker has answered a read of {one.call.queue} in {READ_S:g} s")
-                )
+                one.completion.fail(RemoteError(stream.why_unanswered(READ_S)))
+        if any(one.deadline - now < ASK_WHY_S for one in stream.pending_reads):
+            thread = self._threads[stream.reader]
+            thread.report_high(_partition_of(stream), stream.serial, self._on_high)
+
+    def _on_high(self, serial: int, high: int) -> None:
+        stream = self._streams.get(serial)
+        if stream is not None:
+            stream.high = high
 
     def _find_superfluous(self) -> Iterator[Stream]:
         """Yield the streams unused for longest, until the remaining windows together fit the bound."""

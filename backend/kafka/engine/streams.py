@@ -207,12 +207,24 @@ class Stream:
         self.paused = False
         self.move: tuple[int, int] | None = None
         self.used_at = 0.0
+        self.high = 0  # after the partition's last record, open transactions included, when last stated
         self.heard_at = 0.0
 
     @property
     def is_quiet(self) -> bool:
         """Whether the stream is at the end of its partition and no read is pending."""
         return self.window.at_end and not self.pending_reads and not self.paused
+
+    def why_unanswered(self, seconds: float) -> str:
+        """Return why a read was not answered for so long."""
+        queue, end = self.kafka_queue.queue, self.window.next
+        if self.window.at_end and self.high > end:
+            return (
+                f"{queue}: a transaction has been open for {seconds:g} s or longer; until it ends, no record "
+                f"from offset {end} on can be read, and {self.high - end} are there "
+                "(`kafka-transactions.sh find-hanging` names its producer)"
+            )
+        return f"no broker has answered a read of {queue} in {seconds:g} s"
 
     @property
     def is_idle(self) -> bool:

@@ -111,7 +111,7 @@ class AdminApi:
     def stats(self, request: AdminRequest) -> Any:
         if FORWARDED in request.query:
             return {"counters": self._metrics.snapshot(paced)}
-        answer: dict[str, Any] = {"health": self.health()._asdict(), "at_ms": self.clock.wall_ms()}
+        answer: dict[str, Any] = {"health": health_fields(self.health()), "at_ms": self.clock.wall_ms()}
         answer["topics"] = topics.list_topics(self.backend, internal=True)
         if self._groups is not None:
             answer["groups"] = self._groups.rows()
@@ -152,14 +152,20 @@ def _read_limit(request: AdminRequest, name: str) -> int:
     return int(text)
 
 
+def health_fields(health: Health) -> dict[str, Any]:
+    """Return the health as the admin API shows it: with a warning only if there is one."""
+    fields = health._asdict()
+    return fields if health.warning else {name: fields[name] for name in ("ready", "reason")}
+
+
 def alive_answer(health: Health) -> dict[str, Any]:
     """Return the answer of /health."""
-    return {"alive": True} | health._asdict()
+    return {"alive": True} | health_fields(health)
 
 
 def ready_answer(health: Health) -> Text:
     """Return the answer of /ready."""
-    return Text("application/json", msgspec.json.encode(health._asdict()), 200 if health.ready else 503)
+    return Text("application/json", msgspec.json.encode(health_fields(health)), 200 if health.ready else 503)
 
 
 def build_starting_router(health: Callable[[], Health], names: Iterable[str]) -> AdminRouter:

@@ -22,10 +22,10 @@ import gevent
 from gevent.event import Event
 from gevent.pywsgi import WSGIServer
 
-from backend.engines import FILE_LOG, EngineSettings, open_engine
+from backend.engines import FILE_LOG, KAFKA, EngineSettings, open_engine
 from backend.port import Backend, Health
 from backend.traces import TraceWriter
-from ddmq.address import HostPort
+from ddmq.address import HostPort, is_loopback, parse
 from ddmq.server.admin import groups, topics
 from ddmq.server.admin.api import AdminApi, build_starting_router
 from ddmq.server.admin.figures import OtherParts
@@ -245,8 +245,20 @@ class ServerProcess:
             self.declare_groups(self.config)
             self._listen("consumer", self.consumer.service())
             self.consumer.advertise(str(reachable_address(self.addresses["consumer"])))
+            self._log_unreachable(backend)
         if "admin" in self.parts:
             self._listen_admin(backend)
+
+    def _log_unreachable(self, backend: Backend) -> None:
+        """Log that proxies on other machines cannot pass results on to this one, if that is so."""
+        address = self.config.consumer.advertise or str(self.addresses["consumer"])
+        if backend.capabilities.engine == KAFKA and is_loopback(parse(address).host):
+            log.info(
+                "consumer proxies on other machines cannot pass results on to this one: it is known to them"
+                " as %s; to run on several machines, let the consumer port listen beyond loopback or set"
+                " advertise in proxy_consumer.yaml",
+                address,
+            )
 
     def _trace_name(self) -> str:
         """Return the name of this process in stories: its configured name, or its admin address."""
@@ -330,7 +342,7 @@ class ServerProcess:
         for part in (levels, self.timers):
             scheduler = health if part is None else part.health()
             if not scheduler.ready:
-                return scheduler
+                return scheduler._replace(warning=health.warning)
         return health
 
     def run_until_stopped(self) -> None:

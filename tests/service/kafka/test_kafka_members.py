@@ -294,7 +294,8 @@ def test_the_committed_offset_stands_as_the_kafka_group_s_own(make: Make) -> Non
     group = parts.options.namespace
     holder = Holder(parts, group=group)
     until(lambda: len(holder.held) == 4, "held")
-    reader = Consumer({"bootstrap.servers": parts.options.bootstrap, "group.id": group})
+    kafka_group = parts.options.names.to_kafka_group(group)
+    reader = Consumer({"bootstrap.servers": parts.options.bootstrap, "group.id": kafka_group})
     name = parts.options.names.to_kafka("orders")
     for end in (3, 8):
         delta = ProgressDelta(

@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from backend.completion import Completion
 from backend.kafka.clients.bridge import Bridge
+from backend.kafka.engine import readers
 from backend.kafka.engine.readers import Readers
 from backend.kafka.engine.streams import KafkaQueue
 from backend.kafka.options import KafkaOptions
@@ -18,7 +19,7 @@ from backend.port import ReadCall, Wait
 from backend.records import Bounds, QueueRef, ReadBatch, ReadStatus, tag_hash
 from ddmq_common.clock import SystemClock
 from ddmq_common.delivery import value_of
-from ddmq_common.errors import UnknownTopicError
+from ddmq_common.errors import RemoteError, UnknownTopicError
 from ddmq_common.hub_timer import HubTimer
 from tests.support.kafka import broker, fresh_name
 from tests.support.waits import done, until
@@ -196,3 +197,20 @@ def test_a_stream_that_was_full_leaves_its_thread_able_to_read_elsewhere() -> No
         assert bodies(kit.read(start, count_max=1))[0][:4] == b"%04d" % start
         until(lambda: all(stream.paused for stream in kit.readers._streams.values()))
     kit.close()
+
+
+def test_a_read_behind_an_open_transaction_names_it(kit: ReadersKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "READ_S", 2.0)
+    other = kit.producer(**{"transactional.id": kit.topic})
+    other.init_transactions(30)
+    kit.write(b"before")
+    assert bodies(kit.read(0)) == [b"before"]
+    other.begin_transaction()
+    other.produce(kit.topic, b"open", partition=0)
+    other.flush(30)
+    kit.write(b"behind")
+    kit.readers.set_next_offset(kit.place().queue, 3)
+    with pytest.raises(RemoteError, match=r"transaction has been open.*from offset 1 on.* 2 are there"):
+        kit.read(1)
+    other.abort_transaction(30)
+    assert bodies(kit.read(1)) == [b"behind"]

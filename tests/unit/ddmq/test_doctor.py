@@ -70,16 +70,30 @@ def test_libraries_that_are_there_are_one_line_and_versions_are_told(conf: Path)
 def test_taken_ports_are_as_they_should_be_while_a_server_runs(
     conf: Path, monkeypatch: pytest.MonkeyPatch, running: str, status: str
 ) -> None:
-    def asked(address: HostPort) -> str:
-        return running
+    def asked(address: HostPort) -> dict[str, object]:
+        return {"ready": True, "reason": ""} if running else {}
 
-    monkeypatch.setattr("ddmq.cli.doctor._server_state", asked)
+    monkeypatch.setattr("ddmq.cli.doctor._server_health", asked)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ports = "".join(f"{part}: 127.0.0.1:{port}\n" for part in ("producer", "consumer", "admin"))
         (conf / "ddmq.yaml").write_text(f"data_dir: {conf / 'log'}\n{ports}")
         found = findings(None, conf)
     assert [found[f"{part} port"].status for part in ("producer", "consumer", "admin")] == [status] * 3
+
+
+def test_a_warning_of_the_server_that_runs_is_a_finding(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(address: HostPort) -> dict[str, object]:
+        return {"ready": True, "reason": "", "warning": "two state h:1: set advertise on each"}
+
+    monkeypatch.setattr("ddmq.cli.doctor._server_health", asked)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        (conf / "ddmq.yaml").write_text(
+            f"data_dir: {conf / 'log'}\nadmin: 127.0.0.1:{taken.getsockname()[1]}\n"
+        )
+        found = findings(None, conf)["server"]
+    assert (found.status, found.found) == (FAILED, "two state h:1")
+    assert found.remedy.startswith("set advertise on each")
 
 
 @pytest.mark.slow

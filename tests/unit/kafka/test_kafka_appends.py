@@ -259,6 +259,7 @@ def test_after_a_fatal_error_there_is_a_new_producer(house: House) -> None:
     house.producer.fails.append(KafkaException(FATAL))
     until(lambda: len(ReportingProducer.made) == 2, "it is replaced")
     assert statuses_of_next(house) == [AppendStatus.STORED]
+    assert house.appends.replaced == 1
 
 
 def test_a_lost_lot_is_unknown_and_the_next_goes(house: House) -> None:
@@ -426,6 +427,7 @@ def test_a_silent_queue_costs_other_queues_nothing(house: House) -> None:
     assert old.purges == 1
     assert len(ReportingProducer.made) == 2
     assert house.appends.quarantined_count == 1
+    assert house.appends.replaced == 1
 
 
 def test_a_silent_queue_that_answers_a_retired_producer_is_as_before(house: House) -> None:

@@ -76,6 +76,13 @@ def test_patterns_and_prefix_say_what_is_let_in() -> None:
     assert Names("ddmq", "one.").system_topic("settings") == "one.ddmq.settings"
 
 
+def test_the_prefix_precedes_the_ids_of_groups() -> None:
+    names = Names("ddmq", "one.")
+    assert names.system_group("reader") == "one.ddmq.reader"
+    assert names.to_kafka_group("billing") == "one.billing"
+    assert (Names().system_group("reader"), Names().to_kafka_group("billing")) == ("ddmq.reader", "billing")
+
+
 def test_names_that_are_too_long_there() -> None:
     with pytest.raises(CallerError, match=str(KAFKA_NAME_MAX)):
         Names().to_kafka("|" * 100)

@@ -65,6 +65,11 @@ class PlainThread:
     def set_paused(self, partition: tuple[str, int], serial: int, paused: bool) -> None:
         pass
 
+    def report_high(
+        self, partition: tuple[str, int], serial: int, report: Callable[[int, int], object]
+    ) -> None:
+        report(serial, 0)
+
     def ask_to_end(self) -> None:
         pass
 

@@ -171,3 +171,12 @@ def test_what_kafka_counts_is_not_more_than_said(properties: dict[bytes, bytes],
     assert size_in_kafka(new, least) > least
     assert size_in_kafka(new, least) < least + len(headers) * 4 + RECORD_EXTRA
     assert size_in_kafka(new, 1 << 30) < 1 << 30
+
+
+@pytest.mark.parametrize("flags", [b"-7", b"-1", b"256", b"1e3", b"", None])
+def test_flags_of_other_programs_that_none_of_ours_has_are_not_there(flags: bytes | None) -> None:
+    assert read(headers=[("ddmq-flags", flags)])[0].flags == 0
+
+
+def test_a_born_time_before_1970_is_not_there() -> None:
+    assert read(headers=[("ddmq-born", b"-5")])[0].born_ms == 1_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from backend.kafka.cluster_rights import find_denied
 from backend.kafka.cluster_rules import (
     REPLICAS,
     CheckedResource,
@@ -139,6 +140,24 @@ def test_what_may_not_be_seen_is_told() -> None:
 def test_what_loses_something_comes_first() -> None:
     changed = {"message.timestamp.type": "CreateTime", "cleanup.policy": "compact"}
     assert [each.loses for each in found(Kind.MADE, **changed)] == [True, False]
+
+
+def test_missing_rights_on_our_topics_are_told_with_what_stops() -> None:
+    denied = frozenset(("Write", "Alter"))
+    facts = ClusterFacts(
+        "id",
+        3,
+        (
+            CheckedResource("ddmq.progress", Kind.STATE, {}, denied),
+            CheckedResource("orders", Kind.MADE, {}, frozenset(("Alter",))),
+            CheckedResource("theirs", Kind.OTHERS, {}, denied),
+        ),
+    )
+    write, alter = find_denied(facts)
+    assert (write.resources, write.stops) == (("topic ddmq.progress",), True)
+    assert "no right to Write: nothing can be stored" in str(write)
+    assert "--operation Write --topic ddmq.progress" in write.remedy
+    assert (alter.resources, alter.stops) == (("topic ddmq.progress", "topic orders"), False)
 
 
 def test_an_installation_with_the_same_topic_names_is_a_finding() -> None:

@@ -156,3 +156,15 @@ def test_who_asks_for_what_comes_behind_a_full_window_makes_room() -> None:
     assert stream.window.is_full
     assert stream.answer_read(call(50), 60) is None
     assert stream.window.is_half_empty
+
+
+def test_a_read_behind_an_open_transaction_says_so() -> None:
+    stream = stream_at(0)
+    assert "no broker has answered" in stream.why_unanswered(10.0)
+    add(stream, Plain(0), Plain(1))
+    stream.high = 5
+    assert "no broker has answered" in stream.why_unanswered(10.0), "there may be more to come"
+    stream.window.set_end(2)
+    text = stream.why_unanswered(10.0)
+    assert "a transaction has been open for 10 s or longer" in text
+    assert "no record from offset 2 on can be read, and 3 are there" in text

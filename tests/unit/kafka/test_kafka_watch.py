@@ -82,6 +82,17 @@ def test_who_takes_part_in_nothing_comes_after_all_members() -> None:
     until(lambda: rig.written == [Died("a", "sender")], "declared dead by nobody else")
 
 
+def test_processes_that_state_one_address_are_found(caplog: pytest.LogCaptureFixture) -> None:
+    rig = WatchRig("a")
+    for process in ("a", "b"):
+        joined = Joined(process, 1, "g", "orders", Sharing.AVERAGELY, None, "127.0.0.1:9713", "", 1, 0)
+        rig.table.apply(joined, 0)
+    for _ in range(12):
+        rig.after(1.0, "a", "b")
+    assert "127.0.0.1:9713" in rig.watch.shared_addresses.warning
+    assert len([line for line in caplog.messages if "also states the address" in line]) == 1
+
+
 @pytest.mark.parametrize(
     ("lanes", "retired", "fenced"),
     [

@@ -58,7 +58,7 @@ def test_every_metric_has_a_panel() -> None:
 
 def test_rows_panels_and_variables_hold_together() -> None:
     rows = [panel["title"] for panel in SHOWN["panels"] if panel["type"] == "row"]
-    assert rows == ["Flow", "Latency", "Consumers", "Delay", "Log", "Processes", dashboard.REST]
+    assert rows == ["Flow", "Latency", "Consumers", "Delay", "Log", "Kafka", "Processes", dashboard.REST]
     everything = list(panels(SHOWN["panels"]))
     assert len({panel["id"] for panel in everything}) == len(everything)
     known = {variable["name"] for variable in SHOWN["templating"]["list"]}
@@ -99,7 +99,7 @@ def test_an_alert_says_how_bad_what_and_what_to_do(rule: dict[str, Any]) -> None
 
 
 # There with 0 from the start of their process, so increase() sees their first event.
-FROM_THE_START = {"ddmq_log_rescues_total", "ddmq_takeovers_total"}
+FROM_THE_START = {"ddmq_log_rescues_total", "ddmq_takeovers_total", "ddmq_kafka_producers_replaced_total"}
 # Of something that goes on happening: whoever misses the first hears the next.
 AGAIN_AND_AGAIN = {"ddmq_unkeyed_total", "ddmq_delay_order_outcomes_total"} | {
     f"ddmq_{flow}_total" for flow in ("delivered", "fetched", "pushes")

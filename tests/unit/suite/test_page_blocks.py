@@ -79,6 +79,7 @@ def check_keys(schema: dict[str, Any], values: dict[str, Any]) -> None:
 YAML: dict[str, Load] = {
     "docs/alerts.md": check_prometheus,
     "docs/delay.md": load_file("proxy_producer.yaml"),
+    "docs/kafka-security.md": load_file("backend.yaml"),
     "docs/kubernetes.md": check_chart_values,
     "docs/push.md": load_file("groups.yaml", "groups", "billing", "topics", "orders"),
     "docs/retention.md": load_file("file_log.yaml"),
