@@ -60,13 +60,13 @@ class MeasuredProducers(Producers):
 
     def write_plain(self, *arguments: Any, **named: Any) -> None:
         """Write records without a transaction, and measure it."""
-        super().write_plain(*self._measure("plain", arguments), **named)
+        super().write_plain(*self._measure_write("plain", arguments), **named)
 
     def write_transaction(self, *arguments: Any, **named: Any) -> None:
         """Write records in a transaction, and measure it."""
-        super().write_transaction(*self._measure("transaction", arguments), **named)
+        super().write_transaction(*self._measure_write("transaction", arguments), **named)
 
-    def _measure(self, kind: str, arguments: tuple[Any, ...]) -> list[Any]:
+    def _measure_write(self, kind: str, arguments: tuple[Any, ...]) -> list[Any]:
         """Return the arguments of a write with its `then` wrapped."""
         at = next(number for number, argument in enumerate(arguments) if callable(argument))
         then, start = arguments[at], self._monotonic()
@@ -97,12 +97,12 @@ class ClientCollector:
         self._members = members
         self._monotonic = monotonic
         self._decoded = ""
-        metrics.add_collector(self.collect)
+        metrics.add_collector(self.set_gauges)
 
-    def collect(self) -> None:
+    def set_gauges(self) -> None:
         """Set every gauge and counter that is not kept up to date all the time."""
         cell = self._metrics.cell
-        records, size = self._appends.pending
+        records, size = self._appends.pending_records_and_bytes
         cell(catalogue.KAFKA_PENDING_RECORDS).value = records
         cell(catalogue.KAFKA_PENDING_BYTES).value = size
         cell(catalogue.KAFKA_PRODUCERS_REPLACED, "messages").value = self._appends.replaced

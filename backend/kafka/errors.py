@@ -137,9 +137,14 @@ class LastError:
 
     def reason_for(self, error: BaseException) -> str:
         """Return why a call failed, in one line."""
-        cause, tokens = kafka_error(error), self._options.tokens
-        if cause is not None and cause.code() in _SILENT | _CREDENTIALS and tokens is not None and tokens.why:
-            return f"the token provider {tokens.why}"
+        cause, tokens = kafka_error(error), self._options.loaded_provider
+        if (
+            cause is not None
+            and cause.code() in _SILENT | _CREDENTIALS
+            and tokens is not None
+            and tokens.waiting_reason
+        ):
+            return f"the token provider {tokens.waiting_reason}"
         if cause is not None and cause.code() in _SILENT:
             return self._credentials_error or self._last or self._options.mask_secrets(cause.str())
         return self._options.mask_secrets(str(error) if cause is None else cause.str())

@@ -132,8 +132,8 @@ class ClusterCheck:
         self._options = options
         self._end = time.monotonic() + wait_s
         self._last_error = LastError(options)
-        if options.tokens is not None:
-            self._fetch_token(options.tokens)
+        if options.loaded_provider is not None:
+            self._fetch_token(options.loaded_provider)
         settings = {**options.client_settings(client_id="ddmq-check"), "error_cb": self._last_error}
         with client_settings(options):
             self._admin = AdminClient(settings)  # type: ignore[arg-type]

@@ -247,11 +247,11 @@ class KafkaOptions:
         `settings` have _ for each dot and take precedence over the configured ones.
         """
         fixed = {name.replace("_", "."): value for name, value in settings.items()}
-        tokens = {} if self.tokens is None else {**TOKEN_SETTINGS, "oauth_cb": self.tokens}
+        tokens = {} if self.loaded_provider is None else {**TOKEN_SETTINGS, "oauth_cb": self.loaded_provider}
         return {**DEFAULT_SETTINGS, **tokens, **self.librdkafka, "bootstrap.servers": self.bootstrap, **fixed}
 
     @property
-    def tokens(self) -> TokenProvider | None:
+    def loaded_provider(self) -> TokenProvider | None:
         """The token provider of all clients, or None. Raises ConfigError if it cannot be loaded."""
         return load_provider(self.token_provider) if self.token_provider else None
 
@@ -261,7 +261,7 @@ class KafkaOptions:
         for secret in sorted(map(str, secrets), key=len, reverse=True):
             if secret:
                 text = text.replace(secret, MASKED)
-        return text if self.tokens is None else self.tokens.mask(text)
+        return text if self.loaded_provider is None else self.loaded_provider.mask_token(text)
 
     def secret_names(self) -> list[str]:
         """Return the names of the configured librdkafka settings that hold a secret."""

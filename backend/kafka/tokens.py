@@ -58,7 +58,7 @@ class TokenProvider:
                 answer = self._function()
             except Exception as error:  # whatever the user's function raises
                 reason = str(error).strip() or "no reason given"
-                self.failure = self.mask(f"{self._name}: {type(error).__name__}: {reason}")
+                self.failure = self.mask_token(f"{self._name}: {type(error).__name__}: {reason}")
             else:
                 self._accept(answer)
             finally:
@@ -90,14 +90,14 @@ class TokenProvider:
         return ""
 
     @property
-    def why(self) -> str:
+    def waiting_reason(self) -> str:
         """Return why clients have no token: the last failure, or a call that takes long; or ""."""
         called_at = self._called_at
         if called_at is not None and self._wall_clock() - called_at >= SLOW_S:
             return f"{self._name} has not returned for {self._wall_clock() - called_at:.0f} s"
         return self.failure
 
-    def mask(self, text: str) -> str:
+    def mask_token(self, text: str) -> str:
         """Mask the current token in a text."""
         return text.replace(self._answer[0], _MASKED) if self._answer else text
 
@@ -107,18 +107,18 @@ def load_provider(name: str) -> TokenProvider:
     """Return the process's provider for MODULE:FUNCTION. Raises ConfigError if it cannot be loaded."""
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
-        _reject(name, "MODULE:FUNCTION")
+        _reject_provider(name, "MODULE:FUNCTION")
     try:
         target: Any = importlib.import_module(module_name)
     except Exception as error:  # the module may raise anything
         reason = f"{type(error).__name__}: {error}"
-        _reject(name, f"a module that Python finds and loads here ({reason}); see PYTHONPATH")
+        _reject_provider(name, f"a module that Python finds and loads here ({reason}); see PYTHONPATH")
     for part in attribute.split("."):
         target = getattr(target, part, None)
     if not callable(target):
-        _reject(name, f"a function; {module_name} has none of that name")
+        _reject_provider(name, f"a function; {module_name} has none of that name")
     return TokenProvider(name, target)
 
 
-def _reject(name: str, allowed: str) -> None:
+def _reject_provider(name: str, allowed: str) -> None:
     raise ConfigError(f"kafka: token_provider is {name}; allowed: {allowed}")

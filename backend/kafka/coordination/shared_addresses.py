@@ -61,7 +61,7 @@ class SharedAddresses:
         self._logged &= confirmed.keys()
 
     @property
-    def warning(self) -> str:
+    def health_warning(self) -> str:
         """Return the reported addresses in one line, or an empty string."""
         if not self.confirmed:
             return ""

@@ -358,7 +358,7 @@ class KafkaBackend(Backend):
         if self._draining:
             return Health(False, "draining")
         reason = self._health_reason()
-        warning = self.process.watch.shared_addresses.warning
+        warning = self.process.watch.shared_addresses.health_warning
         return Health(not reason, reason or self._appends.health_reason(), warning)
 
     def _health_reason(self) -> str:

@@ -33,7 +33,7 @@ def test_an_address_of_two_is_an_error_once(caplog: pytest.LogCaptureFixture) ->
     table = table_of(a=LOOPBACK, b=LOOPBACK, c="h:9713")
     found = checked(table, table, table, table)
     assert found.confirmed == (LOOPBACK,)
-    assert LOOPBACK in found.warning
+    assert LOOPBACK in found.health_warning
     [line] = caplog.records
     assert (line.levelno, LOOPBACK in line.getMessage()) == (logging.ERROR, True)
     assert "advertise" in line.getMessage()
@@ -49,10 +49,10 @@ def test_one_that_replaces_another_shares_nothing(caplog: pytest.LogCaptureFixtu
     table = table_of(a=LOOPBACK, b=LOOPBACK)
     found = SharedAddresses()
     found.check(table, "a", 0)
-    assert found.warning == "", "b may be dead already"
+    assert found.health_warning == "", "b may be dead already"
     table.apply(Died("b", "a"), 3)
     found.check(table, "a", CONFIRM_S)
-    assert (found.warning, caplog.records) == ("", [])
+    assert (found.health_warning, caplog.records) == ("", [])
 
 
 def test_members_without_an_address_share_none() -> None:
@@ -62,5 +62,5 @@ def test_members_without_an_address_share_none() -> None:
 
 def test_it_is_over_when_one_is_corrected(caplog: pytest.LogCaptureFixture) -> None:
     wrong, right = table_of(a=LOOPBACK, b=LOOPBACK), table_of(a="h:1", b="h:2")
-    assert checked(wrong, wrong, right).warning == ""
+    assert checked(wrong, wrong, right).health_warning == ""
     assert len(caplog.records) == 1

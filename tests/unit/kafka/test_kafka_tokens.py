@@ -78,10 +78,10 @@ def test_what_is_wrong_is_said(answer: Any, said: str) -> None:
         provider()
     assert f"{NAME}: " in str(raised.value)
     assert said in str(raised.value)
-    assert provider.why in str(raised.value)
+    assert provider.waiting_reason in str(raised.value)
     provided.answer = ("t", 2_000)
     provider()
-    assert provider.why == "", "it is over"
+    assert provider.waiting_reason == "", "it is over"
 
 
 def test_a_call_that_takes_long_is_the_reason() -> None:
@@ -96,12 +96,12 @@ def test_a_call_that_takes_long_is_the_reason() -> None:
     thread = threading.Thread(target=provider)
     thread.start()
     assert called.wait(30)
-    assert provider.why == ""
+    assert provider.waiting_reason == ""
     now[0] += 7
-    assert provider.why == f"{NAME} has not returned for 7 s"
+    assert provider.waiting_reason == f"{NAME} has not returned for 7 s"
     end.set()
     thread.join(30)
-    assert provider.why == ""
+    assert provider.waiting_reason == ""
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_every_client_gets_it(module: ModuleType) -> None:
     module.tokens = Provided(("t", time.time() + 60))  # type: ignore[attr-defined]
     options = KafkaOptions(token_provider=NAME, librdkafka={"security.protocol": "SASL_PLAINTEXT"})
     settings = options.client_settings(client_id="x")
-    assert settings["oauth_cb"] is options.tokens
+    assert settings["oauth_cb"] is options.loaded_provider
     assert (settings["security.protocol"], settings["sasl.mechanism"]) == ("SASL_PLAINTEXT", "OAUTHBEARER")
     assert KafkaOptions(token_provider=NAME).client_settings()["security.protocol"] == "SASL_SSL"
     assert "oauth_cb" not in KafkaOptions().client_settings()
@@ -154,8 +154,8 @@ def test_no_token_is_in_any_text(module: ModuleType) -> None:
         provider()
     module.tokens = Provided(("geheim", time.time() + 60))  # type: ignore[attr-defined]
     options = KafkaOptions(token_provider=NAME)
-    assert options.tokens is not None
-    options.tokens.fetch()
+    assert options.loaded_provider is not None
+    options.loaded_provider.fetch()
     assert options.mask_secrets("Bearer geheim is not taken") == "Bearer *** is not taken"
     assert "geheim" not in str(options.shown())
 

@@ -89,7 +89,7 @@ def test_processes_that_state_one_address_are_found(caplog: pytest.LogCaptureFix
         rig.table.apply(joined, 0)
     for _ in range(12):
         rig.after(1.0, "a", "b")
-    assert "127.0.0.1:9713" in rig.watch.shared_addresses.warning
+    assert "127.0.0.1:9713" in rig.watch.shared_addresses.health_warning
     assert len([line for line in caplog.messages if "also states the address" in line]) == 1
 
 
