@@ -184,6 +184,7 @@ def class_of(command: Command) -> NotRun:
 PYTHON = {
     "README.md": ("tests/scenarios/test_readme.py", "tests/unit/testkit/test_testing_page.py"),
     "docs/first-steps.md": ("tests/scenarios/test_readme.py",),
+    "docs/kafka-security.md": ("tests/unit/kafka/test_kafka_tokens.py",),
     "docs/spark.md": ("tests/spark/test_spark_page.py",),
     "docs/testing-handlers.md": ("tests/unit/testkit/test_testing_page.py",),
 }

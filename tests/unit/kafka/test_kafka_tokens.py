@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from backend.kafka.opening import ClusterCheck
 from backend.kafka.options import KafkaOptions
 from backend.kafka.tokens import TokenProvider, load_provider
 from ddmq_common.errors import ConfigError, RemoteError
+from tests.support.pages import Block, page_blocks
 
 NAME = "of_a_user:tokens"
 
@@ -168,3 +169,22 @@ def test_its_failure_is_why_the_cluster_does_not_answer(module: ModuleType) -> N
     with pytest.raises(RemoteError, match=r"Kafka at a:9092 is not asked: the token provider .*no route"):
         ClusterCheck(options)
     assert last.reason_for(silent) == f"the token provider {NAME}: RuntimeError: no route"
+
+
+@pytest.mark.parametrize("block", page_blocks("docs/kafka-security.md", "python"), ids=str)
+def test_the_functions_of_the_page_return_what_a_provider_must(
+    block: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The packages of AWS and Azure, which the functions import, are replaced by their answers."""
+    expiry = 2_000_000_000
+    aws, azure, identity = map(ModuleType, ("aws_msk_iam_sasl_signer", "azure", "azure.identity"))
+    signer = SimpleNamespace(generate_auth_token=lambda region: ("token", expiry * 1000))
+    credential = SimpleNamespace(get_token=lambda scope: SimpleNamespace(token="token", expires_on=expiry))
+    aws.MSKAuthTokenProvider = signer  # type: ignore[attr-defined]
+    identity.DefaultAzureCredential = lambda: credential  # type: ignore[attr-defined]
+    for module in (aws, azure, identity):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    names: dict[str, Any] = {}
+    exec(compile(block.text, str(block), "exec"), names)
+    provider = TokenProvider(NAME, names["kafka_token"], lambda: expiry - 900.0)
+    assert provider() == ("token", float(expiry))
