@@ -113,7 +113,7 @@ with Consumer(os.environ["DDMQ_CONSUMER"], "baristas", "trial", start="first") a
 texts = []
 with TestBroker() as broker:
     broker.create_group("baristas", "trial")
-    broker.consumer("trial", "baristas", lambda message: texts.append(message.text()))
+    broker.consumer("baristas", "trial", lambda message: texts.append(message.text()))
     broker.producer().send("trial", "one espresso")
     broker.run_until_idle()
 assert texts == ["one espresso"]
