@@ -192,7 +192,7 @@ class Backend(ABC):
         incarnation.
         """
 
-    def unavailable(self, topic: str) -> str:
+    def why_unavailable(self, topic: str) -> str:
         """Return why no record can be committed to the topic now, as far as is known; "" if one can.
 
         From memory, at once. Commits to the topic fail with TopicUnavailableError meanwhile.

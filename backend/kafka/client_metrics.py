@@ -105,7 +105,7 @@ class ClientCollector:
         records, size = self._appends.pending_records_and_bytes
         cell(catalogue.KAFKA_PENDING_RECORDS).value = records
         cell(catalogue.KAFKA_PENDING_BYTES).value = size
-        cell(catalogue.KAFKA_PRODUCERS_REPLACED, "messages").value = self._appends.replaced
+        cell(catalogue.KAFKA_PRODUCERS_REPLACED, "messages").value = self._appends.producer_replacements
         cell(catalogue.KAFKA_PRODUCERS_REPLACED, "progress").value = self._producers.replaced
         sent_at, returned_at = self._members.heartbeat_times
         age_s = self._monotonic() - returned_at if returned_at and returned_at < sent_at else 0.0

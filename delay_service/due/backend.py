@@ -55,7 +55,7 @@ def target_topic(backend: Backend, topic: str) -> TargetTopic | None:
     if info is None:
         return None
     by_key = not backend.capabilities.topic_order
-    return TargetTopic(info.queues, info.writable, by_key, backend.unavailable(topic))
+    return TargetTopic(info.queues, info.writable, by_key, backend.why_unavailable(topic))
 
 
 # --- the commit

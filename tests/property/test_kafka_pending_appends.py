@@ -32,22 +32,11 @@ from ddmq_common.delivery import encode
 from ddmq_common.event_loop import use_loop
 from tests.examples import examples
 from tests.support.constants import build_options
+from tests.support.kafka_fakes import PURGED, StoredMessage
 
 QUEUES = 4
 RECORDS_MAX, BYTES_MAX = 40, 4_000
-PURGED = KafkaError(-151)  # as librdkafka numbers it: purged in flight
 FAILED = KafkaError(KafkaError.NOT_ENOUGH_REPLICAS, "too few replicas")
-
-
-class StoredMessage:
-    def __init__(self, offset: int) -> None:
-        self._offset = offset
-
-    def offset(self) -> int:
-        return self._offset
-
-    def timestamp(self) -> tuple[int, int]:
-        return 2, 1_000
 
 
 class HandProducer:

@@ -262,6 +262,11 @@ class AppendProducers:
             quarantine.end()
         for producer, since in list(self._retired.items()):
             if producer not in in_use or now - since >= DRAIN_S:
+                if producer in in_use:
+                    log.warning(
+                        "giving up the records that a retired producer has in flight after %g s: they may be"
+                        " stored or not", DRAIN_S,
+                    )  # fmt: skip
                 del self._retired[producer]
                 producer.end()
 

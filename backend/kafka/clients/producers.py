@@ -36,7 +36,15 @@ from backend.kafka.clients.transactions import (
     lane_id,
     namespace_transactional_id,
 )
-from backend.kafka.clients.writing import Call, JobFailed, OutcomeKind, WriteOutcome, produce_records, run_job
+from backend.kafka.clients.writing import (
+    Call,
+    JobFailed,
+    OutcomeKind,
+    WriteOutcome,
+    next_job,
+    produce_records,
+    run_job,
+)
 from backend.kafka.errors import RAISED, cause_of
 from backend.kafka.options import KafkaOptions
 from backend.kafka.records import ProducerRecord
@@ -195,10 +203,7 @@ class Producers:
     def _run(self) -> None:
         try:
             while not self._stop:
-                try:
-                    job = self._jobs.get(timeout=IDLE_S)
-                except queue.Empty:
-                    job = None
+                job = next_job(self._jobs, IDLE_S)
                 if self._broken:
                     self._replace_plain("Kafka gave up on the old one")
                 if job is not None:

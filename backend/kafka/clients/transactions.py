@@ -34,6 +34,7 @@ from backend.kafka.clients.writing import (
     JobFailed,
     OutcomeKind,
     WriteOutcome,
+    next_job,
     produce_records,
     run_job,
     to_rejection,
@@ -164,10 +165,7 @@ class TransactionThread:
     def _run(self) -> None:
         try:
             while not self._stop:
-                try:
-                    job = self._jobs.get(timeout=IDLE_S)
-                except queue.Empty:
-                    job = None
+                job = next_job(self._jobs, IDLE_S)
                 if job is not None:
                     self._run_safely(job)
                 elif self.producer is not None:

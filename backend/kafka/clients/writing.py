@@ -7,6 +7,7 @@ nothing is stored and the name is another process's; uncertain.
 from __future__ import annotations
 
 import logging
+import queue
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from ddmq_common.errors import (
 )
 
 log = logging.getLogger(__name__)
+Job = Callable[[], object]
 Call = Callable[..., object]  # run this on the hub, from any thread
 MARK_KEY = b"barrier"  # of a record without a value, which followers skip
 REQUEST_S = 5.0  # for what a producer does not know of a topic
@@ -38,6 +40,14 @@ LATER_CODES = (
     KafkaError.NOT_ENOUGH_REPLICAS,
     KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
 )
+
+
+def next_job(jobs: queue.SimpleQueue[Job | None], timeout_s: float) -> Job | None:
+    """Return the next job of a thread; None if there is none in time, or to wake the thread."""
+    try:
+        return jobs.get(timeout=timeout_s)
+    except queue.Empty:
+        return None
 
 
 class OutcomeKind(Enum):

@@ -13,7 +13,8 @@ old ids once more, so that every transaction in flight under them has ended; cat
 outcomes are known, where progress or settings were part of them; and continues under a new name. A commit
 that was fenced, or turns out not to be stored, is checked and sent again after that, until its deadline.
 
-Records for topics that are set aside (targets.py) are rejected before they are sent.
+Records for topics that are set aside (targets.py) are rejected before they are sent. The module is one class:
+each outcome decides what may start next, what is sent again and whether the name is given up.
 """
 
 from __future__ import annotations
@@ -467,7 +468,7 @@ class CommitQueue:
         self._lanes.end(planned.batch)
         start = 0
         for commit, count in zip(planned.commits, planned.record_counts, strict=True):
-            self._pending.remove(commit).succeed(list(offsets[start : start + count]))
+            self._pending.remove(commit).answer_stored(list(offsets[start : start + count]))
             start += count
         self.resume()
 

@@ -62,17 +62,17 @@ class PendingCommit(LaneWork):
         self.needs_namespace_id = kind is WorkKind.EXCLUSIVE
         self.is_in_flight = self.is_sent = False
 
-    def succeed(self, offsets: list[int]) -> None:
+    def answer_stored(self, offsets: list[int]) -> None:
         """Answer the call with success unless it is answered; an error in its callback is contained."""
         if not self.completion.done:
-            self._settle(self.completion.succeed, self.to_result(offsets))
+            self._settle_completion(self.completion.succeed, self.to_result(offsets))
 
     def fail(self, error: Exception) -> None:
         """Answer the call with an error unless it is answered."""
         if not self.completion.done:
-            self._settle(self.completion.fail, error)
+            self._settle_completion(self.completion.fail, error)
 
-    def _settle(self, settle: Callable[[Any], None], value: Any) -> None:
+    def _settle_completion(self, settle: Callable[[Any], None], value: Any) -> None:
         try:
             settle(value)
         except Exception as error:

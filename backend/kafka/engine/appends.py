@@ -417,7 +417,7 @@ class Appends:
                 self._bridge.call(then)
 
     @property
-    def replaced(self) -> int:
+    def producer_replacements(self) -> int:
         """The number of times that a producer was replaced."""
         return self.producers.replaced
 

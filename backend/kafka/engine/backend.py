@@ -172,7 +172,7 @@ class KafkaBackend(Backend):
             return TryLaterError(f"the Kafka engine is not ready: {self._health_reason()}")
         return None
 
-    def unavailable(self, topic: str) -> str:
+    def why_unavailable(self, topic: str) -> str:
         return self._table.unavailable.reason_of(topic)
 
     def setting(self, key: str) -> bytes | None:
@@ -206,7 +206,7 @@ class KafkaBackend(Backend):
         unknown = self._missing_topics.find_unknown(records)
         if unknown and self._why_not_ready() is None:
             records = list(records)
-            self._missing_topics.confirm(
+            self._missing_topics.confirm_topics(
                 unknown, lambda error: self._append(records, deadline, answer, error)
             )
         else:
@@ -245,7 +245,9 @@ class KafkaBackend(Backend):
         answer: Completion[list[AppendResult]] = Completion() if into is None else into
         unknown = self._missing_topics.find_unknown(batch.records)
         if unknown and self._why_not_ready() is None:
-            self._missing_topics.confirm(unknown, lambda error: self._commit(batch, deadline, answer, error))
+            self._missing_topics.confirm_topics(
+                unknown, lambda error: self._commit(batch, deadline, answer, error)
+            )
         else:
             self._commit(batch, deadline, answer, None)
         return answer

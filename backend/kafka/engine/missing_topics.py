@@ -68,7 +68,7 @@ class MissingTopics:
             if barrier.error is not None or not missing:
                 settle_answer(barrier.error)
             else:
-                self.confirm(missing, settle_answer)
+                self.confirm_topics(missing, settle_answer)
 
         self._state.catch_up().then(on_followed)
         return answer
@@ -79,7 +79,7 @@ class MissingTopics:
         self._absent = {name: info for name, info in self._absent.items() if infos.get(name) == info}
         return frozenset(name for name in infos if name not in self._absent and name not in topics)
 
-    def confirm(self, names: frozenset[str], then: OnConfirmed) -> None:
+    def confirm_topics(self, names: frozenset[str], then: OnConfirmed) -> None:
         """Call `then(None)` after the cluster was asked for these topics, or `then(error)` if that failed."""
         confirmation = _Confirmation(names, then)
         self._open[confirmation] = None

@@ -168,7 +168,7 @@ class DelayQueries:
                 reasons |= {
                     topic: reason
                     for topic, reason in context.set_aside.reasons.items()
-                    if topic in context.due_scans.deferred_topics or self._backend.unavailable(topic)
+                    if topic in context.due_scans.deferred_topics or self._backend.why_unavailable(topic)
                 }
         return dict(sorted(reasons.items()))
 

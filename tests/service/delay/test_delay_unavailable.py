@@ -26,9 +26,9 @@ class Away:
         self.is_known = True
         self.refused: list[set[str]] = []  # the topics of each commit that failed
         self._commit = backend.commit
-        backend.commit, backend.unavailable = self.commit, self.unavailable
+        backend.commit, backend.why_unavailable = self.commit, self.why_unavailable
 
-    def unavailable(self, topic: str) -> str:
+    def why_unavailable(self, topic: str) -> str:
         return REASON if self.is_known and topic in self.away else ""
 
     def commit(self, batch: CommitBatch, deadline: float, into: Any = None) -> Completion[Any]:

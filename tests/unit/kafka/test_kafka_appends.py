@@ -21,23 +21,12 @@ from ddmq_common.clock import SystemClock
 from ddmq_common.delivery import encode as encode_delivery
 from ddmq_common.errors import BoundReachedError, TryLaterError
 from tests.support.constants import build_options
+from tests.support.kafka_fakes import PURGED, StoredMessage
 from tests.support.waits import until
 
 LOST = KafkaError(KafkaError.REQUEST_TIMED_OUT, "nobody answered")
 FATAL = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "no such sequence", True)
-PURGED = KafkaError(-151)  # as librdkafka numbers it: purged in flight
 LONG_S = 3_600.0
-
-
-class Reported:
-    def __init__(self, offset: int) -> None:
-        self._offset = offset
-
-    def offset(self) -> int:
-        return self._offset
-
-    def timestamp(self) -> tuple[int, int]:
-        return 2, 1_000
 
 
 class FakePartition:
@@ -111,7 +100,7 @@ class ReportingProducer:
             raise self.fails.pop()
         while self.reports:
             report, error, offset = self.reports.pop(0)
-            report(error, Reported(offset))
+            report(error, StoredMessage(offset))
 
     def purge(self, in_queue: bool = True, in_flight: bool = True) -> None:
         self.purges += 1
@@ -259,7 +248,7 @@ def test_after_a_fatal_error_there_is_a_new_producer(house: House) -> None:
     house.producer.fails.append(KafkaException(FATAL))
     until(lambda: len(ReportingProducer.made) == 2, "it is replaced")
     assert statuses_of_next(house) == [AppendStatus.STORED]
-    assert house.appends.replaced == 1
+    assert house.appends.producer_replacements == 1
 
 
 def test_a_lost_lot_is_unknown_and_the_next_goes(house: House) -> None:
@@ -427,7 +416,7 @@ def test_a_silent_queue_costs_other_queues_nothing(house: House) -> None:
     assert old.purges == 1
     assert len(ReportingProducer.made) == 2
     assert house.appends.quarantined_count == 1
-    assert house.appends.replaced == 1
+    assert house.appends.producer_replacements == 1
 
 
 def test_a_silent_queue_that_answers_a_retired_producer_is_as_before(house: House) -> None:

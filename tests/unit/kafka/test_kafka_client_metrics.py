@@ -26,7 +26,7 @@ def broker(number: int, rtt_us: int, throttled_ms: int) -> dict[str, Any]:
 class CollectorRig:
     def __init__(self) -> None:
         self.metrics, self.now = Registry(), 100.0
-        self.appends: Any = SimpleNamespace(pending_records_and_bytes=(3, 4_000), replaced=1)
+        self.appends: Any = SimpleNamespace(pending_records_and_bytes=(3, 4_000), producer_replacements=1)
         self.producers: Any = SimpleNamespace(statistics="", replaced=2)
         self.members: Any = SimpleNamespace(heartbeat_times=(0.0, 0.0))
         ClientCollector(self.metrics, self.appends, self.producers, self.members, lambda: self.now)

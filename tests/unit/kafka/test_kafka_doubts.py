@@ -47,7 +47,7 @@ class DoubtRig:
         self.told: list[Exception | None] = []
 
     def settle(self) -> None:
-        self.doubts.confirm(frozenset(["orders"]), self.told.append)
+        self.doubts.confirm_topics(frozenset(["orders"]), self.told.append)
 
 
 @pytest.fixture
