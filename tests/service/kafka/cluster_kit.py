@@ -108,6 +108,18 @@ class KafkaServer(RealServer):
         return sum(row["lag"] for row in self.ask("GET", f"/lag?group={group}")[1])
 
 
+@contextmanager
+def served_while(
+    server: KafkaServer, stop: Callable[[KafkaServer], object] = KafkaServer.kill
+) -> Iterator[KafkaServer]:
+    """Start the server; after the block it is killed, or stopped by `stop`, however the block ends."""
+    try:
+        server.start()
+        yield server
+    finally:
+        stop(server)
+
+
 class Tools:
     """What an operator does with Kafka's own tools."""
 

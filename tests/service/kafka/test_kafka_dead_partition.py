@@ -5,10 +5,6 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-import tempfile
-import threading
 import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -16,18 +12,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from confluent_kafka.admin import NewTopic
 
 from ddmq.trial.cluster import TrialCluster
 from ddmq_client.errors import ClientError
-from tests.service.kafka.cluster_kit import KafkaServer, Tools, own_cluster
-from tests.support.waits import until
+from tests.service.kafka.away_kit import (
+    PAUSE_S,
+    ClientLoad,
+    create_topics,
+    kill_leader,
+    print_table,
+    quantiles_ms,
+    three_brokers,
+)
+from tests.service.kafka.cluster_kit import KafkaServer, Tools
+from tests.support.waits import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka]
-DEAD, LIVE, GROUP, AWAY = "dead", "live", "readers", 3
+DEAD, LIVE, GROUP = "dead", "live", "readers"
 DELAYS = 40
-BEFORE_S = 5.0
-PAUSE_S = 0.02
+CALLS = 50  # of each kind, by which the healthy latency is known
 CALM_S = 2.0
 LATE_S = 5.0  # on a busy machine; where one partition stops all, none of them fires
 SEND_MS = 10_000  # of a delayed message, on a busy machine
@@ -41,27 +44,15 @@ class ClientCall(NamedTuple):
     error: str
 
 
-class LiveLoad:
+class LiveLoad(ClientLoad):
     """Two clients that send to LIVE, and two that pull and acknowledge there."""
 
     def __init__(self, server: KafkaServer) -> None:
+        super().__init__((self._send, self._send, self._pull, self._pull))
         self._server = server
-        self._over = threading.Event()
         self.sends: list[ClientCall] = []
         self.acks: list[ClientCall] = []
         self.got: dict[bytes, float] = {}
-        targets = (self._send, self._send, self._pull, self._pull)
-        self._threads = [threading.Thread(target=target) for target in targets]
-
-    def __enter__(self) -> LiveLoad:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join()
 
     def is_calm(self) -> bool:
         """Whether both kinds of calls were answered well for CALM_S."""
@@ -72,7 +63,7 @@ class LiveLoad:
     def _send(self) -> None:
         number = 0
         with self._server.producer(attempts_max=1) as producer:
-            while not self._over.wait(PAUSE_S):
+            while not self.over.wait(PAUSE_S):
                 number += 1
                 began, error = time.monotonic(), ""
                 try:
@@ -83,7 +74,7 @@ class LiveLoad:
 
     def _pull(self) -> None:
         with self._server.consumer(GROUP, LIVE) as consumer:
-            while not self._over.is_set():
+            while not self.over.is_set():
                 began, error = time.monotonic(), ""
                 try:
                     messages = consumer.pull(8, timeout_ms=200)
@@ -100,14 +91,13 @@ def within(calls: list[ClientCall], start: float, end: float) -> list[ClientCall
     return [call for call in list(calls) if start <= call.at < end]
 
 
-def quantile(calls: list[ClientCall], share: float) -> float:
-    """In seconds."""
-    return sorted(call.took_s for call in calls)[int((len(calls) - 1) * share)]
+def p99_s(calls: list[ClientCall]) -> float:
+    return quantiles_ms([call.took_s for call in calls], [0.99])[0] / 1000
 
 
 def told(name: str, calls: list[ClientCall]) -> str:
     errors = Counter(call.error for call in calls if call.error)
-    p50, p99 = (quantile(calls, share) * 1000 for share in (0.5, 0.99))
+    p50, p99 = quantiles_ms([call.took_s for call in calls])
     return (
         f"{name}: {len(calls)} calls, p50 {p50:.0f} ms, p99 {p99:.0f} ms, not answered well: {dict(errors)}"
     )
@@ -137,22 +127,19 @@ class Measured(NamedTuple):
 def measure(cluster: TrialCluster, server: KafkaServer, seconds: float) -> Measured:
     """The table; the broker is back when it is made."""
     tools = Tools(cluster.bootstrap)
-    new = [NewTopic(DEAD, 2, replica_assignment=[[AWAY], [AWAY]]), NewTopic(LIVE, 4, 3)]
-    for answer in tools.admin.create_topics(new).values():
-        answer.result()
-    until(lambda: all(server.ask("GET", f"/topics/{name}")[0] == 200 for name in (DEAD, LIVE)))
+    create_topics(tools, server, DEAD, LIVE)
     server.subscribe(GROUP, LIVE)
     with LiveLoad(server) as load:
-        time.sleep(2)
+        until(load.is_calm, "the load runs")
         began = time.monotonic()
-        time.sleep(BEFORE_S)
-        healthy = began, time.monotonic()
-        cluster.signal(AWAY, signal.SIGKILL)
-        metadata = tools.admin
         until(
-            lambda: metadata.list_topics(DEAD, timeout=5).topics[DEAD].partitions[0].leader < 0,
-            "the cluster knows that the broker is away",
+            lambda: (
+                min(len(within(calls, began, time.monotonic())) for calls in (load.sends, load.acks)) >= CALLS
+            ),
+            "calls while all brokers are there",
         )
+        healthy = began, time.monotonic()
+        kill_leader(cluster, tools, DEAD)
         until(lambda: server.ready and load.is_calm(), "the other brokers lead what it led")
         due = datetime.now(UTC) + timedelta(seconds=12)
         due_at: dict[bytes, float] = {}
@@ -163,9 +150,13 @@ def measure(cluster: TrialCluster, server: KafkaServer, seconds: float) -> Measu
                 at = due + timedelta(seconds=(number // 2) * (seconds / DELAYS))
                 producer.send(LIVE, b"delay %d" % number, deliver_at=at, timeout_ms=SEND_MS)
                 due_at[b"delay %d" % number] = at.timestamp()
-        time.sleep(max(0.0, due.timestamp() - time.time()))
-        began = time.monotonic()
-        time.sleep(seconds)
+        began = time.monotonic() + max(0.0, due.timestamp() - time.time())
+        last = max(due_at.values()) + LATE_S
+        until(
+            lambda: due_at.keys() <= load.got.keys() or time.time() > last,
+            "the delays have fired, or are too late",
+            seconds=PATIENCE_S + seconds + LATE_S,
+        )
         away = began, time.monotonic()
         set_aside = server.ask("GET", "/delay")[1].get("set_aside", {})
         late = [load.got[body] - at for body, at in due_at.items() if body in load.got]
@@ -182,54 +173,32 @@ def measure(cluster: TrialCluster, server: KafkaServer, seconds: float) -> Measu
 
 @pytest.mark.timeout(300)
 def test_a_partition_without_a_leader_costs_other_topics_nothing(tmp_path: Path) -> None:
-    with own_cluster(tmp_path / "kafka", 3) as cluster:
-        server = KafkaServer(tmp_path / "server", cluster.bootstrap)
-        server.start()
-        try:
-            table = measure(cluster, server, 15.0)
-            said = "\n".join(table.lines())
-            print(said)
-            sends, acks = table.sends[1], table.acks[1]
-            assert not any(call.error for call in (*sends, *acks)), said
-            for calls in (table.sends, table.acks):
-                assert quantile(calls[1], 0.99) < max(1.0, 1.5 * quantile(calls[0], 0.99)), said
-            assert table.fired == DELAYS, said
-            assert max(table.late_s) < LATE_S, said
-            assert DEAD in table.set_aside, said
-            assert "releasing and re-acquiring" not in table.log, said
-            with server.consumer("late", DEAD) as consumer:
-                settings = {"topics": [DEAD], "start": "first"}
-                until(lambda: server.ask("POST", "/groups/late", settings)[0] == 200, "it has a leader")
-                bodies: list[bytes] = []
+    with three_brokers(tmp_path) as (cluster, server):
+        table = measure(cluster, server, 15.0)
+        said = "\n".join(table.lines())
+        sends, acks = table.sends[1], table.acks[1]
+        assert not any(call.error for call in (*sends, *acks)), said
+        for calls in (table.sends, table.acks):
+            assert p99_s(calls[1]) < max(1.0, 1.5 * p99_s(calls[0])), said
+        assert table.fired == DELAYS, said
+        assert max(table.late_s) < LATE_S, said
+        assert DEAD in table.set_aside, said
+        assert "releasing and re-acquiring" not in table.log, said
+        with server.consumer("late", DEAD) as consumer:
+            settings = {"topics": [DEAD], "start": "first"}
+            until(lambda: server.ask("POST", "/groups/late", settings)[0] == 200, "it has a leader")
+            bodies: list[bytes] = []
 
-                def is_all() -> bool:
-                    for message in consumer.pull(10):
-                        bodies.append(message.body)
-                        message.ack()
-                    return len(bodies) >= 10
+            def is_all() -> bool:
+                for message in consumer.pull(10):
+                    bodies.append(message.body)
+                    message.ack()
+                return len(bodies) >= 10
 
-                until(is_all, lambda: f"they fire once the broker is back, so far {len(bodies)}")
-            assert len(bodies) == 10
-            until(lambda: not server.ask("GET", "/delay")[1]["set_aside"])
-        finally:
-            server.kill()
-
-
-def main() -> None:
-    """Print the table."""
-    seconds = float(sys.argv[sys.argv.index("--seconds") + 1]) if "--seconds" in sys.argv else 45.0
-    with tempfile.TemporaryDirectory() as folder, own_cluster(Path(folder) / "kafka", 3) as cluster:
-        server = KafkaServer(Path(folder) / "server", cluster.bootstrap)
-        if "--tree" in sys.argv:
-            server.tree = Path(sys.argv[sys.argv.index("--tree") + 1])
-        server.start()
-        try:
-            table = measure(cluster, server, seconds)
-            print("\n".join(table.lines()))
-            print("\n".join(line for line in table.log.splitlines() if "warning" in line.lower())[-6000:])
-        finally:
-            server.kill()
+            until(is_all, lambda: f"they fire once the broker is back, so far {len(bodies)}")
+        assert len(bodies) == 10
+        until(lambda: not server.ask("GET", "/delay")[1]["set_aside"])
 
 
 if __name__ == "__main__":
-    main()
+    print_table(lambda cluster, server, seconds: measure(cluster, server, seconds).lines())

@@ -18,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from ddmq.trial.cluster import TrialCluster
 from ddmq_client import OutgoingMessage, Producer
 from ddmq_client.errors import InvalidMessageError
-from tests.service.kafka.cluster_kit import KafkaServer, Tools, own_cluster, pulled
+from tests.service.kafka.cluster_kit import KafkaServer, Tools, own_cluster, pulled, served_while
 from tests.support.waits import until
 
 pytestmark = pytest.mark.slow
@@ -65,12 +65,8 @@ def served(folder: Path, cluster: TrialCluster) -> KafkaServer:
 
 @pytest.fixture(scope="module")
 def server(cluster: TrialCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
-    server = served(tmp_path_factory.mktemp("server"), cluster)
-    try:
-        server.start()
+    with served_while(served(tmp_path_factory.mktemp("server"), cluster), KafkaServer.end) as server:
         yield server
-    finally:
-        server.end()
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from ddmq.trial.cluster import TrialCluster
 from ddmq_client import Message
 from tests.scenarios.real_server import ddmq
-from tests.service.kafka.cluster_kit import KafkaServer, Tools, own_cluster, pulled
+from tests.service.kafka.cluster_kit import KafkaServer, Tools, own_cluster, pulled, served_while
 from tests.support.waits import until
 
 pytestmark = pytest.mark.slow
@@ -115,12 +115,8 @@ def served(folder: Path, cluster: TrialCluster) -> KafkaServer:
 def server(
     cluster: TrialCluster, tools: Tools, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[KafkaServer]:
-    server = served(tmp_path_factory.mktemp("server"), cluster)
-    try:
-        server.start()
+    with served_while(served(tmp_path_factory.mktemp("server"), cluster), KafkaServer.end) as server:
         yield server
-    finally:
-        server.end()
 
 
 def test_the_listed_rights_suffice(server: KafkaServer, cluster: TrialCluster) -> None:
