@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ddmq.cli.report import NEEDED, make_report, print_summary, tables_folder
-from ddmq.demo.server import Narrator
+from ddmq.demo.server import Narrator, side_path
 from ddmq_common.errors import DdmqError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def report_of_the_run(
     narrator.print_step("the report of this run: Spark reads what the servers counted")
     samples = data_dir / "metrics"
     try:
-        with _redirect_spark(data_dir.with_suffix(".spark"), narrator), narrator.quiet_unless_verbose():
+        with _redirect_spark(side_path(data_dir, "spark"), narrator), narrator.quiet_unless_verbose():
             report = make_report(
                 samples, tables_folder(samples), out, None, config_dir=_write_promises(data_dir),
                 kills_ms=[killed_ms],

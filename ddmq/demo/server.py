@@ -26,7 +26,13 @@ from ddmq_common.errors import RemoteError
 READY_WITHIN_S = 30.0
 SAMPLED_WITHIN_S = 30.0
 SAMPLES_POLL_S = 0.1
+SIDE_FILES = ("conf", "kafka", "log", "spark")  # what the demo keeps beside its data directory
 CONFIG = "process_name: demo\nsamples:\n  interval_ms: 500\n"
+
+
+def side_path(data_dir: Path, suffix: str) -> Path:
+    """Return the path beside the data directory that has the directory's whole name and one of SIDE_FILES."""
+    return data_dir.with_name(f"{data_dir.name}.{suffix}")
 
 
 class DemoServer:
@@ -39,7 +45,7 @@ class DemoServer:
         self.cluster = cluster
         self.addresses: dict[str, HostPort] = {}
         self._process: subprocess.Popen[str] | None = None
-        self._log = data_dir.with_suffix(".log")
+        self._log = side_path(data_dir, "log")
 
     def start(self) -> float:
         """Start the server, and wait until it is ready. Returns the seconds that it took."""
@@ -57,7 +63,7 @@ class DemoServer:
 
     def _write_config(self) -> Path:
         """Write the demo's settings: a name, and frequent samples, because the demo is short."""
-        folder = self.data_dir.with_suffix(".conf")
+        folder = side_path(self.data_dir, "conf")
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in self._files.items():
             (folder / f"{name}.yaml").write_text(text)

@@ -7,6 +7,7 @@ come twice, which is counted and shown. Act two is ordered.py. The commands of b
 
 from __future__ import annotations
 
+import os
 import signal
 import tempfile
 import threading
@@ -19,12 +20,12 @@ from pathlib import Path
 import click
 from rich.console import Group
 
-from ddmq.cli.output import console, say_verdict, show
+from ddmq.cli.output import console, reason, say_verdict, show
 from ddmq.demo import library
 from ddmq.demo.library import GIVE_UP_S, FileMessage, LibraryFile, Sent, send_all
 from ddmq.demo.ordered import OrderedAct
 from ddmq.demo.reported import ClientCounts
-from ddmq.demo.server import DemoServer, Narrator, Typed
+from ddmq.demo.server import SIDE_FILES, DemoServer, Narrator, Typed, side_path
 from ddmq.trial.cluster import Ports, TrialCluster, free_ports
 from ddmq_client import Consumer, Message
 from metrics_job.report.core.order import KeyEvent, KeyMark, OrderPhase, OrderPicture, Outage, draw_order
@@ -41,7 +42,7 @@ BROKERS, KILLED = 3, 2
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Keep the data in this folder (default: a temporary one).",
+    help="Keep the data in this folder, which is new or empty (default: a temporary one).",
 )
 @click.option(
     "--report",
@@ -67,18 +68,57 @@ def demo(data_dir: Path | None, report_file: Path, kafka: bool, verbose: bool) -
     whose numbers must be those that the demo counted. Exit code 1 when something was not proven.
     """
     narrator = Narrator(verbose=verbose)
+    _require_report_folder(report_file)
     if data_dir is not None:
+        data_dir = data_dir.resolve()
+        _require_empty_folder(data_dir)
         _run_demo(data_dir, report_file, kafka, narrator)
         return
     with tempfile.TemporaryDirectory(prefix="ddmq-demo-") as folder:
         _run_demo(Path(folder) / "data", report_file, kafka, narrator)
 
 
+def _require_report_folder(report_file: Path) -> None:
+    """Raise ClickException before the demo starts if its report could not be written at its end."""
+    folder = report_file.absolute().parent
+    if not folder.is_dir():
+        raise click.ClickException(
+            f"--report {report_file}: the folder {folder} does not exist; create it first"
+        )
+    if not os.access(report_file if report_file.exists() else folder, os.W_OK):
+        raise click.ClickException(f"--report {report_file}: cannot be written; choose another file")
+
+
+def _require_empty_folder(data_dir: Path) -> None:
+    """Create the folder. Raises ClickException if it cannot be created or written, if it holds anything, or
+    if files of the demo's names lie beside it: the demo never touches data that it did not write."""
+    advice = "name a folder that is new or empty"
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        first = next(data_dir.iterdir(), None)
+    except FileExistsError:
+        raise click.ClickException(f"--data-dir {data_dir}: is a file; {advice}") from None
+    except OSError as error:
+        raise click.ClickException(f"--data-dir {data_dir}: {reason(error)}; {advice}") from None
+    if first is not None:
+        raise click.ClickException(
+            f"--data-dir {data_dir}: is not empty ({first.name} is in it), and the demo starts with an empty "
+            f"server; {advice}"
+        )
+    for path in (side_path(data_dir, suffix) for suffix in SIDE_FILES):
+        if path.exists():
+            raise click.ClickException(f"--data-dir {data_dir}: the demo would overwrite {path}; {advice}")
+    if not os.access(data_dir.parent, os.W_OK):
+        raise click.ClickException(
+            f"--data-dir {data_dir}: the demo's log is written beside it, and {data_dir.parent} cannot be "
+            "written; choose another folder"
+        )
+
+
 def _run_demo(data_dir: Path, report_file: Path, kafka: bool, narrator: Narrator) -> None:
     from ddmq.demo.reported import report_of_the_run
 
-    data_dir.parent.mkdir(parents=True, exist_ok=True)
-    brokers = _start_brokers(data_dir.with_suffix(".kafka"), narrator) if kafka else nullcontext()
+    brokers = _start_brokers(side_path(data_dir, "kafka"), narrator) if kafka else nullcontext()
     with brokers as cluster:
         server = DemoServer(data_dir, cluster)
         story = Story(server, narrator)
