@@ -18,7 +18,7 @@ from ddmq.address import ready_line
 from ddmq.server.config import SamplesConfig, load_folder, with_flags
 from ddmq.server.process import logs
 from ddmq.server.process.hub import HubWatch
-from ddmq.server.process.parts import PARTS, ServerProcess
+from ddmq.server.process.server_process import COMPONENTS, ServerProcess
 from ddmq.server.process.signals import install_signals
 from ddmq_common.metrics.cells import Histogram
 from proxy_consumer.runtime import DeliveryMetrics
@@ -38,7 +38,7 @@ def main() -> None:
     samples = SamplesConfig(enabled=mode == "watched", interval_ms=1_000)
     config = replace(config, serve=replace(config.serve, samples=samples))
     logs.set_up(config.serve.log_level, config.serve.log_format)
-    process = ServerProcess(config, PARTS)
+    process = ServerProcess(config, COMPONENTS)
     process.start()
     install_signals(process)
     print(ready_line(process.addresses, config.serve.data_dir), flush=True)

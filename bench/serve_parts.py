@@ -11,7 +11,7 @@ from pathlib import Path
 from ddmq.address import ready_line
 from ddmq.server.config import load_folder, with_flags
 from ddmq.server.process import logs
-from ddmq.server.process.parts import ServerProcess
+from ddmq.server.process.server_process import ServerProcess
 from ddmq.server.process.signals import install_signals
 
 

@@ -13,11 +13,11 @@ PRODUCER_PORT = 9613
 CONSUMER_PORT = 9713
 ADMIN_PORT = 9813
 LOOPBACK = "127.0.0.1"
-PARTS = ("producer", "consumer", "admin")
+COMPONENTS = ("producer", "consumer", "admin")
 
 
 class HostPort(NamedTuple):
-    """The address at which a part listens or is found. IPv6 hosts stand in brackets in text."""
+    """The address at which a component listens or is found. IPv6 hosts stand in brackets in text."""
 
     host: str
     port: int
@@ -46,17 +46,21 @@ def is_loopback(host: str) -> bool:
 
 
 def ready_line(addresses: dict[str, HostPort], data_dir: Path) -> str:
-    """Return the line that announces the address of every part, in the order of PARTS, and the data
+    """Return the line that announces the address of every component, in the order of COMPONENTS, and the data
     directory."""
-    where = " ".join(f"{part}={addresses[part]}" for part in sorted(addresses, key=PARTS.index))
+    where = " ".join(
+        f"{component}={addresses[component]}" for component in sorted(addresses, key=COMPONENTS.index)
+    )
     return f"ready {where} data-dir={data_dir}"
 
 
 def read_ready(line: str) -> dict[str, HostPort]:
-    """Return the address of each part from a `ready_line`; nothing from any other line."""
+    """Return the address of each component from a `ready_line`; nothing from any other line."""
     word, *pairs = line.partition(" data-dir=")[0].split() or [""]
     return {
-        part: parse(where) for part, _, where in (pair.partition("=") for pair in pairs) if word == "ready"
+        component: parse(where)
+        for component, _, where in (pair.partition("=") for pair in pairs)
+        if word == "ready"
     }
 
 

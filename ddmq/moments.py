@@ -59,8 +59,8 @@ def format_age(seconds: float) -> str:
         return f"{max(0, int(seconds * 1000))} ms"
     if seconds < 60:
         return f"{seconds:.1f} s"
-    whole = int(seconds)
+    rounded = int(seconds)
     for unit, size, next_unit, next_size in (("d", 86_400, "h", 3_600), ("h", 3_600, "m", 60)):
-        if whole >= size:
-            return f"{whole // size:,} {unit} {whole % size // next_size} {next_unit}"
-    return f"{whole // 60} m {whole % 60} s"
+        if rounded >= size:
+            return f"{rounded // size:,} {unit} {rounded % size // next_size} {next_unit}"
+    return f"{rounded // 60} m {rounded % 60} s"

@@ -119,7 +119,7 @@ def walk() -> dict[str, list[str]]:
 
     from backend.file_log import log
     from ddmq.server.config import load_folder, with_flags
-    from ddmq.server.process.parts import PARTS, ServerProcess
+    from ddmq.server.process.server_process import COMPONENTS, ServerProcess
     from proxy_consumer import heartbeat
 
     # A tick is no message's: it goes on at rest here, so that its files are left out.
@@ -132,7 +132,7 @@ def walk() -> dict[str, list[str]]:
         conf = Path(folder, "conf")
         conf.mkdir()
         (conf / "delay_service.yaml").write_text(json.dumps(LEVELS))
-        server = ServerProcess(with_flags(load_folder(conf), **flags, admin=any_port), PARTS)
+        server = ServerProcess(with_flags(load_folder(conf), **flags, admin=any_port), COMPONENTS)
         server.start()
         gevent.get_hub().loop.run_callback(sys.setprofile, trace.note)
         ports = [str(server.addresses[part].port) for part in ("producer", "consumer", "admin")]

@@ -35,7 +35,7 @@ class AdminClient:
         self._timeout_s = timeout_s
 
     def get(self, *path: str, **query: Any) -> Any:
-        """Return the JSON answer of GET /path/parts?query; None values are left out."""
+        """Return the JSON answer of GET /path/segments?query; None values are left out."""
         return self._call("GET", path, query, None)
 
     def post(self, *path: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -49,7 +49,7 @@ class AdminClient:
     def _call(
         self, method: str, path: tuple[str, ...], query: Mapping[str, Any], body: Mapping[str, Any] | None
     ) -> Any:
-        target = "/" + "/".join(quote(part, safe="") for part in path)
+        target = "/" + "/".join(quote(segment, safe="") for segment in path)
         parameters = {key: value for key, value in query.items() if value is not None}
         if parameters:
             target += "?" + urlencode(parameters)
@@ -57,7 +57,7 @@ class AdminClient:
         answer = self._decode(payload, status)
         if status >= 400:
             if not isinstance(answer, dict):
-                raise self._not_ours(f"status {status}, {payload[:40]!r}")
+                raise self._foreign_port_error(f"status {status}, {payload[:40]!r}")
             kind = NotThere if status == 404 else click.ClickException
             raise kind(str(answer.get("error", f"HTTP status {status}")))
         return answer
@@ -70,7 +70,7 @@ class AdminClient:
             response = connection.getresponse()
             return response.status, response.read()
         except http.client.HTTPException as error:
-            raise self._not_ours(reason(error)) from error
+            raise self._foreign_port_error(reason(error)) from error
         except OSError as error:
             raise click.ClickException(
                 f"no server answers at {self.address} ({reason(error)}); "
@@ -83,9 +83,9 @@ class AdminClient:
         try:
             return msgspec.json.decode(payload)
         except msgspec.DecodeError as error:
-            raise self._not_ours(f"status {status}, {payload[:40]!r}") from error
+            raise self._foreign_port_error(f"status {status}, {payload[:40]!r}") from error
 
-    def _not_ours(self, why: str) -> click.ClickException:
+    def _foreign_port_error(self, why: str) -> click.ClickException:
         return click.ClickException(
             f"{self.address} is not a ddmq admin port ({why}); the `ready` line of `ddmq serve` names it"
         )

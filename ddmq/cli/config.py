@@ -9,7 +9,7 @@ import click
 
 from ddmq.address import ADDRESS
 from ddmq.cli.options import combine_options
-from ddmq.cli.output import hint, json_option, print_json, say
+from ddmq.cli.output import hint, json_option, print_json, print_line
 from ddmq.cli.serve import server_options
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _print_columns(rows: list[tuple[str, str, str]]) -> None:
     column."""
     key_width, source_width = (max(len(row[column]) for row in rows) for column in (0, 1))
     for key, source, value in rows:
-        say(f"{key:<{key_width}}  {source:<{source_width}}  {value}")
+        print_line(f"{key:<{key_width}}  {source:<{source_width}}  {value}")
 
 
 def _to_row(setting: EffectiveSetting) -> tuple[str, str, str]:

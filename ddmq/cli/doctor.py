@@ -35,7 +35,7 @@ OK, WARNING, FAILED = "ok", "warning", "failed"
 SERVERS = 2  # producer and consumer proxy in one process
 SLOW_SYNC_MS = 10.0
 SYNC_ROUNDS = 20
-COMPILE_AGAIN = (
+REINSTALL_REMEDY = (
     "servers work, and take more processor time; correct the cause and install again: pip install -v . "
     "in the source tree shows the build"
 )
@@ -47,11 +47,11 @@ NEEDED = (  # beside what the command line itself is made of
 
 
 class CheckResult(NamedTuple):
-    """The outcome of one check."""
+    """The outcome of one check. `summary`: what it found, in words."""
 
     check: str
     status: str
-    found: str
+    summary: str
     remedy: str = ""
 
 
@@ -80,11 +80,20 @@ def doctor(data_dir: Path | None, config_dir: Path | None, as_json: bool) -> Non
     """
     findings = list(run_checks(data_dir, config_dir))
     if as_json:
-        print_json([finding._asdict() for finding in findings])
+        print_json([_to_json(finding) for finding in findings])
     else:
         print_table("", ["check", "status", "found", "remedy"], findings)
     if any(finding.status == FAILED for finding in findings):
         raise click.exceptions.Exit(1)
+
+
+def _to_json(result: CheckResult) -> dict[str, str]:
+    return {
+        "check": result.check,
+        "status": result.status,
+        "found": result.summary,
+        "remedy": result.remedy,
+    }
 
 
 def run_checks(data_dir: Path | None, config_dir: Path | None) -> Iterator[CheckResult]:
@@ -99,16 +108,16 @@ def run_checks(data_dir: Path | None, config_dir: Path | None) -> Iterator[Check
     yield check_report()
     from ddmq.server.config import Configuration, load_folder
 
-    config, fault = Configuration(), ""
+    config, config_error = Configuration(), ""
     try:
         config = load_folder(config_dir)
     except ConfigError as error:
-        fault = str(error)
+        config_error = str(error)
     yield open_files(config)
-    if data_dir is not None or not fault:
+    if data_dir is not None or not config_error:
         yield from check_disk(data_dir or config.serve.data_dir, config)
-    if fault:
-        yield CheckResult("configuration", FAILED, fault, "correct it; conf/ has commented examples")
+    if config_error:
+        yield CheckResult("configuration", FAILED, config_error, "correct it; conf/ has commented examples")
         return
     yield CheckResult("configuration", OK, _describe_origin(config, config_dir))
     for key in config.retired:
@@ -118,15 +127,15 @@ def run_checks(data_dir: Path | None, config_dir: Path | None) -> Iterator[Check
     if config.backend.engine == "kafka":
         yield from check_kafka(config, data_dir or config.serve.data_dir)
     admin = check_port("admin", config.serve.address("admin"))
-    for part in ("producer", "consumer"):
-        result = check_port(part, config.serve.address(part))
-        if result.status == WARNING and admin.found.partition(": ")[2].startswith(SERVER_RUNS):
+    for component in ("producer", "consumer"):
+        result = check_port(component, config.serve.address(component))
+        if result.status == WARNING and admin.summary.partition(": ")[2].startswith(SERVER_RUNS):
             result = CheckResult(
-                result.check, OK, f"{config.serve.address(part)}: taken, while that server runs"
+                result.check, OK, f"{config.serve.address(component)}: taken, while that server runs"
             )
         yield result
     yield admin
-    if admin.found.partition(": ")[2].startswith(SERVER_RUNS):
+    if admin.summary.partition(": ")[2].startswith(SERVER_RUNS):
         yield from check_running_server(config.serve.address("admin"))
 
 
@@ -144,7 +153,7 @@ def check_secrets(config: Configuration) -> Iterator[CheckResult]:
     from ddmq.server.readable_secrets import readable_secrets
 
     for secret in readable_secrets(config):
-        yield CheckResult("secrets", FAILED, secret.fault, secret.remedy)
+        yield CheckResult("secrets", FAILED, secret.problem, secret.remedy)
 
 
 def check_disk(data_dir: Path, config: Configuration) -> Iterator[CheckResult]:
@@ -176,8 +185,8 @@ def check_kafka(config: Configuration, data_dir: Path) -> Iterator[CheckResult]:
     try:
         check_directory(data_dir, facts.cluster_id, options.bootstrap)
     except ConfigError as error:
-        fault, _, remedy = str(error).partition(": ")
-        yield CheckResult("kafka cluster", FAILED, fault, remedy)
+        problem, _, remedy = str(error).partition(": ")
+        yield CheckResult("kafka cluster", FAILED, problem, remedy)
     for finding in (*find_denied(facts), *find_violations(facts, options)):
         summary = f"{finding.resource_names}: {finding.setting}: {finding.breaks}"
         status = FAILED if finding.loses or finding.stops else WARNING
@@ -189,7 +198,7 @@ def check_python() -> CheckResult:
     release = f"ddmq-proxy {_installed_version('ddmq-proxy')}"
     versions = f"{platform.python_version()}, {release}, {compiled.STATE}"
     if compiled.STATE.failed:
-        return CheckResult("python", WARNING, versions, COMPILE_AGAIN)
+        return CheckResult("python", WARNING, versions, REINSTALL_REMEDY)
     return CheckResult("python", OK, versions)
 
 
@@ -250,8 +259,8 @@ def check_data_dir(data_dir: Path) -> CheckResult:
         return CheckResult("directory", FAILED, f"{target} is not a folder", "choose another --data-dir")
     if not os.access(target, os.W_OK | os.X_OK):
         return CheckResult("directory", FAILED, f"{target} is not writable", "change its owner or mode")
-    if data_dir.exists() and (fault := folder_fault(data_dir)):
-        return CheckResult("directory", FAILED, fault.partition(";")[0], fault.rpartition("; ")[2])
+    if data_dir.exists() and (error := folder_fault(data_dir)):
+        return CheckResult("directory", FAILED, error.partition(";")[0], error.rpartition("; ")[2])
     return CheckResult("directory", OK, str(data_dir) if data_dir.exists() else f"{data_dir} (will be made)")
 
 
@@ -300,21 +309,21 @@ def _sync_times(target: Path) -> list[float]:
     return times
 
 
-def check_port(part: str, address: HostPort) -> CheckResult:
-    """Check that the part can listen at the address, or that a ddmq server answers there already."""
+def check_port(component: str, address: HostPort) -> CheckResult:
+    """Check that the component can listen at the address, or that a ddmq server answers there already."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     probe = socket.socket(family, socket.SOCK_STREAM)
     try:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((address.host, address.port))
     except OSError as error:
-        if part == "admin" and (state := _server_state(address)):
-            return CheckResult(f"{part} port", OK, f"{address}: {SERVER_RUNS}, {state}")
-        remedy = f"a running server's own, or choose another with --{part} HOST:PORT"
-        return CheckResult(f"{part} port", WARNING, f"{address}: {reason(error)}", remedy)
+        if component == "admin" and (state := _server_state(address)):
+            return CheckResult(f"{component} port", OK, f"{address}: {SERVER_RUNS}, {state}")
+        remedy = f"a running server's own, or choose another with --{component} HOST:PORT"
+        return CheckResult(f"{component} port", WARNING, f"{address}: {reason(error)}", remedy)
     finally:
         probe.close()
-    return CheckResult(f"{part} port", OK, f"{address} is free")
+    return CheckResult(f"{component} port", OK, f"{address} is free")
 
 
 def check_running_server(address: HostPort) -> Iterator[CheckResult]:

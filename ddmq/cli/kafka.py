@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from ddmq.cli.output import hint, json_option, print_json, print_table, say
+from ddmq.cli.output import hint, json_option, print_json, print_line, print_table
 from ddmq.trial.cluster import HOST, Ports, TrialCluster
 from ddmq_common.errors import ConfigError
 
@@ -49,7 +49,7 @@ def up(folder: Path, brokers: int, port: int) -> None:
             _check_free(ports[number - 1])
     hint(f"starting {brokers} broker{'s' * (brokers > 1)} in {folder}; the first time Kafka is brought, too")
     cluster.start()
-    say(cluster.bootstrap)
+    print_line(cluster.bootstrap)
 
 
 def _check_free(ports: Ports) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddmq.cli.output import cell, hint, json_option, print_facts, print_json, say
+from ddmq.cli.output import cell, hint, json_option, print_facts, print_json, print_line
 from ddmq.cli.values import FOLDER
 from ddmq_common.private_files import UMASK
 
@@ -69,8 +69,8 @@ def move(
     with _open_run(source, target, source_config, target_config, topics, make=modes != ["dry_run"]) as run:
         report = _run_mode(run, modes[0] if modes else "copy")
     _print_report(report, as_json)
-    if report.faults:
-        raise click.ClickException(f"source and target are not the same in {len(report.faults)} places")
+    if report.differences:
+        raise click.ClickException(f"source and target are not the same in {len(report.differences)} places")
 
 
 def _run_mode(run: MoveRun, mode: str) -> MoveReport:
@@ -96,7 +96,7 @@ def _open_run(
     """Open both sides of the move as a MoveRun for the block, and close them afterwards. Raises DdmqError."""
     from ddmq.move.context import MoveContext, MoveError
     from ddmq.move.core.scope import Scope
-    from ddmq.move.engines import open_place, parse_side, source_id
+    from ddmq.move.engines import open_side, parse_side, source_id
     from ddmq.move.runs import MoveRun
     from ddmq_common.clock import SystemClock
     from ddmq_common.hub_timer import HubTimer
@@ -110,12 +110,12 @@ def _open_run(
         raise MoveError(f"{source} is given as source and as target")
     clock = SystemClock()
     with ExitStack() as stack:
-        there = open_place(sides[0], clock, must_exist=True)
-        stack.callback(there.backend.close)
-        here = open_place(sides[1], clock, must_exist=False)
-        stack.callback(here.backend.close)
-        identity = source_id(there.backend, clock, make=make)
-        context = MoveContext(there.backend, here.backend, identity, clock, Scope(topics), hint)
+        source_side = open_side(sides[0], clock, must_exist=True)
+        stack.callback(source_side.backend.close)
+        target_side = open_side(sides[1], clock, must_exist=False)
+        stack.callback(target_side.backend.close)
+        identity = source_id(source_side.backend, clock, make=make)
+        context = MoveContext(source_side.backend, target_side.backend, identity, clock, Scope(topics), hint)
         folder = sides[0].config.delay.dir or Path(sides[0].where) / "delay"
         if sides[0].engine == "kafka":
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddmq-move-")))
@@ -125,7 +125,7 @@ def _open_run(
         stack.callback(watch.stop)
         yield MoveRun(
             context, str(sides[0]), sides[0].config.delay, stores_in(folder, shards),
-            exclusive=there.exclusive,
+            exclusive=source_side.exclusive,
         )  # fmt: skip
 
 
@@ -146,8 +146,8 @@ def _print_report(report: Any, as_json: bool) -> None:
     lists = {name: facts.pop(name) for name in ("passed", "left", "faults")}
     print_facts(facts)
     for why, count in sorted(lists["passed"].items()):
-        say(f"not copied: {cell(count)} {why}")
+        print_line(f"not copied: {cell(count)} {why}")
     for topic, count in sorted(lists["left"].items()):
-        say(f"left: {cell(count)} of {topic}")
-    for fault in lists["faults"]:
-        say(f"not the same: {fault}")
+        print_line(f"left: {cell(count)} of {topic}")
+    for difference in lists["faults"]:
+        print_line(f"not the same: {difference}")

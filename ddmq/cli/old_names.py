@@ -10,7 +10,7 @@ import click
 
 from ddmq.cli.options import combine_options
 from ddmq.cli.output import hint
-from ddmq.cli.values import Whole
+from ddmq.cli.values import Integer
 
 
 class OldOption(click.Option):
@@ -41,7 +41,7 @@ def count_option(
     """Return a decorator with the option --count of a listing, and the hidden option `old_name` for the
     same."""
     return combine_options(
-        click.option("--count", default=default, show_default=True, type=Whole(1, 1000), help=text),
+        click.option("--count", default=default, show_default=True, type=Integer(1, 1000), help=text),
         click.option(old_name, f"old_{old_name.removeprefix('--')}", cls=OldOption, now="--count"),
     )
 

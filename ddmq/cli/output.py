@@ -56,20 +56,23 @@ def print_json(value: Any) -> None:
         sys.stdout.flush()
 
 
-def say(text: str, *, err: bool = False) -> None:
+def print_line(text: str, *, err: bool = False) -> None:
     """Print a line on standard output; with `err`, on standard error."""
-    _print_line(plain(text), err=err)
+    _write_line(plain(text), err=err)
 
 
-def say_loudly(text: str) -> None:
+say = print_line  # the name that cli/bench.py uses
+
+
+def print_alert(text: str) -> None:
     """Print a line about something that is wrong; red on a terminal."""
-    _print_line(_add_colour(plain(text), LOUD_STYLE))
+    _write_line(_add_colour(plain(text), LOUD_STYLE))
 
 
 def say_verdict(good: bool, text: str) -> None:
     """Print a line that begins with ✓ or ✗, green or red on a terminal."""
     mark = _add_colour("✓", "bold green") if good else _add_colour("✗", LOUD_STYLE)
-    _print_line(f"{mark} {plain(text)}")
+    _write_line(f"{mark} {plain(text)}")
 
 
 def _add_colour(text: str, style: str) -> str:
@@ -79,15 +82,17 @@ def _add_colour(text: str, style: str) -> str:
 
 def hint(text: str) -> None:
     """Print a line for people on standard error."""
-    say(text, err=True)
+    print_line(text, err=True)
 
 
-def say_message(place: str, facts: Mapping[str, Any], properties: Mapping[str, str], body: str) -> None:
-    """Print one message on one line: its place, the known facts that are not empty, and its body."""
+def print_message_line(
+    position: str, facts: Mapping[str, Any], properties: Mapping[str, str], body: str
+) -> None:
+    """Print one message on one line: its position, its facts that are not empty, and its body."""
     details = "".join(f" {name}={value}" for name, value in facts.items() if value)
     text = join_properties(properties)
-    details += f" properties={{{_cut_text(text)}}}" if text else ""
-    _print_line(click.style(plain(place), fg="cyan") + plain(f"{details}  {body}"))
+    details += f" properties={{{_truncate_text(text)}}}" if text else ""
+    _write_line(click.style(plain(position), fg="cyan") + plain(f"{details}  {body}"))
 
 
 def join_properties(properties: Mapping[str, str]) -> str:
@@ -97,11 +102,11 @@ def join_properties(properties: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in properties.items() if own.get(name) != value)
 
 
-def _cut_text(text: str) -> str:
+def _truncate_text(text: str) -> str:
     return text if len(text) <= BODY_SHOWN else f"{text[:BODY_SHOWN]}…"
 
 
-def _print_line(line: str, *, err: bool = False) -> None:
+def _write_line(line: str, *, err: bool = False) -> None:
     with _translate_write_errors():
         click.echo(line, err=err, color=None if _can_colour() else False)
 
@@ -149,9 +154,9 @@ def show(renderable: Any, *, wide: bool = False) -> None:
     """Print a table or a view. A table wider than the terminal is not cut: the terminal folds its lines, so
     they can be copied whole."""
     screen = console(wide=wide)
-    parts = renderable.renderables if isinstance(renderable, Group) else [renderable]
+    renderables = renderable.renderables if isinstance(renderable, Group) else [renderable]
     screen.width = max(
-        screen.width, *(_measure_narrowest(part) for part in parts if isinstance(part, Table)), 0
+        screen.width, *(_measure_narrowest(item) for item in renderables if isinstance(item, Table)), 0
     )
     with _translate_write_errors():
         screen.print(renderable)
@@ -229,8 +234,8 @@ def _choose_headings(
 ) -> Sequence[str]:
     headings = [column.replace("_", " ") for column in columns]
     widths = [_measure_cells(rows, at) for at in indexes]
-    room = sum(max(len(name), width) + GAP for name, width in zip(headings, widths, strict=True))
-    return _stack_headings(headings) if room > line_width() else headings
+    total_width = sum(max(len(name), width) + GAP for name, width in zip(headings, widths, strict=True))
+    return _stack_headings(headings) if total_width > line_width() else headings
 
 
 def _stack_headings(headings: Sequence[str]) -> list[str]:
@@ -287,8 +292,8 @@ def show_body(body: bytes, size: int | None = None) -> str:
         more = " …" if len(body) > BYTES_SHOWN else ""
         return f"({size:,} bytes, binary: {body[:BYTES_SHOWN].hex(' ')}{more})"
     line = plain(text[:BODY_SHOWN])
-    whole = len(text) <= BODY_SHOWN and size == len(body)
-    return line if whole else f"{line}… ({size:,} bytes)"
+    is_complete = len(text) <= BODY_SHOWN and size == len(body)
+    return line if is_complete else f"{line}… ({size:,} bytes)"
 
 
 def show_row_body(row: Mapping[str, Any]) -> str:
@@ -338,4 +343,4 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     for name, value in facts.items():
         text = cell(value)
         style = LOUD_STYLE if name.isupper() else state_style(text) if name in STATE_COLUMNS else ""
-        _print_line(f"{plain(name):<{width}}  " + _add_colour(text, style))
+        _write_line(f"{plain(name):<{width}}  " + _add_colour(text, style))

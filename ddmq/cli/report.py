@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddmq.cli.output import console, hint, json_option, print_json, say
+from ddmq.cli.output import console, hint, json_option, print_json, print_line
 from ddmq.cli.values import FOLDER, Folder
 from ddmq.moments import DURATION_ALLOWED, read_duration
 
@@ -86,7 +86,7 @@ def report(
         print_json({**to_summary(result), "html": str(out)})
         return
     print_summary(result)
-    say(f"the whole report: {out.resolve()}")
+    print_line(f"the whole report: {out.resolve()}")
 
 
 def make_report(

@@ -154,20 +154,20 @@ def run(arguments: Sequence[str]) -> int:
         error.show()
         return error.exit_code
     except click.UsageError as error:
-        _say_error(_one_line(error))
+        _print_error(_one_line(error))
         return error.exit_code
     except click.ClickException as error:
-        _say_error(error.format_message())
+        _print_error(error.format_message())
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 130
     except DdmqError as error:
-        _say_error(str(error))
+        _print_error(str(error))
         return 1
     return result if isinstance(result, int) else 0
 
 
-def _say_error(text: str) -> None:
+def _print_error(text: str) -> None:
     from ddmq.cli.output import hint
 
     hint(f"Error: {text}")
@@ -193,7 +193,7 @@ def completion(shell: str) -> None:
     shell_class = get_completion_class(shell)
     if shell_class is None:
         raise click.ClickException(f"no completion for {shell}")
-    from ddmq.cli.output import say
+    from ddmq.cli.output import print_line
 
     for line in shell_class(root, {}, "ddmq", "_DDMQ_COMPLETE").source().splitlines():
-        say(line)
+        print_line(line)

@@ -1,4 +1,4 @@
-"""`ddmq serve`, and the parts alone: producer, consumer, delay-service; in one process or each in its own."""
+"""`ddmq serve`, and its components alone: producer, consumer, delay-service; in one or several processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from backend.engines import ENGINES
 from ddmq.address import ADDRESS, ADMIN, CONSUMER, PRODUCER, ready_line
 from ddmq.cli.options import combine_options
-from ddmq.cli.output import reason, say
+from ddmq.cli.output import print_line, reason
 from ddmq.cli.values import FOLDER
 from ddmq_common.private_files import UMASK
 
@@ -54,7 +54,7 @@ server_options = combine_options(
     click.option(
         "--beyond-loopback",
         is_flag=True,
-        callback=lambda _, __, given: given or None,
+        callback=lambda _, __, value: value or None,
         help="Listen on addresses that other machines can reach; there is no authentication.",
     ),
     click.option(
@@ -74,7 +74,7 @@ server_options = combine_options(
 @click.option("--producer", type=ADDRESS, help=f"Where producers connect (default {PRODUCER}).")
 @click.option("--consumer", type=ADDRESS, help=f"Where consumers connect (default {CONSUMER}).")
 @click.option(
-    "--processes", is_flag=True, help="Run each part as a process of its own over the same directory."
+    "--processes", is_flag=True, help="Run each component as a process of its own over the same directory."
 )
 def serve(config_dir: Path | None, processes: bool, **flags: Any) -> None:
     """Run a whole server: producer proxy, consumer proxy, delay service, log and admin API.
@@ -105,7 +105,7 @@ def serve(config_dir: Path | None, processes: bool, **flags: Any) -> None:
 @server_options
 @click.option("--producer", type=ADDRESS, help=f"Where producers connect (default {PRODUCER}).")
 def producer(config_dir: Path | None, **flags: Any) -> None:
-    """Run the producer proxy alone. Other processes over the same directory run the other parts."""
+    """Run the producer proxy alone. Other processes over the same directory run the other components."""
     _run(config_dir, flags, ("producer", "admin"))
 
 
@@ -113,7 +113,7 @@ def producer(config_dir: Path | None, **flags: Any) -> None:
 @server_options
 @click.option("--consumer", type=ADDRESS, help=f"Where consumers connect (default {CONSUMER}).")
 def consumer(config_dir: Path | None, **flags: Any) -> None:
-    """Run the consumer proxy alone. Other processes over the same directory run the other parts."""
+    """Run the consumer proxy alone. Other processes over the same directory run the other components."""
     _run(config_dir, flags, ("consumer", "admin"))
 
 
@@ -129,11 +129,11 @@ def delay_service(config_dir: Path | None, **flags: Any) -> None:
     _run(config_dir, flags, ("delay", "admin"))
 
 
-def _run(config_dir: Path | None, flags: dict[str, Any], parts: tuple[str, ...]) -> None:
+def _run(config_dir: Path | None, flags: dict[str, Any], components: tuple[str, ...]) -> None:
     from ddmq.server.config import load_folder, with_flags
     from ddmq.server.process import logs
-    from ddmq.server.process.parts import ServerProcess
     from ddmq.server.process.processes import hold_hangup
+    from ddmq.server.process.server_process import ServerProcess
     from ddmq.server.process.signals import install_signals, when_parent_ends
     from ddmq.server.retired_keys import warn_of_retired
 
@@ -144,15 +144,15 @@ def _run(config_dir: Path | None, flags: dict[str, Any], parts: tuple[str, ...])
     logs.set_up(config.serve.log_level, config.serve.log_format)
     if not with_parent:  # it reports them
         warn_of_retired(config.retired)
-    process = ServerProcess(config, parts)
+    process = ServerProcess(config, components)
     if with_parent:
-        when_parent_ends(process.parent_ended, process.others.record_address)
+        when_parent_ends(process.on_parent_exit, process.others.record_address)
     try:
         process.start()
     except OSError as error:
         raise click.ClickException(_describe_start_error(error, process)) from error
     install_signals(process)
-    say(ready_line(process.addresses, config.serve.data_dir))
+    print_line(ready_line(process.addresses, config.serve.data_dir))
     process.run_until_stopped()
 
 

@@ -33,7 +33,7 @@ class Name(click.ParamType[str]):
         return str(value)
 
 
-class KnownName(Name):
+class ExistingName(Name):
     """The click type of a name that exists on the server, so that the shell can complete it."""
 
     def __init__(self, kind: str) -> None:
@@ -82,7 +82,7 @@ def _fetch_rows(ctx: click.Context, *path: str, **query: Any) -> list[dict[str, 
     return rows
 
 
-class Whole(click.IntRange):
+class Integer(click.IntRange):
     """The click type of a whole number within bounds."""
 
     name = "n"
@@ -93,6 +93,9 @@ class Whole(click.IntRange):
         except ValueError:
             self.fail(f"{value!r} is not a whole number in the range {self._describe_range()}", param, ctx)
         return super().convert(value, param, ctx)
+
+
+Whole = Integer  # the name that cli/bench.py uses
 
 
 class Number(click.FloatRange):
@@ -125,7 +128,7 @@ class Folder(click.Path):
         return super().convert(value, param, ctx)
 
 
-def known_host(address: HostPort, option: str) -> str:
+def check_host(address: HostPort, option: str) -> str:
     """Return the address as text. Raises ClickException if the name of its host does not resolve."""
     try:
         socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
@@ -138,7 +141,7 @@ def known_host(address: HostPort, option: str) -> str:
 
 NAME = Name()
 FOLDER = Folder(path_type=Path, file_okay=False)
-TOPIC, GROUP = KnownName("topic"), KnownName("group")
+TOPIC, GROUP = ExistingName("topic"), ExistingName("group")
 
 
 def parse_moment(text: str, option: str, others: str = "") -> int:

@@ -22,7 +22,15 @@ FRAME_BYTES_MAX, ELEMENTS_MAX, DECODE_S = 16 << 20, 16_384, 60.0
 class InProcessCall(Call):
     """One request that the in-process server handles. `on_answer` is called with the frame of its answer."""
 
-    __slots__ = ("_header", "_linger_ms", "_method", "_on_answer", "is_answered", "is_gone", "is_rejected")
+    __slots__ = (
+        "_header",
+        "_linger_ms",
+        "_method",
+        "_on_answer",
+        "is_abandoned",
+        "is_answered",
+        "is_rejected",
+    )
 
     def __init__(
         self, method: Method, header: Header, args: Any, size: int, peer: str, at: float, on_answer: Answered
@@ -37,11 +45,11 @@ class InProcessCall(Call):
         self.frame_bytes = size
         self.peer = peer
         self.on_abandoned = None
-        self.is_answered = self.is_gone = self.is_rejected = False
+        self.is_answered = self.is_abandoned = self.is_rejected = False
 
     @property
     def open(self) -> bool:
-        return not (self.is_answered or self.is_gone)
+        return not (self.is_answered or self.is_abandoned)
 
     @property
     def linger_ms(self) -> int:
@@ -73,7 +81,7 @@ class InProcessCall(Call):
         if self.is_answered:
             raise RuntimeError(f"{self.method_name} was answered twice")
         self.is_answered = True
-        if not (self._method.oneway or self.is_gone):
+        if not (self._method.oneway or self.is_abandoned):
             envelope = Envelope(self._method.name.encode(), kind)
             self._on_answer(envelope.build_frame(self.wire, self._header.sequence, bytes(body)))
 
@@ -81,13 +89,13 @@ class InProcessCall(Call):
         """Mark the call as abandoned and report that, because the client disconnected before the answer. Does
         nothing if the call is answered already."""
         if self.open:
-            self.is_gone = True
+            self.is_abandoned = True
             on_abandoned, self.on_abandoned = self.on_abandoned, None
             if on_abandoned is not None:
                 on_abandoned(self)
 
 
-class ServedPart:
+class InProcessService:
     """One Thrift service of the in-process server, shared by all of its connections."""
 
     def __init__(self, service: Service, clock: Clock) -> None:
@@ -110,13 +118,13 @@ class ServedPart:
         handler = None if method is None else self._handlers.get(method.name)
         if method is None or handler is None:
             text = f"unknown method {header.name.decode('utf-8', 'replace')[:100]}"
-            _answer_fault(header, Fault.UNKNOWN_METHOD, text, on_answer)
+            _answer_error(header, Fault.UNKNOWN_METHOD, text, on_answer)
             return None
         try:
             args = self._codec.decode(header.wire, frame, header.body_at, method.args)
         except DecodeError as error:
             text = f"{method.name}: arguments do not decode: {error}"
-            _answer_fault(header, Fault.PROTOCOL_ERROR, text, on_answer)
+            _answer_error(header, Fault.PROTOCOL_ERROR, text, on_answer)
             return None
         now = self._clock.monotonic()
         call = InProcessCall(method, header, args, len(frame), peer, now, on_answer)
@@ -142,6 +150,6 @@ def _stretch_wait(args: Any) -> int:
     return 0
 
 
-def _answer_fault(header: Header, kind: Fault, text: str, on_answer: Answered) -> None:
+def _answer_error(header: Header, kind: Fault, text: str, on_answer: Answered) -> None:
     body = encode_fault(header.wire, kind, text)
     on_answer(Envelope(header.name, EXCEPTION).build_frame(header.wire, header.sequence, body))

@@ -15,7 +15,7 @@ from typing import Any
 from ddmq_common.clock import NEVER, ManualClock
 from ddmq_common.event_loop import LoopByHand
 
-TURNS_MAX = 1_000_000  # callbacks and timers of one `run`: more than that is a loop without an end
+STEPS_MAX = 1_000_000  # callbacks and timers of one `run`: more than that is a loop without an end
 
 
 class ManualTimer:
@@ -81,15 +81,15 @@ class ManualLoop(LoopByHand):
 
     def run(self) -> None:
         """Run every callback that is ready, and every timer that is due now."""
-        for _ in range(TURNS_MAX):
+        for _ in range(STEPS_MAX):
             if not self._run_one() and not self._ring_due():
                 return
-        raise RuntimeError(f"the server in this process does not come to rest in {TURNS_MAX} steps")
+        raise RuntimeError(f"the server in this process does not come to rest in {STEPS_MAX} steps")
 
     def run_until(self, condition: Callable[[], bool]) -> bool:
         """Run ready callbacks and due timers until the condition is true or none is left; return whether it
         is true."""
-        for _ in range(TURNS_MAX):
+        for _ in range(STEPS_MAX):
             if condition():
                 return True
             if not self._run_one() and not self._ring_due():

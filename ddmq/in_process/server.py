@@ -20,7 +20,7 @@ from typing import Any
 from backend.memory import MemoryBackend
 from backend.records import QueueRef, TopicInfo
 from ddmq.in_process import views
-from ddmq.in_process.calls import HELD_MS, Answered, InProcessCall, ServedPart
+from ddmq.in_process.calls import HELD_MS, Answered, InProcessCall, InProcessService
 from ddmq.in_process.loop import ManualLoop
 from ddmq_common.clock import NEVER, ManualClock
 from ddmq_common.errors import DdmqError
@@ -95,16 +95,16 @@ class InProcessServer:
         self.producer.transactions.advertise(f"{ADDRESS}:1")
         self.producer.transactions.begin()
         self.consumer.start()
-        self._parts = {
-            "producer": ServedPart(self.producer.service(), clock),
-            "consumer": ServedPart(self.consumer.service(), clock),
+        self._services = {
+            "producer": InProcessService(self.producer.service(), clock),
+            "consumer": InProcessService(self.consumer.service(), clock),
         }
 
     def _is_started(self) -> bool:
         return self.levels.held == len(DelayConfig().levels) and self.delays.health().ready
 
     def close(self) -> None:
-        """Stop every part and close all connections."""
+        """Stop every service and close all connections."""
         with self.enter_loop():
             if self._closed:
                 return
@@ -145,26 +145,26 @@ class InProcessServer:
 
     # --- connections
 
-    def connect(self, part: str) -> InProcessConnection:
+    def connect(self, component: str) -> InProcessConnection:
         """Return a connection to "producer" or "consumer"."""
-        return InProcessConnection(self, self._parts[part], f"{ADDRESS}:{1023 + next(self._numbers)}")
+        return InProcessConnection(self, self._services[component], f"{ADDRESS}:{1023 + next(self._numbers)}")
 
     def serve_frame(
-        self, connection: InProcessConnection, part: ServedPart, frame: bytes, on_answer: Answered
+        self, connection: InProcessConnection, service: InProcessService, frame: bytes, on_answer: Answered
     ) -> None:
         """Handle one request of a connection until it is answered or held."""
         with self.enter_loop():
             if self._closed:
                 connection.close()
                 return
-            call = part.open_call(frame, connection.peer, on_answer)
+            call = service.open_call(frame, connection.peer, on_answer)
             connection.call = call
             if call is not None and call.method_name in (PULL, POLL) and not call.is_rejected:
-                self._note_holding(connection, call)
+                self._record_holding(connection, call)
             if call is not None and call.open and call.method_name not in HELD_CALLS:
                 self._run_until(lambda: not call.open)
 
-    def _note_holding(self, connection: InProcessConnection, call: InProcessCall) -> None:
+    def _record_holding(self, connection: InProcessConnection, call: InProcessCall) -> None:
         request = call.args.request
         if call.method_name == PULL and request.clientId is not None:
             connection.pulls = request.groupId.decode(), request.clientId.decode()
@@ -344,13 +344,13 @@ class InProcessConnection:
     """One client's connection to the in-process server. `closed`: whether the server or the client has closed
     it."""
 
-    def __init__(self, server: InProcessServer, part: ServedPart, peer: str) -> None:
+    def __init__(self, server: InProcessServer, service: InProcessService, peer: str) -> None:
         self.peer = peer
         self.call: InProcessCall | None = None
         self.pulls: tuple[str, str] | None = None  # group and client of its pulls
         self.closed = False
         self._server = server
-        self._part = part
+        self._service = service
         self._frames = Frames(FRAME_BYTES_MAX)
 
     def send(self, data: bytes, on_answer: Answered) -> None:
@@ -359,7 +359,7 @@ class InProcessConnection:
         try:
             frame = self._frames.feed_bytes(bytes(data))
             while frame is not None and not self.closed:
-                self._server.serve_frame(self, self._part, frame, on_answer)
+                self._server.serve_frame(self, self._service, frame, on_answer)
                 frame = self._frames.next_frame()
         except FrameRefusedError:
             self.close()
@@ -392,7 +392,7 @@ class InProcessConnection:
         with self._server.enter_loop():
             if self.call is not None:
                 self.call.abandon_call()
-            self._part.close_connection(self.peer)
+            self._service.close_connection(self.peer)
 
 
 def canonical_key(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The context that the parts of one move share, and requests to engines that wait for a new writer."""
+"""The context that the modules of one move share, and requests to engines that wait for a new writer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ddmq_common.names import MOVE_PREFIX
 
 T = TypeVar("T")
 WAIT_S = 30.0  # for one answer
-PAUSE_S, TRIES = 0.2, 600  # an engine that cannot answer now is asked again, for two minutes
+PAUSE_S, TRIES = 0.2, 600  # a request that an engine cannot answer now is repeated, for two minutes
 READ_COUNT, READ_BYTES = 1_000, 2 << 20
-ASKED_AT_ONCE = 1_000  # queues in one question
+QUEUES_PER_REQUEST = 1_000
 
 
 class MoveError(DdmqError):
@@ -43,14 +43,14 @@ class MoveTally:
 @dataclass(slots=True)
 class MoveContext:
     """The context of one move. `source_id`: the name of the source in copies. `epoch`: the number of this
-    run, which fences earlier runs. `say`: prints a line for people."""
+    run, which fences earlier runs. `print_line`: prints a line for people."""
 
     source: Backend
     target: Backend
     source_id: str
     clock: Clock
     scope: Scope
-    say: Callable[[str], None]
+    print_line: Callable[[str], None]
     epoch: int = 0
     tally: MoveTally = field(default_factory=MoveTally)
 
@@ -80,18 +80,18 @@ def wait_for_answer(completion: Completion[T]) -> T:
         raise RemoteError(f"the engine has not answered in {WAIT_S + 5:g} s") from error
 
 
-def ask_patiently(context: MoveContext, ask: Callable[[], Completion[T]]) -> T:
+def request_until_answered(context: MoveContext, request: Callable[[], Completion[T]]) -> T:
     """Return the answer of a request. While the engine has no writer, the request is repeated."""
     for tried in range(TRIES):
         try:
-            return wait_for_answer(ask())
+            return wait_for_answer(request())
         except DamagedError:
             raise
         except (TryLaterError, RemoteError, StorageError) as error:
             if tried + 1 == TRIES:
                 raise
             if tried % 50 == 5:
-                context.say(f"waiting: {error}")
+                context.print_line(f"waiting: {error}")
             gevent.sleep(PAUSE_S)
     raise AssertionError("not reached")
 
@@ -101,9 +101,9 @@ def views_of(
 ) -> list[ProgressView]:
     """Return the progress of a group on each of these queues."""
     views: list[ProgressView] = []
-    for at in range(0, len(queues), ASKED_AT_ONCE):
-        part = queues[at : at + ASKED_AT_ONCE]
-        answers: list[ProgressView] = ask_patiently(context, partial(backend.progress, group, part))
+    for at in range(0, len(queues), QUEUES_PER_REQUEST):
+        chunk = queues[at : at + QUEUES_PER_REQUEST]
+        answers: list[ProgressView] = request_until_answered(context, partial(backend.progress, group, chunk))
         views += answers
     return views
 
@@ -123,7 +123,9 @@ class RunRead(NamedTuple):
 def read_run(context: MoveContext, backend: Backend, queue: QueueRef, offset: int, count: int = 0) -> RunRead:
     """Read the records of a queue from `offset` on: at most `count` of them or, if `count` is 0, as many as
     one copy step takes."""
-    batch = ask_patiently(context, lambda: backend.read(queue, offset, count or READ_COUNT, READ_BYTES))
+    batch = request_until_answered(
+        context, lambda: backend.read(queue, offset, count or READ_COUNT, READ_BYTES)
+    )
     if batch.status is ReadStatus.GONE:
         return RunRead([], offset, at_end=True, deleted=True)
     read = interpret_batch(queue, offset, batch, backend.gapless)

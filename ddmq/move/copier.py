@@ -25,7 +25,15 @@ from backend.records import (
     QueueRef,
     StoredRecord,
 )
-from ddmq.move.context import PAUSE_S, TRIES, MoveContext, MoveError, ask_patiently, read_run, wait_for_answer
+from ddmq.move.context import (
+    PAUSE_S,
+    TRIES,
+    MoveContext,
+    MoveError,
+    read_run,
+    request_until_answered,
+    wait_for_answer,
+)
 from ddmq.move.core.copies import CopyOrigin, copy_of
 from ddmq_common.errors import (
     CallerError,
@@ -59,7 +67,7 @@ class QueueCopier:
         self._generations = copied.generation, pure.generation
         self.pure = pure.committed or 0
         self._mixed = False
-        self._marker_next = False  # the end of a transaction of ours may stand at `pure`
+        self._marker_next = False  # the marker of our own transaction may be at `pure`
         self._skip: AckMap | None = None
 
     def skip(self, finished: AckMap) -> None:
@@ -98,7 +106,7 @@ class QueueCopier:
         return False
 
     def _append_copies(self, records: Sequence[StoredRecord], after: int) -> None:
-        """Append copies of the records, and note in the same commit that everything below `after` was
+        """Append copies of the records, and record in the same commit that everything below `after` was
         copied."""
         if after == self.position:
             return
@@ -109,17 +117,17 @@ class QueueCopier:
             raise MoveError("another `ddmq move` of the same source has taken over; this one ends") from None
         except CallerError as error:
             if len(records) <= 1:
-                raise MoveError(self._describe_refusal(records, error)) from error
-            half = len(records) // 2  # one of them is refused: which, is found by halves
+                raise MoveError(self._describe_rejection(records, error)) from error
+            half = len(records) // 2  # one of them is rejected: halving finds it
             self._append_copies(records[:half], records[half].offset)
             self.position = records[half].offset
             self._append_copies(records[half:], after)
             return
-        self._look_pure(results)
+        self._advance_pure(results)
         self._context.tally.copied += len(copies)
         self._context.tally.copied_bytes += sum(len(copy.delivery) for copy in copies)
 
-    def _describe_refusal(self, records: Sequence[StoredRecord], error: Exception) -> str:
+    def _describe_rejection(self, records: Sequence[StoredRecord], error: Exception) -> str:
         which = f" offset {records[0].offset} ({len(records[0].delivery):,} bytes)" if records else ""
         return (
             f"the target does not take {self.source.topic} queue {self.source.queue_id}{which}: {error}; "
@@ -129,7 +137,7 @@ class QueueCopier:
     def _commit(self, copies: Sequence[NewRecord], after: int) -> list[AppendResult]:
         """Commit the batch. Returns the results, or none if an earlier try turned out to be stored."""
         context = self._context
-        batch = CommitBatch(records=copies, progress=self._progress_notes(after))
+        batch = CommitBatch(records=copies, progress=self._progress_deltas(after))
         for tried in range(TRIES):
             try:
                 return wait_for_answer(context.target.commit(batch, context.deadline()))
@@ -144,28 +152,30 @@ class QueueCopier:
                 if tried + 1 == TRIES:
                     raise
                 if tried % 50 == 5:
-                    context.say(f"waiting for the target: {error}")
+                    context.print_line(f"waiting for the target: {error}")
             gevent.sleep(PAUSE_S)
         raise AssertionError("not reached")
 
     def _on_record(self) -> int:
         context = self._context
-        views = ask_patiently(context, lambda: context.target.progress(context.copied_group, [self.target]))
+        views = request_until_answered(
+            context, lambda: context.target.progress(context.copied_group, [self.target])
+        )
         if views[0].epoch > context.epoch:
             raise FencedError("a newer run of the command copies this queue")
         return views[0].committed or 0
 
-    def _progress_notes(self, after: int) -> list[ProgressDelta]:
+    def _progress_deltas(self, after: int) -> list[ProgressDelta]:
         context, (copied, pure) = self._context, self._generations
-        notes = [ProgressDelta(context.copied_group, self.target, context.epoch, copied, ((0, after),))]
+        deltas = [ProgressDelta(context.copied_group, self.target, context.epoch, copied, ((0, after),))]
         if self.pure and not self._mixed:
             ranges = ((0, self.pure),)
-            notes.append(ProgressDelta(context.pure_group, self.target, context.epoch, pure, ranges))
-        return notes
+            deltas.append(ProgressDelta(context.pure_group, self.target, context.epoch, pure, ranges))
+        return deltas
 
     # --- where the target has copies alone
 
-    def _look_pure(self, results: Sequence[AppendResult]) -> None:
+    def _advance_pure(self, results: Sequence[AppendResult]) -> None:
         """Advance `pure`, the offset below which the target has only our copies, past these stored copies.
 
         If another sender's records lie between them, the queue is read instead.
@@ -178,9 +188,9 @@ class QueueCopier:
             self.pure = last + 1
             self._marker_next = not self._context.target.gapless
         else:
-            self.look_pure()
+            self.scan_pure()
 
-    def look_pure(self) -> int:
+    def scan_pure(self) -> int:
         """Read the target's queue from `pure` on, move `pure` behind the last record before the first one
         that is no copy, and return it."""
         context, self._marker_next = self._context, False

@@ -24,12 +24,12 @@ from ddmq.move.context import (
     MoveContext,
     MoveError,
     all_records,
-    ask_patiently,
+    request_until_answered,
     views_of,
     wait_for_answer,
 )
 from ddmq.move.core.copies import CopyOrigin
-from ddmq.move.notes import MoveNotes
+from ddmq.move.progress import MoveProgress
 from ddmq.server.delays.restore import FOREVER_MS, PAGE, PAGE_BYTES, command_record
 from ddmq_common.delays.command import COMMAND_PROPERTY, KNOWN, DelayCommand, encode_command
 from ddmq_common.delivery import encode
@@ -44,29 +44,29 @@ from delay_service.core.known import IdOutcome, encode_id_outcomes
 from delay_service.service import DelayService
 from delay_service.store.port import DueKey, IdKind, IdState, Pending, Scan, StoreOpener
 
-KNOWN_PAGE = 1_000
-LOOK_S = 0.05
-HELD_S = 15.0  # a shard that is not ours by then is somebody else's
+IDS_PAGE = 1_000
+POLL_INTERVAL_S = 0.05
+SHARDS_WAIT_S = 15.0  # a shard that is not owned by then belongs to another process
 _END = 1 << 64
 
 
-class ShardNote(msgspec.Struct, frozen=True, omit_defaults=True):
+class ShardProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     """The progress of moving a delay shard: the last pending message and the last id (hexadecimal) that were
     moved, and whether it is `done`. `moved`: the number of pending messages sent; `check`: the sum of their
     digests."""
 
     due_ms: int = -1
     offset: int = 0
-    known: str = ""
+    last_id: str = msgspec.field(default="", name="known")
     done: bool = False
     moved: int = 0
     check: int = 0
 
 
-def note_of(notes: MoveNotes, context: MoveContext, shard: int) -> ShardNote:
+def read_shard_progress(progress: MoveProgress, context: MoveContext, shard: int) -> ShardProgress:
     """Read the recorded progress of a shard."""
-    value = context.target.setting(notes.delay_key(shard))
-    return ShardNote() if value is None else msgspec.json.decode(value, type=ShardNote)
+    value = context.target.setting(progress.delay_key(shard))
+    return ShardProgress() if value is None else msgspec.json.decode(value, type=ShardProgress)
 
 
 class DelayMove:
@@ -74,10 +74,10 @@ class DelayMove:
     of %DELAY on both sides."""
 
     def __init__(
-        self, context: MoveContext, notes: MoveNotes, config: DelayConfig, opener: StoreOpener
+        self, context: MoveContext, progress: MoveProgress, config: DelayConfig, opener: StoreOpener
     ) -> None:
         self._context = context
-        self._notes = notes
+        self._progress = progress
         self._config = config
         self._opener = opener
 
@@ -101,14 +101,16 @@ class DelayMove:
             with suppress(TimeoutError):
                 service.drain(context.deadline()).wait(WAIT_S)  # its stores are closed then
             service.close()
-        return sum(note_of(self._notes, context, number).moved for number in range(source.queues))
+        return sum(
+            read_shard_progress(self._progress, context, number).moved for number in range(source.queues)
+        )
 
     def _wait_for_shards(self, service: DelayService, queues: int) -> None:
         """Wait until this process owns each shard and its store has every command. Raises MoveError if
         another
         process owns one."""
         context = self._context
-        end, last_line = context.clock.monotonic() + HELD_S, ""
+        end, last_line = context.clock.monotonic() + SHARDS_WAIT_S, ""
         while not (len(service.shards) == queues and service.health().ready):
             if len(service.shards) < queues and context.clock.monotonic() > end:
                 owners = wait_for_answer(context.source.holders(DELAY_GROUP, DELAY_TOPIC, context.deadline()))
@@ -121,34 +123,34 @@ class DelayMove:
                 )
             lags = sum(max(lag, 0) for lag in service.lags().values())
             if lags and (line := f"taking in {lags:,} delay commands of the source") != last_line:
-                context.say(last_line := line)
-            gevent.sleep(LOOK_S)
+                context.print_line(last_line := line)
+            gevent.sleep(POLL_INTERVAL_S)
 
     # --- one shard
 
     def _copy_shard(self, target: QueueRef, shard: ShardContext) -> None:
-        note = note_of(self._notes, self._context, target.queue_id)
-        if note.done:
+        shard_progress = read_shard_progress(self._progress, self._context, target.queue_id)
+        if shard_progress.done:
             return
         origin = CopyOrigin(self._context.source_id, DELAY_TOPIC, target.queue_id)
-        for page in self._read_pages(shard, note):
-            records, over, check = self._add_commands(page, shard, target, origin)
-            records += self._known_id_records(over, target)
-            moved = len(records) - bool(over)
-            note = msgspec.structs.replace(
-                note, due_ms=page[-1].due_ms, offset=page[-1].offset, moved=note.moved + moved,
-                check=(note.check + check) % _END,
+        for page in self._read_pages(shard, shard_progress):
+            records, outcomes, check = self._add_commands(page, shard, target, origin)
+            records += self._outcome_records(outcomes, target)
+            moved = len(records) - bool(outcomes)
+            shard_progress = msgspec.structs.replace(
+                shard_progress, due_ms=page[-1].due_ms, offset=page[-1].offset,
+                moved=shard_progress.moved + moved, check=(shard_progress.check + check) % _END,
             )  # fmt: skip
-            self._store_records(target, records, note)
+            self._store_records(target, records, shard_progress)
             self._context.tally.copied += moved
-        while ids := in_thread(shard.store.known, bytes.fromhex(note.known), KNOWN_PAGE):
-            note = msgspec.structs.replace(note, known=ids[-1][0].hex())
-            over = [IdOutcome(*each) for each in ids if each[1].kind is not IdKind.PENDING]
-            self._store_records(target, self._known_id_records(over, target), note)
-        self._store_records(target, [], msgspec.structs.replace(note, done=True))
+        while ids := in_thread(shard.store.known, bytes.fromhex(shard_progress.last_id), IDS_PAGE):
+            shard_progress = msgspec.structs.replace(shard_progress, last_id=ids[-1][0].hex())
+            outcomes = [IdOutcome(*each) for each in ids if each[1].kind is not IdKind.PENDING]
+            self._store_records(target, self._outcome_records(outcomes, target), shard_progress)
+        self._store_records(target, [], msgspec.structs.replace(shard_progress, done=True))
 
-    def _read_pages(self, shard: ShardContext, note: ShardNote) -> Iterator[list[Pending]]:
-        after = None if note.due_ms < 0 else DueKey(note.due_ms, note.offset)
+    def _read_pages(self, shard: ShardContext, shard_progress: ShardProgress) -> Iterator[list[Pending]]:
+        after = None if shard_progress.due_ms < 0 else DueKey(shard_progress.due_ms, shard_progress.offset)
         while page := in_thread(shard.store.scan, Scan(None, 0, FOREVER_MS, PAGE, after, PAGE_BYTES)):
             yield page
             after = page[-1].key
@@ -160,7 +162,7 @@ class DelayMove:
         and the digest sum of the messages."""
         now_ms, config, tally = self._context.clock.wall_ms(), self._config, self._context.tally
         records: list[NewRecord] = []
-        over: list[IdOutcome] = []
+        outcomes: list[IdOutcome] = []
         check = 0
         for message in page:
             if not self._context.scope.takes(message.topic):
@@ -169,25 +171,27 @@ class DelayMove:
             waiting = still_waiting(message, shard.acks, now_ms, config.catch_up_max)
             if waiting is None:
                 state = IdState(IdKind.FIRED, message.due_ms, 0, now_ms + config.kept_ms)
-                over.append(IdOutcome(message.uuid, state))
+                outcomes.append(IdOutcome(message.uuid, state))
                 continue
             try:
                 record = command_record(waiting, 1)
             except DamagedError:
                 tally.passed["delay that does not parse"] += 1
-                self._context.say(f"a delayed message for {message.topic} does not parse and stays behind")
+                self._context.print_line(
+                    f"a delayed message for {message.topic} does not parse and stays behind"
+                )
                 continue
             record.queue_id = target.queue_id
             record.system = {**(record.system or {}), MOVED_PROPERTY: f"{origin.prefix}{message.offset}"}
             check += _digest_command(record.message_id, record.delivery, record.system[COMMAND_PROPERTY])
             records.append(record)
-        return records, over, check % _END
+        return records, outcomes, check % _END
 
-    def _known_id_records(self, over: list[IdOutcome], target: QueueRef) -> list[NewRecord]:
-        if not over:
+    def _outcome_records(self, outcomes: list[IdOutcome], target: QueueRef) -> list[NewRecord]:
+        if not outcomes:
             return []
         command = encode_command(DelayCommand(KNOWN, ""))
-        body = encode(b"", encode_id_outcomes(over), b"", None)
+        body = encode(b"", encode_id_outcomes(outcomes), b"", None)
         message_id = blake2b(body, digest_size=16).digest()
         now_ms = self._context.clock.wall_ms()
         return [
@@ -196,10 +200,12 @@ class DelayMove:
             )
         ]
 
-    def _store_records(self, target: QueueRef, records: list[NewRecord], note: ShardNote) -> None:
+    def _store_records(
+        self, target: QueueRef, records: list[NewRecord], shard_progress: ShardProgress
+    ) -> None:
         context = self._context
         settings: dict[str, bytes | None] = {
-            self._notes.delay_key(target.queue_id): msgspec.json.encode(note)
+            self._progress.delay_key(target.queue_id): msgspec.json.encode(shard_progress)
         }
         view = views_of(context, context.target, context.copied_group, [target])[0]
         fence = ProgressDelta(context.copied_group, target, context.epoch, view.generation)
@@ -213,29 +219,30 @@ class DelayMove:
 # --- whether it is there
 
 
-def delay_faults(context: MoveContext, notes: MoveNotes) -> list[str]:
+def find_delay_differences(context: MoveContext, progress: MoveProgress) -> list[str]:
     """Compare the moved messages in the target's %DELAY with the record of the move; empty if they agree."""
     target = context.target.topic(DELAY_TOPIC)
-    faults = []
+    differences = []
     for queue in [] if target is None else target.refs():
-        note, origin = (
-            note_of(notes, context, queue.queue_id),
+        shard_progress, origin = (
+            read_shard_progress(progress, context, queue.queue_id),
             CopyOrigin(context.source_id, DELAY_TOPIC, queue.queue_id),
         )
-        bounds = ask_patiently(context, lambda queue=queue: context.target.bounds([queue]))[0]  # type: ignore[misc]
-        if bounds is None or not note.moved:
+        bounds = request_until_answered(context, lambda queue=queue: context.target.bounds([queue]))[0]  # type: ignore[misc]
+        if bounds is None or not shard_progress.moved:
             continue
         count = check = 0
         for record in all_records(context, context.target, queue, bounds.min, bounds.next):
             if origin.offset_of(record.system.get(MOVED_PROPERTY, "")) >= 0:
                 count += 1
                 check += _of_stored(record)
-        if (count, check % _END) != (note.moved, note.check):
-            faults.append(
-                f"delays of shard {queue.queue_id}: {note.moved:,} were moved (checksum {note.check:016x}), "
+        if (count, check % _END) != (shard_progress.moved, shard_progress.check):
+            differences.append(
+                f"delays of shard {queue.queue_id}: {shard_progress.moved:,} were moved "
+                f"(checksum {shard_progress.check:016x}), "
                 f"{count:,} are in the target ({check % _END:016x})"
             )
-    return faults
+    return differences
 
 
 def _of_stored(record: StoredRecord) -> int:

@@ -16,13 +16,13 @@ from backend.file_log.lock import DirectoryInUseError, DirectoryLock
 from backend.port import Backend
 from backend.records import CommitBatch
 from ddmq.move.context import WAIT_S, MoveError, wait_for_answer
-from ddmq.move.core.scope import NOTES_PREFIX
+from ddmq.move.core.scope import MOVE_SETTINGS_PREFIX
 from ddmq.server.config import Configuration, load_folder, over_backend
 from ddmq_common.clock import Clock
 from ddmq_common.errors import ConfigError, FencedError
 from ddmq_common.metrics.registry import Registry
 
-SELF = f"{NOTES_PREFIX}SELF"  # setting of a source: the id by which copies name it
+SELF = f"{MOVE_SETTINGS_PREFIX}SELF"  # setting of a source: the id by which copies name it
 
 
 class MoveSide(NamedTuple):
@@ -54,7 +54,7 @@ def parse_side(text: str, folder: Path | None) -> MoveSide:
     return MoveSide(engine, where, over_backend(config, flags))
 
 
-def open_place(side: MoveSide, clock: Clock, *, must_exist: bool) -> OpenedSide:
+def open_side(side: MoveSide, clock: Clock, *, must_exist: bool) -> OpenedSide:
     """Open the engine of one side. Raises DdmqError if it cannot be used or, with `must_exist`, is not there
     yet."""
     if side.engine == "kafka":

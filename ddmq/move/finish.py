@@ -19,14 +19,21 @@ from typing import NamedTuple
 
 from backend.port import Backend
 from backend.progress.ack_map import AckMap
-from backend.records import Bounds, CommitBatch, ProgressDelta, ProgressView, QueueRef, TopicInfo
-from ddmq.move.context import MoveContext, MoveError, ask_patiently, read_run, views_of, wait_for_answer
+from backend.records import CommitBatch, ProgressDelta, ProgressView, QueueRef, TopicInfo
+from ddmq.move.context import (
+    MoveContext,
+    MoveError,
+    read_run,
+    request_until_answered,
+    views_of,
+    wait_for_answer,
+)
 from ddmq.move.copier import QueueCopier
 from ddmq.move.core.offset_map import MappedProgress, OffsetMap, lowest_unfinished
 from ddmq.move.core.scope import groups_of, readers_of
 from ddmq.move.delays import DelayMove
 from ddmq.move.messages import TopicCopies, at_once
-from ddmq.move.notes import FINISHED, FINISHING, MoveNotes
+from ddmq.move.progress import FINISHED, FINISHING, MoveProgress
 from ddmq.server.admin.transactions import open_halves
 from ddmq_common.errors import FencedError
 from ddmq_common.names import (
@@ -44,13 +51,13 @@ SHOWN_MAX = 5
 OPEN_LOOKED_AT = 10_000  # half messages of transactions at the source
 
 
-class GroupPlace(NamedTuple):
-    """A group's progress on one queue of the target: `wanted` is what it must be, `found` what it is."""
+class ProgressComparison(NamedTuple):
+    """A group's progress on one queue of the target: `expected` is what it must be, `actual` what it is."""
 
     group: str
     queue: QueueRef
-    wanted: MappedProgress
-    found: ProgressView
+    expected: MappedProgress
+    actual: ProgressView
 
 
 class Finish:
@@ -60,13 +67,13 @@ class Finish:
     def __init__(
         self,
         context: MoveContext,
-        notes: MoveNotes,
+        progress: MoveProgress,
         messages: TopicCopies,
         delays: DelayMove,
         exclusive: bool,
     ) -> None:
         self._context = context
-        self._notes = notes
+        self._progress = progress
         self._messages = messages
         self._delays = delays
         self._exclusive = exclusive
@@ -76,17 +83,17 @@ class Finish:
         """Do the last step. Raises MoveError if clients or servers still use the source, or already use the
         target."""
         self._refuse_beside_others()
-        self._notes.note_state(FINISHING)
+        self._progress.save_state(FINISHING)
         self._messages.prepare_targets()
         while self._messages.copy_round():
             pass
         for step, work in self._list_steps():
-            note = self._notes.note
-            if note is None or step not in note.done:
-                self._context.say(f"{step} …")
+            move_state = self._progress.saved_state
+            if move_state is None or step not in move_state.done:
+                self._context.print_line(f"{step} …")
                 work()
-                self._notes.note_state(FINISHING, step)
-        self._notes.note_state(FINISHED)
+                self._progress.save_state(FINISHING, step)
+        self._progress.save_state(FINISHED)
 
     def _list_steps(self) -> list[tuple[str, Callable[[], object]]]:
         return [
@@ -140,7 +147,7 @@ class Finish:
         present = context.target.settings("")
         changes = [(key, value) for key, value in sorted(required.items()) if present.get(key) != value]
         for at in range(0, len(changes), SETTINGS_AT_ONCE):
-            self._notes.put(dict(changes[at : at + SETTINGS_AT_ONCE]))
+            self._progress.put(dict(changes[at : at + SETTINGS_AT_ONCE]))
 
     # --- progress
 
@@ -149,7 +156,9 @@ class Finish:
 
     def _store_progress(self, source: QueueRef) -> None:
         context = self._context
-        deltas = [delta for place in self.group_places(source) for delta in _progress_deltas(place)]
+        deltas = [
+            delta for comparison in self.compare_progress(source) for delta in _progress_deltas(comparison)
+        ]
         if deltas:
             try:
                 wait_for_answer(context.target.commit(CommitBatch(progress=deltas), context.deadline()))
@@ -159,7 +168,7 @@ class Finish:
                     " move is finished"
                 ) from error
 
-    def group_places(self, source: QueueRef) -> list[GroupPlace]:
+    def compare_progress(self, source: QueueRef) -> list[ProgressComparison]:
         """Return the progress that the groups must have on one queue, from their progress at the source."""
         context, copier = self._context, self._messages.copiers[source]
         groups = groups_of(context.scope.select_settings(context.source.settings("")))
@@ -171,7 +180,7 @@ class Finish:
             return []
         mapped = self._build_map(copier, lowest)
         return [
-            GroupPlace(group, copier.target, mapped.progress(view),
+            ProgressComparison(group, copier.target, mapped.progress(view),
                        views_of(context, context.target, group, [copier.target])[0])
             for group, view in active.items()
         ]  # fmt: skip
@@ -179,7 +188,7 @@ class Finish:
     def _build_map(self, copier: QueueCopier, lowest: int) -> OffsetMap:
         """Map the target's queue from the first offset that may be unfinished."""
         context = self._context
-        pure = copier.look_pure()
+        pure = copier.scan_pure()
         offset_map = OffsetMap(pure if lowest >= copier.position else self._copy_at(copier, lowest, pure))
         at, at_end = offset_map.base, False
         while not at_end:
@@ -189,17 +198,18 @@ class Finish:
             at, at_end = run.next_offset, run.at_end
         return offset_map
 
-    def _copy_at(self, copier: QueueCopier, wanted: int, pure: int) -> int:
-        """Return the target offset below which all copies come from source offsets below `wanted`, found by
-        binary search, which reads one record per step. All records below `pure` are copies."""
+    def _copy_at(self, copier: QueueCopier, source_offset: int, pure: int) -> int:
+        """Return the target offset below which all copies come from source offsets below `source_offset`,
+        found by binary search, which reads one record per step. All records below `pure` are copies."""
         context = self._context
-        bounds = ask_patiently(context, lambda: context.target.bounds([copier.target]))[0] or Bounds(0, 0)
-        low, high = min(bounds.min, pure), pure
+        limits = request_until_answered(context, lambda: context.target.bounds([copier.target]))[0]
+        low, high = min(0 if limits is None else limits.min, pure), pure
         while low < high:
             middle = (low + high) // 2
             records = read_run(context, context.target, copier.target, middle, 1).records
             first = next((one for one in records if one.offset < high), None)
-            if first is None or copier.origin.offset_of(first.system.get(MOVED_PROPERTY, "")) >= wanted:
+            reference = "" if first is None else first.system.get(MOVED_PROPERTY, "")
+            if first is None or copier.origin.offset_of(reference) >= source_offset:
                 high = middle
             else:
                 low = first.offset + 1
@@ -240,14 +250,14 @@ class Finish:
         scheduler empties additional queues like those of levels that were removed from the configuration.
         """
         context = self._context
-        key = self._notes.levels_key
+        key = self._progress.levels_key
         value = context.target.setting(key)
         if value is None:
-            limits = ask_patiently(context, lambda: context.target.bounds(target.refs()))
+            limits = request_until_answered(context, lambda: context.target.bounds(target.refs()))
             fires = wait_for_answer(context.target.holders(LEVELS_GROUP, SCHEDULE_TOPIC, context.deadline()))
             used = fires or any(one is not None and one.next for one in limits)
             value = b"%d" % (target.queues if used else 0)
-            self._notes.put({key: value})
+            self._progress.put({key: value})
         first = int(value)
         queues = first + source.queues
         if target.queues < queues:
@@ -257,26 +267,26 @@ class Finish:
 
     # --- whether it is there
 
-    def find_faults(self) -> list[str]:
+    def find_differences(self) -> list[str]:
         """Return a line for each difference between the expected progress and the target's; empty if there is
         none."""
-        faults = []
+        differences = []
         for source in self._messages.copiers:
-            for group, queue, expected, actual in self.group_places(source):
+            for group, queue, expected, actual in self.compare_progress(source):
                 if not expected.stands_in(actual):
-                    faults.append(
+                    differences.append(
                         f"progress of {group} on {queue.topic} queue {queue.queue_id}: "
                         f"committed {actual.committed}, {len(actual.finished)} ranges finished, "
                         f"{len(actual.attempts)} tried; wanted "
                         f"{expected.committed}, {len(expected.finished)}, {len(expected.attempts)}"
                     )
-        return faults
+        return differences
 
 
-def _progress_deltas(place: GroupPlace) -> list[ProgressDelta]:
+def _progress_deltas(comparison: ProgressComparison) -> list[ProgressDelta]:
     """Return the changes that give a group its progress at the target. If there is different progress
     already, they start a new generation."""
-    group, queue, expected, actual = place
+    group, queue, expected, actual = comparison
     if expected.stands_in(actual):
         return []
     generation, deltas = actual.generation, list[ProgressDelta]()

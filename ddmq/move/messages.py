@@ -24,10 +24,17 @@ from backend.records import (
     QueueRef,
     TopicInfo,
 )
-from ddmq.move.context import ASKED_AT_ONCE, MoveContext, MoveError, ask_patiently, views_of, wait_for_answer
+from ddmq.move.context import (
+    QUEUES_PER_REQUEST,
+    MoveContext,
+    MoveError,
+    request_until_answered,
+    views_of,
+    wait_for_answer,
+)
 from ddmq.move.copier import QueueCopier
 from ddmq.move.core.scope import AT_THE_END
-from ddmq.move.notes import MoveNotes
+from ddmq.move.progress import MoveProgress, TopicIncarnations
 from ddmq_common.names import DELAY_TOPIC
 
 AT_ONCE = 8  # queues that are copied at the same time: each holds two runs in memory
@@ -46,9 +53,9 @@ class TopicCopies:
     """Copies the messages of all topics. `copiers`: the copier of each source queue. `pairs`: the topics as
     they were last matched."""
 
-    def __init__(self, context: MoveContext, notes: MoveNotes) -> None:
+    def __init__(self, context: MoveContext, progress: MoveProgress) -> None:
         self._context = context
-        self._notes = notes
+        self._progress = progress
         self.copiers: dict[QueueRef, QueueCopier] = {}
         self.pairs: dict[str, TopicPair] = {}
 
@@ -58,27 +65,26 @@ class TopicCopies:
         """Return the topics of the move as pairs, by name. Raises MoveError for topics that cannot be
         moved."""
         context = self._context
-        notes, faults = self._notes.topics(), []
+        incarnations, conflicts = self._progress.topics(), []
         pairs: dict[str, TopicPair] = {}
         for name, info in sorted(context.source.topics().items()):
             if context.scope.takes_topic(name):
                 pair = pairs[name] = TopicPair(info, context.target.topic(name))
-                note = notes.get(name)
-                incarnations = None if note is None else (note.source, note.target)
-                fault = self._find_fault(pair, incarnations)
-                faults += [] if fault is None else [fault]
-        if faults:
-            more = f"; and {len(faults) - SHOWN_MAX} more" if len(faults) > SHOWN_MAX else ""
-            raise MoveError("; ".join(faults[:SHOWN_MAX]) + more)
+                conflict = self._find_conflict(pair, incarnations.get(name))
+                conflicts += [] if conflict is None else [conflict]
+        if conflicts:
+            more = f"; and {len(conflicts) - SHOWN_MAX} more" if len(conflicts) > SHOWN_MAX else ""
+            raise MoveError("; ".join(conflicts[:SHOWN_MAX]) + more)
         return pairs
 
-    def _find_fault(self, pair: TopicPair, said: tuple[int, int] | None) -> str | None:
+    def _find_conflict(self, pair: TopicPair, recorded: TopicIncarnations | None) -> str | None:
+        """Return why the topic cannot be moved; None if it can. `recorded`: the incarnations that an earlier
+        run recorded."""
         source, target = pair
-        if said is not None:
-            now = source.incarnation, 0 if target is None else target.incarnation
-            if said == now:
+        if recorded is not None:
+            if recorded == TopicIncarnations(source.incarnation, 0 if target is None else target.incarnation):
                 return None
-            where = "target" if said[0] == now[0] else "source"
+            where = "target" if recorded.source == source.incarnation else "source"
             return (
                 f"topic {source.name} was deleted or made anew at the {where} since the move began; "
                 "delete it at the target and begin into an empty one, or leave it out with --topics"
@@ -108,7 +114,7 @@ class TopicCopies:
 
     def _bounds_at_target(self, topic: TopicInfo) -> list[Bounds | None]:
         context = self._context
-        return ask_patiently(context, lambda: context.target.bounds(topic.refs()))
+        return request_until_answered(context, lambda: context.target.bounds(topic.refs()))
 
     def prepare_targets(self) -> None:
         """Create missing topics and queues at the target, and a copier for each source queue that has
@@ -129,8 +135,8 @@ class TopicCopies:
             target = self._put(replace(self._fit_to_target(source), incarnation=0, writable=True))
         elif target.queues < source.queues:
             target = self._put(replace(target, queues=source.queues))
-        if source.name not in self._notes.topics():
-            self._notes.topic(source, target)
+        if source.name not in self._progress.topics():
+            self._progress.save_topic(source, target)
         return target
 
     def _fit_to_target(self, info: TopicInfo) -> TopicInfo:
@@ -161,9 +167,9 @@ class TopicCopies:
         all other runs."""
         context, copiers = self._context, list[QueueCopier]()
         pairs = list(pairs)
-        for at in range(0, len(pairs), ASKED_AT_ONCE):
-            part = pairs[at : at + ASKED_AT_ONCE]
-            targets = [target for _, target in part]
+        for at in range(0, len(pairs), QUEUES_PER_REQUEST):
+            chunk = pairs[at : at + QUEUES_PER_REQUEST]
+            targets = [target for _, target in chunk]
             groups = context.copied_group, context.pure_group
             for group in groups:
                 views = views_of(context, context.target, group, targets)
@@ -173,8 +179,8 @@ class TopicCopies:
                 ]
                 wait_for_answer(context.target.commit(CommitBatch(progress=claims), context.deadline()))
             copied, pure = (views_of(context, context.target, group, targets) for group in groups)
-            bounds = self.bounds([source for source, _ in part])
-            for (source, target), one, other, limits in zip(part, copied, pure, bounds, strict=True):
+            bounds = self.bounds([source for source, _ in chunk])
+            for (source, target), one, other, limits in zip(chunk, copied, pure, bounds, strict=True):
                 first = 0 if limits is None else limits.min
                 copiers.append(QueueCopier(context, source, target, one, other, first))
         return copiers
@@ -182,9 +188,11 @@ class TopicCopies:
     def bounds(self, queues: list[QueueRef]) -> list[Bounds | None]:
         """Read the bounds of queues of the source."""
         context, bounds = self._context, list[Bounds | None]()
-        for at in range(0, len(queues), ASKED_AT_ONCE):
-            part = queues[at : at + ASKED_AT_ONCE]
-            answers: list[Bounds | None] = ask_patiently(context, partial(context.source.bounds, part))
+        for at in range(0, len(queues), QUEUES_PER_REQUEST):
+            chunk = queues[at : at + QUEUES_PER_REQUEST]
+            answers: list[Bounds | None] = request_until_answered(
+                context, partial(context.source.bounds, chunk)
+            )
             bounds += answers
         return bounds
 

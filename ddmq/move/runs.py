@@ -9,10 +9,10 @@ import msgspec
 
 from ddmq.move.context import MoveContext, MoveError
 from ddmq.move.core.scope import AT_THE_END, groups_of
-from ddmq.move.delays import DelayMove, delay_faults
+from ddmq.move.delays import DelayMove, find_delay_differences
 from ddmq.move.finish import Finish
 from ddmq.move.messages import TopicCopies
-from ddmq.move.notes import COPYING, FINISHED, MoveNotes
+from ddmq.move.progress import COPYING, FINISHED, MoveProgress
 from ddmq.move.verify import compare_queues
 from delay_service.config import DelayConfig
 from delay_service.store.port import StoreOpener
@@ -34,7 +34,7 @@ class MoveReport(msgspec.Struct, frozen=True):
     left: dict[str, int] = {}
     queues_verified: int = 0
     messages_verified: int = 0
-    faults: list[str] = []
+    differences: list[str] = msgspec.field(default_factory=list, name="faults")
 
 
 class MoveRun:
@@ -52,22 +52,23 @@ class MoveRun:
     ) -> None:
         self._context = context
         self._name = name
-        self._notes = MoveNotes(context)
-        self.messages = TopicCopies(context, self._notes)
-        delays = DelayMove(context, self._notes, config, opener)
-        self._finish = Finish(context, self._notes, self.messages, delays, exclusive)
+        self._progress = MoveProgress(context)
+        self.messages = TopicCopies(context, self._progress)
+        delays = DelayMove(context, self._progress, config, opener)
+        self._finish = Finish(context, self._progress, self.messages, delays, exclusive)
 
     def plan_move(self) -> MoveReport:
         """Return what would be copied, without writing anything. Raises MoveError for a move that is
         impossible."""
         pairs = self.messages.match_topics()
-        note = self._notes.note
+        move_state = self._progress.saved_state
         remaining = {}
         for name, pair in pairs.items():
             if name not in AT_THE_END and pair.target is None:
                 bounds = self.messages.bounds(pair.source.refs())
                 remaining[name] = sum(limits.next - limits.min for limits in bounds if limits is not None)
-        return self._build_report(PLANNED, "not begun" if note is None else note.state, len(pairs), remaining)
+        state = "not begun" if move_state is None else move_state.state
+        return self._build_report(PLANNED, state, len(pairs), remaining)
 
     def copy(self, stopped: Callable[[], bool] | None) -> MoveReport:
         """Copy the existing messages; with `stopped` also new ones, until it returns True."""
@@ -79,7 +80,7 @@ class MoveRun:
             else:
                 self.messages.follow_source(stopped)
         except KeyboardInterrupt:  # each commit is whole: where it ended, the next run goes on
-            self._context.say("interrupted")
+            self._context.print_line("interrupted")
         return self._build_report(COPIED, COPYING, len(self.messages.pairs), dict(self.messages.left()))
 
     def finish_move(self) -> MoveReport:
@@ -88,41 +89,41 @@ class MoveRun:
             raise MoveError("this move is finished; --verify compares it again")
         self._finish.run()
         report = self._compare_sides()
-        progress = self._finish.find_faults()
-        return msgspec.structs.replace(report, did=FINISHED, faults=[*report.faults, *progress])
+        progress = self._finish.find_differences()
+        return msgspec.structs.replace(report, did=FINISHED, differences=[*report.differences, *progress])
 
     def verify_copies(self) -> MoveReport:
         """Compare the copies so far with the source."""
-        if self._notes.note is None:
+        if self._progress.saved_state is None:
             raise MoveError("nothing was copied yet: this move has not begun")
-        self.begin(again=True)
+        self.begin(allow_finished=True)
         self.messages.prepare_targets()
         return self._compare_sides()
 
     # ---
 
-    def begin(self, *, again: bool = False) -> str:
+    def begin(self, *, allow_finished: bool = False) -> str:
         """Fence all other runs of this move and return the move's state. Raises MoveError if the move is
-        finished, unless `again`."""
-        note = self._notes.note
-        if note is not None and note.state == FINISHED and not again:
+        finished, unless `allow_finished`."""
+        move_state = self._progress.saved_state
+        if move_state is not None and move_state.state == FINISHED and not allow_finished:
             raise MoveError("this move is finished; the source's copies are complete, --verify compares them")
-        return self._notes.begin(self._name).state
+        return self._progress.begin(self._name).state
 
     def _compare_sides(self) -> MoveReport:
-        context, note = self._context, self._notes.note
-        context.say("comparing …")
-        state = COPYING if note is None else note.state
+        context, move_state = self._context, self._progress.saved_state
+        context.print_line("comparing …")
+        state = COPYING if move_state is None else move_state.state
         comparison = compare_queues(context, self.messages.copiers.values(), context.scope.takes_record)
-        faults, queues, messages = list(comparison.faults), comparison.queues, comparison.messages
+        differences, queues, messages = list(comparison.differences), comparison.queues, comparison.messages
         if state == FINISHED:
             waiting = [copier for copier, _ in self._finish.level_copiers()]
             levels = compare_queues(context, waiting, context.scope.takes_record)
-            faults += levels.faults + delay_faults(context, self._notes)
+            differences += levels.differences + find_delay_differences(context, self._progress)
             queues, messages = queues + levels.queues, messages + levels.messages
         report = self._build_report(VERIFIED, state, len(self.messages.pairs), dict(self.messages.left()))
         return msgspec.structs.replace(
-            report, queues_verified=queues, messages_verified=messages, faults=faults
+            report, queues_verified=queues, messages_verified=messages, differences=differences
         )
 
     def _build_report(self, did: str, state: str, topics: int, left: dict[str, int]) -> MoveReport:

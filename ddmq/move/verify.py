@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from backend.records import Bounds, StoredRecord
-from ddmq.move.context import MoveContext, all_records, ask_patiently
+from ddmq.move.context import MoveContext, all_records, request_until_answered
 from ddmq.move.copier import QueueCopier
 from ddmq.move.core.copies import hash_record
 from ddmq_common.names import MOVED_PROPERTY
@@ -26,52 +26,56 @@ class QueueSum(NamedTuple):
     check: int
 
 
-class Verified(NamedTuple):
-    """The result of a comparison. `faults`: a line for each difference."""
+class Comparison(NamedTuple):
+    """The result of a comparison. `differences`: a line for each difference."""
 
     queues: int
     messages: int
-    faults: list[str]
+    differences: list[str]
 
 
 def compare_queues(
-    context: MoveContext, copiers: Iterable[QueueCopier], wanted: Callable[[StoredRecord], bool]
-) -> Verified:
-    """Compare the copies so far with the source, queue by queue. `wanted`: returns whether a record of the
-    source is part of the move."""
+    context: MoveContext, copiers: Iterable[QueueCopier], is_included: Callable[[StoredRecord], bool]
+) -> Comparison:
+    """Compare the copies so far with the source, queue by queue. `is_included`: returns whether a record of
+    the source is part of the move."""
     queues = messages = 0
-    faults = []
+    differences = []
     for copier in copiers:
-        source, target = compare_queue(context, copier, wanted)
+        source, target = compare_queue(context, copier, is_included)
         queues, messages = queues + 1, messages + target.messages
         if source != target:
-            faults.append(
+            differences.append(
                 f"{copier.source.topic} queue {copier.source.queue_id}: {source.messages:,} messages "
                 f"(checksum {source.check:016x}) at the source below offset {copier.position:,}, "
                 f"{target.messages:,} copies ({target.check:016x}) at the target"
             )
-    return Verified(queues, messages, faults)
+    return Comparison(queues, messages, differences)
 
 
 def compare_queue(
-    context: MoveContext, copier: QueueCopier, wanted: Callable[[StoredRecord], bool]
+    context: MoveContext, copier: QueueCopier, is_included: Callable[[StoredRecord], bool]
 ) -> tuple[QueueSum, QueueSum]:
     """Return the count and digest sum of one queue's messages at the source, and those at the target."""
-    ours = ask_patiently(context, lambda: context.target.bounds([copier.target]))[0] or Bounds(0, 0)
+    target_bounds = request_until_answered(context, lambda: context.target.bounds([copier.target]))[
+        0
+    ] or Bounds(0, 0)
     copies = _Sum()
-    theirs = ask_patiently(context, lambda: context.source.bounds([copier.source]))[0] or Bounds(0, 0)
-    oldest = theirs.min
-    for record in all_records(context, context.target, copier.target, ours.min, ours.next):
+    source_bounds = request_until_answered(context, lambda: context.source.bounds([copier.source]))[
+        0
+    ] or Bounds(0, 0)
+    oldest = source_bounds.min
+    for record in all_records(context, context.target, copier.target, target_bounds.min, target_bounds.next):
         offset = copier.origin.offset_of(record.system.get(MOVED_PROPERTY, ""))
         if offset < 0:
             continue
-        if not copies.count and ours.min:
+        if not copies.count and target_bounds.min:
             oldest = max(oldest, offset)  # retention has taken those before it
         if offset >= oldest:
             copies.add(offset, record)
     originals = _Sum()
     for record in all_records(context, context.source, copier.source, oldest, copier.position):
-        if wanted(record) and not copier.is_already_finished(record.offset):
+        if is_included(record) and not copier.is_already_finished(record.offset):
             originals.add(record.offset, record)
     return originals.result_sum(), copies.result_sum()
 

@@ -51,7 +51,7 @@ class SamplesConfig:
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """The settings of conf/ddmq.yaml: the listen addresses of the parts, and how they stop."""
+    """The settings of conf/ddmq.yaml: the listen addresses of the components, and how they stop."""
 
     data_dir: Path = Path("data")
     producer: str = str(PRODUCER)
@@ -62,7 +62,7 @@ class ServeConfig:
     drain_ms: int = field(default=10_000, metadata=rules(low=0, high=600_000))
     log_level: str = field(default="info", metadata=rules(choices=("debug", "info", "warning", "error")))
     log_format: str = field(default="text", metadata=rules(choices=("text", "json")))
-    process_name: str = ""  # "": the parts, the machine and the admin port
+    process_name: str = ""  # "": the components, the machine and the admin port
     backup_dir: Path | None = None  # None: backups/ in data_dir
     samples: SamplesConfig = field(default_factory=SamplesConfig)
     trace_bytes_per_day: int = field(default=1 << 30, metadata=rules(low=1 << 20, high=1 << 50))
@@ -84,27 +84,27 @@ class ServeConfig:
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
 
-    def address(self, part: str) -> HostPort:
+    def address(self, component: str) -> HostPort:
         """The listen address of `producer`, `consumer` or `admin`."""
-        return parse(getattr(self, part))
+        return parse(getattr(self, component))
 
-    def check_reach(self, parts: Iterable[str]) -> None:
-        """Raise ConfigError if other machines could reach one of these parts and the configuration does not
-        allow that explicitly."""
-        for part in parts:
-            if not self.beyond_loopback and not is_loopback(self.address(part).host):
+    def check_reach(self, components: Iterable[str]) -> None:
+        """Raise ConfigError if other machines could reach one of these components and the configuration does
+        not allow that explicitly."""
+        for component in components:
+            if not self.beyond_loopback and not is_loopback(self.address(component).host):
                 raise ConfigError(
-                    f"--{part} {self.address(part)} is not loopback: whoever reaches it can read, send and "
-                    "delete everything, for there is no authentication; give --beyond-loopback "
+                    f"--{component} {self.address(component)} is not loopback: whoever reaches it can read, "
+                    "send and delete everything, for there is no authentication; give --beyond-loopback "
                     "(beyond_loopback: true in ddmq.yaml) if only those reach it who may, else listen on "
                     f"{LOOPBACK}"
                 )
 
-    def process(self, parts: Iterable[str], machine: str) -> str:
+    def process(self, components: Iterable[str], machine: str) -> str:
         """Return this process's name in the sample files: the same at every start of the same command."""
         admin = self.address("admin").port
-        part_names = "+".join(part for part in parts if part != "admin")
-        return self.process_name or f"{part_names}@{machine}" + (f":{admin}" if admin else "")
+        component_names = "+".join(component for component in components if component != "admin")
+        return self.process_name or f"{component_names}@{machine}" + (f":{admin}" if admin else "")
 
 
 @dataclass(frozen=True)
@@ -145,13 +145,13 @@ class TopicsConfig:
 
     def __post_init__(self) -> None:
         for name in self.topics:
-            fault = names.topic_fault(name)
-            if fault is None and names.is_internal(name):
-                fault = f"topic {name!r} belongs to the system, which makes it when it is needed"
+            error = names.topic_fault(name)
+            if error is None and names.is_internal(name):
+                error = f"topic {name!r} belongs to the system, which makes it when it is needed"
             if name == names.HEARTBEAT_TOPIC:
-                fault = f"topic {name!r} is for heartbeats, which nothing stores; choose another name"
-            if fault:
-                raise ValueError(f"topics: {fault}")
+                error = f"topic {name!r} is for heartbeats, which nothing stores; choose another name"
+            if error:
+                raise ValueError(f"topics: {error}")
 
 
 @dataclass(frozen=True)
@@ -176,11 +176,12 @@ class Configuration:
     retired: tuple[RetiredKey, ...] = ()  # in the files, ignored
 
     def __post_init__(self) -> None:
-        longest, kept_ms = self.delay.table.waits[-1], self.log.retention.age_ms
-        if self.backend.engine == FILE_LOG and longest >= kept_ms:
+        longest, retention_ms = self.delay.table.waits[-1], self.log.retention.age_ms
+        if self.backend.engine == FILE_LOG and longest >= retention_ms:
             raise ConfigError(
                 f"delay_service.yaml: levels: the last is {shown_wait(longest)}, but retention.age_ms in "
-                f"file_log.yaml keeps messages for {shown_wait(kept_ms)}; allowed: levels shorter than that"
+                f"file_log.yaml keeps messages for {shown_wait(retention_ms)}; "
+                "allowed: levels shorter than that"
             )
 
 
@@ -196,7 +197,7 @@ FILES: dict[str, tuple[str, type[Any]]] = {
     "groups": ("groups.yaml", GroupsFile),
 }
 KEYS: tuple[SettingKey, ...] = tuple(list_keys(FILES))
-DECLARED = ("topics", "groups")  # what exists by configuration, not settings of a part
+DECLARED = ("topics", "groups")  # what exists by configuration, not settings of a component
 DURABILITY = {
     "sync": Durability.DURABLE,
     "written": Durability.WRITTEN,
@@ -215,18 +216,19 @@ def load_folder(folder: Path | None, environment: Mapping[str, str] = os.environ
     trees = {} if folder is None else _read_trees(folder)
     retired = [key for path, tree in trees.values() for key in remove_retired(path, tree)]
     for key, text in find_variables(environment, KEYS).items():
-        tree = trees.setdefault(key.part, (ENVIRONMENT, LocatedMapping({}, {})))[1]
+        tree = trees.setdefault(key.section, (ENVIRONMENT, LocatedMapping({}, {})))[1]
         put_over(tree, key, text)
-    parts = {
-        part: build(FILES[part][1], tree, _place_of_part(part, path)) for part, (path, tree) in trees.items()
+    sections = {
+        section: build(FILES[section][1], tree, _section_location(section, path))
+        for section, (path, tree) in trees.items()
     }
     sources = {
         key.name: source
         for key in KEYS
-        if key.part in trees and (source := find_source(trees[key.part][1], key, trees[key.part][0]))
+        if key.section in trees and (source := find_source(trees[key.section][1], key, trees[key.section][0]))
     }
     try:
-        config = Configuration(**parts, folder=folder, sources=sources, retired=tuple(retired))
+        config = Configuration(**sections, folder=folder, sources=sources, retired=tuple(retired))
         check_groups(config)
     except ConfigError as error:
         names = "".join(name_sources(tree, str(error)) for _, tree in trees.values())
@@ -234,23 +236,23 @@ def load_folder(folder: Path | None, environment: Mapping[str, str] = os.environ
     return config
 
 
-def _place_of_part(part: str, path: Path) -> ConfigPlace:
-    return ConfigPlace(str(path), FILES[part][0].removesuffix(".yaml") if path is ENVIRONMENT else "")
+def _section_location(section: str, path: Path) -> ConfigPlace:
+    return ConfigPlace(str(path), FILES[section][0].removesuffix(".yaml") if path is ENVIRONMENT else "")
 
 
 def _read_trees(folder: Path) -> dict[str, tuple[Path, Any]]:
-    """Return the path and the parsed content of each existing file, by part."""
+    """Return the path and the parsed content of each existing file, by section."""
     _check_names(folder)
-    paths = {part: folder / name for part, (name, _) in FILES.items()}
-    return {part: (path, read(path)) for part, path in paths.items() if path.exists()}
+    paths = {section: folder / name for section, (name, _) in FILES.items()}
+    return {section: (path, read(path)) for section, path in paths.items() if path.exists()}
 
 
-def file_of_part(config: Configuration, part: str) -> str:
+def find_declaring_source(config: Configuration, section: str) -> str:
     """Return the file, or the variable, that declares the `topics` or `groups`; "" if neither does."""
-    variable = config.sources.get(f"{part}.{part}", "")
+    variable = config.sources.get(f"{section}.{section}", "")
     if is_variable(variable):
         return variable
-    return str(config.folder / FILES[part][0]) if config.folder else ""
+    return str(config.folder / FILES[section][0]) if config.folder else ""
 
 
 def _check_names(folder: Path) -> None:
@@ -279,9 +281,9 @@ def with_flags(config: Configuration, **flags: Any) -> Configuration:
         key: overrides.pop(key) for key in ("engine", "bootstrap") if key in overrides
     }
     config = over_backend(config, of_backend)
-    for part in ("producer", "consumer", "admin"):
-        if part in overrides:
-            overrides[part] = str(overrides[part])
+    for component in ("producer", "consumer", "admin"):
+        if component in overrides:
+            overrides[component] = str(overrides[component])
     serve = dataclasses.replace(config.serve, **overrides)
     return dataclasses.replace(config, serve=serve, flags=frozenset(overrides))
 
@@ -301,15 +303,15 @@ def over_backend(config: Configuration, flags: Mapping[str, str]) -> Configurati
 
 def resolved_values(config: Configuration) -> dict[str, Any]:
     """Return the values in force, with secrets masked."""
-    return {part: resolved(getattr(config, part)) for part in FILES if part not in DECLARED}
+    return {section: resolved(getattr(config, section)) for section in FILES if section not in DECLARED}
 
 
 def changed_values(config: Configuration) -> dict[str, Any]:
-    """Return the values that differ from the defaults, by `part.key`, with secrets masked."""
+    """Return the values that differ from the defaults, by `section.key`, with secrets masked."""
     before, now = resolved_values(Configuration()), resolved_values(config)
     return {
-        f"{part}.{key}": str(value) if isinstance(value, Path) else value
-        for part, values in now.items()
+        f"{section}.{key}": str(value) if isinstance(value, Path) else value
+        for section, values in now.items()
         for key, value in values.items()
-        if before[part][key] != value
+        if before[section][key] != value
     }

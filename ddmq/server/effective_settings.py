@@ -48,7 +48,7 @@ def list_settings(config: Configuration) -> list[EffectiveSetting]:
 
 
 def _value_of(tree: Any, key: SettingKey) -> Any:
-    for name in (key.part, *key.path):
+    for name in (key.section, *key.path):
         tree = tree[name]
     return tree
 

@@ -31,7 +31,7 @@ class ReadableSecret(NamedTuple):
     keys: tuple[str, ...]
 
     @property
-    def fault(self) -> str:
+    def problem(self) -> str:
         """The problem, as a sentence."""
         return f"{self.path} has mode {self.mode:04o}, so every user may read {', '.join(self.keys)} in it"
 
@@ -49,9 +49,9 @@ def readable_secrets(config: Configuration) -> list[ReadableSecret]:
     if config.folder is None:
         return []
     secrets = []
-    for part, (name, _) in FILES.items():
+    for section, (name, _) in FILES.items():
         path = config.folder / name
-        keys = tuple(dict.fromkeys(_file_secrets(config, part)))
+        keys = tuple(dict.fromkeys(_file_secrets(config, section)))
         if keys and _is_readable_by_all(path):
             secrets.append(ReadableSecret(path, stat.S_IMODE(path.stat().st_mode), keys))
     return secrets
@@ -71,10 +71,10 @@ def warn_of_secrets(config: Configuration) -> None:
         )
 
 
-def _file_settings(config: Configuration, part: str) -> list[Any]:
+def _file_settings(config: Configuration, section: str) -> list[Any]:
     """Return the settings that one file itself sets."""
-    if part != "groups":
-        return [getattr(config, part)]
+    if section != "groups":
+        return [getattr(config, section)]
     nothing = SubscriptionDefaults()
     return [
         subscription.over(nothing)
@@ -83,12 +83,12 @@ def _file_settings(config: Configuration, part: str) -> list[Any]:
     ]
 
 
-def _file_secrets(config: Configuration, part: str) -> Iterator[str]:
-    """Yield the keys of one part's secrets that are set by its file, and not by a variable of the
+def _file_secrets(config: Configuration, section: str) -> Iterator[str]:
+    """Yield the keys of one section's secrets that are set by its file, and not by a variable of the
     environment."""
-    stem = FILES[part][0].removesuffix(".yaml")
-    for settings in _file_settings(config, part):
-        for path, key in _secret_keys(settings, "groups" if part == "groups" else ""):
+    stem = FILES[section][0].removesuffix(".yaml")
+    for settings in _file_settings(config, section):
+        for path, key in _secret_keys(settings, "groups" if section == "groups" else ""):
             if not is_variable(config.sources.get(f"{stem}.{path}", "")):
                 yield key
 

@@ -72,14 +72,14 @@ RETIRED: Mapping[str, Mapping[str, str]] = {
 
 
 class RetiredKey(NamedTuple):
-    """A key that is no longer used and that a file still sets. `place`: the file and the line."""
+    """A key that is no longer used and that a file still sets. `location`: the file and the line."""
 
-    place: str
+    location: str
     key: str
     value: str
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.key} is no longer a setting; its value is {self.value}; remove it"
+        return f"{self.location}: {self.key} is no longer a setting; its value is {self.value}; remove it"
 
 
 def remove_retired(path: Path, tree: Any) -> list[RetiredKey]:

@@ -37,12 +37,12 @@ _SERVICE_LINK = re.compile(
 
 
 class SettingKey(NamedTuple):
-    """A configuration key: its full name FILE.KEY, and the name of its environment variable. `part`: the name
-    of its file in `ddmq.server.config.FILES`. `path`: the key within the file. `hint`: its type."""
+    """A configuration key: its full name FILE.KEY, and the name of its environment variable. `section`: the
+    name of its file in `ddmq.server.config.FILES`. `path`: the key within the file. `hint`: its type."""
 
     name: str
     variable: str
-    part: str
+    section: str
     path: tuple[str, ...]
     hint: Any
 
@@ -50,16 +50,16 @@ class SettingKey(NamedTuple):
 def list_keys(files: Mapping[str, tuple[str, type[Any]]]) -> list[SettingKey]:
     """Return all keys of the files, in order. A mapping whose names are chosen by users is a single key."""
     return [
-        _build_key(part, file.removesuffix(".yaml"), path, hint)
-        for part, (file, kind) in files.items()
+        _build_key(section, file.removesuffix(".yaml"), path, hint)
+        for section, (file, kind) in files.items()
         for path, hint in _walk_fields(kind)
     ]
 
 
-def _build_key(part: str, stem: str, path: tuple[str, ...], hint: Any) -> SettingKey:
+def _build_key(section: str, stem: str, path: tuple[str, ...], hint: Any) -> SettingKey:
     first = "DDMQ" if stem == "ddmq" else PREFIX + stem.upper()
     variable = SEPARATOR.join((first, *map(str.upper, path)))
-    return SettingKey(".".join((stem, *path)), variable, part, path, hint)
+    return SettingKey(".".join((stem, *path)), variable, section, path, hint)
 
 
 def _walk_fields(kind: type[Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -112,20 +112,20 @@ def _join_words(variable: str) -> str:
 
 def put_over(tree: Any, key: SettingKey, text: str) -> None:
     """Set the key in the tree of its file to the value of a variable, replacing the file's own value."""
-    place = ConfigPlace(f"{VARIABLE}{key.variable}", key.name)
+    location = ConfigPlace(f"{VARIABLE}{key.variable}", key.name)
     *parents, last = key.path
     for name in parents:
         tree = (
             tree.values.setdefault(name, LocatedMapping({}, {})) if isinstance(tree, LocatedMapping) else None
         )
     if isinstance(tree, LocatedMapping):  # else the file is wrong there, which the loader reports
-        tree.values[last] = SourcedValue(_parse_value(text, key.hint, place), place)
+        tree.values[last] = SourcedValue(_parse_value(text, key.hint, location), location)
 
 
-def _parse_value(text: str, hint: Any, place: ConfigPlace) -> Any:
+def _parse_value(text: str, hint: Any, location: ConfigPlace) -> Any:
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if str not in kinds and Path not in kinds:
-        return parse_text(text, place)
+        return parse_text(text, location)
     return None if type(None) in kinds and text in ("", "null") else text
 
 

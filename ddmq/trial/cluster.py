@@ -26,7 +26,7 @@ from ddmq.trial.jars import java, libraries
 from ddmq_common.errors import ConfigError
 
 HOST = "127.0.0.1"
-READY_S, STOP_S, LOOK_S = 90.0, 20.0, 0.1
+READY_S, STOP_S, POLL_INTERVAL_S = 90.0, 20.0, 0.1
 READY = "Kafka Server started"
 _MEMORY = ("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC")
 _QUIET = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=info", "-Dorg.slf4j.simpleLogger.showDateTime=true")
@@ -153,9 +153,11 @@ class TrialCluster:
                 "-c",
                 properties,
             ]
-            ended = subprocess.run(command, capture_output=True, text=True)
-            if ended.returncode:
-                raise ConfigError(f"broker {number} cannot lay out {folder / 'data'}: {ended.stderr.strip()}")
+            result = subprocess.run(command, capture_output=True, text=True)
+            if result.returncode:
+                raise ConfigError(
+                    f"broker {number} cannot lay out {folder / 'data'}: {result.stderr.strip()}"
+                )
         output = folder / "server.log"
         position = output.stat().st_size if output.exists() else 0
         with output.open("ab") as file:
@@ -185,7 +187,7 @@ class TrialCluster:
             if time.monotonic() > end:
                 output = self._broker_folder(number) / "server.log"
                 raise ConfigError(f"broker {number} is not ready in time; its output is {output}")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
 
     def pid(self, number: int) -> int | None:
         """Return the process id of a broker; None if it is not running."""
@@ -197,8 +199,8 @@ class TrialCluster:
             pass
         except (OSError, ValueError):
             return None
-        ours = str(self._broker_folder(number) / "server.properties").encode() in command
-        return pid if ours and Path(f"/proc/{pid}/cmdline").exists() else None
+        is_own_broker = str(self._broker_folder(number) / "server.properties").encode() in command
+        return pid if is_own_broker and Path(f"/proc/{pid}/cmdline").exists() else None
 
     def signal(self, number: int, what: signal.Signals) -> None:
         """Send a signal (SIGKILL, SIGSTOP, SIGCONT …) to a running broker."""
@@ -217,7 +219,7 @@ class TrialCluster:
             if time.monotonic() > end:
                 for number in brokers:
                     self.signal(number, signal.SIGKILL)
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
 
 
 def wait_for_command_line(started: subprocess.Popen[bytes]) -> None:

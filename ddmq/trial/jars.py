@@ -75,11 +75,11 @@ def _download_jars(cache: Path, environment: Mapping[str, str]) -> None:
         (folder / "pom.xml").write_text(_POM.format(dependencies=dependencies), encoding="utf-8")
         command = [maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={folder / 'libs'}"]
         try:
-            ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=BRING_S)
+            result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=BRING_S)
         except subprocess.TimeoutExpired as error:
             raise ConfigError(f"Maven has not brought Kafka {VERSION} within {BRING_S:g} s") from error
-        if ended.returncode:
-            cause = next((line for line in ended.stdout.splitlines() if "ERROR" in line), "no reason given")
+        if result.returncode:
+            cause = next((line for line in result.stdout.splitlines() if "ERROR" in line), "no reason given")
             raise ConfigError(f"Maven could not bring Kafka {VERSION}: {cause.strip()}")
         try:
             (folder / "libs").rename(cache)

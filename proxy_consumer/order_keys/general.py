@@ -67,11 +67,11 @@ def build_expression(steps: tuple[PathStep, ...]) -> JSONPath:
     path: JSONPath = Root()
     for step in steps:
         join = Descendants if step.deep else Child
-        path = join(path, _build_part(step))
+        path = join(path, _build_component(step))
     return path
 
 
-def _build_part(step: PathStep) -> JSONPath:
+def _build_component(step: PathStep) -> JSONPath:
     if step.kind is PathKind.NAMES:
         return Fields(*step.names) if step.deep else Members(step.names)
     if step.kind is PathKind.INDEXES:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ddmq.cli.root import run as ddmq
 from ddmq.server.config import Configuration
-from ddmq.server.process import parts
+from ddmq.server.process import server_process
 
 _OFFSET = struct.Struct("<q")
 
@@ -53,13 +53,13 @@ class SteppedClock:
 def main() -> None:
     clock = SteppedClock(Path(sys.argv[1]))
 
-    class Stepped(parts.ServerProcess):
+    class Stepped(server_process.ServerProcess):
         """With that clock."""
 
         def __init__(self, config: Configuration, names: Iterable[str]) -> None:
             super().__init__(config, names, clock)
 
-    parts.ServerProcess = Stepped  # type: ignore[misc]  # the command makes it by this name
+    server_process.ServerProcess = Stepped  # type: ignore[misc]  # the command makes it by this name
     sys.exit(ddmq(sys.argv[2:]))
 
 

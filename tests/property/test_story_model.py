@@ -19,12 +19,12 @@ from ddmq.server.story.core.facts import (
     CopyKind,
     GroupStanding,
     GroupStory,
-    HeardEvent,
     MessageCopy,
     Phase,
+    RecordedEvent,
     StoryFacts,
 )
-from ddmq.server.story.core.telling import build_stories
+from ddmq.server.story.core.story_builder import build_stories
 from ddmq_common.trace.events import TraceEvent, TraceKind
 from tests.examples import examples
 
@@ -40,7 +40,7 @@ class SimulatedLife:
     at_ms: int = START_MS
     truth: list[tuple[int, Phase]] = field(default_factory=list)
     copies: list[MessageCopy] = field(default_factory=list)
-    events: list[HeardEvent] = field(default_factory=list)
+    events: list[RecordedEvent] = field(default_factory=list)
     place: dict[str, Any] = field(default_factory=lambda: {"queue": 0, "offset": 5})
     numbers: dict[str, int] = field(default_factory=dict)
     proxy: str = "c0"
@@ -51,7 +51,9 @@ class SimulatedLife:
 
     def told(self, process: str, kind: TraceKind, group: str, **facts: Any) -> None:
         number = self.numbers[process] = self.numbers.get(process, 0) + 1
-        self.events.append(HeardEvent(process, process, TraceEvent(number, kind, self.at_ms, group, facts)))
+        self.events.append(
+            RecordedEvent(process, process, TraceEvent(number, kind, self.at_ms, group, facts))
+        )
 
     def group(self, kind: TraceKind, **facts: Any) -> None:
         self.told(self.proxy, kind, "g", **self.place, **facts)
@@ -220,11 +222,11 @@ def _check_whole(story: GroupStory, now_ms: int, newest_ms: int = 0) -> None:
     assert spans
     assert all(one.end_ms >= one.start_ms for one in spans)
     assert all(one.end_ms == two.start_ms for one, two in pairwise(spans))
-    if story.ended_ms is not None:
-        assert spans[-1].end_ms == story.ended_ms
+    if story.end_ms is not None:
+        assert spans[-1].end_ms == story.end_ms
     else:
         assert spans[-1].end_ms == max(now_ms, newest_ms)
-    assert sum(one.end_ms - one.start_ms for one in spans) == story.whole_ms
+    assert sum(one.end_ms - one.start_ms for one in spans) == story.total_ms
 
 
 @given(life=lives(), later_ms=st.integers(0, 100_000))
@@ -246,7 +248,7 @@ def test_what_is_left_of_it_still_adds_up(life: SimulatedLife, data: st.DataObje
     kept = data.draw(st.lists(st.booleans(), min_size=len(life.events), max_size=len(life.events)))
     skews = {name: data.draw(st.integers(-3_000, 3_000)) for name in life.numbers}
     events = [
-        HeardEvent(one.process, one.instance, _at(one.event, one.event.at_ms + skews[one.process]))
+        RecordedEvent(one.process, one.instance, _at(one.event, one.event.at_ms + skews[one.process]))
         for one, keep in zip(life.events, kept, strict=True)
         if keep
     ]

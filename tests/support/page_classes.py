@@ -19,7 +19,7 @@ from typing import Any
 import click
 from packaging.requirements import Requirement
 
-from ddmq.address import PARTS, ready_line
+from ddmq.address import COMPONENTS, ready_line
 from ddmq.cli.root import root
 from ddmq.server.config import load_folder, with_flags
 from metrics_job.cli import commands as job
@@ -59,7 +59,7 @@ def check_settings(command: Command) -> None:
     for name in ("with_parent", "processes"):
         flags.pop(name)
     config = with_flags(load_folder(flags.pop("config_dir"), command.variables), **flags)
-    addresses = {part: config.serve.address(part) for part in PARTS}
+    addresses = {component: config.serve.address(component) for component in COMPONENTS}
     assert command.output in ([], [ready_line(addresses, config.serve.data_dir)])
 
 

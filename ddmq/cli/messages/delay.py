@@ -17,12 +17,12 @@ from ddmq.cli.messages.waiting import (
     choice_options,
     count_levels,
     count_matches,
-    delay_id_fault,
+    find_delay_id_error,
     first_matches,
+    hint_incomplete,
     hint_levels,
+    hint_nothing_waits,
     print_messages,
-    say_missing,
-    say_nothing_waits,
 )
 from ddmq.cli.old_names import count_option
 from ddmq.cli.output import (
@@ -31,11 +31,11 @@ from ddmq.cli.output import (
     json_option,
     print_facts,
     print_json,
+    print_line,
     print_table,
-    say,
     show_row_body,
 )
-from ddmq.cli.values import FOLDER, NAME, TOPIC, Folder, Whole
+from ddmq.cli.values import FOLDER, NAME, TOPIC, Folder, Integer
 from ddmq.moments import format_moment
 from ddmq_client import OutgoingMessage
 from ddmq_common.delays.levels import duration_text
@@ -76,7 +76,7 @@ def add(
     timeout_ms: int,
     producer: HostPort,
     as_json: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Send BODIES (one message each) to TOPIC, to be delivered at the time that --delay, --at, --cron or
     --every states.
@@ -90,7 +90,7 @@ def add(
       ddmq delay add reminders tea --at 2026-12-24T18:00 --zone Europe/Berlin
       ddmq delay add reminders drink --every 30m --times 8
     """
-    timing = read_timing(given)
+    timing = read_timing(options)
     if not timing:
         raise click.UsageError("say when: --delay 90s, --at TIME, --cron FIELDS or --every DURATION")
     messages = (OutgoingMessage(topic, body, key, tags) for body in bodies)
@@ -120,10 +120,10 @@ def list_messages(
         return print_json(answer)
     print_messages(answer["messages"])
     if not answer["messages"]:
-        say_nothing_waits(choice_of(topic, options))
+        hint_nothing_waits(choice_of(topic, options))
     elif answer["next"] is not None:
         hint(f"there are more; go on with --after {answer['next']}")
-    say_missing(answer)
+    hint_incomplete(answer)
     hint_levels(admin)
     return None
 
@@ -150,7 +150,7 @@ def list_levels(admin: AdminClient, as_json: bool) -> None:
     print_table(
         "", LEVEL_COLUMNS, [[row["level"], duration_text(row["delay_ms"]), row["waiting"]] for row in used]
     )
-    say(f"{sum(row['waiting'] for row in used):,} in all")
+    print_line(f"{sum(row['waiting'] for row in used):,} in all")
     return None
 
 
@@ -163,8 +163,8 @@ def show_message(delay_id: str, admin: AdminClient, as_json: bool) -> None:
 
     Exit code 1 if nothing is known of it.
     """
-    if (fault := delay_id_fault(delay_id)) is not None:
-        raise click.ClickException(fault)
+    if (error := find_delay_id_error(delay_id)) is not None:
+        raise click.ClickException(error)
     row = admin.get("delay", "messages", delay_id)
     if as_json:
         print_json(row)
@@ -207,21 +207,21 @@ def count_messages(topic: str | None, admin: AdminClient, as_json: bool, **optio
         answer = count_matches(admin, choice)
         if as_json:
             return print_json(answer)
-        say(f"{answer['count']:,}" + ("" if answer["exact"] else " or more"))
-        say_missing(answer)
+        print_line(f"{answer['count']:,}" + ("" if answer["exact"] else " or more"))
+        hint_incomplete(answer)
         return None
     overview = admin.get("delay")
     if as_json:
         return print_json(overview)
     if overview["topics"]:
         print_table("", ("topic", "pending"), [[name, number] for name, number in overview["topics"].items()])
-    say(f"{overview['pending']:,} in all")
+    print_line(f"{overview['pending']:,} in all")
     if not overview["pending"]:
-        say_nothing_waits({})
+        hint_nothing_waits({})
     for shard in overview["shards"]:
         if not shard["fires"]:
             hint(f"shard {shard['shard']} does not fire: {shard['why']}")
-    say_missing(overview)
+    hint_incomplete(overview)
     hint_levels(admin)
     return None
 
@@ -231,7 +231,7 @@ def count_messages(topic: str | None, admin: AdminClient, as_json: bool, **optio
 
 @delay.command("backup", short_help="Copy the waiting messages into a folder.")
 @click.argument("folder")
-@click.option("--timeout-ms", default=600_000, type=Whole(1), help="How long the backup may take.")
+@click.option("--timeout-ms", default=600_000, type=Integer(1), help="How long the backup may take.")
 @admin_options
 def backup(folder: str, timeout_ms: int, admin: AdminClient, as_json: bool) -> None:
     """Copy all waiting messages into a new FOLDER on the server's machine, while the service continues.
@@ -243,7 +243,7 @@ def backup(folder: str, timeout_ms: int, admin: AdminClient, as_json: bool) -> N
     """
     client = AdminClient(admin.address, timeout_ms / 1000)
     answer = client.post("delay", "backup", body={"folder": folder})
-    print_json(answer) if as_json else say(f"{answer['shards']} shards copied to {answer['folder']}")
+    print_json(answer) if as_json else print_line(f"{answer['shards']} shards copied to {answer['folder']}")
 
 
 @delay.command("restore", short_help="Restore a backup, while no server runs.")
@@ -270,9 +270,9 @@ def restore(folder: Path, data_dir: Path, config_dir: Path | None, as_json: bool
     if as_json:
         print_json(result._asdict())
     elif result.messages is None:
-        say(f"{result.shards} shards restored beside the log in {data_dir}")
+        print_line(f"{result.shards} shards restored beside the log in {data_dir}")
     else:
-        say(f"{cell(result.messages)} messages wait in a new log in {data_dir}")
+        print_line(f"{cell(result.messages)} messages wait in a new log in {data_dir}")
     if result.damaged:
         numbers = ", ".join(map(str, result.damaged))
         raise click.ClickException(

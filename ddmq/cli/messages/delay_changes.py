@@ -14,12 +14,12 @@ from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.messages.sending import (
     Patience,
     client_of,
+    describe_outcome,
     first_options,
     in_options,
     outcome_json,
     producer_option,
     read_timing,
-    say_outcome,
     timeout_option,
 )
 from ddmq.cli.messages.waiting import (
@@ -27,13 +27,13 @@ from ddmq.cli.messages.waiting import (
     choice_of,
     choice_options,
     count_matches,
-    delay_id_fault,
     describe_choice,
+    find_delay_id_error,
+    hint_incomplete,
     print_messages,
-    say_missing,
     walk_pages,
 )
-from ddmq.cli.output import confirm, hint, json_option, print_json, say
+from ddmq.cli.output import confirm, hint, json_option, print_json, print_line
 from ddmq.cli.values import NAME, TOPIC
 from ddmq_client import CancelOutcome, ClientError, DelayStatus, Producer
 
@@ -84,8 +84,8 @@ def cancel(
     if topic is None and (choice or dry_run):
         raise click.UsageError("--from, --to, --key and --dry-run go with --topic")
     if topic is None:
-        outcomes = _ask_each(producer, timeout_ms, ids, _cancel_one, as_json)
-        _say_outcomes(ids, outcomes, as_json, DelayStatus.CANCELLED)
+        outcomes = _request_changes(producer, timeout_ms, ids, _cancel_one, as_json)
+        _print_outcomes(ids, outcomes, as_json, DelayStatus.CANCELLED)
     elif dry_run:
         _show_choice(admin, choice, as_json)
     else:
@@ -110,10 +110,10 @@ def _show_choice(admin: AdminClient, choice: Selection, as_json: bool) -> None:
         return
     if total > SHOWN:
         hint(f"… and {total - SHOWN:,} more")
-    say(f"would cancel {total:,}{describe_choice(choice)}")
+    print_line(f"would cancel {total:,}{describe_choice(choice)}")
     if not total:
         _hint_nothing(choice)
-    say_missing(page)
+    hint_incomplete(page)
 
 
 def _hint_nothing(choice: Selection) -> None:
@@ -157,10 +157,10 @@ class _Cancelling:
             return
         with client_of(self._producer, self._timeout_ms) as client:
             self._count_outcome(
-                _ask_one(client, ids[0], _cancel_one, self._patience)
+                _request_change(client, ids[0], _cancel_one, self._patience)
             )  # it tells if nobody answers
             quiet = Patience(self._producer, self._timeout_ms, quiet=True)
-            for outcome in _ask_at_once(client, ids[1:], quiet):
+            for outcome in _cancel_concurrently(client, ids[1:], quiet):
                 self._count_outcome(outcome)
 
     def _count_outcome(self, outcome: CancelOutcome | str) -> None:
@@ -170,10 +170,12 @@ class _Cancelling:
         self.outcomes[text] += 1
 
 
-def _ask_at_once(client: Producer, ids: Sequence[str], patience: Patience) -> Iterator[CancelOutcome | str]:
+def _cancel_concurrently(
+    client: Producer, ids: Sequence[str], patience: Patience
+) -> Iterator[CancelOutcome | str]:
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
-        yield from pool.map(lambda one: _ask_one(client, one, _cancel_one, patience), ids)
+        yield from pool.map(lambda one: _request_change(client, one, _cancel_one, patience), ids)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -194,13 +196,13 @@ def _cancel_choice(cancelling: _Cancelling, admin: AdminClient, choice: Selectio
         others = [
             f"{number:,} {text}" for text, number in outcomes.items() if text != DelayStatus.CANCELLED.value
         ]
-        say(
+        print_line(
             f"{cancelling.cancelled_count:,} cancelled"
             + (f", {failed:,} not: {'; '.join(others)}" if failed else "")
         )
         if not outcomes:
             _hint_nothing(choice)
-        say_missing(page)
+        hint_incomplete(page)
     if failed or any(_left_out(page).values()):
         raise click.exceptions.Exit(1)
 
@@ -212,18 +214,18 @@ def _cancel_choice(cancelling: _Cancelling, admin: AdminClient, choice: Selectio
 @timeout_option
 @producer_option
 @json_option
-def reschedule(delay_id: str, timeout_ms: int, producer: HostPort, as_json: bool, **given: Any) -> None:
+def reschedule(delay_id: str, timeout_ms: int, producer: HostPort, as_json: bool, **options: Any) -> None:
     """Deliver the message with this ID at another time (of a message that repeats: its next delivery).
 
     Exit code 1 if it no longer waits.
     """
-    timing = read_timing(given)
+    timing = read_timing(options)
     if not timing:
         raise click.UsageError("say when: --delay DURATION or --at TIME")
-    outcomes = _ask_each(
+    outcomes = _request_changes(
         producer, timeout_ms, (delay_id,), lambda client, one: client.reschedule(one, **timing), as_json
     )
-    _say_outcomes((delay_id,), outcomes, as_json, DelayStatus.RESCHEDULED)
+    _print_outcomes((delay_id,), outcomes, as_json, DelayStatus.RESCHEDULED)
 
 
 @click.command(short_help="Deliver messages now.")
@@ -236,21 +238,21 @@ def fire(ids: tuple[str, ...], timeout_ms: int, producer: HostPort, as_json: boo
 
     Exit code 1 if one was delivered neither by this command nor earlier.
     """
-    outcomes = _ask_each(producer, timeout_ms, ids, lambda client, one: client.fire_now(one), as_json)
-    _say_outcomes(ids, outcomes, as_json, DelayStatus.FIRED)
+    outcomes = _request_changes(producer, timeout_ms, ids, lambda client, one: client.fire_now(one), as_json)
+    _print_outcomes(ids, outcomes, as_json, DelayStatus.FIRED)
 
 
-def _ask_each(
+def _request_changes(
     producer: HostPort, timeout_ms: int, ids: tuple[str, ...], change: Change, as_json: bool
 ) -> list[CancelOutcome | str]:
     """Request the change of each id; return for each its outcome, or the text of the error if there is no
     outcome."""
     patience = Patience(producer, timeout_ms, quiet=as_json)
     with client_of(producer, timeout_ms) as client:
-        return [delay_id_fault(one) or _ask_one(client, one, change, patience) for one in ids]
+        return [find_delay_id_error(one) or _request_change(client, one, change, patience) for one in ids]
 
 
-def _ask_one(client: Producer, one: str, change: Change, patience: Patience) -> CancelOutcome | str:
+def _request_change(client: Producer, one: str, change: Change, patience: Patience) -> CancelOutcome | str:
     try:
         with patience.watch_request(client):
             return change(client, one)
@@ -258,14 +260,14 @@ def _ask_one(client: Producer, one: str, change: Change, patience: Patience) -> 
         return in_options(error)
 
 
-def _say_outcomes(
+def _print_outcomes(
     ids: tuple[str, ...], outcomes: list[CancelOutcome | str], as_json: bool, expected: DelayStatus
 ) -> None:
     if as_json:
         print_json([outcome_json(one, outcome) for one, outcome in zip(ids, outcomes, strict=True)])
     else:
         for one, outcome in zip(ids, outcomes, strict=True):
-            text = outcome if isinstance(outcome, str) else say_outcome(outcome, expected)
-            say(f"{one}: {text}" if len(ids) > 1 else text, err=isinstance(outcome, str))
+            text = outcome if isinstance(outcome, str) else describe_outcome(outcome, expected)
+            print_line(f"{one}: {text}" if len(ids) > 1 else text, err=isinstance(outcome, str))
     if any(isinstance(outcome, str) or outcome.status is not expected for outcome in outcomes):
         raise click.exceptions.Exit(1)

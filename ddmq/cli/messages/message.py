@@ -18,11 +18,11 @@ from ddmq.cli.output import (
     pause,
     print_facts,
     print_json,
+    print_message_line,
     print_table,
-    say_message,
     show_row_body,
 )
-from ddmq.cli.values import GROUP, NAME, TOPIC, Whole, parse_moment
+from ddmq.cli.values import GROUP, NAME, TOPIC, Integer, parse_moment
 from ddmq.moments import format_moment
 
 MESSAGE_ID = re.compile(r"[0-9a-fA-F]{32}\Z")
@@ -39,8 +39,8 @@ PAUSE_S = 0.2
     help="Message id: the 32 hex digits that `ddmq send` printed; TOPIC may be left out.",
 )
 @click.option("--key", type=NAME, help="Only messages with this key, the newest first.")
-@click.option("--queue", type=Whole(0), help="Only this queue; goes with --offset.")
-@click.option("--offset", type=Whole(0), help="From this offset on; goes with --queue.")
+@click.option("--queue", type=Integer(0), help="Only this queue; goes with --offset.")
+@click.option("--offset", type=Integer(0), help="From this offset on; goes with --queue.")
 @click.option(
     "--since",
     "moment",
@@ -49,7 +49,7 @@ PAUSE_S = 0.2
 )
 @click.option("--time", "old_time", cls=OldOption, now="--since", parameter="moment")
 @click.option("--group", type=GROUP, help="Show the state of each message for this consumer group.")
-@click.option("--count", default=10, show_default=True, type=Whole(1, 1000), help="Show so many at most.")
+@click.option("--count", default=10, show_default=True, type=Integer(1, 1000), help="Show so many at most.")
 @click.option(
     "--story",
     is_flag=True,
@@ -201,7 +201,7 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 @click.command()
 @click.argument("topic", type=TOPIC)
 @click.option(
-    "--count", default=10, show_default=True, type=Whole(0, 1000), help="Start with so many of each queue."
+    "--count", default=10, show_default=True, type=Integer(0, 1000), help="Start with so many of each queue."
 )
 @click.option("--key", type=NAME, help="Show only messages with this key.")
 @click.option(
@@ -280,5 +280,7 @@ def _contains_text(row: dict[str, Any], text: str) -> bool:
 
 
 def _print_message(row: dict[str, Any]) -> None:
-    place = f"{format_moment(row['stored_ms'])} {row['queue']}/{row['offset']}"
-    say_message(place, {"key": row["key"], "tags": row["tags"]}, row["properties"], show_row_body(row))
+    position = f"{format_moment(row['stored_ms'])} {row['queue']}/{row['offset']}"
+    print_message_line(
+        position, {"key": row["key"], "tags": row["tags"]}, row["properties"], show_row_body(row)
+    )

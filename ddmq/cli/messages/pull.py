@@ -20,11 +20,11 @@ from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.output import (
     hint,
     print_json,
+    print_message_line,
     reason,
-    say_message,
     show_body,
 )
-from ddmq.cli.values import FOLDER, GROUP, TOPIC, Whole, known_host
+from ddmq.cli.values import FOLDER, GROUP, TOPIC, Integer, check_host
 from ddmq_client import ClientError, Consumer, Message, PullError
 from ddmq_client.core.frames import FrameError
 from ddmq_client.core.nodes import ProxyAddress
@@ -45,7 +45,7 @@ class Settlement(NamedTuple):
     """An action of `ddmq pull` for each message after it was shown (acknowledge, fail or leave), with the
     word for people."""
 
-    said: str
+    word: str
     does: Callable[[Message], object]
 
 
@@ -64,7 +64,7 @@ class Settlement(NamedTuple):
     help="Only messages with one of these tags. It becomes the filter of a new group; if an existing group "
     "has another filter, nothing is pulled.",
 )
-@click.option("--count", type=Whole(1), help="Stop after so many messages.")
+@click.option("--count", type=Integer(1), help="Stop after so many messages.")
 @click.option("--follow", is_flag=True, help="Keep waiting for more, until Ctrl-C.")
 @click.option(
     "--no-ack", is_flag=True, help="Do not acknowledge: messages are redelivered after the ack timeout."
@@ -111,7 +111,7 @@ def pull(
     ending = Settlement("not acknowledged", _leave) if no_ack else Settlement("acknowledged", Message.ack)
     if fail is not None:
         ending = Settlement("failed", lambda message: message.fail(reason=fail))
-    proxy = known_host(consumer, "--consumer")
+    proxy = check_host(consumer, "--consumer")
     if save_to is not None:
         _save_with(save_to, lambda folder: folder.mkdir(parents=True, exist_ok=True))
     if not follow:
@@ -127,7 +127,7 @@ def pull(
         raise click.ClickException(f"{error}{WHERE if NOBODY in str(error) else ''}") from error
     if not as_json:
         hint(
-            f"{total:,} message{'s' if total != 1 else ''}, {ending.said}"
+            f"{total:,} message{'s' if total != 1 else ''}, {ending.word}"
             if total
             else _describe_empty_pull(admin, topic, group)
         )
@@ -141,21 +141,23 @@ def _describe_empty_pull(client: AdminClient, topic: str, group: str) -> str:
     subscriptions = client.get("groups", group)["subscriptions"]
     own = [each for each in subscriptions if each["topic"] == topic]
     queues = [queue for each in own for queue in each["queues"]]
-    notes = []
+    explanations = []
     if in_flight := sum(queue["in_flight"] + queue["retrying"] for queue in queues):
-        notes.append(f"{in_flight:,} are in flight or wait for their retry")
+        explanations.append(f"{in_flight:,} are in flight or wait for their retry")
     if later := sum(each["retry_waiting"] or 0 for each in own):
-        notes.append(f"{later:,} failed and are on the retry path, `ddmq group show {group}` says until when")
+        explanations.append(
+            f"{later:,} failed and are on the retry path, `ddmq group show {group}` says until when"
+        )
     if elsewhere := sum(queue["lag"] for queue in queues if queue["holder"] and not queue["held"]):
-        notes.append(f"{elsewhere:,} are in queues that another consumer proxy holds")
-    if not notes:
-        notes.append(_describe_finished(topic, group, queues))
+        explanations.append(f"{elsewhere:,} are in queues that another consumer proxy holds")
+    if not explanations:
+        explanations.append(_describe_finished(topic, group, queues))
     if filters := [text for each in own if (text := _filter_of(each)) is not None]:
-        notes.append(
+        explanations.append(
             f"its filter ({filters[0]}) leaves the other messages out "
             f"(`ddmq tail {topic} --no-follow` shows them)"
         )
-    return f"no messages for group {group}" + "".join(f"; {note}" for note in notes)
+    return f"no messages for group {group}" + "".join(f"; {explanation}" for explanation in explanations)
 
 
 def _describe_finished(topic: str, group: str, queues: Sequence[Mapping[str, Any]]) -> str:
@@ -288,17 +290,17 @@ def _pull_messages(
     return total
 
 
-def _check_empty_pull(client: Consumer, proxy: str, seen: int, follow: bool) -> int:
-    """Check after an empty pull whether pulls have failed since `seen` of them had; if so, raise
+def _check_empty_pull(client: Consumer, proxy: str, errors_before: int, follow: bool) -> int:
+    """Check after an empty pull whether pulls have failed since `errors_before` of them had; if so, raise
     ClickException or, with `follow`, print a hint. Returns the number of failed pulls so far."""
     errors = client.counts().pull_errors
-    if errors > seen:
+    if errors > errors_before:
         text = f"no consumer proxy answers at {proxy}"
         if not follow:
             raise click.ClickException(
                 f"{text}; start one with `ddmq serve`, or name another with --consumer HOST:PORT"
             )
-        if not seen:
+        if not errors_before:
             hint(f"{text}; trying again")
     return errors
 
@@ -309,8 +311,8 @@ def _print_message(message: Message, as_json: bool) -> None:
         return
     attempt = {"attempt": message.attempt} if message.attempt not in (None, 1) else {}
     facts = {"key": message.key, "tags": message.tags} | attempt
-    place = f"{_queue_number(message.queue)}/{message.offset}"
-    say_message(place, facts, message.properties, show_body(message.body))
+    position = f"{_queue_number(message.queue)}/{message.offset}"
+    print_message_line(position, facts, message.properties, show_body(message.body))
 
 
 def _message_row(message: Message) -> dict[str, Any]:

@@ -29,8 +29,8 @@ from ddmq.cli.messages.sending import (
     read_timing,
     when_options,
 )
-from ddmq.cli.output import console, hint, json_option, print_json, say
-from ddmq.cli.values import TOPIC, Whole
+from ddmq.cli.output import console, hint, json_option, print_json, print_line
+from ddmq.cli.values import TOPIC, Integer
 from ddmq_client import NotStoredError, OutgoingMessage, Producer, SendResult, UnknownOutcomeError
 from ddmq_client.idl.codes import DELAY_PROPERTY
 from ddmq_client.outgoing import LEVEL_MAX
@@ -61,17 +61,19 @@ STOPPED = (
     help="Property (header); may be repeated.",
 )
 @when_options
-@click.option("--delay-level", type=Whole(0, LEVEL_MAX),
+@click.option("--delay-level", type=Integer(0, LEVEL_MAX),
               help="Deliver after this delay level of RocketMQ: 1 = 1 s, 5 = 1 min, … 18 = 2 h.")  # fmt: skip
 @click.option("--shard-key", help="Messages with the same shard key go to the same queue, in order.")
-@click.option("--queue", type=Whole(0), help="Send to this queue (modulo the number of queues).")
+@click.option("--queue", type=Integer(0), help="Send to this queue (modulo the number of queues).")
 @click.option("--idempotency-key-prefix", "prefix", metavar="TEXT",
               help="Message N has idempotency key TEXT/N: a run that is repeated within the window (an hour"
               " by default) stores only what is missing. A server knows 500,000 keys of one topic by"
               " default, half of its idempotency_keys_max; a run stops where there is no room.")  # fmt: skip
-@click.option("--repeat", default=1, show_default=True, type=Whole(1), help="Send everything so many times.")
 @click.option(
-    "--timeout-ms", default=10_000, show_default=True, type=Whole(1), help="How long one request may take."
+    "--repeat", default=1, show_default=True, type=Integer(1), help="Send everything so many times."
+)
+@click.option(
+    "--timeout-ms", default=10_000, show_default=True, type=Integer(1), help="How long one request may take."
 )
 @producer_option
 @json_option
@@ -92,7 +94,7 @@ def send(
     timeout_ms: int,
     producer: HostPort,
     as_json: bool,
-    **given: Any,
+    **timing_options: Any,
 ) -> None:
     """Send messages to TOPIC: each of BODIES, each --file, each of --lines. Done when they are durable.
 
@@ -108,7 +110,7 @@ def send(
     created. Exit code 1 if any message was not stored; the first 20 of those are listed with the reason.
     """
     property_values = dict(_parse_property(text) for text in properties)
-    timing = read_timing(given)
+    timing = read_timing(timing_options)
     if timing and delay_level is not None:
         raise click.UsageError("--delay-level stands beside another delay; choose one")
     if delay_level is not None:
@@ -165,10 +167,10 @@ class SendReport:
     def as_json(self) -> dict[str, object]:
         numbered = dict(enumerate(self.results, 1)) | dict(self.failures)
         results = [
-            {"message": place, "code": one.code, "id": one.message_id, "queue": one.queue_id,
+            {"message": number, "code": one.code, "id": one.message_id, "queue": one.queue_id,
              "offset": one.offset, "delay_id": one.delay_id,
              "error": None if one.error is None else str(one.error)}
-            for place, one in sorted(numbered.items())
+            for number, one in sorted(numbered.items())
         ]  # fmt: skip
         return {
             "stored": self.stored,
@@ -184,9 +186,9 @@ class SendReport:
     def print_result(self, patience: Patience) -> None:
         """Print the result for people."""
         total = self.stored + self.failed
-        for place, result in self.failures:
+        for number, result in self.failures:
             what = "outcome unknown" if isinstance(result.error, UnknownOutcomeError) else "not stored"
-            which = f" (message {place:,} of {total:,})" if total > 1 else ""
+            which = f" (message {number:,} of {total:,})" if total > 1 else ""
             hint(f"{what}{which}: {result.error}")
         if self.failed > len(self.failures):
             hint(f"… and {self.failed - len(self.failures):,} more that were not stored")
@@ -204,17 +206,17 @@ class SendReport:
             seconds = max(time.monotonic() - self.began, 1e-6)
             already = f", {self.before:,} of them were there already" if self.before else ""
             rate = f"({self.stored / seconds:,.0f}/s)"
-            say(f"stored {self.stored:,} messages in {seconds:.2f} s {rate}{already}")
-            for place, one in enumerate(self.results, 1):
+            print_line(f"stored {self.stored:,} messages in {seconds:.2f} s {rate}{already}")
+            for number, one in enumerate(self.results, 1):
                 if one.delay_id is not None:
-                    say(f"message {place} is delayed, delay id {one.delay_id}")
+                    print_line(f"message {number} is delayed, delay id {one.delay_id}")
 
 
 def _print_stored(one: SendResult, what: str) -> None:
     """Print the result of a single send, with its `delay_id` if its properties requested a delay."""
     where = "delayed" if one.offset is None else f"queue {one.queue_id}, offset {one.offset}"
     by = "" if one.delay_id is None else f", delay id {one.delay_id}"
-    say(f"{what}: {where}, id {one.message_id}{by}")
+    print_line(f"{what}: {where}, id {one.message_id}{by}")
     if one.delay_id is not None:
         hint(f"`ddmq delay cancel {one.delay_id}` takes it back")
 
@@ -232,7 +234,7 @@ def _send_all(
     quiet = as_json or not screen.is_terminal or total == 1
     with Progress(*columns, console=screen, disable=quiet, transient=True) as progress:
         task = progress.add_task("sending", total=total)
-        windows = _cut_windows(messages)
+        windows = _split_windows(messages)
         for window in windows:
             with patience.watch_request(client):
                 results = client.send_batch(window)
@@ -250,7 +252,7 @@ def _is_for_later(result: SendResult) -> bool:
     return isinstance(result.error, NotStoredError | UnknownOutcomeError)
 
 
-def _cut_windows(messages: Iterable[OutgoingMessage]) -> Iterator[list[OutgoingMessage]]:
+def _split_windows(messages: Iterable[OutgoingMessage]) -> Iterator[list[OutgoingMessage]]:
     """Cut messages into windows by count, and by bytes so that a window of large files is not held at
     once."""
     window: list[OutgoingMessage] = []

@@ -15,8 +15,8 @@ import click
 from ddmq.address import ADDRESS, PRODUCER, HostPort
 from ddmq.cli.admin_client import AdminClient, NotThere, admin_address
 from ddmq.cli.options import combine_options
-from ddmq.cli.output import hint, print_json, say
-from ddmq.cli.values import Whole, known_host, parse_moment
+from ddmq.cli.output import hint, print_json, print_line
+from ddmq.cli.values import Integer, check_host, parse_moment
 from ddmq.moments import format_age, read_duration
 from ddmq_client import (
     CancelOutcome,
@@ -56,7 +56,7 @@ when_options = combine_options(
     click.option("--every", metavar="DURATION", help="Deliver again and again with this interval."),
     click.option(
         "--times",
-        type=Whole(1),
+        type=Integer(1),
         help="Stop after so many deliveries; with both --cron and --every: so many at each time of the cron.",
     ),
     click.option(
@@ -70,7 +70,7 @@ producer_option = click.option(
     help="Producer proxy (or set DDMQ_PRODUCER).",
 )  # fmt: skip
 timeout_option = click.option(
-    "--timeout-ms", default=10_000, show_default=True, type=Whole(1), help="How long one request may take."
+    "--timeout-ms", default=10_000, show_default=True, type=Integer(1), help="How long one request may take."
 )
 PATIENCE_S = 1.0  # then people are told that the first request has no answer yet
 HELP = "`ddmq serve` starts a server; --producer HOST:PORT names another"
@@ -78,20 +78,22 @@ SHOWN_MAX = 20  # results that are told one by one
 ADMIN_TIMEOUT_S = 1.0  # what is told by the way is not waited for longer
 
 
-def read_timing(given: dict[str, Any]) -> dict[str, Any]:
+def read_timing(options: dict[str, Any]) -> dict[str, Any]:
     """Return the keyword arguments of `Producer.send` for the timing options; {} if none was given. Raises
     UsageError."""
-    options = {name: value for name, value in given.items() if name in OPTIONS and value is not None}
-    zone = zone_of(options.get("zone"))
-    arguments = {name: value for name, value in options.items() if name in ("cron", "times", "catch_up")}
+    timing_options = {name: value for name, value in options.items() if name in OPTIONS and value is not None}
+    zone = zone_of(timing_options.get("zone"))
+    arguments = {
+        name: value for name, value in timing_options.items() if name in ("cron", "times", "catch_up")
+    }
     for name in ("delay", "every"):
-        if name in options:
-            arguments[name] = _parse_duration(options[name], f"--{name}")
-    if "at" in options:
-        arguments["deliver_at"] = moment_at(options["at"], zone)
-    if "cron" in options and zone is not None:
-        arguments["zone"] = options["zone"]
-    elif zone is not None and "at" not in options:
+        if name in timing_options:
+            arguments[name] = _parse_duration(timing_options[name], f"--{name}")
+    if "at" in timing_options:
+        arguments["deliver_at"] = moment_at(timing_options["at"], zone)
+    if "cron" in timing_options and zone is not None:
+        arguments["zone"] = timing_options["zone"]
+    elif zone is not None and "at" not in timing_options:
         raise click.UsageError("--zone goes with --cron or --at")
     try:
         when_of(**arguments)
@@ -162,9 +164,9 @@ class Patience:
 
     def __init__(self, producer: HostPort, timeout_ms: int, *, quiet: bool) -> None:
         self._silence = f"no answer from {producer} yet; trying for {timeout_ms:,} ms"
-        self._again = f"trying again for {timeout_ms:,} ms"
+        self._retry_text = f"trying again for {timeout_ms:,} ms"
         self._quiet = quiet
-        self._silence_told = self._refusal_told = self._helped = False
+        self._silence_reported = self._rejection_reported = self._helped = False
 
     @contextmanager
     def watch_request(self, client: Producer) -> Iterator[None]:
@@ -172,8 +174,8 @@ class Patience:
         if self._quiet:
             yield
             return
-        ended = threading.Event()
-        watch = threading.Thread(target=self._watch_request, args=(client, ended), daemon=True)
+        end_event = threading.Event()
+        watch = threading.Thread(target=self._watch_request, args=(client, end_event), daemon=True)
         watch.start()
         try:
             yield
@@ -181,7 +183,7 @@ class Patience:
             self.explain_silence([error])
             raise
         finally:
-            ended.set()
+            end_event.set()
             watch.join()
 
     def explain_silence(self, errors: Iterable[BaseException | None]) -> None:
@@ -189,14 +191,14 @@ class Patience:
         if not self._helped and all(map(_is_unanswered, errors)):
             self._print_help()
 
-    def _watch_request(self, client: Producer, ended: threading.Event) -> None:
-        while not ended.wait(PATIENCE_S) and not self._refusal_told:
+    def _watch_request(self, client: Producer, end_event: threading.Event) -> None:
+        while not end_event.wait(PATIENCE_S) and not self._rejection_reported:
             error = client.last_error
             if error is not None and not _is_unanswered(error):
-                self._refusal_told = True
-                hint(f"not stored yet: {error}; {self._again}")
-            elif not self._silence_told:
-                self._silence_told = True
+                self._rejection_reported = True
+                hint(f"not stored yet: {error}; {self._retry_text}")
+            elif not self._silence_reported:
+                self._silence_reported = True
                 hint(self._silence)
                 self._print_help()
 
@@ -214,7 +216,7 @@ def _is_unanswered(error: BaseException | None) -> bool:
 def client_of(address: HostPort, timeout_ms: int) -> Producer:
     """Return a producer for the address. Raises ClickException for an address that does not resolve."""
     try:
-        return Producer(known_host(address, "--producer"), timeout_ms=timeout_ms)
+        return Producer(check_host(address, "--producer"), timeout_ms=timeout_ms)
     except ClientError as error:
         raise click.ClickException(str(error)) from error
 
@@ -290,15 +292,15 @@ def _print_outcomes(rows: list[dict[str, Any]], stored: int, failed: int, timing
         when = (
             format_due(datetime.fromtimestamp(due / 1000, UTC), now, zone) if due is not None else "when due"
         )
-        say(f"{repeated}due {when}, id {row['id']}")
+        print_line(f"{repeated}due {when}, id {row['id']}")
     due_at_once = bool(rows) and rows[0]["due_ms"] is not None and rows[0]["due_ms"] <= now.timestamp() * 1e3
     if stored == 1 and not failed and not (due_at_once and not repeated):
         hint(f"`ddmq delay cancel {rows[0]['id']}` takes it back")
     elif stored > SHOWN_MAX or failed:
-        say(f"stored {stored:,} messages" + (f", {failed:,} failed" if failed else ""))
+        print_line(f"stored {stored:,} messages" + (f", {failed:,} failed" if failed else ""))
 
 
-def say_outcome(outcome: CancelOutcome, expected: DelayStatus) -> str:
+def describe_outcome(outcome: CancelOutcome, expected: DelayStatus) -> str:
     """Describe an outcome in words, with local times. `expected`: the outcome that the command requests."""
     now = datetime.now(UTC)
     text: str = outcome.status.value

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-from ddmq.cli.output import GAP, hint, line_width, print_facts, print_table, say
+from ddmq.cli.output import GAP, hint, line_width, print_facts, print_line, print_table
 from ddmq.moments import format_moment
 from ddmq_common.plain_text import plain
 
@@ -38,7 +38,7 @@ def print_story(story: Mapping[str, Any]) -> None:
         facts["key"] = story["key"]
     print_facts(facts | {"sent": format_moment(story["sent_ms"]), "trace events": story["trace_events"]})
     for one in story["stories"]:
-        say("")
+        print_line("")
         _print_one(one, story["now_ms"])
     for note in story["notes"]:
         hint(f"note: {note}")
@@ -59,7 +59,7 @@ def _print_one(one: Mapping[str, Any], now_ms: int) -> None:
         print_table(title, COLUMNS, cells)
         return
     for line in fold_rows(title, rows, width):
-        say(line)
+        print_line(line)
 
 
 def fold_rows(title: str, rows: Sequence[StoryRow], width: int) -> list[str]:
@@ -76,7 +76,7 @@ def fold_rows(title: str, rows: Sequence[StoryRow], width: int) -> list[str]:
     for row, moment, duration in zip(rows, moments, seconds, strict=True):
         texts = _fold_text(row.what, width - before)
         for text in filter(None, (row.who, row.why)):
-            texts += [" " * GAP + part for part in _fold_text(text, width - before - GAP)]
+            texts += [" " * GAP + line for line in _fold_text(text, width - before - GAP)]
         lines.append(f"{moment:<{at_width}}  {duration:>{seconds_width}}  {texts[0]}")
         lines += [" " * before + text for text in texts[1:]]
     return lines

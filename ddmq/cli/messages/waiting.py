@@ -33,7 +33,7 @@ choice_options = combine_options(
 )  # fmt: skip
 
 
-def delay_id_fault(text: str) -> str | None:
+def find_delay_id_error(text: str) -> str | None:
     """Return why the text is no id of a delayed message, and where ids are found; None if it is one."""
     raw = text.encode(errors="replace")
     if parse_delay_id(raw) is not None or is_uuid(raw):
@@ -44,11 +44,11 @@ def delay_id_fault(text: str) -> str | None:
     )
 
 
-def choice_of(topic: str | None, given: Mapping[str, str | None]) -> Selection:
+def choice_of(topic: str | None, options: Mapping[str, str | None]) -> Selection:
     """Return the query of the admin API for the options; {} for all waiting messages."""
-    choice: Selection = {"topic": topic, "key": given["key"]}
+    choice: Selection = {"topic": topic, "key": options["key"]}
     for name, option in (("from_ms", "--from"), ("to_ms", "--to")):
-        text = given[name]
+        text = options[name]
         choice[name] = None if text is None else parse_moment(text, option)
     return {name: value for name, value in choice.items() if value is not None}
 
@@ -115,7 +115,7 @@ def hint_levels(admin: AdminClient) -> None:
         )
 
 
-def say_nothing_waits(choice: Mapping[str, Any]) -> None:
+def hint_nothing_waits(choice: Mapping[str, Any]) -> None:
     """Print that no message of this choice waits, and how to send one."""
     topic = choice.get("topic", "TOPIC")
     hint(
@@ -138,14 +138,14 @@ def print_messages(rows: Sequence[Mapping[str, Any]]) -> None:
     print_table("", [COLUMNS[at] for at in used], [[row[at] for at in used] for row in cells])
 
 
-def say_missing(found: dict[str, Any]) -> None:
+def hint_incomplete(answer: dict[str, Any]) -> None:
     """Print which shards or commands the server could not include in its answer."""
-    if found.get("orders_waiting"):
-        hint(f"{found['orders_waiting']:,} orders are not taken in yet: what they add is not among these")
-    if found["not_open"]:
-        hint(f"shards {_join_numbers(found['not_open'])} are not open: what waits there is not among these")
-    if found["elsewhere"]:
-        elsewhere = _join_numbers(found["elsewhere"])
+    if answer.get("orders_waiting"):
+        hint(f"{answer['orders_waiting']:,} orders are not taken in yet: what they add is not among these")
+    if answer["not_open"]:
+        hint(f"shards {_join_numbers(answer['not_open'])} are not open: what waits there is not among these")
+    if answer["elsewhere"]:
+        elsewhere = _join_numbers(answer["elsewhere"])
         hint(f"shards {elsewhere} are held by other delay services: ask their admin ports, too")
 
 

@@ -10,8 +10,8 @@ import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.old_names import count_option
-from ddmq.cli.output import cell, confirm, hint, print_json, print_table, say, show_body
-from ddmq.cli.values import GROUP, TOPIC, Whole, parse_moment
+from ddmq.cli.output import cell, confirm, hint, print_json, print_line, print_table, show_body
+from ddmq.cli.values import GROUP, TOPIC, Integer, parse_moment
 from ddmq.moments import format_moment
 
 COLUMNS = ("group", "letters", "oldest", "stored")
@@ -75,7 +75,7 @@ def _describe_none(admin: AdminClient, group: str | None) -> str:
 @dlq.command("show", short_help="A group's dead letters: reason and origin.")
 @click.argument("group", type=GROUP)
 @count_option()
-@click.option("--from", "start", type=Whole(0), help="From this offset of the dead-letter topic on.")
+@click.option("--from", "start", type=Integer(0), help="From this offset of the dead-letter topic on.")
 @click.option("--reason", metavar="REASON", help="Only dead letters with this reason: failed, timed-out, …")
 @click.option("--topic", type=TOPIC, help="Only dead letters from this topic.")
 @click.option(
@@ -109,7 +109,7 @@ def show_letters(
         return print_json(answer)
     if not answer["shown"] and answer["next"] is None:
         which = "such dead letter" if any((start, reason, topic, since)) else "dead letter"
-        say(f"no {which} of {group} waits to be resent or purged")
+        print_line(f"no {which} of {group} waits to be resent or purged")
         hint("`ddmq dlq list` shows which groups have dead letters")
         return None
     print_table("", LETTER_COLUMNS, [_letter_cells(row) for row in answer["shown"]])
@@ -139,7 +139,7 @@ def _letter_cells(row: dict[str, Any]) -> list[Any]:
     "--offset",
     "offsets",
     multiple=True,
-    type=Whole(0),
+    type=Integer(0),
     help="The dead letter at this offset (`ddmq dlq show` lists it); may be repeated.",
 )
 @click.option("--reason", metavar="REASON", help="Dead letters with this reason: failed, timed-out, …")
@@ -196,7 +196,7 @@ def resend(
         counts = {"resent": dict(sent), "reached": reached, "kept": dict(not_sent)}
         print_json({"group": group, "dry_run": dry_run, **counts})
     else:
-        _say_resent(group, sent, reached, dry_run=dry_run)
+        _print_resent(group, sent, reached, dry_run=dry_run)
     missing = (
         len(set(offsets)) - sent.total() - not_sent.total()
         if offsets and not (reason or topic or since)
@@ -226,13 +226,13 @@ def _resend_all(
         hint(f"{sent.total():,} so far")
 
 
-def _say_resent(group: str, sent: Counter[str], reached: Mapping[str, Any], *, dry_run: bool) -> None:
+def _print_resent(group: str, sent: Counter[str], reached: Mapping[str, Any], *, dry_run: bool) -> None:
     if not sent:
-        say(f"nothing to resend of group {group}")
+        print_line(f"nothing to resend of group {group}")
         hint(f"`ddmq dlq show {group}` shows its dead letters")
     for topic, count in sorted(sent.items()):
         to = _groups_reached(group, reached[topic])
-        say(f"{'would resend' if dry_run else 'resent'} {count:,} to {topic}, {to}")
+        print_line(f"{'would resend' if dry_run else 'resent'} {count:,} to {topic}, {to}")
 
 
 def _groups_reached(group: str, row: Mapping[str, Any]) -> str:
@@ -277,7 +277,7 @@ def purge(
     if yes or waiting:
         answer = admin.post("dlq", group, "purge", body=body)
     purged = answer["purged"]
-    print_json(answer) if as_json else say(f"purged {_count_letters(purged)} of {group}")
+    print_json(answer) if as_json else print_line(f"purged {_count_letters(purged)} of {group}")
     if not (purged or as_json):
         hint(f"`ddmq dlq show {group}` shows those that wait, with their times")
 

@@ -14,7 +14,7 @@ from ddmq.cli.old_names import count_option
 from ddmq.cli.operate import group_show, key_actions
 from ddmq.cli.operate.stats import retry_path
 from ddmq.cli.options import combine_options
-from ddmq.cli.output import confirm, hint, print_json, print_table, say
+from ddmq.cli.output import confirm, hint, print_json, print_line, print_table
 from ddmq.cli.values import GROUP, TOPIC, parse_start
 from ddmq.settings import BY_NAME, TABLE, Setting, list_differences
 
@@ -49,8 +49,8 @@ class Value(click.ParamType[Any]):
             return self._parse_object(text, param, ctx)
         if kind in ("numbers", "words"):
             inner = text.removeprefix("[").removesuffix("]").strip()
-            parts = [part.strip() for part in inner.split(",")] if inner else []
-            return parts if kind == "words" else [self._parse_number(part, param, ctx) for part in parts]
+            items = [item.strip() for item in inner.split(",")] if inner else []
+            return items if kind == "words" else [self._parse_number(item, param, ctx) for item in items]
         if _SIZE.match(text):
             return text
         return self._parse_number(text, param, ctx)
@@ -183,9 +183,9 @@ def create(name: str, topics: tuple[str, ...], admin: AdminClient, as_json: bool
     if as_json:
         return print_json(answer)
     if answer["subscribed"]:
-        say(f"{name} consumes {', '.join(answer['subscribed'])}, from {settings['start']}")
+        print_line(f"{name} consumes {', '.join(answer['subscribed'])}, from {settings['start']}")
     for topic in sorted(set(topics) - set(answer["subscribed"])):
-        say(f"{name} consumes {topic} already, nothing is changed")
+        print_line(f"{name} consumes {topic} already, nothing is changed")
         hint(f"`ddmq group set {name} --topic {topic}` changes it, `ddmq offset reset` moves it")
     return None
 
@@ -226,14 +226,14 @@ def set_(
     if as_json:
         return print_json(answer)
     if answer["created"]:
-        say(f"{name} consumes {topic}, from {answer['settings']['start']}")
+        print_line(f"{name} consumes {topic}, from {answer['settings']['start']}")
     for change in answer["changed"]:
         for option, before, after in list_differences(
             change["key"].replace("_", "-"), change["before"], change["after"]
         ):
-            say(f"{option}: {before} → {after}")
+            print_line(f"{option}: {before} → {after}")
     if not answer["created"] and not answer["changed"]:
-        say(f"nothing changes: {name} on {topic} has these settings already")
+        print_line(f"nothing changes: {name} on {topic} has these settings already")
     return None
 
 
@@ -256,7 +256,7 @@ def delete(name: str, topic: str | None, yes: bool, admin: AdminClient, as_json:
     if as_json:
         print_json({"group": name, "topic": topic, "deleted": True})
     else:
-        say(f"deleted {name if topic is None else what}")
+        print_line(f"deleted {name if topic is None else what}")
 
 
 # --- blocked keys

@@ -10,7 +10,7 @@ import msgspec
 
 from ddmq.cli.operate.key_actions import client_text
 from ddmq.cli.operate.stats import nobody_text, retry_path
-from ddmq.cli.output import cell, hint, print_facts, print_table, say, say_loudly
+from ddmq.cli.output import cell, hint, print_alert, print_facts, print_line, print_table
 from ddmq.moments import format_age
 from ddmq.settings import BY_NAME, format_value, list_differences
 
@@ -18,7 +18,7 @@ QUEUE_COLUMNS = (
     "queue", "committed", "next", "lag", "oldest", "in_flight", "retrying", "ack_span", "holder"
 )  # fmt: skip
 KEY_COLUMNS = ("key", "since", "attempts", "state", "head", "waiting", "client", "lease ends", "last error")
-FLIGHT_COLUMNS = ("client", "lease ends")  # told only where a head is in flight
+LEASE_COLUMNS = ("client", "lease ends")  # shown only where a head is in flight
 CLIENT_COLUMNS = ("client", "address", "since", "last pull", "in flight", "topics")
 READY = "ready"  # the state of a key whose head nobody has got yet
 IN_FLIGHT = "in flight"
@@ -26,10 +26,10 @@ DIFFERENCE_COLUMNS = ("client", "topic", "since", "what")
 ERROR_SHOWN = 120
 
 
-def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
+def print_group(answer: Mapping[str, Any], *, all_settings: bool) -> None:
     """Print the answer of GET /groups/NAME for people."""
-    for each in found["subscriptions"]:
-        say(f"{found['group']} on {each['topic']}")
+    for each in answer["subscriptions"]:
+        print_line(f"{answer['group']} on {each['topic']}")
         print_facts(_subscription_facts(each, all_settings=all_settings))
         own = {"committed": None, "lag": None} if _is_broadcast(each) else {}
         if each["queues"]:
@@ -37,27 +37,27 @@ def print_group(found: Mapping[str, Any], *, all_settings: bool) -> None:
         else:
             topic = each["topic"]
             hint(f"topic {topic} does not exist yet: `ddmq topic create {topic}`, or send to it")
-    if found["dead_letters_open"]:
-        many = "" if found["dead_letters_open"] == 1 else "s"
-        hint(f"{found['dead_letters_open']:,} dead letter{many}: `ddmq dlq show {found['group']}`")
-    for each in found.get("stalled", ()):  # a server of the release before does not tell
-        say_loudly(stall_text(each))
-    if found["blocked_keys"]:
-        if any(each["state"] != READY for each in found["blocked_keys"]):
-            say("blocked keys")
-        print_keys(found["group"], found["blocked_keys"])
-        if found["blocked_keys_more"]:
-            hint(f"there are more: `ddmq group keys {found['group']} --count 1000`")
-    if found["clients"]:
-        say("clients at this proxy")
-        print_table("", CLIENT_COLUMNS, (_client_row(each) for each in found["clients"]))
-        if found["clients_more"]:
-            hint(f"and {found['clients_more']:,} clients more")
-    if found["differences"]:
+    if answer["dead_letters_open"]:
+        many = "" if answer["dead_letters_open"] == 1 else "s"
+        hint(f"{answer['dead_letters_open']:,} dead letter{many}: `ddmq dlq show {answer['group']}`")
+    for each in answer.get("stalled", ()):  # a server of the release before does not tell
+        print_alert(stall_text(each))
+    if answer["blocked_keys"]:
+        if any(each["state"] != READY for each in answer["blocked_keys"]):
+            print_line("blocked keys")
+        print_keys(answer["group"], answer["blocked_keys"])
+        if answer["blocked_keys_more"]:
+            hint(f"there are more: `ddmq group keys {answer['group']} --count 1000`")
+    if answer["clients"]:
+        print_line("clients at this proxy")
+        print_table("", CLIENT_COLUMNS, (_client_row(each) for each in answer["clients"]))
+        if answer["clients_more"]:
+            hint(f"and {answer['clients_more']:,} clients more")
+    if answer["differences"]:
         now_ms = time.time() * 1000
-        say("clients that subscribe differently")
-        print_table("", DIFFERENCE_COLUMNS, (_difference_row(each, now_ms) for each in found["differences"]))
-    hint_elsewhere(found)
+        print_line("clients that subscribe differently")
+        print_table("", DIFFERENCE_COLUMNS, (_difference_row(each, now_ms) for each in answer["differences"]))
+    hint_elsewhere(answer)
 
 
 def stall_text(each: Mapping[str, Any]) -> str:
@@ -89,9 +89,9 @@ def hint_no_keys(group: Mapping[str, Any]) -> None:
         hint(f"`ddmq lag {name}` shows how many messages it has not finished")
 
 
-def hint_elsewhere(found: Mapping[str, Any]) -> None:
+def hint_elsewhere(answer: Mapping[str, Any]) -> None:
     """Print which proxy to ask about the queues that this proxy does not own."""
-    queues = [queue for each in found["subscriptions"] for queue in each["queues"]]
+    queues = [queue for each in answer["subscriptions"] for queue in each["queues"]]
     others = sorted({queue["holder"] for queue in queues if queue["holder"] and not queue["held"]})
     if others:
         hint(
@@ -124,7 +124,7 @@ def _subscription_facts(each: Mapping[str, Any], *, all_settings: bool) -> dict[
     }
     names = each["settings"] if all_settings else each["set_here"]
     for name in names:
-        facts |= _setting_facts(name.replace("_", "-"), each["settings"][name], whole=all_settings)
+        facts |= _setting_facts(name.replace("_", "-"), each["settings"][name], with_defaults=all_settings)
     if each.get("consumed") is False:
         facts["NOBODY CONSUMES"] = nobody_text(each)
     if each["push_fault"]:
@@ -143,13 +143,13 @@ def _count_died(each: Mapping[str, Any]) -> int:
     return int(each.get("dead_letters_since_start", each["dead_letters"]))
 
 
-def _setting_facts(name: str, value: Any, *, whole: bool) -> dict[str, str]:
-    """Return a setting as names and values, one for each of its parts. `whole`: also include parts that have
-    the program's default."""
-    if whole or not isinstance(value, dict):
+def _setting_facts(name: str, value: Any, *, with_defaults: bool) -> dict[str, str]:
+    """Return a setting as names and values, one for each of its keys. `with_defaults`: also include keys that
+    have the program's default."""
+    if with_defaults or not isinstance(value, dict):
         return {"  " + name: format_value(value)}
     default = msgspec.json.decode(msgspec.json.encode(BY_NAME[name].default))
-    return {"  " + part: after for part, _, after in list_differences(name, default, value)}
+    return {"  " + key: after for key, _, after in list_differences(name, default, value)}
 
 
 def _retry_path(each: Mapping[str, Any]) -> str:
@@ -170,9 +170,9 @@ def _is_broadcast(each: Mapping[str, Any]) -> bool:
 
 
 def _queue_row(queue: Mapping[str, Any]) -> list[Any]:
-    holder = queue["holder"] or ("this proxy" if queue["held"] else None)
+    owner = queue["holder"] or ("this proxy" if queue["held"] else None)
     oldest = None if queue["lag_age_s"] is None else format_age(queue["lag_age_s"])
-    values = dict(queue) | {"holder": holder, "oldest": oldest}
+    values = dict(queue) | {"holder": owner, "oldest": oldest}
     return [values[name] for name in QUEUE_COLUMNS]
 
 
@@ -184,9 +184,9 @@ def print_keys(group: str, keys: Sequence[Mapping[str, Any]]) -> None:
     if blocked:
         _print_key_table(blocked)
     else:
-        say(f"no key of {group} is blocked at this proxy")
+        print_line(f"no key of {group} is blocked at this proxy")
     if ready:
-        say("not pulled yet, with others of their key behind them")
+        print_line("not pulled yet, with others of their key behind them")
         _print_key_table(ready)
     if not blocked:
         return
@@ -205,7 +205,7 @@ def _print_key_table(keys: Sequence[Mapping[str, Any]]) -> None:
     now_ms = time.time() * 1000
     rows = [_key_row(each, now_ms) for each in keys]
     flying = any(each["state"] == IN_FLIGHT for each in keys)
-    columns = [name for name in KEY_COLUMNS if flying or name not in FLIGHT_COLUMNS]
+    columns = [name for name in KEY_COLUMNS if flying or name not in LEASE_COLUMNS]
     print_table("", columns, ([row[name] for name in columns] for row in rows))
 
 
@@ -225,7 +225,7 @@ def _key_row(each: Mapping[str, Any], now_ms: float) -> dict[str, Any]:
 def _lease_cells(each: Mapping[str, Any], now_ms: float) -> dict[str, Any]:
     """Return the cells for the client that has the head in flight, and for the end of its lease."""
     if not each.get("until_ms"):  # a server of the release before does not tell
-        return dict.fromkeys(FLIGHT_COLUMNS)
+        return dict.fromkeys(LEASE_COLUMNS)
     extended = ", extended" if each["extended"] else ""
     ends = f"in {format_age((each['until_ms'] - now_ms) / 1000)}{extended}"
     return {"client": client_text(each), "lease ends": ends}

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
-from ddmq.cli.output import hint, print_json, say
+from ddmq.cli.output import hint, print_json, print_line
 from ddmq.cli.values import GROUP, blocked_keys
 from ddmq.moments import format_age
 
@@ -48,18 +48,18 @@ def client_text(head: Mapping[str, Any]) -> str:
 def lease_text(head: Mapping[str, Any]) -> str:
     """Say how long the client has had the message, and when its lease ends."""
     now_ms = time.time() * 1000
-    held_s, left_s = (now_ms - head["leased_ms"]) / 1000, (head["until_ms"] - now_ms) / 1000
+    leased_s, remaining_s = (now_ms - head["leased_ms"]) / 1000, (head["until_ms"] - now_ms) / 1000
     extended = ", extended by it" if head["extended"] else ""
-    return f"for {format_age(held_s)}; its lease ends in {format_age(left_s)}{extended}"
+    return f"for {format_age(leased_s)}; its lease ends in {format_age(remaining_s)}{extended}"
 
 
-def _show_place(head: Mapping[str, Any]) -> str:
+def _format_position(head: Mapping[str, Any]) -> str:
     return f"{head['topic']}/{head['queue_id']}/{head['offset']}"
 
 
 def _describe_head(head: Mapping[str, Any], text: str) -> str:
     facts = {"topic": head["topic"], "client": client_text(head), "lease": lease_text(head)}
-    return f"its first message ({_show_place(head)}) " + text.format_map(facts)
+    return f"its first message ({_format_position(head)}) " + text.format_map(facts)
 
 
 def _warn_of_handlers(heads: Heads) -> None:
@@ -105,7 +105,9 @@ def park(name: str, key: str, admin: AdminClient, as_json: bool) -> None:
     answer = _request_action(admin, name, key, "park")
     if as_json:
         return print_json(answer)
-    say(f"parked {answer['key']}; `ddmq group replay {name} {shlex.quote(answer['key'])}` lets it go on")
+    print_line(
+        f"parked {answer['key']}; `ddmq group replay {name} {shlex.quote(answer['key'])}` lets it go on"
+    )
     for head in answer["heads"]:
         if head["outcome"] == "in flight":
             hint(
@@ -135,8 +137,8 @@ def skip(name: str, key: str, admin: AdminClient, as_json: bool) -> None:
     ]
     skipped = [head for head in heads if head["outcome"] not in NOT_SKIPPED]
     if not as_json and (skipped or not heads):
-        where = "".join(f" ({_show_place(head)})" for head in skipped)
-        say(f"skipped the first message of {answer['key']}{where}; `ddmq dlq show {name}` has it")
+        where = "".join(f" ({_format_position(head)})" for head in skipped)
+        print_line(f"skipped the first message of {answer['key']}{where}; `ddmq dlq show {name}` has it")
         _warn_of_handlers(skipped)
     _end(answer, failures, as_json)
 
@@ -159,21 +161,21 @@ def replay(name: str, key: str, take_away: bool, admin: AdminClient, as_json: bo
     heads, unparked = answer["heads"], answer.get("parked", False)
     unchanged = [_describe_head(head, LEFT[head["outcome"]]) for head in heads if head["outcome"] in LEFT]
     if not as_json:
-        _say_replayed(answer, unchanged if unparked else [])
+        _print_replayed(answer, unchanged if unparked else [])
         _warn_of_handlers(heads)
     _end(answer, [] if unparked else unchanged, as_json)
 
 
-def _say_replayed(answer: Mapping[str, Any], unchanged: list[str]) -> None:
+def _print_replayed(answer: Mapping[str, Any], unchanged: list[str]) -> None:
     """Print which first messages of a replayed key are delivered again. `unchanged`: those of a parked key
     that are not."""
     key, heads = answer["key"], answer["heads"]
     going = [_describe_head(head, REPLAYED[head["outcome"]]) for head in heads if head["outcome"] in REPLAYED]
     if answer.get("parked", False):
-        say("; ".join([f"{key} is not parked any more", *going, *unchanged]))
+        print_line("; ".join([f"{key} is not parked any more", *going, *unchanged]))
         if not heads:
             hint("no message of it is known to wait at this proxy")
     elif going:
-        say("; ".join([f"{key} goes on", *going]))
+        print_line("; ".join([f"{key} goes on", *going]))
     elif not heads:
-        say(f"{key} was replayed; what came of it the server, of an older release, does not tell")
+        print_line(f"{key} was replayed; what came of it the server, of an older release, does not tell")

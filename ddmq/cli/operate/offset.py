@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
-from ddmq.cli.output import confirm, hint, print_json, print_table, say
-from ddmq.cli.values import GROUP, TOPIC, Whole
+from ddmq.cli.output import confirm, hint, print_json, print_line, print_table
+from ddmq.cli.values import GROUP, TOPIC, Integer
 from ddmq.moments import ALLOWED, is_relative, read_moment
 
 SHOW_COLUMNS = (
@@ -70,7 +70,7 @@ def show_offsets(group: str, topic: str | None, admin: AdminClient, as_json: boo
     "2026-11-21T12:00+01:00 (without a zone: local), -2h (ago) or epoch milliseconds; OFFSET: a number below "
     "1,000,000,000,000.",
 )
-@click.option("--queue", type=Whole(0), help="Only this queue.")
+@click.option("--queue", type=Integer(0), help="Only this queue.")
 @click.option("--dry-run", is_flag=True, help="Only show what would happen.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @admin_options
@@ -106,7 +106,7 @@ def reset(
     answer = admin.post("groups", group, "offsets", body=body)
     if as_json:
         return print_json(answer)
-    say(f"{'would reset' if dry_run else 'reset'} {group} on {topic} to {answer['to']}")
+    print_line(f"{'would reset' if dry_run else 'reset'} {group} on {topic} to {answer['to']}")
     print_table("", RESET_COLUMNS, ([row[name] for name in RESET_COLUMNS] for row in answer["queues"]))
     verb = "would come" if dry_run else "come"
     hint(

@@ -16,7 +16,17 @@ from rich.live import Live
 from rich.text import Text
 
 from ddmq.cli.admin_client import AdminClient, admin_options
-from ddmq.cli.output import console, hint, print_json, print_table, say, say_loudly, show, state_style, table
+from ddmq.cli.output import (
+    console,
+    hint,
+    print_alert,
+    print_json,
+    print_line,
+    print_table,
+    show,
+    state_style,
+    table,
+)
 from ddmq.cli.values import GROUP, Number
 from ddmq.moments import format_age
 from ddmq_common.metrics.cells import TOP
@@ -57,23 +67,23 @@ def watch_options(what: str, interval_s: float) -> Callable[[F], F]:
     return lambda command: watch(interval(command))
 
 
-def _print_stream(look: Callable[[], Any], interval: float | None) -> None:
-    """Print the result of `look` as one JSON document; with an interval, print a new document each time it
+def _print_stream(fetch: Callable[[], Any], interval: float | None) -> None:
+    """Print the result of `fetch` as one JSON document; with an interval, print a new document each time it
     passes."""
-    print_json(look())
+    print_json(fetch())
     while interval is not None:
         time.sleep(interval)
-        print_json(look())
+        print_json(fetch())
 
 
-def _show_live(look: Callable[[], T], interval: float, view: Callable[[T | None, T, int], Any]) -> None:
+def _show_live(fetch: Callable[[], T], interval: float, view: Callable[[T | None, T, int], Any]) -> None:
     """Show the live view until Ctrl-C. `view` gets the previous answer, the present one, and the height of
     the terminal."""
-    screen, before, now = console(), None, look()
+    screen, before, now = console(), None, fetch()
     with Live(view(before, now, screen.height), console=screen, auto_refresh=False) as live:
         while True:
             time.sleep(interval)
-            before, now = now, look()
+            before, now = now, fetch()
             live.update(view(before, now, screen.height), refresh=True)
 
 
@@ -91,13 +101,13 @@ def stats(watch: bool, interval: float, admin: AdminClient, as_json: bool) -> No
       ddmq stats
       ddmq stats --watch
     """
-    look = partial(admin.get, "stats")
+    fetch = partial(admin.get, "stats")
     if as_json:
-        _print_stream(look, interval if watch else None)
+        _print_stream(fetch, interval if watch else None)
     elif watch:
-        _show_live(look, interval, build_view)
+        _show_live(fetch, interval, build_view)
     else:
-        show(build_view(None, look()))
+        show(build_view(None, fetch()))
 
 
 @click.command()
@@ -117,12 +127,12 @@ def lag(group: str | None, watch: bool, interval: float, admin: AdminClient, as_
       ddmq lag
       ddmq lag billing --watch
     """
-    look = partial(admin.get, "lag", group=group)
+    fetch = partial(admin.get, "lag", group=group)
     if as_json:
-        return _print_stream(look, interval if watch else None)
+        return _print_stream(fetch, interval if watch else None)
     if watch:
-        return _show_live(look, interval, lambda _, rows, height: _lag_view(rows, height))
-    print_lag(look())
+        return _show_live(fetch, interval, lambda _, rows, height: _lag_view(rows, height))
+    print_lag(fetch())
     return None
 
 
@@ -134,9 +144,9 @@ def print_lag(rows: Sequence[dict[str, Any]]) -> None:
         hint("no groups yet: `ddmq group create NAME --topic TOPIC`, or `ddmq pull TOPIC --group NAME`")
     idle = [row for row in rows if row.get("consumed") is False]
     for row in idle[:NOBODY_MAX]:
-        say_loudly(f"nobody consumes {row['topic']} for group {row['group']}: {nobody_text(row)}")
+        print_alert(f"nobody consumes {row['topic']} for group {row['group']}: {nobody_text(row)}")
     if len(idle) > NOBODY_MAX:
-        say(f"nor {len(idle) - NOBODY_MAX:,} more")
+        print_line(f"nor {len(idle) - NOBODY_MAX:,} more")
 
 
 def nobody_text(row: Mapping[str, Any]) -> str:
@@ -151,36 +161,38 @@ def build_view(before: Stats | None, now: Stats, height: int | None = None) -> G
     topics, groups = [row for row in now["topics"] if not row["internal"]], now.get("groups", [])
     latencies = _latency_table(now, height)
     for_topics, for_groups = _share_rows(len(topics), len(groups), height and height - latencies.lines)
-    parts: list[Any] = [_health_line(now)]
+    renderables: list[Any] = [_health_line(now)]
     if topics:
-        parts += _cut_table("topics", _topic_columns(before), _topic_rows(before, now, topics), for_topics)
+        renderables += _truncated_table(
+            "topics", _topic_columns(before), _topic_rows(before, now, topics), for_topics
+        )
     else:
-        parts.append("no topics yet: `ddmq send NAME hello` creates one")
+        renderables.append("no topics yet: `ddmq send NAME hello` creates one")
     if groups:
         rows = _group_rows(before, now, groups)
-        parts += _cut_table("groups", _group_columns(before), rows, for_groups, GROUP_SPARE)
-    return Group(*parts, *latencies.parts)
+        renderables += _truncated_table("groups", _group_columns(before), rows, for_groups, GROUP_SPARE)
+    return Group(*renderables, *latencies.renderables)
 
 
 def _share_rows(topics: int, groups: int, height: int | None) -> tuple[int, int]:
     """Return how many rows of each fit: half of the lines each, or more if the other needs less."""
     if height is None:
         return topics, groups
-    room = max(ROWS_MIN, height - FRAME_LINES)
-    for_topics = min(topics, max(room // 2, room - groups))
-    return for_topics, room - for_topics
+    rows_max = max(ROWS_MIN, height - FRAME_LINES)
+    for_topics = min(topics, max(rows_max // 2, rows_max - groups))
+    return for_topics, rows_max - for_topics
 
 
-def _cut_table(
-    title: str, columns: Sequence[str], rows: list[list[Any]], room: int, spare: Sequence[str] = ()
+def _truncated_table(
+    title: str, columns: Sequence[str], rows: list[list[Any]], rows_max: int, spare: Sequence[str] = ()
 ) -> list[Any]:
-    """Return a table with as many rows as fit into `room`, and a line with the number of rows left out."""
-    parts = [table(title, columns, rows[:room], spare)]
-    return [*parts, f"… and {len(rows) - room:,} more"] if len(rows) > room else parts
+    """Return a table with at most `rows_max` rows, and a line with the number of rows left out."""
+    renderables = [table(title, columns, rows[:rows_max], spare)]
+    return [*renderables, f"… and {len(rows) - rows_max:,} more"] if len(rows) > rows_max else renderables
 
 
 def _health_line(now: Stats) -> Text:
-    """Return a line with the readiness; with --processes also which parts did not answer."""
+    """Return a line with the readiness; with --processes also which components did not answer."""
     health = now["health"]
     state = "ready" if health["ready"] else plain(f"NOT READY: {health['reason']}")
     silent = ", ".join(sorted(now.get("silent_parts", ())))
@@ -236,7 +248,7 @@ def _seconds_between(before: Stats, now: Stats) -> float:
 class Latencies(NamedTuple):
     """The table of latencies, the last one of a view. `lines`: its rows, and one line for rows left out."""
 
-    parts: list[Any]
+    renderables: list[Any]
     lines: int
 
 
@@ -257,9 +269,11 @@ def _latency_table(now: Stats, height: int | None) -> Latencies:
                 [_latency_name(name, worst), int(sum(cell["count"] for cell in cells)), *milliseconds]
             )
     columns = ["what", "count", "p50 ms", "p99 ms", "max ms"]
-    room = len(rows) if height is None else min(LATENCIES_MAX, max(1, height - FRAME_LINES - ROWS_MIN - 1))
-    parts = _cut_table("latencies since the start", columns, rows, room)
-    return Latencies(parts, min(len(rows), room) + len(parts) - 1)
+    rows_max = (
+        len(rows) if height is None else min(LATENCIES_MAX, max(1, height - FRAME_LINES - ROWS_MIN - 1))
+    )
+    renderables = _truncated_table("latencies since the start", columns, rows, rows_max)
+    return Latencies(renderables, min(len(rows), rows_max) + len(renderables) - 1)
 
 
 def _format_milliseconds(us: float) -> float | str:
@@ -276,13 +290,13 @@ def _latency_name(name: str, cell: Stats) -> str:
 
 
 def _lag_view(rows: Sequence[dict[str, Any]], height: int) -> Group:
-    room = max(1, height - LAG_FRAME_LINES)
-    left_out = len(rows) - room
-    title = f"the {room} furthest behind; {left_out:,} more" if left_out > 0 else ""
+    rows_max = max(1, height - LAG_FRAME_LINES)
+    left_out = len(rows) - rows_max
+    title = f"the {rows_max} furthest behind; {left_out:,} more" if left_out > 0 else ""
     idle = [f"{row['group']} on {row['topic']}" for row in rows if row.get("consumed") is False]
-    note = plain(f"nobody consumes: {', '.join(idle)}") if idle else ""
-    view = table(title, LAG_COLUMNS, lag_cells(rows[:room]), LAG_SPARE)
-    return Group(view, Text(note, no_wrap=True, overflow="ellipsis"))
+    warning = plain(f"nobody consumes: {', '.join(idle)}") if idle else ""
+    view = table(title, LAG_COLUMNS, lag_cells(rows[:rows_max]), LAG_SPARE)
+    return Group(view, Text(warning, no_wrap=True, overflow="ellipsis"))
 
 
 def retry_path(row: Mapping[str, Any]) -> str | None:

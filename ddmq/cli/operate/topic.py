@@ -9,21 +9,21 @@ import click
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.old_names import add_old_name
 from ddmq.cli.options import combine_options
-from ddmq.cli.output import confirm, hint, print_facts, print_json, print_table, say
-from ddmq.cli.values import TOPIC, Whole
+from ddmq.cli.output import confirm, hint, print_facts, print_json, print_line, print_table
+from ddmq.cli.values import TOPIC, Integer
 from ddmq_common.names import DELAY_DIALECTS
 from ddmq_common.trace.sampling import ONE_IN_MAX
 
 
-def _split_dialects(given: str | None) -> list[str] | None:
-    if given is None:
+def _split_dialects(text: str | None) -> list[str] | None:
+    if text is None:
         return None
-    return [name.strip() for name in given.split(",") if name.strip() not in ("", "none")]
+    return [name.strip() for name in text.split(",") if name.strip() not in ("", "none")]
 
 
 settings_options = combine_options(
     click.option(
-        "--queues", type=Whole(1, 1024), help="Number of queues (Kafka: partitions); it can only grow."
+        "--queues", type=Integer(1, 1024), help="Number of queues (Kafka: partitions); it can only grow."
     ),
     click.option(
         "--durability",
@@ -39,23 +39,25 @@ settings_options = combine_options(
     click.option(
         "--delay-dialects",
         metavar="NAMES",
-        callback=lambda _, __, given: _split_dialects(given),
+        callback=lambda _, __, text: _split_dialects(text),
         help="Delay-property dialects accepted on plain sends: "
         f"{', '.join(DELAY_DIALECTS)}, with commas between; none: they are ordinary properties (default).",
     ),
-    click.option("--body-bytes-max", type=Whole(1, 1 << 30), help="Largest body, in bytes."),
-    click.option("--replication-factor", type=Whole(1, 32_767), help="Kafka: how many brokers have a copy."),
+    click.option("--body-bytes-max", type=Integer(1, 1 << 30), help="Largest body, in bytes."),
+    click.option(
+        "--replication-factor", type=Integer(1, 32_767), help="Kafka: how many brokers have a copy."
+    ),
     click.option(
         "--min-insync",
-        type=Whole(1, 32_767),
+        type=Integer(1, 32_767),
         help="Kafka: how many have a message before it is acknowledged (min.insync.replicas).",
     ),
     click.option(
-        "--retention-ms", type=Whole(-1, 1 << 62), help="Kafka: how long messages are kept; -1: for ever."
+        "--retention-ms", type=Integer(-1, 1 << 62), help="Kafka: how long messages are kept; -1: for ever."
     ),
     click.option(
         "--trace-one-in",
-        type=Whole(0, ONE_IN_MAX),
+        type=Integer(0, ONE_IN_MAX),
         help="Trace one message in N, for `ddmq message --story`; 1: each; 0: none (default).",
     ),
     click.option("--readable/--not-readable", default=None, help="Whether groups may consume it."),
@@ -126,7 +128,7 @@ def create(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None
       ddmq topic create reminders --delay only
     """
     info = admin.post("topics", name, body={"create": True} | _drop_unset(changes))
-    print_json(info) if as_json else say(f"created {name} with {info['queues']} queues")
+    print_json(info) if as_json else print_line(f"created {name} with {info['queues']} queues")
 
 
 @topic.command("set", short_help="Change settings of a topic.")
@@ -147,7 +149,7 @@ def set_(name: str, admin: AdminClient, as_json: bool, **changes: Any) -> None:
     info = admin.post("topics", name, body={"create": False} | settings)
     if "queues" in settings:
         hint("note: with more queues, shard keys go to other queues than before")
-    print_json(info) if as_json else say(f"changed {name}")
+    print_json(info) if as_json else print_line(f"changed {name}")
 
 
 add_old_name(topic, "update", set_)
@@ -165,7 +167,8 @@ def delete(name: str, yes: bool, admin: AdminClient, as_json: bool) -> None:
         also = f" {_describe_waiting(waiting)}, and will be a dead letter." if waiting == 1 else also
         confirm(f"Delete topic {name} and every message in it?{also}")
     admin.delete("topics", name)
-    print_json({"topic": name, "deleted": True, "delayed": waiting}) if as_json else say(f"deleted {name}")
+    answer = {"topic": name, "deleted": True, "delayed": waiting}
+    print_json(answer) if as_json else print_line(f"deleted {name}")
     if waiting:
         they_are, them = ("it is a dead letter", "it") if waiting == 1 else ("they are dead letters", "them")
         hint(f"note: {_describe_waiting(waiting)}: {they_are} when due, unless a topic {name} is there "

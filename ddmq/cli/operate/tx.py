@@ -8,7 +8,7 @@ import click
 
 from ddmq.cli.admin_client import AdminClient, admin_options
 from ddmq.cli.old_names import count_option
-from ddmq.cli.output import confirm, hint, print_facts, print_json, print_table, say, show_body
+from ddmq.cli.output import confirm, hint, print_facts, print_json, print_line, print_table, show_body
 from ddmq.cli.values import Name
 from ddmq.moments import format_moment
 from ddmq_common.names import TRANSACTION_DEAD_TOPIC
@@ -138,4 +138,4 @@ def _end(admin: AdminClient, transaction: str, action: str, what: str, yes: bool
     if as_json:
         print_json(answer)
     else:
-        say(f"{answer['state']}: transaction {answer['transaction']} of group {answer['group']}")
+        print_line(f"{answer['state']}: transaction {answer['transaction']} of group {answer['group']}")

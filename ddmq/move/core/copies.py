@@ -28,10 +28,10 @@ class CopyOrigin(NamedTuple):
         """Return the prefix of the source reference that each copy carries."""
         return f"{self.source}/{self.topic}/{self.queue_id}/"
 
-    def offset_of(self, said: str | bytes) -> int:
-        """Return the source offset in the source reference `said` of a copy; -1 if it is not from this
+    def offset_of(self, reference: str | bytes) -> int:
+        """Return the source offset in the source reference of a copy; -1 if it is not from this
         queue."""
-        text = said if isinstance(said, str) else said.decode(errors="replace")
+        text = reference if isinstance(reference, str) else reference.decode(errors="replace")
         if not text.startswith(self.prefix):
             return -1
         number = text[len(self.prefix) :]
@@ -50,7 +50,7 @@ def copy_of(record: StoredRecord, origin: CopyOrigin, target: QueueRef) -> NewRe
 
 
 def hash_record(record: StoredRecord) -> bytes:
-    """Return the digest of all parts of a message that its copy must also have."""
+    """Return the digest of everything in a message that its copy must also have."""
     system = sorted((name, value) for name, value in record.system.items() if name != MOVED_PROPERTY)
     facts = f"{record.born_ms} {record.flags} {record.due_ms} {system}".encode()
     return blake2b(

@@ -64,12 +64,12 @@ class OffsetMap:
 
     def target_of(self, source: int) -> int | None:
         """Return the target offset of the copy of `source`; None if there is none at or above `base`."""
-        place = bisect_right(self._firsts, source) - 1
-        if place < 0:
+        index = bisect_right(self._firsts, source) - 1
+        if index < 0:
             return None
-        index = self._copies[place]
-        behind = source - self._sources[index]
-        return self._targets[index] + behind if behind < self._counts[index] else None
+        run = self._copies[index]
+        behind = source - self._sources[run]
+        return self._targets[run] + behind if behind < self._counts[run] else None
 
     def progress(self, view: ProgressView) -> MappedProgress:
         """Translate a group's progress at the source into its progress at the target."""
@@ -102,11 +102,11 @@ def _finished_ranges(view: ProgressView) -> list[tuple[int, int]]:
     return below + list(view.finished)
 
 
-def _join_ranges(start: int, end: int, pieces: Iterable[tuple[int, int, bool]]) -> Iterator[tuple[int, int]]:
-    """Join neighbouring finished ranges of `pieces` within `[start, end)`; between two that follow each other
+def _join_ranges(start: int, end: int, ranges: Iterable[tuple[int, int, bool]]) -> Iterator[tuple[int, int]]:
+    """Join neighbouring finished ranges of `ranges` within `[start, end)`; between two that follow each other
     there is no record."""
     open_ = True
-    for first, after, finished in pieces:
+    for first, after, finished in ranges:
         if finished:
             if not open_:
                 start, open_ = first, True

@@ -5,7 +5,7 @@ subscriptions to these, and of the system's own topics (retries, dead letters, d
 taken: which cluster a Kafka installation belongs to (`kafka/`), what clients have at this moment (`leases/`),
 what a delay service works out anew (`delay-full/`), how
 transactions ended (none may be open when a move is finished), where offsets of the source stand as numbers
-(`reset/`), and the notes of moves.
+(`reset/`), and the progress of moves.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from proxy_consumer.retries.retry_queues import SETTING_PREFIX as RETRY_SETTING
 from proxy_consumer.subscription.membership import LEASES_PREFIX
 from proxy_consumer.subscription.parked_notes import EXHAUSTED_PREFIX
 
-NOTES_PREFIX = "move/"  # settings of a target: what stands there about moves into it
+MOVE_SETTINGS_PREFIX = "move/"  # settings of a target about moves into it
 LEFT_SETTINGS = (
-    NOTES_PREFIX, "kafka/", LEASES_PREFIX, EXHAUSTED_PREFIX, DELAY_FULL_PREFIX, RESET_PREFIX,
+    MOVE_SETTINGS_PREFIX, "kafka/", LEASES_PREFIX, EXHAUSTED_PREFIX, DELAY_FULL_PREFIX, RESET_PREFIX,
 )  # fmt: skip
 AT_THE_END = frozenset((SCHEDULE_TOPIC, DELAY_TOPIC))  # what waits there goes when nobody fires it any more
 LEFT_TOPICS = frozenset((OUTCOME_TOPIC, HEARTBEAT_TOPIC, WAITING_TOPIC, HALF_TOPIC, OP_TOPIC, TRACE_TOPIC))

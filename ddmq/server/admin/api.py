@@ -12,7 +12,7 @@ import msgspec
 
 from backend.port import Backend, Health
 from ddmq.server.admin import dlq, dlq_changes, keys, offsets, topics
-from ddmq.server.admin.figures import MetricsPage, OtherParts
+from ddmq.server.admin.figures import MetricsPage, OtherProcesses
 from ddmq.server.admin.groups import AdminGroups
 from ddmq.server.admin.messages import MessageSearch
 from ddmq.server.admin.transactions import AdminTransactions
@@ -21,7 +21,7 @@ from ddmq.server.delays.levels import count_levels
 from ddmq.server.delays.queries import DelayQueries
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import FORWARDED, AdminRequest, AdminRouter, Text
-from ddmq.server.story.answer import StoryTeller
+from ddmq.server.story.answer import StoryQueries
 from ddmq_common.clock import Clock
 from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.errors import CallerError, RemoteError, TryLaterError, UnsupportedError
@@ -51,7 +51,7 @@ class AdminApi:
         timers: DelayService | None = None,
         names: Iterable[str] = (),
         backups: Path = Path(BACKUPS),
-        others: OtherParts | None = None,
+        others: OtherProcesses | None = None,
         levels: Levels = DEFAULT_LEVELS,
     ) -> None:
         self.backend = backend
@@ -60,16 +60,16 @@ class AdminApi:
         self._metrics = metrics
         self.clock = clock
         self.health = health
-        self._others = others or OtherParts()
+        self._others = others or OtherProcesses()
         self._groups = None if consumer is None else AdminGroups(backend, consumer, metrics, clock)
         self.delays = DelayQueries(backend, timers, clock, backups)
         self.messages = MessageSearch(backend, None if consumer is None else consumer.message_state)
         self.transactions = AdminTransactions(backend, clock)
-        self.stories = StoryTeller(
+        self.stories = StoryQueries(
             backend,
             None if consumer is None else consumer.message_state,
             None if consumer is None else consumer.waits,
-            self.delays.known,
+            self.delays.fetch_message,
         )
         self.page = MetricsPage(metrics, clock)
         self.router = AdminRouter(names)
@@ -139,10 +139,10 @@ class AdminApi:
         self.groups.delete(request.group, request.query.get("topic"))
 
 
-def _require_consumer(part: T | None) -> T:
-    if part is None:
+def _require_consumer(service: T | None) -> T:
+    if service is None:
         raise UnsupportedError("no consumer proxy in this process; ask the admin port of the one that has it")
-    return part
+    return service
 
 
 def _read_limit(request: AdminRequest, name: str) -> int:

@@ -23,8 +23,8 @@ def is_consumed(
     if not stats.lag:
         return None
     try:
-        holders = backend.holders(stats.group, stats.topic, clock.monotonic() + WAIT_S)
-        owned = {queue.queue_id for queue in holders.wait(WAIT_S + 1)}
+        owners = backend.holders(stats.group, stats.topic, clock.monotonic() + WAIT_S)
+        owned = {queue.queue_id for queue in owners.wait(WAIT_S + 1)}
     except (DdmqError, TimeoutError):
         return None
     own = {queue.queue_id for queue in stats.queues if queue.held}

@@ -18,7 +18,7 @@ from backend.records import Bounds, ProgressView, QueueRef, ReadStatus, StoredRe
 from ddmq.server.admin.messages import ANSWER_BYTES_MAX, READ_BYTES_MAX
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.pace import paced
-from ddmq.server.http.routing import WHOLE, NoSuchGroupError, Page
+from ddmq.server.http.routing import ALL_ITEMS, NoSuchGroupError, Page
 from ddmq_common.errors import CallerError
 from ddmq_common.names import DLQ_PREFIX, DONE_GROUP, TRANSACTION_DEAD_TOPIC, letters_topic
 from proxy_consumer.groups.group import group_key
@@ -99,14 +99,14 @@ class Open:
         return next((start for start, _ in self.runs(low, high)), high)
 
 
-def list_dead_letters(backend: Backend, page: Page = WHOLE) -> list[dict[str, Any]]:
+def list_dead_letters(backend: Backend, page: Page = ALL_ITEMS) -> list[dict[str, Any]]:
     """Return one row for each group with a dead-letter topic, and one for transactions. Rows with the most
     open letters come first; a page is sorted by name."""
     topics = [name.removeprefix(DLQ_PREFIX) for name in backend.topics() if name.startswith(DLQ_PREFIX)]
     if backend.topic(TRANSACTION_DEAD_TOPIC) is not None:
         topics.append(TRANSACTION_DEAD_TOPIC)
     group_rows = [_group_row(backend, name) for name in paced(page.of(topics, str))]
-    return sorted(group_rows, key=lambda row: -row["letters"]) if page == WHOLE else group_rows
+    return sorted(group_rows, key=lambda row: -row["letters"]) if page == ALL_ITEMS else group_rows
 
 
 def _group_row(backend: Backend, group: str) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class _Gaps:
         self.end = start
 
 
-_known_gaps: WeakKeyDictionary[Backend, dict[QueueRef, _Gaps]] = WeakKeyDictionary()
+_cached_gaps: WeakKeyDictionary[Backend, dict[QueueRef, _Gaps]] = WeakKeyDictionary()
 
 
 def gaps_of(backend: Backend, queue: QueueRef, limits: Bounds) -> list[tuple[int, int]]:
@@ -162,7 +162,7 @@ def gaps_of(backend: Backend, queue: QueueRef, limits: Bounds) -> list[tuple[int
     for its marker. Earlier scans are cached; one call scans at most SCANNED_MAX further offsets."""
     if backend.gapless:
         return []
-    gaps = _known_gaps.setdefault(backend, {}).setdefault(queue, _Gaps(limits.min))
+    gaps = _cached_gaps.setdefault(backend, {}).setdefault(queue, _Gaps(limits.min))
     gaps.ranges = [gap for gap in gaps.ranges if gap[1] > limits.min]
     gaps.end = max(gaps.end, limits.min)
     end = min(limits.next, gaps.end + SCANNED_MAX)
@@ -186,14 +186,16 @@ def show_dead_letters(backend: Backend, group: str, choice: Choice, start: int, 
     """
     queues = letter_queues(backend, group)
     bounds, opened = read_open_letters(backend, queues)
-    spans = [LetterRange(queue, max(start, b.min), b.next) for queue, b in zip(queues, bounds, strict=True)]
+    letter_ranges = [
+        LetterRange(queue, max(start, b.min), b.next) for queue, b in zip(queues, bounds, strict=True)
+    ]
     rows: list[dict[str, Any]] = []
     size = 0
-    go_on: list[int] = []
-    for span, each in zip(spans, opened, strict=True):
-        at = span.at
-        while at < span.end and len(rows) < count and at - span.at < SCANNED_MAX:
-            letters, at = read_letters(backend, span._replace(at=at), each)
+    next_offsets: list[int] = []
+    for letter_range, each in zip(letter_ranges, opened, strict=True):
+        at = letter_range.at
+        while at < letter_range.end and len(rows) < count and at - letter_range.at < SCANNED_MAX:
+            letters, at = read_letters(backend, letter_range._replace(at=at), each)
             for letter in paced(letters):
                 if choice.takes(letter):
                     rows.append(letter_row(letter))
@@ -201,30 +203,34 @@ def show_dead_letters(backend: Backend, group: str, choice: Choice, start: int, 
                     if len(rows) == count or size > ANSWER_BYTES_MAX:
                         at, count = letter.record.offset + 1, len(rows)
                         break
-        if at < span.end:
-            go_on.append(at)
+        if at < letter_range.end:
+            next_offsets.append(at)
     total = sum(each.count(*limits) for each, limits in zip(opened, bounds, strict=True))
     return {
         "group": group,
         "letters": total,
         "shown": rows,
-        "next": min(go_on, default=None),
+        "next": min(next_offsets, default=None),
     }
 
 
-def read_letters(backend: Backend, span: LetterRange, opened: Open) -> tuple[list[DeadLetter], int]:
-    """Read one batch of open letters of `span`; return the batch and the offset after it."""
-    start = next((first for first, _ in opened.runs(span.at, span.end)), span.end)
-    if start >= span.end:
-        return [], span.end
-    batch = backend.read(span.queue, start, min(BATCH, span.end - start), READ_BYTES_MAX).wait(WAIT_S)
+def read_letters(backend: Backend, letter_range: LetterRange, opened: Open) -> tuple[list[DeadLetter], int]:
+    """Read one batch of open letters of `letter_range`; return the batch and the offset after it."""
+    start = next((first for first, _ in opened.runs(letter_range.at, letter_range.end)), letter_range.end)
+    if start >= letter_range.end:
+        return [], letter_range.end
+    batch = backend.read(
+        letter_range.queue, start, min(BATCH, letter_range.end - start), READ_BYTES_MAX
+    ).wait(WAIT_S)
     if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None and batch.bounds.min > start:
-        return [], min(batch.bounds.min, span.end)
+        return [], min(batch.bounds.min, letter_range.end)
     if batch.status is not ReadStatus.DATA:
-        return [], span.end
+        return [], letter_range.end
     records: list[StoredRecord] = [batch.record(index) for index in range(len(batch.offsets))]
     return [
-        read_dead_letter(record) for record in records if record.offset < span.end and record.offset in opened
+        read_dead_letter(record)
+        for record in records
+        if record.offset < letter_range.end and record.offset in opened
     ], batch.next_offset
 
 

@@ -71,41 +71,41 @@ class Resend:
         can = backend.capabilities
         self._bytes_max = can.body_bytes_max + 2 * can.properties_bytes_max
         self.sent: Counter[str] = Counter()  # by topic
-        self.kept: Counter[str] = Counter()  # by why they were not sent
+        self.not_sent: Counter[str] = Counter()  # by why they were not sent
 
-    def run(self, spans: Sequence[LetterRange], stop_at: float) -> list[LetterRange]:
+    def run(self, letter_ranges: Sequence[LetterRange], stop_at: float) -> list[LetterRange]:
         """Resend letters, at least one batch, until `stop_at` (monotonic seconds); return the ranges that
         remain."""
-        remaining = list(spans)
+        remaining = list(letter_ranges)
         while remaining:
-            span = remaining.pop(0)
-            at = _retry_when_fenced(span.queue, partial(self._resend_batch, span))
-            if at < span.end:
-                remaining.insert(0, span._replace(at=at))
+            letter_range = remaining.pop(0)
+            at = _retry_when_fenced(letter_range.queue, partial(self._resend_batch, letter_range))
+            if at < letter_range.end:
+                remaining.insert(0, letter_range._replace(at=at))
             if self._clock.monotonic() >= stop_at:
                 break
         return remaining
 
-    def _resend_batch(self, span: LetterRange) -> int:
+    def _resend_batch(self, letter_range: LetterRange) -> int:
         """Resend one batch; return the offset after it. The generation is read before the marks, so that a
         later
         change of the marks makes the commit fail."""
-        backend, queue = self._backend, span.queue
+        backend, queue = self._backend, letter_range.queue
         changes = backend.progress(TURN_GROUP, (queue,)).wait(WAIT_S)[0]
         done_marks = backend.progress(DONE_GROUP, (queue,)).wait(WAIT_S)[0]
         _, (opened,) = read_open_letters(backend, (queue,))
-        letters, at = read_letters(backend, span, opened)
+        letters, at = read_letters(backend, letter_range, opened)
         sent: Counter[str] = Counter()
         not_sent: Counter[str] = Counter()
         offsets, records = self._choose_letters(letters, sent, not_sent)
         if records and not self._dry_run:
             self._store_records(queue, offsets, records, (done_marks, changes))
         self.sent += sent
-        self.kept += not_sent
+        self.not_sent += not_sent
         return at
 
     def _choose_letters(
-        self, letters: Sequence[DeadLetter], sent: Counter[str], kept: Counter[str]
+        self, letters: Sequence[DeadLetter], sent: Counter[str], not_sent: Counter[str]
     ) -> tuple[list[int], list[NewRecord]]:
         offsets: list[int] = []
         records: list[NewRecord] = []
@@ -113,20 +113,20 @@ class Resend:
             if not self._choice.takes(letter):
                 continue
             info = self._backend.topic(letter.topic) if letter.topic else None
-            refusal = self._explain_refusal(letter, info)
-            if info is None or refusal:
-                kept[refusal] += 1
+            reason = self._explain_rejection(letter, info)
+            if info is None or reason:
+                not_sent[reason] += 1
                 continue
             record = resent_record(letter, info.queues, self._group)
             if len(record.delivery) > self._bytes_max:
-                kept[f"larger than topic {letter.topic} takes (body_bytes_max of the log)"] += 1
+                not_sent[f"larger than topic {letter.topic} takes (body_bytes_max of the log)"] += 1
                 continue
             offsets.append(letter.record.offset)
             records.append(record)
             sent[letter.topic] += 1
         return offsets, records
 
-    def _explain_refusal(self, letter: DeadLetter, info: TopicInfo | None) -> str:
+    def _explain_rejection(self, letter: DeadLetter, info: TopicInfo | None) -> str:
         """Return why a letter must not be sent; "" if it may be sent."""
         topic, group = letter.topic, self._group
         if not topic:
@@ -190,8 +190,8 @@ def resend(backend: Backend, clock: Clock, group: str, body: Mapping[str, Any]) 
         "reached": {
             topic: list_groups_reached(backend, topic, "" if to_topic else group) for topic in work.sent
         },
-        "kept": dict(work.kept),
-        "cursor": [[span.queue.queue_id, span.at, span.end] for span in remaining] or None,
+        "kept": dict(work.not_sent),
+        "cursor": [[each.queue.queue_id, each.at, each.end] for each in remaining] or None,
     }
 
 
@@ -220,13 +220,13 @@ def _ranges_to_resend(backend: Backend, group: str, choice: Choice, cursor: obje
     if cursor is not None:
         return _parse_cursor(queues, cursor)
     bounds, _ = read_open_letters(backend, queues)
-    spans = [
+    ranges = [
         LetterRange(queue, limits.min, limits.next) for queue, limits in zip(queues, bounds, strict=True)
     ]
     if choice.offsets:
         low, high = min(choice.offsets), max(choice.offsets) + 1
-        spans = [span._replace(at=max(low, span.at), end=min(high, span.end)) for span in spans]
-    return [span for span in spans if span.at < span.end]
+        ranges = [each._replace(at=max(low, each.at), end=min(high, each.end)) for each in ranges]
+    return [each for each in ranges if each.at < each.end]
 
 
 def _parse_cursor(queues: Sequence[QueueRef], cursor: object) -> list[LetterRange]:

@@ -2,8 +2,8 @@
 
 MetricsPage makes the page of metrics. An expensive page is reused for a while, so that scrapers cost little.
 
-OtherParts requests the counters of the other processes of `ddmq serve --processes` from their admin ports.
-The process that started them sends their addresses line by line: `part producer 127.0.0.1:9913`.
+OtherProcesses requests the counters of the other processes of `ddmq serve --processes` from their admin
+ports. The process that started them sends their addresses line by line: `part producer 127.0.0.1:9913`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ddmq_common.metrics.registry import ANSWERS_S, Registry
 
 PAGE_CHEAP_S = 0.05  # processor time; a page that takes less is made anew each time
 PAGE_RESTS = 10  # others after so many times what they took
-PAGE_KEPT_S = 10.0  # at most
-ASK_S = 1.0  # for all of them together
+PAGE_CACHED_MAX_S = 10.0  # at most
+COUNTERS_WAIT_S = 1.0  # for all of them together
 FIGURES = ("value", "count", "mean", "p50", "p99", "max")
 Counters = dict[str, list[dict[str, Any]]]  # as Registry.snapshot gives them
 log = logging.getLogger("ddmq.server")
@@ -42,39 +42,39 @@ class MetricsPage:
     def __init__(self, metrics: Registry, clock: Clock) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._making = BoundedSemaphore()
-        self._made, self._kept_until = Text("text/plain", b""), -math.inf
+        self._render_lock = BoundedSemaphore()
+        self._page, self._valid_until = Text("text/plain", b""), -math.inf
 
     def text(self) -> Text:
-        """Return the page, rendered now or at most PAGE_KEPT_S ago."""
-        with self._making:
-            if self._kept_until <= self._clock.monotonic():
+        """Return the page, rendered now or at most PAGE_CACHED_MAX_S ago."""
+        with self._render_lock:
+            if self._valid_until <= self._clock.monotonic():
                 start = time.thread_time()
                 self._metrics.run_collectors()
                 spent = time.thread_time() - start
                 gevent.sleep(ANSWERS_S)
                 payload, more = self._render_page()
-                self._made = Text("text/plain; version=0.0.4", payload)
-                self._kept_until = self._clock.monotonic() + _kept_s(spent + more)
-            return self._made
+                self._page = Text("text/plain; version=0.0.4", payload)
+                self._valid_until = self._clock.monotonic() + _caching_s(spent + more)
+            return self._page
 
     def _render_page(self) -> tuple[bytes, float]:
         """Render the page; return it and the processor time it took. Other greenlets run between its
         chunks."""
-        parts, spent, start = [], 0.0, time.thread_time()
-        for part in self._metrics.exposition_pieces():
-            parts.append(part)
+        chunks, spent, start = [], 0.0, time.thread_time()
+        for chunk in self._metrics.exposition_pieces():
+            chunks.append(chunk)
             spent += time.thread_time() - start
             yield_if_long()
             start = time.thread_time()
-        return b"".join(parts), spent
+        return b"".join(chunks), spent
 
 
-def _kept_s(spent_s: float) -> float:
-    return 0.0 if spent_s < PAGE_CHEAP_S else min(spent_s * PAGE_RESTS, PAGE_KEPT_S)
+def _caching_s(spent_s: float) -> float:
+    return 0.0 if spent_s < PAGE_CHEAP_S else min(spent_s * PAGE_RESTS, PAGE_CACHED_MAX_S)
 
 
-class OtherParts:
+class OtherProcesses:
     """The admin addresses of the other processes of the server; empty until a line names one."""
 
     def __init__(self) -> None:
@@ -86,10 +86,10 @@ class OtherParts:
         self._addresses[name] = parse(address)
 
     def merge_counters(self, own: Counters) -> tuple[Counters, dict[str, str]]:
-        """Return the counters of all parts added up, beginning with `own`, and the addresses of the parts
-        that did not answer within ASK_S."""
+        """Return the counters of all processes added up, beginning with `own`, and the addresses of the
+        processes that did not answer within COUNTERS_WAIT_S."""
         requests = {name: gevent.spawn(_fetch_counters, address) for name, address in self._addresses.items()}
-        gevent.joinall(list(requests.values()), timeout=ASK_S)
+        gevent.joinall(list(requests.values()), timeout=COUNTERS_WAIT_S)
         answers = {name: each.value for name, each in requests.items() if each.value is not None}
         gevent.killall(list(requests.values()), block=False)
         silent = {name: str(self._addresses[name]) for name in requests.keys() - answers.keys()}
@@ -97,8 +97,8 @@ class OtherParts:
 
 
 def component_line(name: str, address: HostPort) -> str:
-    """Return the line that reports the admin address of one part of the server, `part NAME HOST:PORT`.
-    `OtherParts.record_address` parses it."""
+    """Return the line that reports the admin address of one component of the server, `part NAME HOST:PORT`.
+    `OtherProcesses.record_address` parses it."""
     return f"part {name} {address}\n"
 
 
@@ -133,7 +133,7 @@ def _fetch_counters(address: HostPort) -> Counters | None:
     """Fetch the counters of the process at `address`; None without a valid answer."""
     connection = http.client.HTTPConnection(*address)
     try:
-        connection.sock = socket.create_connection(tuple(address), ASK_S)
+        connection.sock = socket.create_connection(tuple(address), COUNTERS_WAIT_S)
         connection.request("GET", f"/stats?{FORWARDED}=1")
         response = connection.getresponse()
         return msgspec.json.decode(response.read(), type=dict[str, Counters])["counters"]

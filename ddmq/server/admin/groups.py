@@ -19,7 +19,7 @@ from ddmq.server.admin.dlq import list_dead_letters as dead_letter_rows
 from ddmq.server.admin.keys import require_group
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.http.pace import paced
-from ddmq.server.http.routing import COUNT_MAX, WHOLE, NoSuchGroupError, Page
+from ddmq.server.http.routing import ALL_ITEMS, COUNT_MAX, NoSuchGroupError, Page
 from ddmq.settings import BY_NAME
 from ddmq_common import names
 from ddmq_common.clock import Clock
@@ -55,18 +55,18 @@ def _changed_settings(done: SubscriptionChange) -> list[dict[str, Any]]:
     ]
 
 
-def _change_notes(group: str, topic: str, settings: Mapping[str, Any], done: SubscriptionChange) -> list[str]:
-    notes = []
+def _change_hints(group: str, topic: str, settings: Mapping[str, Any], done: SubscriptionChange) -> list[str]:
+    hints = []
     if "start" in settings and done.before is not None:
-        notes.append(
+        hints.append(
             "start only says where a new subscription begins: offsets do not move; "
             f"`ddmq offset reset {group} --topic {topic} --to {settings['start']}` moves them"
         )
     if done.after.scope == "group" and _order_terms(done.before) != _order_terms(done.after):
-        notes.append(
+        hints.append(
             "order over the whole group: all queues of all its ordered topics belong to one proxy at a time"
         )
-    return notes
+    return hints
 
 
 def _order_terms(config: SubscriptionDefaults | None) -> tuple[str, str] | None:
@@ -74,9 +74,9 @@ def _order_terms(config: SubscriptionDefaults | None) -> tuple[str, str] | None:
 
 
 def _check_names(group: str, *topics: str) -> None:
-    for fault in (names.group_fault(group), *map(names.topic_fault, topics)):
-        if fault:
-            raise CallerError(fault)
+    for error in (names.group_fault(group), *map(names.topic_fault, topics)):
+        if error:
+            raise CallerError(error)
 
 
 class RetryPathView:
@@ -86,24 +86,24 @@ class RetryPathView:
     def __init__(self, consumer: ConsumerService, clock: Clock) -> None:
         self._now_ms = clock.wall_ms()
         try:
-            self._found: RetryPath | None = consumer.retry_paths().wait(WAIT_S)
+            self._retry_path: RetryPath | None = consumer.retry_paths().wait(WAIT_S)
         except (DdmqError, TimeoutError):
-            self._found = None
+            self._retry_path = None
 
     def row(self, group: str, topic: str) -> dict[str, Any]:
         """Return the retry columns of a subscription's row. `retry_waiting` is null if unknown, and only a
         minimum if `retry_waiting_whole` is false."""
-        if self._found is None:
+        if self._retry_path is None:
             return {"retry_waiting": None} | dict.fromkeys(RETRY_DETAILS)
-        waiting = self._found.waiting.get((group, topic))
+        waiting = self._retry_path.waiting.get((group, topic))
         if waiting is None:
             return dict.fromkeys(RETRY_DETAILS) | {
                 "retry_waiting": 0,
-                "retry_waiting_whole": self._found.whole,
+                "retry_waiting_whole": self._retry_path.whole,
             }
         return {
             "retry_waiting": waiting.messages,
-            "retry_waiting_whole": self._found.whole,
+            "retry_waiting_whole": self._retry_path.whole,
             "retry_oldest_s": max(0, self._now_ms - waiting.since_ms) / 1000,
             "retry_next_s": max(0, waiting.due_ms - self._now_ms) / 1000,
         }
@@ -149,7 +149,7 @@ class AdminGroups:
         """Sample the counters of all groups. Must be called every PERIOD_S seconds."""
         self._rates.sample(self._clock.monotonic(), self._consumer.counts())
 
-    def rows(self, page: Page = WHOLE) -> list[dict[str, Any]]:
+    def rows(self, page: Page = ALL_ITEMS) -> list[dict[str, Any]]:
         """Return one row per subscription, sorted by group. A page contains whole groups."""
         retries, letters = RetryPathView(self._consumer, self._clock), open_letters(self._backend)
         subscriptions: list[dict[str, Any]] = []
@@ -248,15 +248,15 @@ class AdminGroups:
             "changed": _changed_settings(change),
             "settings": settings_in_force(change.after),
             "set_here": sorted(change.given),
-            "notes": [*_change_notes(group, topic, settings, change), *self._held_back(group, topic)],
+            "notes": [*_change_hints(group, topic, settings, change), *self._push_hints(group, topic)],
         }
 
     def _catch_up(self, group: str, topic: str) -> None:
         """Wait until changes that other proxies have answered are visible here, so that this change does not
         undo them. If that fails, the change itself reports it."""
-        self._read_holders(group, topic)
+        self._read_owners(group, topic)
 
-    def _held_back(self, group: str, topic: str) -> list[str]:
+    def _push_hints(self, group: str, topic: str) -> list[str]:
         why = self._consumer.push_fault(group, topic)
         return [f"the push is held back, its messages stay where they are: {why}"] if why else []
 
@@ -311,9 +311,9 @@ class AdminGroups:
 
     def _subscription_detail(self, each: SubscriptionStats, letters: Mapping[str, int]) -> dict[str, Any]:
         group, topic = each.group, each.topic
-        holders = self._read_holders(group, topic)
+        owners = self._read_owners(group, topic)
         queues = [
-            self._queue_row(each, queue, holders, with_age=index < AGES_MAX)
+            self._queue_row(each, queue, owners, with_age=index < AGES_MAX)
             for index, queue in enumerate(paced(each.queues))
         ]
         ages = [queue["lag_age_s"] for queue in queues if queue["lag_age_s"] is not None]
@@ -337,12 +337,12 @@ class AdminGroups:
         )
 
     def _queue_row(
-        self, each: SubscriptionStats, queue: QueueStats, holders: Mapping[int, str], *, with_age: bool
+        self, each: SubscriptionStats, queue: QueueStats, owners: Mapping[int, str], *, with_age: bool
     ) -> dict[str, Any]:
         age = self._age_s(each.topic, queue) if with_age and queue.lag else None
         columns = {name: getattr(queue, name) for name in QUEUE_ROW}
-        holder = holders.get(queue.queue_id)
-        return {"queue": queue.queue_id} | columns | {"lag_age_s": age, "holder": holder}
+        owner = owners.get(queue.queue_id)
+        return {"queue": queue.queue_id} | columns | {"lag_age_s": age, "holder": owner}
 
     def _age_s(self, topic: str, queue: QueueStats) -> float | None:
         """Return how long the message at the committed offset has been stored, in seconds."""
@@ -354,13 +354,13 @@ class AdminGroups:
             return None
         return max(0, self._backend.clock_ms() - batch.record(0).stored_ms) / 1000
 
-    def _read_holders(self, group: str, topic: str) -> dict[int, str]:
+    def _read_owners(self, group: str, topic: str) -> dict[int, str]:
         """Return the proxy that owns each queue; empty while the engine cannot say."""
         try:
-            holders = self._backend.holders(group, topic, self._clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
+            owners = self._backend.holders(group, topic, self._clock.monotonic() + WAIT_S).wait(WAIT_S + 1)
         except (DdmqError, TimeoutError):
             return {}
-        return {queue.queue_id: address for queue, address in holders.items()}
+        return {queue.queue_id: address for queue, address in owners.items()}
 
 
 def _queue_ref(info: TopicInfo, queue_id: int) -> QueueRef:

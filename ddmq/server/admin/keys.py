@@ -79,7 +79,7 @@ def act_on_key(
     if action not in does:
         raise CallerError(f"action is {action!r}; allowed: {', '.join(ACTIONS)}")
     key = choose_key(ordering, possible_keys(text))
-    names = {internal: shown_key(queue) for internal, queue in whole_queues(ordering).items()}
+    names = {internal: shown_key(queue) for internal, queue in chain_queues(ordering).items()}
     inside = {chain: internal for internal, chain in names.items()}
     internal = inside.get(key, key)
     parked = internal in ordering.parked_keys
@@ -99,7 +99,7 @@ def _takes_away(action: str, take_away: object) -> bool:
     return take_away
 
 
-def whole_queues(ordering: GroupOrdering) -> dict[str, QueueRef]:
+def chain_queues(ordering: GroupOrdering) -> dict[str, QueueRef]:
     """Return the queues of a group that orders by queue (order key QID), by their canonical keys."""
     return {
         _canonical_key(json.dumps(f"{queue.topic}/{qid}")): queue
@@ -139,7 +139,7 @@ def list_blocked_keys(consumer: ConsumerService, group: str, limit: int) -> list
         BlockedKey(key, "", -1, -1, 0, 0, "parked", "", 0, False, REASON_OPERATOR)
         for key in sorted(ordering.parked_keys - there)
     ]
-    queues = whole_queues(ordering)
+    queues = chain_queues(ordering)
     ends = _next_offsets(consumer, group) if queues and blocked else {}
     return [dataclasses.asdict(_with_waiting(each, queues.get(each.key), ends)) for each in blocked[:limit]]
 

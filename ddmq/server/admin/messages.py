@@ -30,7 +30,7 @@ READ_S_PER_BYTE = 1.5e-9  # processor time that the backend takes
 FIND_S = 2e-4  # the same, for one topic
 ANSWER_BYTES_MAX = 4 << 20  # of messages in one answer; a single one comes whole
 BACK_MAX = 16_000  # offsets that are looked at for the newest messages of one queue
-LOOK_BYTES_MAX = 64 << 20  # that are held to choose those of a listing from
+SEARCH_BYTES_MAX = 64 << 20  # of the messages from which one listing is chosen
 STATES_MAX = 100  # messages whose state one request may ask for
 DEAD = "dead"
 OTHER_GROUP = "resent to another group alone"
@@ -45,7 +45,7 @@ class MessageSearch:
     def __init__(self, backend: Backend, live: Live | None) -> None:
         self._backend = backend
         self._live = live
-        self._looking = BoundedSemaphore()
+        self._search_lock = BoundedSemaphore()
 
     def by_id(self, request: AdminRequest) -> Any:
         """Return the message with the id in the path, from any topic: a list of one or none."""
@@ -53,7 +53,7 @@ class MessageSearch:
 
     def in_topic(self, request: AdminRequest) -> Any:
         """Return messages of a topic. One search runs at a time, because each may hold many messages."""
-        with self._looking:
+        with self._search_lock:
             return self._in_topic(request)
 
     def _in_topic(self, request: AdminRequest) -> list[dict[str, Any]]:
@@ -73,22 +73,24 @@ class MessageSearch:
             records = find_newest(self._backend, topic, count)
         return self._message_rows(records, query)
 
-    def _message_rows(self, found: Sequence[StoredRecord], query: Mapping[str, str]) -> list[dict[str, Any]]:
+    def _message_rows(
+        self, records: Sequence[StoredRecord], query: Mapping[str, str]
+    ) -> list[dict[str, Any]]:
         """Return a row per message, at most ANSWER_BYTES_MAX in total. With `group=` in the query, each row
         contains the message's state for that group."""
-        share = ANSWER_BYTES_MAX // max(len(found), 1)
-        whole = len(found) == 1 or "offset" in query
-        rows = [message_row(record, None if whole else share) for record in paced(found)]
+        share = ANSWER_BYTES_MAX // max(len(records), 1)
+        is_complete = len(records) == 1 or "offset" in query
+        rows = [message_row(record, None if is_complete else share) for record in paced(records)]
         if "group" not in query:
             return rows
-        return MessageStates(self._backend, query["group"], self._live).add(rows, found)
+        return MessageStates(self._backend, query["group"], self._live).add(rows, records)
 
 
 def message_row(record: StoredRecord, bytes_max: int | None = None) -> dict[str, Any]:
     """Return a stored message as a row for people and programs; a body that is not UTF-8 is base64.
 
-    `bytes_max`: key, tags, properties and body are cut to this size in total, and `cut` says so. `one_group`:
-    the only group that gets the message, if it was resent to one.
+    `bytes_max`: key, tags, properties and body are truncated to this size in total, which `cut` states.
+    `one_group`: the only group that gets the message, if it was resent to one.
     """
     content = delivery.decode(record.delivery)
     budget = _ByteBudget(bytes_max)
@@ -103,7 +105,7 @@ def message_row(record: StoredRecord, bytes_max: int | None = None) -> dict[str,
         "properties": {
             budget.text(name): budget.text(value)
             for name, value in content.properties.items()
-            if budget.is_left
+            if budget.has_capacity
         },
         "born_ms": record.born_ms,
         "stored_ms": record.stored_ms,
@@ -112,28 +114,28 @@ def message_row(record: StoredRecord, bytes_max: int | None = None) -> dict[str,
     row |= body_fields(budget.body(content.value))
     if ONE_GROUP in record.system:
         row["one_group"] = record.system[ONE_GROUP]
-    return row | ({"cut": True} if budget.cut else {})
+    return row | ({"cut": True} if budget.is_truncated else {})
 
 
 class _ByteBudget:
-    """The number of bytes of a message that its row may still take up; None means no limit. `cut`: something
-    was left out."""
+    """The number of bytes of a message that its row may still take up; None means no limit.
+    `is_truncated`: something was left out."""
 
     def __init__(self, bytes_max: int | None) -> None:
-        self._left = bytes_max
-        self.cut = False
+        self._remaining = bytes_max
+        self.is_truncated = False
 
     @property
-    def is_left(self) -> bool:
-        self.cut = self.cut or self._left == 0
-        return self._left != 0
+    def has_capacity(self) -> bool:
+        self.is_truncated = self.is_truncated or self._remaining == 0
+        return self._remaining != 0
 
     def text(self, value: bytes) -> str:
         return self._take_bytes(value).decode("utf-8", "replace")
 
     def body(self, value: bytes) -> bytes:
-        """Return as much of a body as the budget allows, and subtract it. A text is cut between two
-        characters."""
+        """Return as much of a body as the budget allows, and subtract it. A text is truncated between
+        two characters."""
         head = self._take_bytes(value)
         if len(head) == len(value):
             return value
@@ -143,27 +145,33 @@ class _ByteBudget:
         return head[:start]
 
     def _take_bytes(self, value: bytes) -> bytes:
-        if self._left is None:
+        if self._remaining is None:
             return value
-        head = value[: self._left]
-        self._left -= len(head)
-        self.cut = self.cut or len(head) < len(value)
+        head = value[: self._remaining]
+        self._remaining -= len(head)
+        self.is_truncated = self.is_truncated or len(head) < len(value)
         return head
 
 
 def read(
-    backend: Backend, queue: QueueRef, offset: int, count: int, bytes_max: int, *, held: int | None = None
+    backend: Backend,
+    queue: QueueRef,
+    offset: int,
+    count: int,
+    bytes_max: int,
+    *,
+    used_bytes: int | None = None,
 ) -> list[StoredRecord]:
     """Read up to `count` records of one queue from `offset` on (clamped to the readable range).
 
-    Reading ends before `bytes_max` is exceeded, but after at least one record. With `held`, the bytes that
-    other records of the same answer take up, exceeding `bytes_max` in total raises CallerError instead.
+    Reading ends before `bytes_max` is exceeded, but after at least one record. With `used_bytes`, the bytes
+    that other records of the same answer take up, exceeding `bytes_max` in total raises CallerError instead.
     """
     bounds = backend.bounds([queue]).wait(WAIT_S)[0]
     if bounds is None:
         return []
     records: list[StoredRecord] = []
-    at, size = max(offset, bounds.min), held or 0
+    at, size = max(offset, bounds.min), used_bytes or 0
     while len(records) < count:
         batch = backend.read(queue, at, count - len(records), READ_BYTES_MAX).wait(WAIT_S)
         if batch.status is not ReadStatus.DATA:
@@ -171,7 +179,7 @@ def read(
         for index in range(len(batch.offsets)):
             record = batch.record(index)
             size += len(record.delivery)
-            if size > bytes_max and held is not None:
+            if size > bytes_max and used_bytes is not None:
                 raise too_much_error()
             if size > bytes_max and records:
                 return records
@@ -184,7 +192,7 @@ def read(
 def too_much_error() -> CallerError:
     """Return the error for an answer that would be too large; its text says how to request less."""
     return CallerError(
-        f"these messages have more than {LOOK_BYTES_MAX >> 20} MiB together; ask for fewer with count, or "
+        f"these messages have more than {SEARCH_BYTES_MAX >> 20} MiB together; ask for fewer with count, or "
         "for a part of them with queue and offset"
     )
 
@@ -220,10 +228,10 @@ def find_by_key(backend: Backend, topic: str, key: str, count: int) -> list[Stor
     most, count_max = backend.capabilities.body_bytes_max, 0
     records: list[StoredRecord] = []
     while count_max < min(count, FIND_MAX) and len(records) == count_max:
-        room = LOOK_BYTES_MAX - sum(len(record.delivery) for record in records)
-        if room < most and records:
+        free_bytes = SEARCH_BYTES_MAX - sum(len(record.delivery) for record in records)
+        if free_bytes < most and records:
             raise too_much_error()
-        count_max = min(count, FIND_MAX, count_max + max(1, room // most))
+        count_max = min(count, FIND_MAX, count_max + max(1, free_bytes // most))
         records = backend.find(topic, key=key.encode(), count_max=count_max).wait(WAIT_S)
     return records
 
@@ -245,7 +253,7 @@ def find_by_time(backend: Backend, topic: str, wall_ms: int, count: int) -> list
     records: list[StoredRecord] = []
     for queue in require_topic(backend, topic).refs():
         offset = backend.offset_for_time(queue, wall_ms).wait(WAIT_S)
-        records += read(backend, queue, offset, count, LOOK_BYTES_MAX, held=_total_bytes(records))
+        records += read(backend, queue, offset, count, SEARCH_BYTES_MAX, used_bytes=_total_bytes(records))
         records = sorted(records, key=_stored_order)[:count]
     return records
 
@@ -264,13 +272,13 @@ def find_newest(backend: Backend, topic: str, count: int) -> list[StoredRecord]:
 
 
 def _read_last(
-    backend: Backend, queue: QueueRef, bounds: Bounds, count: int, held: int
+    backend: Backend, queue: QueueRef, bounds: Bounds, count: int, used_bytes: int
 ) -> list[StoredRecord]:
     """Read the last `count` messages of a queue. If some offsets hold no message, read from further back."""
     back = count
     while True:
         first = max(bounds.min, bounds.next - back)
-        records = read(backend, queue, first, back, LOOK_BYTES_MAX, held=held)
+        records = read(backend, queue, first, back, SEARCH_BYTES_MAX, used_bytes=used_bytes)
         if len(records) >= count or first == bounds.min or back >= BACK_MAX:
             return records[-count:]
         back = min(2 * back, BACK_MAX)

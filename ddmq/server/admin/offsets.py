@@ -215,10 +215,10 @@ def _plan_row(each: Standing, to: int) -> dict[str, int]:
     the group leaves out."""
     at = each.at
     above = each.view.finished
-    again = max(0, at - to) + sum(max(0, end - max(start, to)) for start, end in above)
+    redelivered = max(0, at - to) + sum(max(0, end - max(start, to)) for start, end in above)
     skipped = sum(max(0, min(end, to) - start) for start, end in above)
     passed = max(0, to - at - skipped)
-    return {"queue": each.queue.queue_id, "from": at, "to": to, "again": again, "passed_over": passed}
+    return {"queue": each.queue.queue_id, "from": at, "to": to, "again": redelivered, "passed_over": passed}
 
 
 def _choose_queues(positions: list[Standing], topic: str, queue: int | None) -> list[Standing]:

@@ -17,7 +17,7 @@ from backend.records import CLUSTER_SETTINGS, Bounds, CommitBatch, TopicInfo
 from backend.traces import one_in_of
 from ddmq.server.config import DURABILITY, DURABILITY_WORDS, TopicEntry
 from ddmq.server.http.pace import paced
-from ddmq.server.http.routing import WHOLE, Page
+from ddmq.server.http.routing import ALL_ITEMS, Page
 from ddmq_common import names
 from ddmq_common.clock import Clock
 from ddmq_common.config import ConfigPlace, build
@@ -50,7 +50,7 @@ def topic_row(info: TopicInfo) -> dict[str, Any]:
     )
 
 
-def list_topics(backend: Backend, *, internal: bool, page: Page = WHOLE) -> list[dict[str, Any]]:
+def list_topics(backend: Backend, *, internal: bool, page: Page = ALL_ITEMS) -> list[dict[str, Any]]:
     """Return every topic with its message count, by name."""
     some = [info for info in backend.topics().values() if internal or not names.is_internal(info.name)]
     infos = page.of(some, lambda info: info.name)
@@ -85,9 +85,9 @@ def show_topic(backend: Backend, name: str) -> dict[str, Any]:
 
 def create(backend: Backend, clock: Clock, name: str, settings: Mapping[str, Any]) -> TopicInfo:
     """Create a topic. Raises CallerError for a bad name or setting, TopicExistsError if it exists."""
-    fault = names.topic_fault(name)
-    if fault:
-        raise CallerError(fault)
+    error = names.topic_fault(name)
+    if error:
+        raise CallerError(error)
     if names.is_internal(name):
         raise CallerError(f"topic {name!r} has a prefix of the system's own topics, which it makes itself")
     if name == names.HEARTBEAT_TOPIC:

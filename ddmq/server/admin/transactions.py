@@ -120,9 +120,9 @@ class AdminTransactions:
             if each.half.mark.id == transaction.hex():
                 _add(by_id, each)
                 messages.append(_message_row(each.half))
-        ended = self._find_outcome(transaction)
-        if ended is not None:
-            return ended
+        outcome = self._find_outcome(transaction)
+        if outcome is not None:
+            return outcome
         for row in by_id.values():
             more = {"owner": self._find_owner(row), "contents": messages[:SHOWN_MAX]}
             return row | {"state": WORDS[TransactionOutcome.OPEN]} | more
@@ -166,7 +166,7 @@ class AdminTransactions:
             raise CallerError(f"transaction {transaction.hex()} is not open, and how it ended is not known")
         answer: Any = None
         for _ in range(TRIES):
-            answer = self._ask_owner(transaction, transaction_row["group"], action)
+            answer = self._request_end(transaction, transaction_row["group"], action)
             if answer is not None and answer.code not in (Code.BUSY, Code.SHUTTING_DOWN):
                 break
             self._owners.forget()
@@ -178,15 +178,15 @@ class AdminTransactions:
         outcome = TransactionOutcome(answer.outcome)
         return {"transaction": transaction.hex(), "state": WORDS[outcome], "group": transaction_row["group"]}
 
-    def _ask_owner(self, transaction: bytes, group: str, action: TransactionAction) -> Any:
+    def _request_end(self, transaction: bytes, group: str, action: TransactionAction) -> Any:
         """Request the action from the proxy that owns the transaction, and return its answer; None if it does
         not answer."""
         info = self._backend.topic(HALF_TOPIC)
         try:
-            holders = self._owners.holders().wait(WAIT_S)
+            owners = self._owners.holders().wait(WAIT_S)
         except (DdmqError, TimeoutError):
             return None
-        address = "" if info is None else holders.get(shard_of(transaction, info.queues), "")
+        address = "" if info is None else owners.get(shard_of(transaction, info.queues), "")
         if not address:
             return None
         request = IDL.EndTransactionRequest(
@@ -213,9 +213,9 @@ def _parse_transaction(text: str) -> bytes:
     return transaction
 
 
-def _add(found: dict[str, dict[str, Any]], one: OpenHalf) -> None:
+def _add(rows: dict[str, dict[str, Any]], one: OpenHalf) -> None:
     mark = one.half.mark
-    row = found.setdefault(
+    row = rows.setdefault(
         mark.id,
         {
             "transaction": mark.id, "group": mark.group, "shard": one.shard, "began_ms": one.stored_ms,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ddmq.server.http.routing import AdminRequest, ask_other
+from ddmq.server.http.routing import AdminRequest, forward_request
 from ddmq_common.errors import CallerError, TryLaterError
 from ddmq_common.plain_text import plain
 from ddmq_common.private_files import make_private
@@ -38,16 +38,16 @@ class OpenShard(NamedTuple):
     store: DelayStore
 
 
-def backup_folder(given: object, backups: Path) -> Path:
+def backup_folder(name: object, backups: Path) -> Path:
     """Return the folder below `backups` for a name or a full path. Raises CallerError, with the same text
     whether a refused folder exists or not."""
-    if isinstance(given, str) and given and "\0" not in given:
+    if isinstance(name, str) and name and "\0" not in name:
         with suppress(OSError, RuntimeError):  # too long; symbolic links in a circle
-            folder, root = (backups / given).resolve(), backups.resolve()
+            folder, root = (backups / name).resolve(), backups.resolve()
             if root in folder.parents and all(map(_NAME.fullmatch, folder.relative_to(root).parts)):
                 return folder
     raise CallerError(
-        f"folder is {given!r}; backups go below {backups.absolute()} on the server's machine: give the name "
+        f"folder is {name!r}; backups go below {backups.absolute()} on the server's machine: give the name "
         "of a new folder there (letters, digits, . _ -), or set backup_dir in ddmq.yaml"
     )
 
@@ -55,45 +55,48 @@ def backup_folder(given: object, backups: Path) -> Path:
 def make_backup(
     backups: Path,
     folder: Path,
-    held: Sequence[OpenShard],
+    open_shards: Sequence[OpenShard],
     elsewhere: Mapping[str, Sequence[int]],
     wall_ms: int,
 ) -> int:
-    """Create a backup in `folder`, which is below `backups`; return how many shards were copied. `held`: the
-    shards of this process; `elsewhere`: the others, by the admin address of their owner."""
+    """Create a backup in `folder`, which is below `backups`; return how many shards were copied.
+    `open_shards`: the shards of this process; `elsewhere`: the others, by the admin address of their
+    owner."""
     try:
         make_private(backups)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise CallerError(f"{folder} is not empty; a backup goes into a new folder")
         with _secret_file(folder) as secret:
-            copy_shards(folder, held)
+            copy_shards(folder, open_shards)
             for address, numbers in elsewhere.items():
-                _ask_for(address, folder, numbers, secret)
-        shards = sorted([one.number for one in held] + [each for some in elsewhere.values() for each in some])
+                _request_copies(address, folder, numbers, secret)
+        shards = sorted(
+            [one.number for one in open_shards] + [each for some in elsewhere.values() for each in some]
+        )
         _write_manifest(folder, {"format": 1, "made_ms": wall_ms, "shards": shards})
     except OSError as error:
         raise CallerError(f"cannot write a backup to {folder}: {error.strerror or error}") from error
     return len(shards)
 
 
-def copy_shards(folder: Path, held: Iterable[OpenShard]) -> None:
+def copy_shards(folder: Path, open_shards: Iterable[OpenShard]) -> None:
     """Copy each shard into the folder, consistent as of one moment. Raises CallerError if a copy exists
     already."""
-    for number, store in held:
+    for number, store in open_shards:
         if os.path.lexists(folder / str(number)):
             raise CallerError(f"the backup {folder.name} has shard {number} already")
         store.checkpoint(folder / str(number))
 
 
-def check_secret(folder: Path, given: object) -> None:
-    """Raise CallerError unless `given` is the secret of the backup that is being created in the folder."""
+def check_secret(folder: Path, secret: object) -> None:
+    """Raise CallerError unless `secret` is that of the backup that is being created in the folder."""
     try:
-        secret = (folder / SECRET_FILE).read_text()
+        expected = (folder / SECRET_FILE).read_text()
     except (OSError, ValueError):
-        secret = ""
-    matches = isinstance(given, str) and given.isascii() and secrets.compare_digest(given, secret)
-    if not (secret and matches):
+        expected = ""
+    matches = isinstance(secret, str) and secret.isascii() and secrets.compare_digest(secret, expected)
+    if not (expected and matches):
         raise CallerError(
             f"no backup {folder.name!r} is being made here by who asks; `shards` is for the processes that "
             "make one together: leave it out"
@@ -113,9 +116,9 @@ def _secret_file(folder: Path) -> Iterator[str]:
         path.unlink()
 
 
-def _ask_for(address: str, folder: Path, numbers: Sequence[int], secret: str) -> None:
+def _request_copies(address: str, folder: Path, numbers: Sequence[int], secret: str) -> None:
     body = {"folder": str(folder), "shards": list(numbers), "secret": secret}
-    answer = ask_other(address, AdminRequest({}, {}, body, "POST", "/delay/backup"))
+    answer = forward_request(address, AdminRequest({}, {}, body, "POST", "/delay/backup"))
     if answer.status != 200:
         why = plain(answer.payload.decode("utf-8", "replace")[:500])
         raise TryLaterError(f"shards {list(numbers)} are not copied by their owner at {address}: {why}")

@@ -1,9 +1,9 @@
 """Answers the admin API's requests about delayed messages and their backups.
 
 Only the process that owns a shard can read it. An answer names the shards that other processes own, so that a
-part is not mistaken for the whole. A process without a delay service forwards requests to the admin address
-of an owner. Stores are read page by page in native threads, because a search for a rare topic among millions
-of messages takes a while, and the service continues meanwhile.
+partial answer is not mistaken for a complete one. A process without a delay service forwards requests to the
+admin address of an owner. Stores are read page by page in native threads, because a search for a rare topic
+among millions of messages takes a while, and the service continues meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from backend.progress.ack_map import OFFSET_END
 from ddmq.server.admin.topics import WAIT_S
 from ddmq.server.delays.backup import OpenShard, backup_folder, check_secret, copy_shards, make_backup
 from ddmq.server.http.pace import paced
-from ddmq.server.http.routing import FORWARDED, AdminRequest, Text, ask_other
+from ddmq.server.http.routing import FORWARDED, AdminRequest, Text, forward_request
 from ddmq_client.idl.codes import FROM_CHRONOS
 from ddmq_common import delivery
 from ddmq_common.clock import Clock
@@ -47,8 +47,8 @@ PAGE = 500
 PAGE_BYTES = 4 << 20
 SHOWN_MAX = 1_000
 COUNTED_MAX = 1_000_000
-LOOKED_MAX = 100_000  # messages that one answer looks at for a key
-LOOKS_S, LOOK_S = 3.0, 0.01  # for commands that were answered before the question and are on their way
+EXAMINED_MAX = 100_000  # messages that one answer examines for a key
+CATCH_UP_S, POLL_INTERVAL_S = 3.0, 0.01  # for commands that were stored before a request
 FOREVER_MS = 1 << 62
 CHRONOS = FROM_CHRONOS.encode()
 PENDING, CANCELLED = "pending", "cancelled"
@@ -83,7 +83,7 @@ class DelayChoice(NamedTuple):
     after: Cursor | None
 
     @property
-    def is_whole_topic(self) -> bool:
+    def includes_all(self) -> bool:
         """Whether the choice includes every waiting message of the topic."""
         return self == (self.topic, None, 0, FOREVER_MS, None)
 
@@ -114,7 +114,7 @@ class DelayQueries:
         """Return the answer of `act` or, if another process owns the requested shard, that process's
         answer."""
         address = None if FORWARDED in request.query else self._other_owner(request)
-        return act(request) if address is None else in_thread(ask_other, address, request)
+        return act(request) if address is None else in_thread(forward_request, address, request)
 
     def _other_owner(self, request: AdminRequest) -> str | None:
         """Return the address of the owner of the requested shard, or of any owner if no delay service runs
@@ -130,8 +130,8 @@ class DelayQueries:
 
     def _owner_addresses(self) -> dict[int, str]:
         """Return the addresses at which the owners of the shards are reached."""
-        holders = self._backend.holders(DELAY_GROUP, DELAY_TOPIC, self._clock.monotonic() + WAIT_S)
-        return {queue.queue_id: address for queue, address in holders.wait(WAIT_S).items() if address}
+        owners = self._backend.holders(DELAY_GROUP, DELAY_TOPIC, self._clock.monotonic() + WAIT_S)
+        return {queue.queue_id: address for queue, address in owners.wait(WAIT_S).items() if address}
 
     # --- what there is
 
@@ -150,14 +150,14 @@ class DelayQueries:
             for number, standby in service.standbys.items()
         ]
         topics = dict(sorted(service.pending_counts().items()))
-        whole = {"pending": sum(topics.values())} | self._left_out(service)
+        totals = {"pending": sum(topics.values())} | self._left_out(service)
         return {
             "health": service.health()._asdict(),
             "topics": topics,
             "shards": rows,
             "standbys": standbys,
             "set_aside": self._set_aside_topics(service),
-        } | whole
+        } | totals
 
     def _set_aside_topics(self, service: DelayService) -> dict[str, str]:
         """Return the topics whose due messages are deferred because they are not available, with reasons."""
@@ -183,34 +183,34 @@ class DelayQueries:
         return answer | self._left_out(service)
 
     def _find_messages(
-        self, choice: DelayChoice, count: int, told: Callable[[Pending], T]
+        self, choice: DelayChoice, count: int, convert: Callable[[Pending], T]
     ) -> tuple[list[T], Cursor | None]:
-        """Return up to `count` matching messages, each converted by `told` (its body is freed right after
+        """Return up to `count` matching messages, each converted by `convert` (its body is freed right after
         that), and the position to continue from, which is None at the end. A search by key examines at most
-        LOOKED_MAX messages per call."""
+        EXAMINED_MAX messages per call."""
         walks = [self._walk_shard(one, choice) for one in self._open_shards()]
         rows: list[T] = []
-        looked, last = 0, None
-        for place, message in merge(*walks, key=itemgetter(0)):
-            if len(rows) == count or looked == LOOKED_MAX:
+        examined, last = 0, None
+        for position, message in merge(*walks, key=itemgetter(0)):
+            if len(rows) == count or examined == EXAMINED_MAX:
                 return rows, last
-            looked, last = looked + (choice.key is not None), place
+            examined, last = examined + (choice.key is not None), position
             if choice.matches(message):
-                rows.append(told(message))
+                rows.append(convert(message))
         return rows, None
 
-    def _walk_shard(self, held: OpenShard, choice: DelayChoice) -> Iterator[tuple[Cursor, Pending]]:
+    def _walk_shard(self, shard: OpenShard, choice: DelayChoice) -> Iterator[tuple[Cursor, Pending]]:
         topic, _, start, end, cursor = choice
-        after = None if cursor is None else cursor.after_in(held.number)
-        while page := in_thread(held.store.scan, Scan(topic, start, end, PAGE, after, PAGE_BYTES)):
+        after = None if cursor is None else cursor.after_in(shard.number)
+        while page := in_thread(shard.store.scan, Scan(topic, start, end, PAGE, after, PAGE_BYTES)):
             after = page[-1].key
             for message in paced(page):
-                yield Cursor(message.due_ms, held.number, message.offset), message
+                yield Cursor(message.due_ms, shard.number, message.offset), message
 
     def count(self, request: AdminRequest) -> dict[str, Any]:
         service, behind = self._caught_up()
         choice, last = _read_choice(request), None
-        if choice.is_whole_topic:
+        if choice.includes_all:
             counts = service.pending_counts()
             number = counts.total() if choice.topic is None else counts[choice.topic]
         else:
@@ -238,9 +238,9 @@ class DelayQueries:
         if state.kind is not IdKind.PENDING:
             return row | {"at_ms": state.at_ms, "kept_until_ms": state.forget_ms}
         message = store.get(DueKey(state.at_ms, state.offset))
-        return row if message is None else row | _message_row(message, whole=True)
+        return row if message is None else row | _message_row(message, with_body=True)
 
-    def known(self, uuid: str) -> Mapping[str, Any]:
+    def fetch_message(self, uuid: str) -> Mapping[str, Any]:
         """Return the answer of `message` for a uuid, from this process or from the one that owns the shard.
         Raises TryLaterError."""
         request = AdminRequest({"id": uuid}, {}, {}, "GET", "/delay/messages/{id}")
@@ -296,7 +296,7 @@ class DelayQueries:
                 by_address.setdefault(address, []).append(number)
         return by_address
 
-    # --- who holds what
+    # --- owners of shards
 
     def _service(self) -> DelayService:
         service = self._timers
@@ -308,14 +308,15 @@ class DelayQueries:
 
     def _caught_up(self) -> tuple[DelayService, dict[int, int]]:
         """Wait until the delay service has processed every command that was stored before this request, at
-        most LOOKS_S. Return the service, and by shard the number of commands that are still not processed."""
+        most CATCH_UP_S. Return the service, and by shard the number of commands that are still not
+        processed."""
         service = self._service()
         shards = {shard.queue: shard for shard in service.shards.values() if shard.running}
         bounds = self._backend.bounds(list(shards)).wait(WAIT_S)
         ends = {
             queue: limits.next for queue, limits in zip(shards, bounds, strict=True) if limits is not None
         }
-        give_up = self._clock.monotonic() + LOOKS_S  # a look takes long where the loop has much to do
+        give_up = self._clock.monotonic() + CATCH_UP_S  # a poll takes long while the loop is busy
         while behind := {
             queue.queue_id: end - (shards[queue].position or 0)
             for queue, end in ends.items()
@@ -323,7 +324,7 @@ class DelayQueries:
         }:
             if self._clock.monotonic() >= give_up:
                 break
-            gevent.sleep(LOOK_S)
+            gevent.sleep(POLL_INTERVAL_S)
         return service, behind
 
     def _open_shards(self) -> list[OpenShard]:
@@ -357,7 +358,7 @@ class DelayQueries:
         return info.queues
 
 
-def _message_row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
+def _message_row(message: Pending, *, with_body: bool = False) -> dict[str, Any]:
     """Return a pending message as a row for people and programs."""
     row: dict[str, Any] = {
         "due_ms": message.due_ms, "topic": message.topic, "occurrence": message.occurrence,
@@ -373,7 +374,7 @@ def _message_row(message: Pending, *, whole: bool = False) -> dict[str, Any]:
     row["key"] = content.key.decode("utf-8", "replace")
     row["tags"] = content.tag.decode("utf-8", "replace")
     row["body_bytes"] = len(content.value)
-    if not whole:
+    if not with_body:
         return row | {"preview": content.value[:80].decode("utf-8", "replace")}
     row["properties"] = {
         name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
@@ -404,8 +405,8 @@ def _repeat_fields(command: DelayCommand) -> dict[str, Any]:
 def _read_choice(request: AdminRequest) -> DelayChoice:
     query = request.query
     after = _parse_cursor(query["after"]) if "after" in query else None
-    span = request.number("from_ms", 0), request.number("to_ms", FOREVER_MS)
-    return DelayChoice(query.get("topic"), query.get("key"), *span, after)
+    due_range = request.number("from_ms", 0), request.number("to_ms", FOREVER_MS)
+    return DelayChoice(query.get("topic"), query.get("key"), *due_range, after)
 
 
 def _ignore_message(_: Pending) -> None:
@@ -413,11 +414,11 @@ def _ignore_message(_: Pending) -> None:
 
 
 def _parse_cursor(text: str) -> Cursor:
-    parts = text.split(".")
-    if len(parts) != 3 or not all(part.isdecimal() and len(part) <= 19 for part in parts):
+    numbers = text.split(".")
+    if len(numbers) != 3 or not all(number.isdecimal() and len(number) <= 19 for number in numbers):
         raise CallerError(f"after is {text!r}; the `next` of an earlier answer is wanted")
-    return Cursor(*map(int, parts))
+    return Cursor(*map(int, numbers))
 
 
 def _cursor_text(cursor: Cursor | None) -> str | None:
-    return None if cursor is None else ".".join(str(part) for part in cursor)
+    return None if cursor is None else ".".join(str(number) for number in cursor)

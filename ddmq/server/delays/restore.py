@@ -234,11 +234,11 @@ def find_difference(store: DelayStore, number: int, backend: Backend) -> str | N
     and be lost. The same is true of a log that a restore began, in which the commands have other offsets.
     """
     info = backend.topic(DELAY_TOPIC)
-    known_to = ingested_offset(store.meta(INGESTED)) or 0
+    ingested_to = ingested_offset(store.meta(INGESTED)) or 0
     queue = None if info is None or number >= info.queues else QueueRef(info.name, info.incarnation, number)
     bounds = Bounds(0, 0) if queue is None else backend.bounds([queue]).wait(WAIT_S)[0] or Bounds(0, 0)
-    if known_to > bounds.next:
-        return f"shard {number} has taken in {known_to} commands, the log has {bounds.next}"
+    if ingested_to > bounds.next:
+        return f"shard {number} has taken in {ingested_to} commands, the log has {bounds.next}"
     if queue is None:
         return None
     for message in islice(chain.from_iterable(read_pages(store)), LOOKED_AT_MAX):

@@ -1,4 +1,4 @@
-"""Connections to the admin port: how many, how long each may take to ask, and what is refused unread.
+"""Connections to the admin port: their number, their timeouts, and the requests that are rejected unread.
 
 Who is silent, or slow to ask, is closed; where the bound is reached, whoever is silent for the longest makes
 room, so that nobody keeps others out by holding connections; one address has not all of them, and inside it
@@ -41,7 +41,7 @@ PROBES = ("/health", "/ready")
 UNSENT_BYTES_MAX = 64 << 20  # of answers that clients do not take; at least one is sent
 IDLE_S = 30.0  # from one request to the first line of the next
 HEADER_S = 10.0  # from there to the end of the headers
-STALLED_S = 30.0  # for a body, and for each part of an answer to be taken
+STALLED_S = 30.0  # for a body, and for each chunk of an answer to be taken
 BUSY = b'{"error": "too many requests are being answered; try again"}'
 BUSY_STATUS = "503 Service Unavailable"
 BUSY_HEAD = f"HTTP/1.1 {BUSY_STATUS}\r\nContent-Type: {JSON}\r\nConnection: close\r\n".encode()
@@ -180,22 +180,22 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
 
     def _make_answer(self, answer: Any, *arguments: Any) -> Any:
         """Call `answer` to answer a request. Meanwhile the connection does not count as silent."""
-        self._note_silence(0.0)
+        self._record_silence(0.0)
         try:
             return answer(*arguments)
         finally:
-            self._note_silence(time.monotonic())
+            self._record_silence(time.monotonic())
 
     @contextmanager
     def await_client(self) -> Iterator[None]:
         """Count the connection as silent while a handler waits for the client."""
-        self._note_silence(time.monotonic())
+        self._record_silence(time.monotonic())
         try:
             yield
         finally:
-            self._note_silence(0.0)
+            self._record_silence(0.0)
 
-    def _note_silence(self, since: float) -> None:
+    def _record_silence(self, since: float) -> None:
         """Record that the connection has been silent since then (0: it is not silent), unless it was closed
         in favour of another one."""
         if self in self.server.connections:
@@ -203,7 +203,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
 
     def get_environ(self) -> dict[str, Any]:
         """Return gevent's environment of the request with two additions: the path as it was sent, so that a
-        quoted slash stays inside a name, and the values that `find_refusal` checks."""
+        quoted slash stays inside a name, and the values that `check_request` checks."""
         environ: dict[str, Any] = super().get_environ()
         return environ | {
             "RAW_URI": self.path,
@@ -217,7 +217,7 @@ class AdminConnection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
 
     def process_result(self) -> None:
         """Send the answer, or 503 if too many bytes of answers are waiting to be sent."""
-        size = sum(len(piece) for piece in self.result)
+        size = sum(len(chunk) for chunk in self.result)
         if not self.is_probe and self.server.unsent and self.server.unsent + size > UNSENT_BYTES_MAX:
             self.result, size = [BUSY], len(BUSY)
             self.start_response(BUSY_STATUS, [("Content-Type", JSON), ("Content-Length", str(size))])
@@ -240,8 +240,8 @@ def _answer_busy(_: Mapping[str, Any], start: Any) -> Sequence[bytes]:
     return [BUSY]
 
 
-class RefusedRequest(NamedTuple):
-    """The reason why a request is refused: an HTTP status and a sentence. `details` are only written to the
+class RequestRejection(NamedTuple):
+    """The reason why a request is rejected: an HTTP status and a sentence. `details` are only written to the
     log."""
 
     status: int
@@ -249,8 +249,8 @@ class RefusedRequest(NamedTuple):
     details: str = ""
 
 
-def find_refusal(environ: Mapping[str, Any], names: Iterable[str]) -> RefusedRequest | None:
-    """Check a request before its body is read; return why it is refused, or None. `names`: the allowed names
+def check_request(environ: Mapping[str, Any], names: Iterable[str]) -> RequestRejection | None:
+    """Check a request before its body is read; return why it is rejected, or None. `names`: the allowed names
     of the server's host, besides loopback and the address to which the client connected."""
     return (
         _check_length(environ)
@@ -260,18 +260,18 @@ def find_refusal(environ: Mapping[str, Any], names: Iterable[str]) -> RefusedReq
     )
 
 
-def _check_length(environ: Mapping[str, Any]) -> RefusedRequest | None:
+def _check_length(environ: Mapping[str, Any]) -> RequestRejection | None:
     if "HTTP_TRANSFER_ENCODING" in environ:
-        return RefusedRequest(411, "Transfer-Encoding is not taken; send the body with its Content-Length")
+        return RequestRejection(411, "Transfer-Encoding is not taken; send the body with its Content-Length")
     lengths = environ.get("ddmq.lengths") or [environ.get("CONTENT_LENGTH") or "0"]
     if len(lengths) > 1 or not (lengths[0].isascii() and lengths[0].isdigit() and len(lengths[0]) < 19):
-        return RefusedRequest(
+        return RequestRejection(
             400, f"Content-Length is {', '.join(lengths)[:60]!r}; one whole number is wanted"
         )
     return None
 
 
-def _check_host(environ: Mapping[str, Any], names: Iterable[str]) -> RefusedRequest | None:
+def _check_host(environ: Mapping[str, Any], names: Iterable[str]) -> RequestRejection | None:
     host = environ.get("HTTP_HOST")
     if host is None:
         return None  # no browser leaves it out
@@ -281,7 +281,7 @@ def _check_host(environ: Mapping[str, Any], names: Iterable[str]) -> RefusedRequ
         _normalize_host(environ.get("ddmq.own_address", "")),
     } - {""}
     if _host_of(host) not in own:
-        return RefusedRequest(
+        return RequestRejection(
             403,
             f"Host is {host[:100]!r}, no name of this server; admin_names in ddmq.yaml names further ones, "
             "and the server's log has those that it knows",
@@ -304,23 +304,23 @@ def _normalize_host(host: str) -> str:
         return host.lower().rstrip(".")
 
 
-def _check_origin(environ: Mapping[str, Any]) -> RefusedRequest | None:
+def _check_origin(environ: Mapping[str, Any]) -> RequestRejection | None:
     origin, host = environ.get("HTTP_ORIGIN"), environ.get("HTTP_HOST", "")
     if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
-        return RefusedRequest(403, f"Origin is {origin[:100]!r}: pages of other sites may not use this API")
+        return RequestRejection(403, f"Origin is {origin[:100]!r}: pages of other sites may not use this API")
     site = environ.get("HTTP_SEC_FETCH_SITE", "none")
     if site not in ("none", "same-origin"):
-        return RefusedRequest(
+        return RequestRejection(
             403, f"Sec-Fetch-Site is {site[:40]!r}: pages of other sites may not use this API"
         )
     return None
 
 
-def _check_content_type(environ: Mapping[str, Any]) -> RefusedRequest | None:
+def _check_content_type(environ: Mapping[str, Any]) -> RequestRejection | None:
     if environ["REQUEST_METHOD"] != "POST" and int(environ.get("CONTENT_LENGTH") or "0") == 0:
         return None
     kind = environ.get("CONTENT_TYPE", "")
     if kind.partition(";")[0].strip().lower() != JSON:
         stated = repr(kind[:100]) if kind else "missing"
-        return RefusedRequest(415, f"Content-Type is {stated}; allowed: {JSON}")
+        return RequestRejection(415, f"Content-Type is {stated}; allowed: {JSON}")
     return None

@@ -23,7 +23,7 @@ SLICE_S = 0.001
 SHARE_S = 0.2  # of each second
 DEBT_S = 0.1
 MORE_S = 0.01  # in the middle of an answer, so that it is not all waiting
-TURN_S = 10.0  # for the listings before this one
+LISTING_WAIT_S = 10.0  # for the listings before this one
 YIELD_S = 1e-4  # long enough for what has come in to be seen
 T = TypeVar("T")
 
@@ -64,10 +64,10 @@ class Account:
             gevent.sleep(over / SHARE_S)
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def listing_slot(self) -> Iterator[None]:
         """Wait for the earlier listings of this address, and hold the right to make a listing in the
         block."""
-        if not self._listing.acquire(timeout=TURN_S):
+        if not self._listing.acquire(timeout=LISTING_WAIT_S):
             raise TryLaterError("too many answers are being made for this address; try again")
         try:
             self.pause()
@@ -80,18 +80,18 @@ class Accounts:
     """The accounts of all addresses that are connected or have a debt."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Account] = {}
+        self._accounts: dict[str, Account] = {}
 
     @contextmanager
     def connected(self, host: str) -> Iterator[Account]:
         """Yield the account of a connection's address, while the connection lasts."""
         address = address_of(host)
-        account = self._known.get(address)
+        account = self._accounts.get(address)
         if account is None:
-            self._known = {
-                name: each for name, each in self._known.items() if each.connections or each.debt_s
+            self._accounts = {
+                name: each for name, each in self._accounts.items() if each.connections or each.debt_s
             }
-            account = self._known[address] = Account()
+            account = self._accounts[address] = Account()
         account.connections += 1
         try:
             yield account
@@ -99,7 +99,7 @@ class Accounts:
             account.connections -= 1
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._accounts)
 
 
 class PacedGreenlet(gevent.Greenlet):  # type: ignore[misc]  # gevent has no types
@@ -109,18 +109,18 @@ class PacedGreenlet(gevent.Greenlet):  # type: ignore[misc]  # gevent has no typ
     account: Account | None = None
     since = 0.0
 
-    def switch(self, *given: Any) -> Any:
+    def switch(self, *arguments: Any) -> Any:
         """Resume the greenlet, and charge `account` with the processor time until it yields."""
-        return self._run_charged(super().switch, *given)
+        return self._run_charged(super().switch, *arguments)
 
-    def throw(self, *given: Any) -> Any:
+    def throw(self, *arguments: Any) -> Any:
         """Resume the greenlet with an exception, and charge `account` as `switch` does."""
-        return self._run_charged(super().throw, *given)
+        return self._run_charged(super().throw, *arguments)
 
-    def _run_charged(self, go: Any, *given: Any) -> Any:
+    def _run_charged(self, go: Any, *arguments: Any) -> Any:
         self.since = time.thread_time()
         try:
-            return go(*given)
+            return go(*arguments)
         finally:
             if self.account is not None:
                 self.account.charge(time.thread_time() - self.since)

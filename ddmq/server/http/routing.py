@@ -4,8 +4,9 @@ A route is `METHOD /literal/{name}/…` and a function `(AdminRequest) -> value`
 None as {}. CallerError → 400 (unknown topics, groups and messages → 404), TryLaterError → 503,
 RemoteError (a change may or may not be made) → 504, StorageError → 500, each as {"error": text}. Bodies are
 bounded. Runs in a greenlet per request, so handlers may wait on completions; a long answer is encoded in
-pieces, between which others run, and whose turn it is to get one pace.py says. What `connection.refusal`
-finds reaches no handler. What another process has to answer is passed on to it (`ask_other`).
+chunks, between which other greenlets run, and pace.py limits how many listings are made at a time. A request
+that `connection.check_request` rejects reaches no handler. `forward_request` passes a request on to another
+process.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ import gevent
 import msgspec
 
 from ddmq.address import parse
-from ddmq.server.http.connection import JSON, RefusedRequest, find_refusal
+from ddmq.server.http.connection import JSON, RequestRejection, check_request
 from ddmq.server.http.pace import Account, yield_if_long
 from ddmq_common.errors import CallerError, DdmqError, RemoteError, TryLaterError, UnknownTopicError
 
 COUNT_MAX = 1 << 30  # of names in a listing, where nobody says
 BODY_BYTES_MAX = 1 << 20
 BODY_S = 30.0  # for a whole body to come
-PIECE_BYTES = 256 << 10  # of an answer
+CHUNK_BYTES = 256 << 10  # of an answer
 CHANGE_S = 0.002  # processor time that the backend takes for a change
 NO_LISTINGS = ("/health", "/ready", "/metrics")  # wait for none to be made
 _STATUS = {
@@ -68,7 +69,7 @@ class Page(NamedTuple):
         return sorted((each for each in items if name(each) > self.after), key=name)[: self.most]
 
 
-WHOLE = Page()
+ALL_ITEMS = Page()
 
 
 class AdminRequest(NamedTuple):
@@ -133,26 +134,26 @@ class AdminRouter:
     def __call__(
         self, environ: Mapping[str, Any], start: Callable[[str, list[tuple[str, str]]], Any]
     ) -> Iterable[bytes]:
-        refused = find_refusal(environ, self._names)
-        status, kind, pieces = self._answer_request(environ, refused)
-        length = sum(map(len, pieces))
+        rejection = check_request(environ, self._names)
+        status, kind, chunks = self._answer_request(environ, rejection)
+        length = sum(map(len, chunks))
         headers = [
             ("Content-Type", kind),
             ("Content-Length", str(length)),
             ("X-Content-Type-Options", "nosniff"),
         ]
-        if refused or status in (408, 413):
+        if rejection or status in (408, 413):
             headers.append(("Connection", "close"))  # its body was not read
         start(_STATUS[status], headers)
-        return [] if environ["REQUEST_METHOD"] == "HEAD" else pieces
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else chunks
 
     def _answer_request(
-        self, environ: Mapping[str, Any], refused: RefusedRequest | None
+        self, environ: Mapping[str, Any], rejection: RequestRejection | None
     ) -> tuple[int, str, Sequence[bytes]]:
         try:
-            if refused is not None:
-                _log_refused(environ, refused)
-                raise _HttpError(refused.status, refused.text)
+            if rejection is not None:
+                _log_rejection(environ, rejection)
+                raise _HttpError(rejection.status, rejection.text)
             return self._dispatch_request(environ)
         except _HttpError as error:
             return _error_answer(error.status, str(error))
@@ -170,33 +171,34 @@ class AdminRouter:
 
     def _dispatch_request(self, environ: Mapping[str, Any]) -> tuple[int, str, Sequence[bytes]]:
         method = environ["REQUEST_METHOD"].replace("HEAD", "GET")
-        parts = [unquote(part) for part in _raw_path(environ).strip("/").split("/")]
-        known_path = False
+        segments = [unquote(segment) for segment in _raw_path(environ).strip("/").split("/")]
+        path_exists = False
         for route_method, pattern, handler in self._routes:
-            variables = _match(pattern, parts)
+            variables = _match(pattern, segments)
             if variables is None:
                 continue
-            known_path = True
+            path_exists = True
             if route_method == method:
                 path = "/" + "/".join(pattern)
                 request = AdminRequest(variables, _read_query(environ), _read_body(environ), method, path)
-                with _await_turn(environ, path):
+                with _await_slot(environ, path):
                     return _encode_answer(handler(request))
         if self._closed is not None:
             raise TryLaterError(self._closed())
-        if known_path:
-            raise _HttpError(405, f"{method} is not for /{'/'.join(parts)}")
+        if path_exists:
+            raise _HttpError(405, f"{method} is not for /{'/'.join(segments)}")
         paths = ", ".join(sorted({"/" + "/".join(pattern) for _, pattern, _ in self._routes}))
-        raise _HttpError(404, f"no such path: /{'/'.join(parts)}; there are {paths}")
+        raise _HttpError(404, f"no such path: /{'/'.join(segments)}; there are {paths}")
 
 
-def _await_turn(environ: Mapping[str, Any], pattern: str) -> AbstractContextManager[None]:
-    """Return a context that waits for this request's turn; a listing holds its turn until it is answered."""
+def _await_slot(environ: Mapping[str, Any], pattern: str) -> AbstractContextManager[None]:
+    """Return a context that waits for a slot for this request; a listing holds its slot until it is
+    answered."""
     account: Account | None = environ.get("ddmq.account")
     if account is None:
         return nullcontext()
     if environ["REQUEST_METHOD"] != "POST" and pattern not in NO_LISTINGS:
-        return account.turn()
+        return account.listing_slot()
     account.pause()
     if environ["REQUEST_METHOD"] == "POST":
         account.charge(CHANGE_S)
@@ -220,14 +222,14 @@ def quote_free(path: str) -> str:
     return path.encode("latin-1", "replace").decode("utf-8", "replace").replace("%", "%25")
 
 
-def _match(pattern: list[str], parts: list[str]) -> dict[str, str] | None:
-    if len(pattern) != len(parts):
+def _match(pattern: list[str], segments: list[str]) -> dict[str, str] | None:
+    if len(pattern) != len(segments):
         return None
     variables: dict[str, str] = {}
-    for expected, part_text in zip(pattern, parts, strict=True):
+    for expected, segment in zip(pattern, segments, strict=True):
         if expected.startswith("{"):
-            variables[expected[1:-1]] = part_text
-        elif expected != part_text:
+            variables[expected[1:-1]] = segment
+        elif expected != segment:
             return None
     return variables
 
@@ -269,34 +271,34 @@ def _read(source: Any, length: int) -> bytes:
 def _encode_answer(value: Any) -> tuple[int, str, Sequence[bytes]]:
     if isinstance(value, Text):
         return value.status, value.content_type, [value.payload]
-    return 200, JSON, _encode_pieces({} if value is None else value)
+    return 200, JSON, _encode_chunks({} if value is None else value)
 
 
-def _encode_pieces(value: Any) -> list[bytes]:
+def _encode_chunks(value: Any) -> list[bytes]:
     """Encode the value as JSON, in chunks; other greenlets run in between."""
-    pieces, piece = [], bytearray()
-    for part in _parts(value):
-        if len(piece) + len(part) > PIECE_BYTES:
-            pieces += [bytes(piece), part]
-            piece.clear()
+    chunks, chunk = [], bytearray()
+    for fragment in _json_fragments(value):
+        if len(chunk) + len(fragment) > CHUNK_BYTES:
+            chunks += [bytes(chunk), fragment]
+            chunk.clear()
         else:
-            piece += part
+            chunk += fragment
         yield_if_long()
-    return [*pieces, bytes(piece)]
+    return [*chunks, bytes(chunk)]
 
 
-def _parts(value: Any) -> Iterator[bytes]:
-    """Yield the JSON of a value in parts. A value without nested containers, such as the row of a listing, is
-    one part."""
+def _json_fragments(value: Any) -> Iterator[bytes]:
+    """Yield the JSON of a value in fragments. A value without nested containers, such as the row of a
+    listing, is one fragment."""
     if isinstance(value, dict) and any(each and isinstance(each, dict | list) for each in value.values()):
         for index, (key, each) in enumerate(value.items()):
             yield (b"," if index else b"{") + msgspec.json.encode(str(key)) + b":"
-            yield from _parts(each)
+            yield from _json_fragments(each)
         yield b"}"
     elif isinstance(value, list):
         for index, each in enumerate(value):
             yield b"," if index else b"["
-            yield from _parts(each)
+            yield from _json_fragments(each)
         yield b"]" if value else b"[]"
     else:
         yield msgspec.json.encode(value)
@@ -306,16 +308,16 @@ def _error_answer(status: int, text: str) -> tuple[int, str, Sequence[bytes]]:
     return status, JSON, [msgspec.json.encode({"error": text})]
 
 
-def _log_refused(environ: Mapping[str, Any], refused: RefusedRequest) -> None:
+def _log_rejection(environ: Mapping[str, Any], rejection: RequestRejection) -> None:
     facts = {"peer": environ.get("REMOTE_ADDR", ""), "path": environ.get("PATH_INFO", "")[:100]}
-    why = "; ".join(filter(None, (refused.text, refused.details)))
+    why = "; ".join(filter(None, (rejection.text, rejection.details)))
     log.warning("admin request refused", extra=facts | {"why": why})
 
 
-def ask_other(address: str, request: AdminRequest) -> Text:
+def forward_request(address: str, request: AdminRequest) -> Text:
     """Send the request to the process at an admin address and return its answer unchanged. Blocks, so call it
     in a native thread. Raises TryLaterError if there is no answer."""
-    filled = re.sub(r"\{(\w+)\}", lambda found: quote(request.path[found[1]], safe=""), request.pattern)
+    filled = re.sub(r"\{(\w+)\}", lambda match: quote(request.path[match[1]], safe=""), request.pattern)
     target = f"{filled}?{urlencode({**request.query, FORWARDED: '1'})}"
     connection = http.client.HTTPConnection(*parse(address), timeout=OTHER_S)
     try:

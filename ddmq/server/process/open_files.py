@@ -25,12 +25,12 @@ class OpenFilesShare(NamedTuple):
     reserve: int
 
 
-def share_of_limit(open_files: int, servers: int, wanted: int) -> OpenFilesShare:
-    """Return how many of the `wanted` connections each of the `servers` may have within the limit of open
-    files; at least one."""
+def share_of_limit(open_files: int, servers: int, connections_max: int) -> OpenFilesShare:
+    """Return how many connections, at most `connections_max`, each of the `servers` may have within the limit
+    of open files; at least one."""
     reserve = min(max(open_files // 2, RESERVE_MIN), RESERVE_MAX)
     available = max((open_files - reserve) // max(servers, 1), 1)
-    return OpenFilesShare(min(wanted, available), reserve)
+    return OpenFilesShare(min(connections_max, available), reserve)
 
 
 def open_files_max() -> int:

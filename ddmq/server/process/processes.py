@@ -1,10 +1,10 @@
-"""`ddmq serve --processes`: each part as its own process over one directory, watched by this one.
+"""`ddmq serve --processes`: each component as its own process over one directory, watched by this one.
 
 The consumer proxy's process holds the public admin port, because the live state of groups is there; the
 others' own admin ports are 100 and 200 above it, or free ones, said in the log and to that process, which
-asks them for what they count. A part that dies is
+asks them for what they count. A component that dies is
 started again after a pause that doubles from 100 ms to 5 s, until it has lived for 5 s; SIGTERM is passed on
-to all, a second one kills. When this one is killed the parts drain and end (signals.py).
+to all, a second one kills. When this one is killed the components drain and end (signals.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import IO, Any
 import click
 
 from backend.engines import FILE_LOG
-from ddmq.address import PARTS, HostPort, read_ready, ready_line
+from ddmq.address import COMPONENTS, HostPort, read_ready, ready_line
 from ddmq.server.admin.figures import component_line
 from ddmq.server.config import PROCESS_NAME_MAX, Configuration, ServeConfig, load_folder, with_flags
 from ddmq.server.process import logs
@@ -54,8 +54,8 @@ def let_hangup() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
-class PartProcess:
-    """A child process that runs a part of the server: its command line and, once it is ready, its
+class ComponentProcess:
+    """A child process that runs a component of the server: its command line and, once it is ready, its
     addresses."""
 
     def __init__(self, name: str, arguments: list[str]) -> None:
@@ -66,7 +66,7 @@ class PartProcess:
         self.addresses: dict[str, HostPort] = {}
         self.child: subprocess.Popen[str] | None = None
         self.started_at = 0.0  # monotonic seconds
-        self.again_at = NEVER  # it died, and is started again then
+        self.restart_at = NEVER  # it died, and is started again then
         self.pause_s = PAUSE_FIRST_S
 
     def start(self) -> None:
@@ -74,7 +74,7 @@ class PartProcess:
         command = [sys.executable, "-P", "-m", "ddmq", self.name, *self.arguments]
         self.started_at = time.monotonic()
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C comes through us, once
-        hold_hangup()  # inherited as well, until the part can read its configuration again
+        hold_hangup()  # inherited as well, until the component can read its configuration again
         try:
             self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         finally:
@@ -129,127 +129,139 @@ class Wakes:
 
 
 class Supervisor:
-    """Starts the part processes, restarts those that die, and stops all of them together.
+    """Starts the component processes, restarts those that die, and stops all of them together.
 
-    The first part has the public admin port. `ready_within_s`: the time within which each must become ready.
-    `together`: all are started at the same time, because none needs another one to be ready first.
+    The first component has the public admin port. `ready_within_s`: the time within which each must become
+    ready. `together`: all are started at the same time, because none needs another one to be ready first.
     """
 
     def __init__(
-        self, parts: list[PartProcess], ready_within_s: float = READY_WITHIN_S, together: bool = False
+        self,
+        components: list[ComponentProcess],
+        ready_within_s: float = READY_WITHIN_S,
+        together: bool = False,
     ) -> None:
-        self.parts = parts
+        self.components = components
         self._together = together
         self._ready_within_s = ready_within_s
         self.stopping = False
         self._hangups = 0
-        self._telling = threading.Lock()
-        for part in parts:
-            part.when_ready = self._publish_admin_addresses
+        self._publish_lock = threading.Lock()
+        for component in components:
+            component.when_ready = self._publish_admin_addresses
 
     def _publish_admin_addresses(self) -> None:
-        """Send the first part the admin addresses of the others that are ready."""
-        public, *others = self.parts
-        with self._telling:
-            lines = [component_line(part.name, part.addresses["admin"]) for part in others if part.addresses]
+        """Send the first component the admin addresses of the others that are ready."""
+        public, *others = self.components
+        with self._publish_lock:
+            lines = [
+                component_line(component.name, component.addresses["admin"])
+                for component in others
+                if component.addresses
+            ]
             public.send_lines("".join(lines))
 
     def start(self) -> None:
-        """Start all parts, and wait until they are ready or a stop is requested. Raises ClickException if a
-        part is not ready in time."""
+        """Start all components, and wait until they are ready or a stop is requested. Raises ClickException
+        if a component is not ready in time."""
         if self._together:
-            for part in self.parts:
-                self._start(part)
-        for part in self.parts:
+            for component in self.components:
+                self._start(component)
+        for component in self.components:
             if self.stopping:
                 return
             if not self._together:
-                self._start(part)
-            self._await_ready(part)
+                self._start(component)
+            self._await_ready(component)
 
-    def _await_ready(self, part: PartProcess) -> None:
+    def _await_ready(self, component: ComponentProcess) -> None:
         deadline = time.monotonic() + self._ready_within_s
-        while not part.ready.wait(0.05) and not self.stopping:
-            assert part.child is not None
-            if part.child.poll() is not None or time.monotonic() > deadline:
+        while not component.ready.wait(0.05) and not self.stopping:
+            assert component.child is not None
+            if component.child.poll() is not None or time.monotonic() > deadline:
                 self.stop()
-                raise click.ClickException(f"the {part.name} process did not get ready; its reason is above")
+                raise click.ClickException(
+                    f"the {component.name} process did not get ready; its reason is above"
+                )
 
     def watch(self) -> None:
-        """Restart parts that die, until a stop is requested."""
+        """Restart components that die, until a stop is requested."""
         with closing(Wakes()) as wakes:
             while not self.stopping:
-                for part in self.parts:
-                    self.tend_part(part, time.monotonic())
-                wakes.wait(min(part.again_at for part in self.parts) - time.monotonic())
+                for component in self.components:
+                    self.check_component(component, time.monotonic())
+                wakes.wait(min(component.restart_at for component in self.components) - time.monotonic())
 
-    def tend_part(self, part: PartProcess, now: float) -> None:
-        """Record that a part has died, or restart it once its pause is over. Each part has its own pause."""
-        if part.again_at == NEVER:
-            if part.child is not None and part.child.poll() is not None:
-                how = _describe_end(part.child.returncode)
-                log.warning("part died, starting it again", extra={"part": part.name, "how": how})
-                if now - part.started_at > PAUSE_MAX_S:
-                    part.pause_s = PAUSE_FIRST_S  # it had settled
-                part.again_at = now + part.pause_s
-                part.pause_s = min(part.pause_s * 2, PAUSE_MAX_S)
-        elif now >= part.again_at and not self.stopping:
-            part.again_at = NEVER
-            self._start(part)
+    def check_component(self, component: ComponentProcess, now: float) -> None:
+        """Record that a component has died, or restart it once its pause is over. Each component has its own
+        pause."""
+        if component.restart_at == NEVER:
+            if component.child is not None and component.child.poll() is not None:
+                how = _describe_end(component.child.returncode)
+                log.warning("part died, starting it again", extra={"part": component.name, "how": how})
+                if now - component.started_at > PAUSE_MAX_S:
+                    component.pause_s = PAUSE_FIRST_S  # it had settled
+                component.restart_at = now + component.pause_s
+                component.pause_s = min(component.pause_s * 2, PAUSE_MAX_S)
+        elif now >= component.restart_at and not self.stopping:
+            component.restart_at = NEVER
+            self._start(component)
 
-    def _start(self, part: PartProcess) -> None:
-        """Start a part, and send it the signals that arrived before it was a child of this process."""
+    def _start(self, component: ComponentProcess) -> None:
+        """Start a component, and send it the signals that arrived before it was a child of this process."""
         hangups = self._hangups
-        part.start()
-        assert part.child is not None
+        component.start()
+        assert component.child is not None
         if self.stopping:
-            part.child.terminate()
+            component.child.terminate()
         elif self._hangups > hangups:
-            part.child.send_signal(signal.SIGHUP)  # it may have read its configuration before that
+            component.child.send_signal(signal.SIGHUP)  # it may have read its configuration before that
 
     def stop(self, *_: Any) -> None:
-        """Send SIGTERM to every part; on the second call, SIGKILL."""
+        """Send SIGTERM to every component; on the second call, SIGKILL."""
         number = signal.SIGKILL if self.stopping else signal.SIGTERM
         self.stopping = True
         self.pass_on(number)
 
     def hang_up(self, *_: Any) -> None:
-        """Send SIGHUP to every part; a part that is just being started gets it right afterwards."""
+        """Send SIGHUP to every component; a component that is just being started gets it right afterwards."""
         self._hangups += 1
         self.pass_on(signal.SIGHUP)
 
     def pass_on(self, number: signal.Signals) -> None:
-        """Send a signal to every part that is running."""
-        for part in self.parts:
-            if part.child is not None and part.child.poll() is None:
-                part.child.send_signal(number)
+        """Send a signal to every component that is running."""
+        for component in self.components:
+            if component.child is not None and component.child.poll() is None:
+                component.child.send_signal(number)
 
     def join(self) -> None:
-        """Wait until every part process has ended."""
-        for part in self.parts:
-            if part.child is not None:
-                part.child.wait()
+        """Wait until every component process has ended."""
+        for component in self.components:
+            if component.child is not None:
+                component.child.wait()
 
 
 def run_processes(config_dir: Path | None, flags: dict[str, Any]) -> None:
-    """Run each part as its own process until SIGTERM; print `ready …` when all of them answer."""
+    """Run each component as its own process until SIGTERM; print `ready …` when all of them answer."""
     os.umask(UMASK)
     config = with_flags(load_folder(config_dir), **flags)
-    config.serve.check_reach(PARTS)
-    check_ports(config, PARTS)
+    config.serve.check_reach(COMPONENTS)
+    check_ports(config, COMPONENTS)
     logs.set_up(config.serve.log_level, config.serve.log_format)
     warn_of_retired(config.retired)
     names = ("consumer", "producer", "delay-service")
     remote = config.backend.engine != FILE_LOG
     waits = NEVER if remote else READY_WITHIN_S  # a cluster may be away for long
-    supervisor = Supervisor([_build_part(config, config_dir, name) for name in names], waits, together=remote)
+    supervisor = Supervisor(
+        [_build_component(config, config_dir, name) for name in names], waits, together=remote
+    )
 
     signal.signal(signal.SIGHUP, supervisor.hang_up)
     signal.signal(signal.SIGTERM, supervisor.stop)
     signal.signal(signal.SIGINT, supervisor.stop)
     supervisor.start()
     if not supervisor.stopping:
-        consumer, producer, _ = supervisor.parts
+        consumer, producer, _ = supervisor.components
         addresses = {
             "producer": producer.addresses["producer"],
             "consumer": consumer.addresses["consumer"],
@@ -266,15 +278,15 @@ def _describe_end(code: int) -> str:
 
 
 def _process_name(serve: ServeConfig, name: str) -> str:
-    """Return a part's name in the sample files, which is the same at every start although its admin port
+    """Return a component's name in the sample files, which is the same at every start although its admin port
     changes."""
     public = serve.process((name.removesuffix("-service"),), socket.gethostname())
     return (f"{name}@{public}" if serve.process_name else public)[:PROCESS_NAME_MAX]
 
 
-def admin_of_part(public: HostPort, name: str) -> HostPort:
-    """Return the address for a part's own admin API, given the server's public one; port 0 means any free
-    port."""
+def choose_admin_address(public: HostPort, name: str) -> HostPort:
+    """Return the address for a component's own admin API, given the server's public one; port 0 means any
+    free port."""
     port = public.port + ADMIN_ABOVE.get(name, 0)
     if port == public.port:
         return public
@@ -290,9 +302,9 @@ def _is_free(address: HostPort) -> bool:
         return False
 
 
-def _build_part(config: Configuration, config_dir: Path | None, name: str) -> PartProcess:
+def _build_component(config: Configuration, config_dir: Path | None, name: str) -> ComponentProcess:
     serve = config.serve
-    admin = admin_of_part(serve.address("admin"), name)
+    admin = choose_admin_address(serve.address("admin"), name)
     arguments = ["--with-parent", "--data-dir", str(serve.data_dir), "--admin", str(admin)]
     arguments += ["--process-name", _process_name(serve, name)]
     if serve.beyond_loopback:
@@ -304,4 +316,4 @@ def _build_part(config: Configuration, config_dir: Path | None, name: str) -> Pa
         arguments += [options[name_of_flag], value]
     if config_dir is not None:
         arguments += ["--config", str(config_dir)]
-    return PartProcess(name, arguments)
+    return ComponentProcess(name, arguments)

@@ -3,7 +3,7 @@
 Everything here blocks, so it runs in a native thread. Several processes share the folder: a file that another
 one deleted first is no error. A file is written under a hidden name and renamed, so that a reader never sees
 half of it; nothing is synced, because a sample lost with the machine costs a gap that the sequence numbers
-show. Merging writes the hour's file; the next sweep deletes the parts that it covers. In between, and after a
+show. Merging writes the hour's file; the next sweep deletes the files that it covers. In between, and after a
 crash for longer, a reader sees both.
 """
 
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ddmq_common.metrics import samples
 from ddmq_common.metrics.samples import HOUR_MS, SampleName
 
-MERGED_BYTES_MAX = 64 << 20  # of a merged file: who reads it takes it whole
+MERGED_BYTES_MAX = 64 << 20  # of a merged file: a reader has all of it in memory
 MERGE_AFTER_MS = 2 * HOUR_MS  # after the end of the hour: the job's watermark has passed it
 DAY_MS = 24 * HOUR_MS
 REASONS = {
@@ -47,12 +47,12 @@ class FolderCalls:
         with path.open("wb") as file:
             file.write(payload)
 
-    def join(self, path: Path, parts: Iterable[Path]) -> None:
-        """Write a file with the contents of all files in `parts`, in order."""
-        with path.open("wb") as whole:
-            for part in parts:
-                with part.open("rb") as file:
-                    shutil.copyfileobj(file, whole, 1 << 20)
+    def join(self, path: Path, sources: Iterable[Path]) -> None:
+        """Write a file with the contents of all files in `sources`, in order."""
+        with path.open("wb") as target:
+            for source in sources:
+                with source.open("rb") as file:
+                    shutil.copyfileobj(file, target, 1 << 20)
 
     def rename(self, path: Path, name: str) -> None:
         """Rename a file in its folder."""
@@ -72,7 +72,7 @@ class Swept(NamedTuple):
     the remaining bytes, and the errors."""
 
     deleted: dict[str, int]
-    bytes_kept: int
+    remaining_bytes: int
     failed: list[OSError]
 
 
@@ -181,42 +181,46 @@ class _Sweep:
     def merge(self, hour: _Hour, instance: str) -> None:
         """Delete files that a merged file covers, and merge the other files of `instance` into a new one.
 
-        The new file's parts stay until the next sweep: a reader that listed them can still read them.
+        The new file's sources stay until the next sweep: a reader that listed them can still read them.
         """
         files = list(self.own_files(hour))
-        whole = [name for _, name in files if name.merged]
-        parts = [
-            (path, name, any(file.covers(name) for file in whole)) for path, name in files if not name.merged
+        merged_names = [name for _, name in files if name.merged]
+        unmerged = [
+            (path, name, any(file.covers(name) for file in merged_names))
+            for path, name in files
+            if not name.merged
         ]
-        self.delete((path for path, _, covered in parts if covered), "merged")
-        fresh = [(path, name) for path, name, covered in parts if name.instance == instance and not covered]
-        for some in self._group_by_size(sorted(fresh, key=lambda part: part[1].first)):
+        self.delete((path for path, _, covered in unmerged if covered), "merged")
+        fresh = [
+            (path, name) for path, name, covered in unmerged if name.instance == instance and not covered
+        ]
+        for some in self._group_by_size(sorted(fresh, key=lambda item: item[1].first)):
             if len(some) > 1:
                 self._join(hour.path, some)
 
-    def _group_by_size(self, parts: list[tuple[Path, SampleName]]) -> Iterator[list[tuple[Path, SampleName]]]:
+    def _group_by_size(self, files: list[tuple[Path, SampleName]]) -> Iterator[list[tuple[Path, SampleName]]]:
         """Yield groups of neighbouring files of up to MERGED_BYTES_MAX in total; a larger file is a group of
         its own."""
         some: list[tuple[Path, SampleName]] = []
-        room = MERGED_BYTES_MAX
-        for part in parts:
+        capacity = MERGED_BYTES_MAX
+        for file in files:
             try:
-                size = part[0].stat().st_size
+                size = file[0].stat().st_size
             except OSError as error:
                 self.failed.append(error)
                 return
-            if some and size > room:
+            if some and size > capacity:
                 yield some
-                some, room = [], MERGED_BYTES_MAX
-            some.append(part)
-            room -= size
+                some, capacity = [], MERGED_BYTES_MAX
+            some.append(file)
+            capacity -= size
         yield some
 
-    def _join(self, folder: Path, parts: list[tuple[Path, SampleName]]) -> None:
-        name = SampleName(parts[0][1].instance, parts[0][1].first, parts[-1][1].last, True)
+    def _join(self, folder: Path, files: list[tuple[Path, SampleName]]) -> None:
+        name = SampleName(files[0][1].instance, files[0][1].first, files[-1][1].last, True)
         path = folder / name.hidden
         try:
-            self._disk.join(path, (part for part, _ in parts))
+            self._disk.join(path, (file for file, _ in files))
             self._disk.rename(path, str(name))
         except OSError as error:
             self.failed.append(error)

@@ -45,7 +45,7 @@ class SampleWriter:
         self._metrics = metrics
         self._written = metrics.cell(catalogue.SAMPLES_WRITTEN)
         self._bytes = metrics.cell(catalogue.SAMPLES_BYTES)
-        self._trouble: dict[str, str] = {}  # what fails at present: what was being done → reason
+        self._failures: dict[str, str] = {}  # what fails at present: what was being done → reason
         self._sweep_at = 0.0  # monotonic
         self._thread = ThreadPool(1)  # not the hub's: a disk that hangs must not keep others from theirs
         self._stopping = Event()
@@ -103,7 +103,7 @@ class SampleWriter:
         config, now_ms = self._config, self._clock.wall_ms()
         swept, error = self._off_hub(lambda: self._folder.sweep(now_ms, config.keep_days, config.bytes_max))
         if swept is not None:
-            self._bytes.value = swept.bytes_kept
+            self._bytes.value = swept.remaining_bytes
             for why, count in swept.deleted.items():
                 self._metrics.cell(catalogue.SAMPLES_DELETED, why).value += count
         self._report_failures("merge or delete", swept.failed if swept else [error] if error else [])
@@ -117,9 +117,9 @@ class SampleWriter:
         """Count each failure. Log only the first failure of a series, and its end."""
         for error in errors:
             self._metrics.cell(catalogue.SAMPLES_FAILED, failure_reason(error)).value += 1
-        before = self._trouble.pop(what, None)
+        before = self._failures.pop(what, None)
         if errors:
-            now = self._trouble[what] = failure_reason(errors[0])
+            now = self._failures[what] = failure_reason(errors[0])
             if now != before:
                 extra = {"reason": now, "error": str(errors[0]), "dir": str(self._folder.root)}
                 log.warning(

@@ -5,9 +5,10 @@ that can be. Everything is read and checked before anything changes; a wrong fil
 groups of their files are made and changed; limits, rates and subscriptions' defaults of both proxies, and the
 log level, take effect at once. Other keys wait for the next start, and the log line names them.
 
-A part of `ddmq serve --processes` does not outlive the process that started it. That one holds the other end
-of the part's standard input: it ends however its holder ends, kill -9 too. Else the parts of one that was
-killed would keep the ports, and it could not be started again. What it writes there are lines, for `hear`.
+A component of `ddmq serve --processes` does not outlive its parent process. The parent holds the other end of
+the component's standard input, which ends however the parent ends, kill -9 too. Otherwise the components of a
+killed parent would keep the ports, and it could not be started again. The lines that the parent writes there
+are passed to `on_line`.
 """
 
 from __future__ import annotations
@@ -22,16 +23,22 @@ import gevent
 from gevent.socket import wait_read
 
 from ddmq.server.admin import topics
-from ddmq.server.config import Configuration, file_of_part, load_folder, over_backend, resolved_values
-from ddmq.server.process.parts import ServerProcess
+from ddmq.server.config import (
+    Configuration,
+    find_declaring_source,
+    load_folder,
+    over_backend,
+    resolved_values,
+)
 from ddmq.server.process.processes import let_hangup
+from ddmq.server.process.server_process import ServerProcess
 from ddmq.server.readable_secrets import warn_of_secrets
 from ddmq_common.config import Reloaded, merge_live_values
 from ddmq_common.errors import DdmqError
 
 log = logging.getLogger("ddmq.server")
 SERVE_LIVE = frozenset({"log_level", "drain_ms"})
-RESTART_PARTS = ("rpc", "backend", "log", "delay")
+RESTART_SECTIONS = ("rpc", "backend", "log", "delay")
 STDIN = 0
 
 
@@ -53,7 +60,7 @@ def reload_configuration(process: ServerProcess) -> None:
         return
     try:
         fresh = over_backend(load_folder(folder), process.config.backend_flags)
-        source = file_of_part(fresh, "topics")
+        source = find_declaring_source(fresh, "topics")
         names = topics.apply_file(process.backend, process.clock, fresh.topics.topics, source)
         changed, waiting = _apply(process, fresh)
         process.declare_groups(fresh)
@@ -72,22 +79,24 @@ def _apply(process: ServerProcess, fresh: Configuration) -> tuple[list[str], lis
     start."""
     config, changed, waiting = process.config, list[str](), list[str]()
 
-    def record_change(part: str, reloaded: Reloaded) -> None:
-        changed.extend(f"{part}.{key}" for key in reloaded.changed)
-        waiting.extend(f"{part}.{key}" for key in reloaded.waiting)
+    def record_change(section: str, reloaded: Reloaded) -> None:
+        changed.extend(f"{section}.{key}" for key in reloaded.changed)
+        waiting.extend(f"{section}.{key}" for key in reloaded.waiting)
 
     serve = _merge_serve(config, fresh)
     record_change("serve", serve)
     logging.getLogger().setLevel(serve.config.log_level.upper())
     config = dataclasses.replace(config, serve=serve.config, topics=fresh.topics, groups=fresh.groups)
-    for part, proxy in (("consumer", process.consumer), ("producer", process.producer or process.sends)):
+    for section, proxy in (("consumer", process.consumer), ("producer", process.producer or process.sends)):
         if proxy is not None:
-            reloaded = proxy.reconfigure(getattr(fresh, part))
-            record_change(part, reloaded)
-            config = dataclasses.replace(config, **{part: reloaded.config})
+            reloaded = proxy.reconfigure(getattr(fresh, section))
+            record_change(section, reloaded)
+            config = dataclasses.replace(config, **{section: reloaded.config})
     before, now = resolved_values(config), resolved_values(fresh)
-    for part in RESTART_PARTS:
-        waiting.extend(f"{part}.{key}" for key, value in now[part].items() if before[part][key] != value)
+    for section in RESTART_SECTIONS:
+        waiting.extend(
+            f"{section}.{key}" for key, value in now[section].items() if before[section][key] != value
+        )
     process.config = config
     return changed, waiting
 
@@ -98,16 +107,18 @@ def _merge_serve(config: Configuration, fresh: Configuration) -> Reloaded:
     return merge_live_values(config.serve, dataclasses.replace(fresh.serve, **flags), SERVE_LIVE)
 
 
-def when_parent_ends(stop: Callable[[], None], hear: Callable[[str], None], descriptor: int = STDIN) -> None:
-    """Call `hear` with each line that is read from `descriptor`, and call `stop` once at its end, which means
-    that the parent process has ended."""
+def when_parent_ends(
+    stop: Callable[[], None], on_line: Callable[[str], None], descriptor: int = STDIN
+) -> None:
+    """Call `on_line` with each line that is read from `descriptor`, and call `stop` once at its end, which
+    means that the parent process has ended."""
 
     def follow() -> None:
         text = b""
         while more := _read_more(descriptor):
             *lines, text = (text + more).split(b"\n")
             for line in lines:
-                hear(line.decode())
+                on_line(line.decode())
         log.warning("the process that started this one has ended")
         stop()
 

@@ -13,14 +13,14 @@ from ddmq.server.admin.offsets import check_group
 from ddmq.server.http.pace import paced
 from ddmq.server.http.routing import AdminRequest, NoSuchMessageError
 from ddmq.server.story.core.facts import GroupStory, StorySpan
-from ddmq.server.story.core.telling import build_stories
+from ddmq.server.story.core.story_builder import build_stories
 from ddmq.server.story.gather import Delayed, GatheredStory, StoryGatherer, Waits
 from ddmq_common import delivery
 from ddmq_common.errors import CallerError
 from ddmq_common.trace.sampling import is_sampled, limit_of
 
 
-class StoryTeller:
+class StoryQueries:
     """Answers requests for the story of a message: where its time went. `live`, `waits`: what the consumer
     proxy of this process knows; None if it runs elsewhere."""
 
@@ -57,29 +57,30 @@ class StoryTeller:
         )
 
     def _story_answer(
-        self, found: Sequence[StoredRecord], request: AdminRequest, missing: str
+        self, records: Sequence[StoredRecord], request: AdminRequest, missing: str
     ) -> dict[str, Any]:
-        if not found:
+        if not records:
             raise NoSuchMessageError(missing)
         only = request.query.get("group")
         if only is not None:
             check_group(self._backend, only)
-        gathered = StoryGatherer(self._backend, self._live, self._waits, self._delayed).gather(found[0], only)
-        return story_row(self._backend, found[0], gathered)
+        gatherer = StoryGatherer(self._backend, self._live, self._waits, self._delayed)
+        gathered = gatherer.gather(records[0], only)
+        return story_row(self._backend, records[0], gathered)
 
 
-def story_row(backend: Backend, found: StoredRecord, gathered: GatheredStory) -> dict[str, Any]:
+def story_row(backend: Backend, record: StoredRecord, gathered: GatheredStory) -> dict[str, Any]:
     """Return the story of a message, for people and programs. Times are epoch milliseconds."""
     stories = list(paced(build_stories(gathered.facts)))
-    key = delivery.key_and_tags(found.delivery)[0]
+    key = delivery.key_and_tags(record.delivery)[0]
     row: dict[str, Any] = {
-        "id": found.message_id.hex(),
+        "id": record.message_id.hex(),
         "topic": gathered.topic,
         "key": key[:200].decode("utf-8", "replace"),
-        "sent_ms": min((story.spans[0].start_ms for story in stories), default=found.born_ms),
+        "sent_ms": min((story.spans[0].start_ms for story in stories), default=record.born_ms),
         "now_ms": gathered.facts.now_ms,
         "trace_events": len(gathered.facts.events),
-        "notes": [*gathered.notes, *_tracing_hints(backend, found.message_id, gathered)],
+        "notes": [*gathered.caveats, *_tracing_hints(backend, record.message_id, gathered)],
         "stories": [_group_row(story) for story in stories],
     }
     if gathered.main is not None:
@@ -108,9 +109,9 @@ def _group_row(story: GroupStory) -> dict[str, Any]:
     return {
         "group": story.group,
         "state": story.state,
-        "whole_ms": story.whole_ms,
+        "whole_ms": story.total_ms,
         "end": None if story.end is None else story.end.name.lower(),
-        "ended_ms": story.ended_ms,
+        "ended_ms": story.end_ms,
         "end_why": story.end_why,
         "spans": [_span_row(span) for span in story.spans],
     }
@@ -123,7 +124,7 @@ def _span_row(span: StorySpan) -> dict[str, Any]:
         "ms": span.end_ms - span.start_ms,
         "phase": span.phase.name.lower(),
         "what": span.phase.value,
-        "known": span.known,
+        "known": span.has_reason,
         "who": span.who,
         "why": span.why,
     }

@@ -116,5 +116,5 @@ def main_of(record: StoredRecord) -> MessageCopy:
 
 def is_at(copy: MessageCopy, record: StoredRecord) -> bool:
     """Return whether `copy` was made from `record`."""
-    place = (record.topic, record.queue_id, record.offset)
-    return (copy.topic, copy.queue_id, copy.offset) == place
+    position = (record.topic, record.queue_id, record.offset)
+    return (copy.topic, copy.queue_id, copy.offset) == position

@@ -2,7 +2,7 @@
 
 Nothing here changes anything. Where the engine finds nothing by an id, a message is what its topic, queue and
 offset say: no copy of it is found, and its trace events are looked for by time, in the one queue they can
-be in, up to a bound; the notes say so.
+be in, up to a bound; the caveats of the story state this.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ddmq.server.delays.queries import CANCELLED, PENDING
 from ddmq.server.http.pace import paced, yield_if_long
 from ddmq.server.http.routing import NoSuchGroupError
 from ddmq.server.story.copies import copies_of, copy_of, first_id, is_at, main_of, topic_of, transaction_of
-from ddmq.server.story.core.facts import CopyKind, GroupStanding, HeardEvent, MessageCopy, StoryFacts
+from ddmq.server.story.core.facts import CopyKind, GroupStanding, MessageCopy, RecordedEvent, StoryFacts
 from ddmq_client.idl.codes import TransactionOutcome
 from ddmq_common import delivery, names
 from ddmq_common.errors import ConfigError, DamagedError, DdmqError
@@ -33,13 +33,13 @@ from proxy_consumer.groups.stats import DONE, LEFT
 from proxy_consumer.tracing.messages import HeldUp
 from proxy_producer.transactions.codec import read_op
 
-GROUPS_MAX = 100  # told of in one answer
+GROUPS_MAX = 100  # in one story
 COPIES_MAX = 64  # of one message in one topic
 TRACE_RECORDS_MAX = 1_000  # of one message
-SCANNED_MAX = 100_000  # trace records that are looked at where none can be found by its id
+SCANNED_MAX = 100_000  # trace records that are read where the engine cannot find them by id
 SCAN_COUNT, SCAN_BYTES = 1_000, 4 << 20
 SINCE_MS = 5_000  # trace events of a message may have been stored so much before its own clock says
-ASK_S = 1.0  # for who holds a queue
+OWNERS_WAIT_S = 1.0  # for the owner of a queue
 Waits = Callable[[str, str, QueueRef, int], HeldUp | None]
 Delayed = Callable[[str], Mapping[str, Any]]
 """What the delay service says of a uuid, wherever it runs. Raises DdmqError."""
@@ -52,7 +52,7 @@ class GatheredStory(NamedTuple):
     topic: str
     main: StoredRecord | None
     facts: StoryFacts
-    notes: list[str]
+    caveats: list[str]
 
 
 def _newest_for(group: str, mains: Iterable[StoredRecord]) -> StoredRecord | None:
@@ -70,39 +70,39 @@ class StoryGatherer:
         self._delayed = delayed
         self._live = live
         self._waits = waits
-        self._notes: list[str] = []
+        self._caveats: list[str] = []
 
-    def gather(self, found: StoredRecord, only: str | None) -> GatheredStory:
-        """Gather the facts about the message of the record `found`. `only`: the only group to include; None
+    def gather(self, message: StoredRecord, only: str | None) -> GatheredStory:
+        """Gather the facts about the message of the record `message`. `only`: the only group to include; None
         means all groups."""
-        message_id = found.message_id
-        levels = () if topic_of(found) else self._find_records(names.SCHEDULE_TOPIC, message_id)
-        topic = next(filter(None, map(topic_of, (found, *levels))), "")
+        message_id = message.message_id
+        levels = () if topic_of(message) else self._find_records(names.SCHEDULE_TOPIC, message_id)
+        topic = next(filter(None, map(topic_of, (message, *levels))), "")
         mains = self._find_records(topic, message_id) if topic else []
-        if not mains and found.topic == topic:
-            mains = [found]
-        events = list(self._trace_events(found))
+        if not mains and message.topic == topic:
+            mains = [message]
+        events = list(self._trace_events(message))
         groups = [only] if only is not None else self._list_groups(topic, events)
         copies = [main_of(record) for record in mains]
         copies += self._find_copies(topic, message_id, groups)
-        if not any(is_at(copy, found) for copy in copies):
-            copies += copies_of(found, topic)
+        if not any(is_at(copy, message) for copy in copies):
+            copies += copies_of(message, topic)
         main = mains[0] if mains else None
         copies = copies if main is not None else list(self._as_delayed(copies))
         standings = [self._group_standing(group, topic, _newest_for(group, mains)) for group in paced(groups)]
         facts = StoryFacts(copies, events, standings, self._backend.clock_ms())
-        return GatheredStory(topic, main, facts, self._notes)
+        return GatheredStory(topic, main, facts, self._caveats)
 
-    def _add_note(self, text: str) -> None:
-        if text not in self._notes:
-            self._notes.append(text)
+    def _add_caveat(self, text: str) -> None:
+        if text not in self._caveats:
+            self._caveats.append(text)
 
     # --- records
 
     def _find_records(self, topic: str, message_id: bytes, count_max: int = COPIES_MAX) -> list[StoredRecord]:
         can = self._backend.capabilities
         if not can.find_by_key:
-            self._add_note(
+            self._add_caveat(
                 f"{can.engine} finds nothing by a message's id: of delays, retries and dead letters "
                 "only what was traced is known"
             )
@@ -142,7 +142,7 @@ class StoryGatherer:
             try:
                 op = read_op(bytes(record.delivery))
             except DamagedError:
-                self._add_note("how its transaction ended cannot be read")
+                self._add_caveat("how its transaction ended cannot be read")
                 continue
             if op.outcome == TransactionOutcome.ROLLED_BACK:
                 yield copy_of(record, CopyKind.ROLLED_BACK)
@@ -157,7 +157,7 @@ class StoryGatherer:
             try:
                 delay_state = self._delayed(copy.reason)
             except (DdmqError, TimeoutError) as error:
-                self._add_note(
+                self._add_caveat(
                     f"it is delayed as it was sent; whether that was changed is not known: {error}"
                 )
                 delay_state = {"state": PENDING}
@@ -167,40 +167,40 @@ class StoryGatherer:
                 at_ms = max(delay_state.get("at_ms", 0), copy.stored_ms)
                 yield copy._replace(kind=CopyKind.CANCELLED, stored_ms=at_ms)
             elif state != PENDING:
-                self._add_note(f"the delay service says of it: {state}")
+                self._add_caveat(f"the delay service says of it: {state}")
 
-    # --- what was traced
+    # --- trace events
 
-    def _trace_events(self, found: StoredRecord) -> Iterator[HeardEvent]:
+    def _trace_events(self, message: StoredRecord) -> Iterator[RecordedEvent]:
         damaged = 0
-        for record in self._trace_records(found):
+        for record in self._trace_records(message):
             try:
                 batch = decode_batch(delivery.decode(record.delivery).value)
             except DamagedError:
                 damaged += 1
                 continue
             for event in batch.events:
-                yield HeardEvent(batch.process, batch.instance, event)
+                yield RecordedEvent(batch.process, batch.instance, event)
         if damaged:
-            self._add_note(f"{damaged} trace records cannot be read and are left out")
+            self._add_caveat(f"{damaged} trace records cannot be read and are left out")
 
-    def _trace_records(self, found: StoredRecord) -> list[StoredRecord]:
+    def _trace_records(self, message: StoredRecord) -> list[StoredRecord]:
         info = self._backend.topic(names.TRACE_TOPIC)
         if info is None:
             return []
         if self._backend.capabilities.find_by_key:
-            records = self._find_records(names.TRACE_TOPIC, found.message_id, TRACE_RECORDS_MAX)
+            records = self._find_records(names.TRACE_TOPIC, message.message_id, TRACE_RECORDS_MAX)
             if len(records) == TRACE_RECORDS_MAX:
-                self._add_note(
+                self._add_caveat(
                     f"there are more than {TRACE_RECORDS_MAX} trace records: the newest are told of"
                 )
             return records
-        queue = QueueRef(info.name, info.incarnation, queue_of(found.message_id, info.queues))
-        return self._scan_queue(queue, found)
+        queue = QueueRef(info.name, info.incarnation, queue_of(message.message_id, info.queues))
+        return self._scan_queue(queue, message)
 
-    def _scan_queue(self, queue: QueueRef, found: StoredRecord) -> list[StoredRecord]:
+    def _scan_queue(self, queue: QueueRef, message: StoredRecord) -> list[StoredRecord]:
         """Return the trace records of a message in a queue, from the time it was sent."""
-        since_ms = max(min(found.born_ms, found.stored_ms) - SINCE_MS, 0)
+        since_ms = max(min(message.born_ms, message.stored_ms) - SINCE_MS, 0)
         records: list[StoredRecord] = []
         at, remaining = self._backend.offset_for_time(queue, since_ms).wait(WAIT_S), SCANNED_MAX
         while remaining > 0:
@@ -208,23 +208,23 @@ class StoryGatherer:
             if batch.status is not ReadStatus.DATA:
                 return records
             for index, message_id in enumerate(batch.message_ids()):
-                if message_id == found.message_id:
+                if message_id == message.message_id:
                     records.append(batch.record(index))
             yield_if_long(sum(map(len, batch.deliveries)) * READ_S_PER_BYTE)
             remaining -= len(batch.offsets)
             at = batch.next_offset
-        self._add_note(f"{SCANNED_MAX} trace records since it was sent were looked at; later ones were not")
+        self._add_caveat(f"{SCANNED_MAX} trace records since it was sent were looked at; later ones were not")
         return records
 
     # --- groups
 
-    def _list_groups(self, topic: str, heard: Iterable[HeardEvent]) -> list[str]:
+    def _list_groups(self, topic: str, events: Iterable[RecordedEvent]) -> list[str]:
         """Return the groups that read the topic now, or that read it when the message was traced."""
         keys = (key.removeprefix(SUBSCRIPTION_PREFIX) for key in self._backend.settings(SUBSCRIPTION_PREFIX))
         reading = {name for name, _, read in (key.partition("/") for key in keys) if read == topic}
-        groups = sorted(reading | {one.event.group for one in heard if one.event.group})
+        groups = sorted(reading | {one.event.group for one in events if one.event.group})
         if len(groups) > GROUPS_MAX:
-            self._add_note(
+            self._add_caveat(
                 f"{len(groups)} groups read {topic}: the first {GROUPS_MAX} are told of, or name one"
             )
         return groups[:GROUPS_MAX]
@@ -237,7 +237,7 @@ class StoryGatherer:
         except NoSuchGroupError:
             return GroupStanding(group, f"{group} does not exist any more", False)
         state, error = str(row["state"]), str(row.get("last_error", ""))
-        waits = self._held_up(group, main)
+        waits = self._recorded_waits(group, main)
         return GroupStanding(
             group,
             f"{state}: {error}" if error else state,
@@ -247,24 +247,25 @@ class StoryGatherer:
             last_reset_ms(self._backend, group, main.topic, main.queue_id),
         )
 
-    def _held_up(self, group: str, main: StoredRecord) -> list[Wait]:
+    def _recorded_waits(self, group: str, main: StoredRecord) -> list[Wait]:
         """Return the reasons of waiting that the consumer proxy of this process has recorded; none if another
         proxy owns the queue."""
         info = self._backend.topic(main.topic)
         if self._waits is None or info is None:
             return []
         queue = QueueRef(info.name, info.incarnation, main.queue_id)
-        held_up = self._waits(group, main.topic, queue, main.stored_ms)
-        if held_up is None or (not held_up.here and self._is_held(group, queue)):
+        wait_record = self._waits(group, main.topic, queue, main.stored_ms)
+        if wait_record is None or (not wait_record.here and self._has_owner(group, queue)):
             return []
-        return held_up.waits
+        return wait_record.waits
 
-    def _is_held(self, group: str, queue: QueueRef) -> bool:
+    def _has_owner(self, group: str, queue: QueueRef) -> bool:
         try:
-            holders = self._backend.holders(group, queue.topic, monotonic() + ASK_S).wait(ASK_S)
+            request = self._backend.holders(group, queue.topic, monotonic() + OWNERS_WAIT_S)
+            owners = request.wait(OWNERS_WAIT_S)
         except (DdmqError, TimeoutError):
             return True
-        return queue in holders
+        return queue in owners
 
     def _subscription_terms(self, group: str, main: StoredRecord) -> tuple[int, str]:
         """Return when the group's subscription was created, and its filter if that rejects the message, else

@@ -76,7 +76,7 @@ def test_samples_of_several_processes_stay_within_the_bound(processes: int, tmp_
         for folder in folders:
             name = SampleName(folder.instance, sequence, sequence, False)
             folder.write("date=2023-11-14/hour=22", name, b"x" * LINE)
-    kept = [folder.sweep(NOW_MS + HOUR_MS, 90, BOUND).bytes_kept for folder in folders]
+    kept = [folder.sweep(NOW_MS + HOUR_MS, 90, BOUND).remaining_bytes for folder in folders]
     sizes = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     assert BOUND - LINE < sizes <= BOUND
     assert kept == [sizes] * processes

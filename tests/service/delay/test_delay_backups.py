@@ -155,7 +155,7 @@ def test_shards_are_copied_only_into_a_backup_that_is_being_made(tmp_path: Path)
         return Text("application/json", b"{}")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ddmq.server.delays.backup.ask_other", forward)
+        patch.setattr("ddmq.server.delays.backup.forward_request", forward)
         make_backup(backups, backup_folder("today", backups), [], {"other:1": [3]}, 0)
     assert asked == [("other:1", [3])]
     assert not (backups / "today" / SECRET_FILE).exists()

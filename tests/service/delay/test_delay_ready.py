@@ -15,9 +15,9 @@ from backend.completion import Completion
 from backend.ownership.table import REVOKE_S
 from backend.port import Assignment, Health, Join
 from backend.records import QueueRef, ReadBatch
-from ddmq.server.delays.queries import LOOKS_S, PAGE_BYTES, DelayChoice, DelayQueries
+from ddmq.server.delays.queries import CATCH_UP_S, PAGE_BYTES, DelayChoice, DelayQueries
 from ddmq.server.http.routing import AdminRequest
-from ddmq.server.process.parts import ServerProcess
+from ddmq.server.process.server_process import ServerProcess
 from ddmq_common.clock import ManualClock
 from ddmq_common.delays.command import shard_of
 from ddmq_common.errors import TryLaterError
@@ -120,7 +120,7 @@ def test_an_answer_looks_for_a_key_at_a_bounded_number_of_messages(
     rig: DelayRig, looked_max: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It says where to go on, and in the end each was looked at once. Bodies may have the key's text, too."""
-    monkeypatch.setattr("ddmq.server.delays.queries.LOOKED_MAX", looked_max)
+    monkeypatch.setattr("ddmq.server.delays.queries.EXAMINED_MAX", looked_max)
     due_ms = rig.clock.wall_ms() + HOUR_MS
     for number in range(60):
         rig.add(number, due_ms + number // 5, b"rare", key=b"rare" if number % 20 == 13 else b"other")
@@ -198,7 +198,7 @@ def test_a_question_waits_so_long_for_what_is_not_taken_in_however_slow_the_loop
     rig.add(1, rig.clock.wall_ms() + HOUR_MS)
     passing = gevent.spawn(pass_on)
     overview = delays.overview(AdminRequest({}, {}, {}))
-    assert LOOKS_S <= clock.monotonic() - began < 2 * LOOKS_S
+    assert CATCH_UP_S <= clock.monotonic() - began < 2 * CATCH_UP_S
     assert overview["pending"] == 0
     assert [shard["orders_waiting"] for shard in overview["shards"]] == orders_of(rig, 1)
     asked = AdminRequest({"id": uuid_of(1)}, {"topic": "orders"}, {})

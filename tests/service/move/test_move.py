@@ -8,7 +8,7 @@ import pytest
 
 from backend.records import CommitBatch, ProgressDelta
 from ddmq.move.context import MoveError
-from ddmq.move.notes import FINISHED
+from ddmq.move.progress import FINISHED
 from ddmq_common.errors import DdmqError, RemoteError
 from ddmq_common.names import DLQ_PREFIX, HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TRANSACTION_GROUP
 from proxy_consumer.groups.group import GROUP_PREFIX
@@ -42,13 +42,13 @@ def test_everything_is_there_and_exactly_the_unfinished_comes_again(seed, sides)
     moved(source, target).copy(None)
     source.send(*(message("orders", 1) for _ in range(50)))  # while clients are still there
     said = moved(source, target).finish_move()
-    assert (said.state, said.faults) == (FINISHED, [])
+    assert (said.state, said.differences) == (FINISHED, [])
     same(source, target)
     assert target.contents(SCHEDULE_TOPIC) == source.contents(SCHEDULE_TOPIC)
     kept = source.backend.topic("orders"), target.backend.topic("orders")
     assert [(t.queues, t.delay, t.body_bytes_max) for t in kept if t] == [(3, "none", 5_000)] * 2
     assert target.backend.settings(GROUP_PREFIX) == source.backend.settings(GROUP_PREFIX)
-    assert moved(source, target).verify_copies().faults == []
+    assert moved(source, target).verify_copies().differences == []
 
 
 def test_a_second_run_copies_nothing_twice(sides):  # type: ignore[no-untyped-def]
@@ -88,7 +88,7 @@ def test_a_run_that_is_cut_short_anywhere_goes_on(times, stored, sides, monkeypa
 
     with pytest.raises(Killed):
         whole()
-    assert moved(source, target).finish_move().faults == []
+    assert moved(source, target).finish_move().differences == []
     same(source, target)
 
 
@@ -101,7 +101,7 @@ def test_an_answer_that_was_lost_is_not_copied_again(sides):  # type: ignore[no-
     assert isinstance(target.backend, PlayedMemory)
     target.backend.fail_next(RemoteError("no answer"), stored=True)
     run.messages.copy_round()
-    assert moved(source, target).finish_move().faults == []
+    assert moved(source, target).finish_move().differences == []
     same(source, target)
 
 
@@ -113,7 +113,7 @@ def test_what_the_target_was_sent_in_between_is_new_to_every_group(sides):  # ty
     own = [message("orders", 0), message("orders", 2)]
     target.send(*own)
     source.send(*(message("orders", 0) for _ in range(3)))
-    assert moved(source, target).finish_move().faults == []
+    assert moved(source, target).finish_move().differences == []
     ids = {record.message_id for record in own}
     left = target.left()
     for group in ("billing", "audit"):
@@ -150,13 +150,13 @@ def test_progress_of_somebody_at_the_target_or_the_source_stops_the_last_step(si
     for side, said in ((source, "the source is still at work"), (target, "consumers are at the target")):
         with seated(side.backend, "billing", "orders"), pytest.raises(MoveError, match=said):
             moved(source, target).finish_move()
-    assert moved(source, target).finish_move().faults == []
+    assert moved(source, target).finish_move().differences == []
 
 
 def test_patterns_take_a_topic_and_what_belongs_to_it(sides):  # type: ignore[no-untyped-def]
     source, target = sides
     source.fill(6)
-    assert moved(source, target, ("ord*",)).finish_move().faults == []
+    assert moved(source, target, ("ord*",)).finish_move().differences == []
     assert target.contents("orders") == source.contents("orders")
     assert target.backend.topic("prices") is None
     with pytest.raises(MoveError, match="this move"):
@@ -170,7 +170,7 @@ def test_what_is_not_the_same_is_found(sides):  # type: ignore[no-untyped-def]
     assert isinstance(target.backend, PlayedMemory)
     queue = next(one for one in target.queues("orders") if len(target.records(one)) > 2)
     target.backend.lose(queue, 1)
-    faults = moved(source, target).verify_copies().faults
+    faults = moved(source, target).verify_copies().differences
     assert [fault.split(": ")[0] for fault in faults] == [f"orders queue {queue.queue_id}"]
 
 
@@ -194,7 +194,7 @@ def test_progress_that_the_target_had_is_replaced(sides):  # type: ignore[no-unt
     moved(source, target).copy(None)
     queue = target.queues("orders")[0]
     target.commit(CommitBatch(progress=[ProgressDelta("audit", queue, 3, 0, ((0, 500),))]))
-    assert moved(source, target).finish_move().faults == []
+    assert moved(source, target).finish_move().differences == []
     same(source, target)
 
 

@@ -9,7 +9,7 @@ import pytest
 from backend.records import CommitBatch
 from ddmq.move.context import MoveError
 from ddmq.move.core.scope import AT_THE_END
-from ddmq.move.notes import FINISHED
+from ddmq.move.progress import FINISHED
 from ddmq_common.delays.command import ALREADY_FIRED, CANCELLED, LOOP, UNKNOWN
 from ddmq_common.names import DELAY_TOPIC, OUTCOME_TOPIC
 from delay_service.config import DelayConfig
@@ -42,7 +42,7 @@ class TwoRigs:
         done(self.source.service.drain(self.clock.monotonic() + 60))
         self.source.service.close()
         said = self.move(opener or self.source.disks)
-        assert (said.state, said.faults) == (FINISHED, [])  # type: ignore[attr-defined]
+        assert (said.state, said.differences) == (FINISHED, [])  # type: ignore[attr-defined]
         self.target = DelayRig(SHARDS, self.memory, self.clock)
         return self.target
 

@@ -62,7 +62,7 @@ def test_a_file_that_all_may_read_is_named_with_mode_and_remedy(
 ) -> None:
     path = put(conf, key, mode)
     (secret,) = readable_secrets(load_folder(conf))
-    assert secret.fault == f"{path} has mode {mode:04o}, so every user may read {key} in it"
+    assert secret.problem == f"{path} has mode {mode:04o}, so every user may read {key} in it"
     assert f"chmod 640 {path}" in secret.remedy
     with caplog.at_level(logging.WARNING, logger="ddmq.server"):
         warn_of_secrets(load_folder(conf))
@@ -103,7 +103,7 @@ def test_doctor_fails_the_check(conf: Path, tmp_path: Path) -> None:
     ports = "".join(f"{part}: 127.0.0.1:0\n" for part in ("producer", "consumer", "admin"))
     (conf / "ddmq.yaml").write_text(f"data_dir: {tmp_path / 'log'}\n{ports}")
     (found,) = [finding for finding in run_checks(None, conf) if finding.check == "secrets"]
-    assert (found.status, str(path) in found.found, "chmod 640" in found.remedy) == (FAILED, True, True)
+    assert (found.status, str(path) in found.summary, "chmod 640" in found.remedy) == (FAILED, True, True)
     path.chmod(0o640)
     assert not [finding for finding in run_checks(None, conf) if finding.check == "secrets"]
 

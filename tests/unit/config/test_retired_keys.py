@@ -88,4 +88,4 @@ def test_doctor_warns(tmp_path: Path) -> None:
     path = put(tmp_path, "rpc.yaml", "oneway_open_max", 3)
     warnings = [check for check in run_checks(tmp_path / "data", tmp_path) if check.check == "configuration"]
     assert [(check.status, check.remedy) for check in warnings[1:]] == [(WARNING, "remove it")]
-    assert f"{path}:2: oneway_open_max is no longer a setting" in warnings[1].found
+    assert f"{path}:2: oneway_open_max is no longer a setting" in warnings[1].summary

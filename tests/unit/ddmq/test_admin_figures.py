@@ -17,10 +17,10 @@ from ddmq.cli.output import console
 from ddmq.server.admin import figures
 from ddmq.server.admin.api import AdminApi
 from ddmq.server.admin.figures import (
+    PAGE_CACHED_MAX_S,
     PAGE_CHEAP_S,
-    PAGE_KEPT_S,
     PAGE_RESTS,
-    OtherParts,
+    OtherProcesses,
     component_line,
     merge_counters,
 )
@@ -64,7 +64,7 @@ def test_a_costly_page_is_given_again_for_a_while() -> None:
     assert [each.value for each in asked] == [1] * 8, "those who wait for a page get the same"
     costly.clock.advance(spent * PAGE_RESTS * 0.99)
     assert costly.page() == 1
-    costly.clock.advance(PAGE_KEPT_S)
+    costly.clock.advance(PAGE_CACHED_MAX_S)
     assert costly.page() == 2
 
 
@@ -72,9 +72,9 @@ def test_a_page_is_not_kept_for_longer_than_that(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(figures, "PAGE_RESTS", 1_000)
     costly = Costly(PAGE_CHEAP_S + 0.01)
     assert costly.page() == 1
-    costly.clock.advance(PAGE_KEPT_S * 0.99)
+    costly.clock.advance(PAGE_CACHED_MAX_S * 0.99)
     assert costly.page() == 1
-    costly.clock.advance(PAGE_KEPT_S * 0.02)
+    costly.clock.advance(PAGE_CACHED_MAX_S * 0.02)
     assert costly.page() == 2
 
 
@@ -104,7 +104,7 @@ def test_other_parts_are_asked_and_the_silent_are_named() -> None:
     costly = Costly(0.0)
     server = AdminServer((HOST, 0), costly.api.router)
     server.start()
-    others = OtherParts()
+    others = OtherProcesses()
     with socket.create_server((HOST, 0)) as silent:  # it accepts, and says nothing
         mute, gone = silent.getsockname()[1], socket.create_server((HOST, 0))
         for name, port in (("producer", server.server_port), ("mute", mute), ("gone", gone.getsockname()[1])):

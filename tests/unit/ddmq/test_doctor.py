@@ -25,10 +25,10 @@ def conf(tmp_path: Path) -> Path:
 
 
 def test_the_directory_is_the_configurations(tmp_path: Path, conf: Path) -> None:
-    assert findings(None, conf)["directory"].found == f"{tmp_path / 'log'} (will be made)"
+    assert findings(None, conf)["directory"].summary == f"{tmp_path / 'log'} (will be made)"
     (tmp_path / "log").write_text("a file is in the way")
     found = findings(None, conf)["directory"]
-    assert (found.status, found.found) == (FAILED, f"{tmp_path / 'log'} is not a folder")
+    assert (found.status, found.summary) == (FAILED, f"{tmp_path / 'log'} is not a folder")
 
 
 def test_with_a_wrong_configuration_nobody_knows_which_directory(conf: Path) -> None:
@@ -39,7 +39,7 @@ def test_with_a_wrong_configuration_nobody_knows_which_directory(conf: Path) -> 
 def test_an_option_goes_before_the_configuration(tmp_path: Path, conf: Path) -> None:
     (tmp_path / "log").write_text("a file is in the way")
     found = findings(tmp_path / "other", conf)["directory"]
-    assert (found.status, found.found) == (OK, f"{tmp_path / 'other'} (will be made)")
+    assert (found.status, found.summary) == (OK, f"{tmp_path / 'other'} (will be made)")
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_the_marks_are_the_configurations(
 
 def test_libraries_that_are_there_are_one_line_and_versions_are_told(conf: Path) -> None:
     found = findings(None, conf)
-    assert found["libraries"].found == f"all {len(NEEDED)} there"
+    assert found["libraries"].summary == f"all {len(NEEDED)} there"
     assert not [check for check in found if check.startswith("library ")]
-    assert ", ddmq-proxy " in found["python"].found
+    assert ", ddmq-proxy " in found["python"].summary
     assert found["ddmq report"].status == OK
 
 
@@ -92,7 +92,7 @@ def test_a_warning_of_the_server_that_runs_is_a_finding(conf: Path, monkeypatch:
             f"data_dir: {conf / 'log'}\nadmin: 127.0.0.1:{taken.getsockname()[1]}\n"
         )
         found = findings(None, conf)["server"]
-    assert (found.status, found.found) == (FAILED, "two state h:1")
+    assert (found.status, found.summary) == (FAILED, "two state h:1")
     assert found.remedy.startswith("set advertise on each")
 
 

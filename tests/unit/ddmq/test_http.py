@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddmq.server.http.connection import find_refusal
+from ddmq.server.http.connection import check_request
 from ddmq.server.http.routing import BODY_BYTES_MAX, AdminRequest, AdminRouter, NoSuchGroupError, Text
 from ddmq_common.errors import CallerError, RemoteError, StorageError, TryLaterError, UnknownTopicError
 
@@ -106,4 +106,4 @@ def test_text_answers_keep_their_status() -> None:
 )
 def test_a_host_is_one_of_ours_whole(host: str, taken: bool) -> None:
     environ = {"REQUEST_METHOD": "GET", "HTTP_HOST": host, "ddmq.own_address": "fe80::1%eth0"}
-    assert (find_refusal(environ, ["fd00:0::17"]) is None) is taken
+    assert (check_request(environ, ["fd00:0::17"]) is None) is taken

@@ -57,7 +57,7 @@ def test_doctor_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, 4_096)
     found = open_files(Configuration())
     assert found.status == WARNING
-    assert "1024 connections of each Thrift server instead of 10000" in found.found
+    assert "1024 connections of each Thrift server instead of 10000" in found.summary
     assert "ulimit -Hn 22048" in found.remedy
     limited(monkeypatch, 100_000)
     assert open_files(Configuration()).status == OK

@@ -107,11 +107,11 @@ def test_outside_of_a_request_nothing_is_owed(slept: list[float]) -> None:
 
 
 def test_whose_turn_does_not_come_is_told_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "TURN_S", 0.001)
+    monkeypatch.setattr(pace, "LISTING_WAIT_S", 0.001)
     account = Account()
-    with account.turn(), pytest.raises(TryLaterError, match="try again"), account.turn():
+    with account.listing_slot(), pytest.raises(TryLaterError, match="try again"), account.listing_slot():
         pass
-    with account.turn():
+    with account.listing_slot():
         pass
 
 

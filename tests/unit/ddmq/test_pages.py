@@ -10,7 +10,7 @@ import pytest
 from backend.memory import MemoryBackend
 from backend.records import TopicInfo
 from ddmq.server.admin.api import AdminApi
-from ddmq.server.http.routing import WHOLE, Page
+from ddmq.server.http.routing import ALL_ITEMS, Page
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics.registry import Registry
 
@@ -19,7 +19,7 @@ FAR = 1e12
 
 def test_a_page_goes_on_behind_a_name_that_may_have_gone() -> None:
     names = ["d", "a", "c", "b"]
-    assert WHOLE.of(names, str) == ["a", "b", "c", "d"]
+    assert ALL_ITEMS.of(names, str) == ["a", "b", "c", "d"]
     assert Page("", 2).of(names, str) == ["a", "b"]
     assert Page("b", 2).of(names, str) == ["c", "d"]
     names.remove("b")

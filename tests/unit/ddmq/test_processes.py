@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from ddmq.address import HostPort
-from ddmq.server.process.processes import NEVER, PartProcess, Supervisor, admin_of_part
+from ddmq.server.process.processes import NEVER, ComponentProcess, Supervisor, choose_admin_address
 
 HOST = "127.0.0.1"
 
@@ -30,21 +30,21 @@ def free_above(above: int) -> int:
 @pytest.mark.parametrize(("name", "above"), [("consumer", 0), ("producer", 100), ("delay-service", 200)])
 def test_the_ports_are_known_beforehand(name: str, above: int) -> None:
     port = free_above(above)
-    assert admin_of_part(HostPort(HOST, port), name) == HostPort(HOST, port + above)
+    assert choose_admin_address(HostPort(HOST, port), name) == HostPort(HOST, port + above)
 
 
 def test_a_port_that_is_taken_is_left_alone() -> None:
     port = free_above(100)
     with socket.create_server((HOST, port + 100)):
-        assert admin_of_part(HostPort(HOST, port), "producer") == HostPort(HOST, 0)
+        assert choose_admin_address(HostPort(HOST, port), "producer") == HostPort(HOST, 0)
 
 
 @pytest.mark.parametrize("port", [0, 32_700, 65_500])
 def test_a_port_that_was_chosen_by_the_system_says_nothing(port: int) -> None:
-    assert admin_of_part(HostPort(HOST, port), "producer") == HostPort(HOST, 0)
+    assert choose_admin_address(HostPort(HOST, port), "producer") == HostPort(HOST, 0)
 
 
-class DyingPart(PartProcess):
+class DyingComponent(ComponentProcess):
     """Its child ends as soon as it starts."""
 
     starts = 0
@@ -57,28 +57,28 @@ class DyingPart(PartProcess):
 
 
 @pytest.mark.slow
-def test_no_part_waits_for_the_pause_of_another() -> None:
-    failing, other = DyingPart("failing", []), DyingPart("other", [])
+def test_no_component_waits_for_the_pause_of_another() -> None:
+    failing, other = DyingComponent("failing", []), DyingComponent("other", [])
     supervisor = Supervisor([failing, other])
     failing.start()
     now = 0.0
     for _ in range(10):
-        supervisor.tend_part(failing, now)
-        now = failing.again_at
-        supervisor.tend_part(failing, now)
-    supervisor.tend_part(failing, now)
-    assert failing.again_at == now + 5.0
+        supervisor.check_component(failing, now)
+        now = failing.restart_at
+        supervisor.check_component(failing, now)
+    supervisor.check_component(failing, now)
+    assert failing.restart_at == now + 5.0
     other.start()
-    supervisor.tend_part(other, now)
-    assert other.again_at == now + 0.1
-    supervisor.tend_part(other, other.again_at)
-    assert (other.starts, other.again_at) == (2, NEVER)
+    supervisor.check_component(other, now)
+    assert other.restart_at == now + 0.1
+    supervisor.check_component(other, other.restart_at)
+    assert (other.starts, other.restart_at) == (2, NEVER)
     supervisor.stopping = True
-    supervisor.tend_part(failing, failing.again_at)
+    supervisor.check_component(failing, failing.restart_at)
     assert failing.starts == 11, "nothing is started any more"
 
 
-class InterruptedPart(PartProcess):
+class InterruptedComponent(ComponentProcess):
     """A signal comes while its child is being started."""
 
     supervisor: Supervisor
@@ -96,12 +96,12 @@ class InterruptedPart(PartProcess):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("meanwhile", "number"), [("hang_up", signal.SIGHUP), ("stop", signal.SIGTERM)])
-def test_a_signal_that_comes_while_a_part_is_started_reaches_it(
+def test_a_signal_that_comes_while_a_component_is_started_reaches_it(
     meanwhile: str, number: signal.Signals
 ) -> None:
-    part = InterruptedPart("late", [])
-    part.supervisor, part.meanwhile = Supervisor([part]), meanwhile
-    part.again_at = 1.0
-    part.supervisor.tend_part(part, 1.0)
-    assert part.child is not None
-    assert part.child.wait(60) == -number
+    component = InterruptedComponent("late", [])
+    component.supervisor, component.meanwhile = Supervisor([component]), meanwhile
+    component.restart_at = 1.0
+    component.supervisor.check_component(component, 1.0)
+    assert component.child is not None
+    assert component.child.wait(60) == -number

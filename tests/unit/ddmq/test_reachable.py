@@ -7,7 +7,7 @@ import pytest
 from backend.port import Health
 from ddmq.address import HostPort
 from ddmq.server.admin.api import health_fields
-from ddmq.server.process.parts import reachable_address
+from ddmq.server.process.server_process import reachable_address
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])

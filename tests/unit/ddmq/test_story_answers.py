@@ -286,7 +286,7 @@ def test_what_waits_is_told_as_the_delay_service_has_it_now(
     moved = {name: value if name == "state" else start_ms + value for name, value in known.items()}
     monkeypatch.setattr(
         DelayQueries,
-        "known",
+        "fetch_message",
         lambda _, uuid: asked.append(uuid) or moved,  # type: ignore[func-returns-value]
     )
     rig = StoryRig()

@@ -40,9 +40,9 @@ class FaultyDisk(FolderCalls):
         self._at("half")
         super().write(path, payload)
 
-    def join(self, path: Path, parts: Iterable[Path]) -> None:
+    def join(self, path: Path, sources: Iterable[Path]) -> None:
         self._at("join")
-        super().join(path, self._half(parts))
+        super().join(path, self._half(sources))
 
     def _half(self, parts: Iterable[Path]) -> Iterator[Path]:
         for part in parts:
@@ -72,7 +72,7 @@ def fill(root: Path, instance: str, sequence: Iterable[int], at_ms: int = HOUR) 
 def sweep(root: Path, now_ms: int = LATER, keep_days: int = 90, bytes_max: int = GIB) -> dict[str, int]:
     swept = SampleFolder(root, MINE).sweep(now_ms, keep_days, bytes_max)
     assert swept.failed == []
-    assert swept.bytes_kept == sum(path.stat().st_size for path in root.rglob("*.jsonl"))
+    assert swept.remaining_bytes == sum(path.stat().st_size for path in root.rglob("*.jsonl"))
     return swept.deleted
 
 

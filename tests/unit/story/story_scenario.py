@@ -19,11 +19,11 @@ from ddmq.server.story.core.facts import (
     CopyKind,
     GroupStanding,
     GroupStory,
-    HeardEvent,
     MessageCopy,
+    RecordedEvent,
     StoryFacts,
 )
-from ddmq.server.story.core.telling import build_stories
+from ddmq.server.story.core.story_builder import build_stories
 from ddmq_common.trace.events import TraceEvent, TraceKind
 
 
@@ -32,7 +32,7 @@ class StoryScenario:
 
     def __init__(self) -> None:
         self.copies: list[MessageCopy] = []
-        self.events: list[HeardEvent] = []
+        self.events: list[RecordedEvent] = []
         self.groups: list[GroupStanding] = []
         self.now_ms = 0
 
@@ -51,7 +51,7 @@ class StoryScenario:
         facts: dict[str, Any] = {name: _value(text) for name, text in given.items()}
         number = len(self.events) + 1
         event = TraceEvent(number, TraceKind[kind], int(at_ms), group, facts)
-        self.events.append(HeardEvent(process, process, event))
+        self.events.append(RecordedEvent(process, process, event))
 
     def group(self, name: str, finished: str, *state: str) -> None:
         self.groups.append(GroupStanding(name, " ".join(state), finished == "done"))
@@ -74,8 +74,8 @@ def _value(text: str) -> Any:
 
 
 def shown(story: GroupStory) -> list[str]:
-    end = "" if story.end is None else f" → {story.end.name} at {story.ended_ms} {story.end_why}".rstrip()
-    lines = [f"{story.group or '(no group)'}: {story.whole_ms} ms{end}"]
+    end = "" if story.end is None else f" → {story.end.name} at {story.end_ms} {story.end_why}".rstrip()
+    lines = [f"{story.group or '(no group)'}: {story.total_ms} ms{end}"]
     for span in story.spans:
         words = "  ".join(word for word in (span.who, span.why) if word)
         lines.append(f"  {span.start_ms}-{span.end_ms} {span.phase.name} {words}".rstrip())

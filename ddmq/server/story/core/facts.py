@@ -91,7 +91,7 @@ class MessageCopy(NamedTuple):
         return self.stored_ms, self.position
 
 
-class HeardEvent(NamedTuple):
+class RecordedEvent(NamedTuple):
     """A trace event, the process that recorded it, and the start of that process (`instance`)."""
 
     process: str
@@ -103,17 +103,17 @@ class GroupStanding(NamedTuple):
     """The present state of the message for one group: `state` in words; `finished`: the group will not get it
     any more.
 
-    `waits`: the recorded reasons why the group's deliveries wait. `made_ms`: when the group was created.
-    `kept_back`: the group's present filter, if it rejects the message. `reset_ms`: when the group's offset
-    was reset; 0: never.
+    `waits`: the recorded reasons why the group's deliveries wait. `created_ms`: when the group was created.
+    `filter_reason`: the group's present filter, if it rejects the message. `reset_ms`: when the group's
+    offset was reset; 0: never.
     """
 
     group: str
     state: str
     finished: bool
     waits: Sequence[Wait] = ()
-    made_ms: int = 0
-    kept_back: str = ""
+    created_ms: int = 0
+    filter_reason: str = ""
     reset_ms: int = 0
 
 
@@ -121,14 +121,14 @@ class StoryFacts(NamedTuple):
     """All facts from which a story is built, as of `now_ms` on the store's clock."""
 
     copies: Sequence[MessageCopy]
-    events: Sequence[HeardEvent]
+    events: Sequence[RecordedEvent]
     groups: Sequence[GroupStanding]
     now_ms: int
 
 
 class StorySpan(NamedTuple):
-    """One span of a message's time, in one phase. `known` is False if no record says what the message waited
-    for."""
+    """One span of a message's time, in one phase. `has_reason` is False if no record says what the message
+    waited for."""
 
     start_ms: int
     end_ms: int
@@ -137,7 +137,7 @@ class StorySpan(NamedTuple):
     why: str
 
     @property
-    def known(self) -> bool:
+    def has_reason(self) -> bool:
         return self.phase not in OPEN
 
 
@@ -151,9 +151,9 @@ class GroupStory(NamedTuple):
     state: str
     spans: Sequence[StorySpan]
     end: Phase | None
-    ended_ms: int | None
+    end_ms: int | None
     end_why: str
 
     @property
-    def whole_ms(self) -> int:
+    def total_ms(self) -> int:
         return self.spans[-1].end_ms - self.spans[0].start_ms if self.spans else 0

@@ -1,11 +1,11 @@
-"""Copies of a message and what processes told of it, as one order of time. Pure."""
+"""Merges the copies of a message and its recorded events into one order of time. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ddmq.server.story.core.facts import GroupStanding, HeardEvent, MessageCopy
+from ddmq.server.story.core.facts import GroupStanding, MessageCopy, RecordedEvent
 from ddmq_common.trace.events import TraceEvent, TraceKind
 
 ENDINGS = frozenset((TraceKind.FAILED, TraceKind.TIMED_OUT, TraceKind.SPENT, TraceKind.ACKED))
@@ -21,11 +21,11 @@ class TimedEvent(NamedTuple):
 
 
 def streams_of(
-    events: Iterable[HeardEvent], stored: dict[tuple[bool, int, int], int]
+    events: Iterable[RecordedEvent], stored: dict[tuple[bool, int, int], int]
 ) -> list[list[TimedEvent]]:
     """Return the events of each start of a process as one list, in their order. No event gets a time before
     the copy that it concerns was stored."""
-    by_instance: dict[str, list[HeardEvent]] = {}
+    by_instance: dict[str, list[RecordedEvent]] = {}
     for report in events:
         by_instance.setdefault(report.instance, []).append(report)
     streams = []
@@ -33,12 +33,12 @@ def streams_of(
         at_ms, stream = 0, list[TimedEvent]()
         for report in sorted(instance_events, key=lambda one: one.event.number):
             event = report.event
-            place = (
+            position = (
                 bool(event.number_of("retry")),
                 event.number_of("queue", -1),
                 event.number_of("offset", -1),
             )
-            at_ms = max(at_ms, event.at_ms, stored.get(place, 0))
+            at_ms = max(at_ms, event.at_ms, stored.get(position, 0))
             stream.append(TimedEvent(at_ms, report.process, event))
         streams.append(stream)
     return streams

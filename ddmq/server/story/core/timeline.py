@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from ddmq.server.story.core.facts import ENDS, WAITABLE, Phase, StorySpan
 from ddmq_common.trace.events import Wait
 
-WORTH_TELLING = frozenset((Phase.LEASED, Phase.SENDING))  # also where they took no millisecond
+SHOWN_IF_EMPTY = frozenset((Phase.LEASED, Phase.SENDING))  # even if they took no millisecond
 BEFORE_WAITS = (
     frozenset((Phase.LEASED, Phase.SENDING, Phase.COMMIT, Phase.OVERDUE, Phase.DELAYED, Phase.BETWEEN)) | ENDS
 )
@@ -41,10 +41,10 @@ class Timeline:
 
     def copy(self) -> Timeline:
         """Return an independent copy of the timeline."""
-        twin = Timeline(self.marks[0])
-        twin.marks = [StoryMark(mark.at_ms, mark.phase, mark.who, mark.why) for mark in self.marks]
-        twin._until = self._until
-        return twin
+        clone = Timeline(self.marks[0])
+        clone.marks = [StoryMark(mark.at_ms, mark.phase, mark.who, mark.why) for mark in self.marks]
+        clone._until = self._until
+        return clone
 
     @property
     def last(self) -> StoryMark:
@@ -71,15 +71,15 @@ class Timeline:
             self._until = None
             self.marks.append(StoryMark(max(until[0], last.at_ms), until[1]))
 
-    def note(self, text: str) -> None:
+    def explain(self, text: str) -> None:
         """Add a text to the present phase."""
         add_why(self.last, text)
 
-    def waited(self, waits: Iterable[Wait], until_ms: int, teller: str = "") -> None:
+    def waited(self, waits: Iterable[Wait], until_ms: int, process: str = "") -> None:
         """Split the waiting phases since the last delivery, up to `until_ms`, by the recorded reasons of
         waiting.
 
-        `teller`: the process that recorded them. Phases in which another process owned the queue are not
+        `process`: the process that recorded them. Phases in which another process owned the queue are not
         split.
         """
         self.pass_to(until_ms)
@@ -91,9 +91,9 @@ class Timeline:
         waiting, by_start = self.marks[first:], sorted(waits, key=lambda wait: wait[1])
         ends = [*(mark.at_ms for mark in waiting[1:]), until_ms]
         self.marks[first:] = [
-            piece
+            split
             for mark, end_ms in zip(waiting, ends, strict=True)
-            for piece in (_split_by_waits(mark, end_ms, by_start) if _is_of(mark, teller) else [mark])
+            for split in (_split_by_waits(mark, end_ms, by_start) if _is_of(mark, process) else [mark])
         ]
 
     def spans(self, now_ms: int) -> list[StorySpan]:
@@ -108,12 +108,12 @@ class Timeline:
             StorySpan(mark.at_ms, end, mark.phase, mark.who, mark.why)
             for mark, end in zip(marks, ends, strict=True)
         ]
-        spans = [one for one in all_spans if one.end_ms > one.start_ms or one.phase in WORTH_TELLING]
+        spans = [one for one in all_spans if one.end_ms > one.start_ms or one.phase in SHOWN_IF_EMPTY]
         return _fold_middle(_join_neighbours(spans)) or all_spans[:1]
 
 
-def _is_of(mark: StoryMark, teller: str) -> bool:
-    return mark.phase in WAITABLE and (not teller or mark.who in ("", teller))
+def _is_of(mark: StoryMark, process: str) -> bool:
+    return mark.phase in WAITABLE and (not process or mark.who in ("", process))
 
 
 def add_why(mark: StoryMark, text: str) -> None:
@@ -148,17 +148,17 @@ def _fold_middle(spans: list[StorySpan]) -> list[StorySpan]:
 
 def _split_by_waits(mark: StoryMark, end_ms: int, waits: Sequence[Wait]) -> list[StoryMark]:
     """Split a waiting phase up to `end_ms` by the recorded waits."""
-    pieces, at_ms = list[StoryMark](), mark.at_ms
+    marks, at_ms = list[StoryMark](), mark.at_ms
     for reason, start, until in waits:
         start, until = max(start, at_ms), min(until, end_ms)
         if until <= start:
             continue
         if start > at_ms:
-            pieces.append(StoryMark(at_ms, mark.phase, mark.who, mark.why))
+            marks.append(StoryMark(at_ms, mark.phase, mark.who, mark.why))
         phase = _REASONS.get(reason)
         why = "" if phase is not None else reason
-        pieces.append(StoryMark(start, phase or mark.phase, mark.who, mark.why if not pieces else why))
+        marks.append(StoryMark(start, phase or mark.phase, mark.who, mark.why if not marks else why))
         at_ms = until
-    if at_ms < end_ms or not pieces:
-        pieces.append(StoryMark(at_ms, mark.phase, mark.who, "" if pieces else mark.why))
-    return pieces
+    if at_ms < end_ms or not marks:
+        marks.append(StoryMark(at_ms, mark.phase, mark.who, "" if marks else mark.why))
+    return marks

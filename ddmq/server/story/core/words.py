@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ddmq.server.story.core.facts import HeardEvent, MessageCopy
+from ddmq.server.story.core.facts import MessageCopy, RecordedEvent
 from ddmq_common.trace.events import TraceEvent, TraceKind
 
 
-def describe_route(heard: HeardEvent) -> str:
+def describe_route(recorded_event: RecordedEvent) -> str:
     """Return the client and the process of an event as text."""
-    return f"{describe_client(heard.event)} → {heard.process}"
+    return f"{describe_client(recorded_event.event)} → {recorded_event.process}"
 
 
 def describe_client(event: TraceEvent) -> str:

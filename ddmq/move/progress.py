@@ -6,7 +6,7 @@
     move/SOURCE/levels          decimal: the queue of the schedule topic that takes the first level
     move/SOURCE/delay/SHARD     how far the delays of a shard were moved (delays.py)
 
-The notes stay when a move is finished: a finished one is not begun again by mistake.
+The settings stay when a move is finished, so that it is not begun again by mistake.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from backend.records import CommitBatch, TopicInfo
 from ddmq.move.context import MoveContext, MoveError, wait_for_answer
-from ddmq.move.core.scope import NOTES_PREFIX
+from ddmq.move.core.scope import MOVE_SETTINGS_PREFIX
 from ddmq_common.errors import FencedError
 
 COPYING, FINISHING, FINISHED = "copying", "finishing", "finished"
@@ -34,23 +34,23 @@ class MoveState(msgspec.Struct, frozen=True, omit_defaults=True):
     patterns: tuple[str, ...] = ()
 
 
-class TopicNote(msgspec.Struct, frozen=True):
+class TopicIncarnations(msgspec.Struct, frozen=True):
     """The incarnation of a topic at the source, and that at the target."""
 
     source: int
     target: int
 
 
-class MoveNotes:
+class MoveProgress:
     """The progress of one move (run number, finished topics …), stored in the settings of the target server
     so that a later run can continue the move."""
 
     def __init__(self, context: MoveContext) -> None:
         self._context = context
-        self._key = f"{NOTES_PREFIX}{context.source_id}"
+        self._key = f"{MOVE_SETTINGS_PREFIX}{context.source_id}"
 
     @property
-    def note(self) -> MoveState | None:
+    def saved_state(self) -> MoveState | None:
         """The recorded state of the move; None before the first run."""
         value = self._context.target.setting(self._key)
         return None if value is None else msgspec.json.decode(value, type=MoveState)
@@ -62,13 +62,17 @@ class MoveNotes:
         for _ in range(_TRIES):
             before = context.target.setting(f"{self._key}/run")
             number = int(before or b"0") + 1
-            note = self.note or MoveState(source, context.clock.wall_ms(), patterns=patterns)
-            if note.patterns != patterns:
-                flags = " ".join(f"--topics {one!r}" for one in note.patterns) or "no --topics"
+            move_state = self.saved_state or MoveState(source, context.clock.wall_ms(), patterns=patterns)
+            if move_state.patterns != patterns:
+                flags = " ".join(f"--topics {one!r}" for one in move_state.patterns) or "no --topics"
                 raise MoveError(f"this move began with {flags}; give the same again")
             claim = f"{self._key}/claim/{number}"  # two runs that begin at once: the second is refused
             old = f"{self._key}/claim/{number - 1}"
-            settings = {claim: b"1", f"{self._key}/run": b"%d" % number, self._key: msgspec.json.encode(note)}
+            settings = {
+                claim: b"1",
+                f"{self._key}/run": b"%d" % number,
+                self._key: msgspec.json.encode(move_state),
+            }
             if context.target.setting(old) is not None:
                 settings[old] = None  # type: ignore[assignment]
             try:
@@ -78,30 +82,29 @@ class MoveNotes:
             except FencedError:
                 continue
             context.epoch = number
-            return note
+            return move_state
         raise MoveError("other runs of `ddmq move` of the same source keep beginning; end them")
 
-    def note_state(self, state: str, *steps: str) -> None:
+    def save_state(self, state: str, *steps: str) -> None:
         """Store the state of the move, together with further `steps` that are done."""
-        note = self.note
-        assert note is not None
-        steps_done = note.done + tuple(step for step in steps if step not in note.done)
-        self.put(
-            {self._key: msgspec.json.encode(msgspec.structs.replace(note, state=state, done=steps_done))}
-        )
+        move_state = self.saved_state
+        assert move_state is not None
+        steps_done = move_state.done + tuple(step for step in steps if step not in move_state.done)
+        fresh = msgspec.structs.replace(move_state, state=state, done=steps_done)
+        self.put({self._key: msgspec.json.encode(fresh)})
 
-    def topics(self) -> Mapping[str, TopicNote]:
+    def topics(self) -> Mapping[str, TopicIncarnations]:
         """Return the topics whose copy has begun, by name."""
         prefix = f"{self._key}/topic/"
         settings = self._context.target.settings(prefix)
         return {
-            key.removeprefix(prefix): msgspec.json.decode(value, type=TopicNote)
+            key.removeprefix(prefix): msgspec.json.decode(value, type=TopicIncarnations)
             for key, value in settings.items()
         }
 
-    def topic(self, source: TopicInfo, target: TopicInfo) -> None:
+    def save_topic(self, source: TopicInfo, target: TopicInfo) -> None:
         """Store that this topic of the source is copied into that topic of the target."""
-        value = msgspec.json.encode(TopicNote(source.incarnation, target.incarnation))
+        value = msgspec.json.encode(TopicIncarnations(source.incarnation, target.incarnation))
         self.put({f"{self._key}/topic/{source.name}": value})
 
     def delay_key(self, shard: int) -> str:

@@ -1,4 +1,4 @@
-"""A server process: its parts put together, started and stopped in the designed order.
+"""A server process: composes its components, and starts and stops them in the designed order.
 
 Start: validate → open the log (lock, recover, or join its writer) → topics from files → proxies → ports
 → ready. Stop (SIGTERM): refuse new work → answer what is open → submit progress → sync → close →
@@ -28,14 +28,14 @@ from backend.traces import TraceWriter
 from ddmq.address import HostPort, is_loopback, parse
 from ddmq.server.admin import groups, topics
 from ddmq.server.admin.api import AdminApi, build_starting_router
-from ddmq.server.admin.figures import OtherParts
-from ddmq.server.config import Configuration, changed_values, file_of_part, resolved_values
+from ddmq.server.admin.figures import OtherProcesses
+from ddmq.server.config import Configuration, changed_values, find_declaring_source, resolved_values
 from ddmq.server.http.connection import AdminServer
 from ddmq.server.http.routing import AdminRouter
 from ddmq.server.process.hub import HubWatch
 from ddmq.server.process.open_files import limits_within, raise_open_files
 from ddmq.server.process.ports import (
-    PortFault,
+    UnusablePort,
     cannot_listen,
     check_ports,
     describe_error,
@@ -62,9 +62,9 @@ from proxy_producer.starting import refuse_sends
 log = logging.getLogger("ddmq.server")
 DECLARE_WAIT_S = 15.0
 LEVELS_WAIT_S = 3.0
-ASK_S = 1.0  # how long health waits for who holds the levels
-FRESH_S = 1.0  # such an answer is good for so long
-PARTS = ("producer", "consumer", "delay", "admin")
+OWNERS_WAIT_S = 1.0  # how long a health check waits for the owners of the levels
+FRESH_S = 1.0  # how long the answer of a health check is reused
+COMPONENTS = ("producer", "consumer", "delay", "admin")
 NO_SCHEDULER = Health(
     False,
     "no level scheduler: delayed messages and retries are stored and wait; run `ddmq delay-service` over "
@@ -79,38 +79,39 @@ class SchedulerWatch:
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self._backend = backend
         self._clock = clock
-        self._asked_at = float("-inf")
+        self._checked_at = float("-inf")
         self._last = Health(True, "")
 
     def health(self) -> Health:
-        """Return the health. A greenlet asks the backend for it; on the hub, which must not block, the last
-        known health is returned."""
+        """Return the health. A greenlet reads it from the backend; on the hub, which must not block, the last
+        health that was read is returned."""
         now = self._clock.monotonic()
-        if now - self._asked_at >= FRESH_S and gevent.getcurrent() is not gevent.get_hub():
-            self._asked_at = now
-            self._last = self._ask_backend(now)
+        if now - self._checked_at >= FRESH_S and gevent.getcurrent() is not gevent.get_hub():
+            self._checked_at = now
+            self._last = self._read_scheduler_health(now)
         return self._last
 
-    def _ask_backend(self, now: float) -> Health:
+    def _read_scheduler_health(self, now: float) -> Health:
         if self._backend.topic(SCHEDULE_TOPIC) is None:
             return NO_SCHEDULER
         try:
-            holders = self._backend.holders(LEVELS_GROUP, SCHEDULE_TOPIC, now + ASK_S).wait(ASK_S)
+            request = self._backend.holders(LEVELS_GROUP, SCHEDULE_TOPIC, now + OWNERS_WAIT_S)
+            owners = request.wait(OWNERS_WAIT_S)
         except (DdmqError, TimeoutError):
             return Health(True, "")
-        return Health(True, "") if holders else NO_SCHEDULER
+        return Health(True, "") if owners else NO_SCHEDULER
 
 
 class ServerProcess:
-    """All parts of the server that run in one process on one event loop. `parts`: some of PARTS; the admin
-    part always answers /health."""
+    """The components of the server that run in one process on one event loop. `components`: some of
+    COMPONENTS; the admin component always answers /health."""
 
-    def __init__(self, config: Configuration, parts: Iterable[str], clock: Clock | None = None) -> None:
+    def __init__(self, config: Configuration, components: Iterable[str], clock: Clock | None = None) -> None:
         self.config = config
-        self.parts = tuple(part for part in PARTS if part in set(parts))
+        self.components = tuple(component for component in COMPONENTS if component in set(components))
         self.clock = clock or SystemClock()
         self.metrics = Registry()
-        self.others = OtherParts()
+        self.others = OtherProcesses()
         self.addresses: dict[str, HostPort] = {}
         self.backend: Backend | None = None
         self.producer: ProducerService | None = None
@@ -134,14 +135,14 @@ class ServerProcess:
         self._draining = False
 
     def start(self) -> None:
-        """Start all parts; block until every port answers. Raises DdmqError or OSError with the reason in one
-        line."""
-        self.config.serve.check_reach(part for part in self.parts if part != "delay")
-        check_ports(self.config, self.parts)
+        """Start all components; block until every port answers. Raises DdmqError or OSError with the reason
+        in one line."""
+        self.config.serve.check_reach(component for component in self.components if component != "delay")
+        check_ports(self.config, self.components)
         raise_open_files()
         self._limits = limits_within(
             self.config.rpc,
-            len({"producer", "consumer"} & set(self.parts)),
+            len({"producer", "consumer"} & set(self.components)),
             configured="rpc.connections_max" in self.config.sources,
         )
         sys.setswitchinterval(0.0005)  # the commit thread must get the interpreter back quickly
@@ -150,7 +151,8 @@ class ServerProcess:
         self._hub.start()
         where = {"data_dir": self.config.serve.data_dir, "config": self.config.folder or "defaults"}
         log.info(
-            "starting", extra={"parts": ",".join(self.parts)} | where | {"set": changed_values(self.config)}
+            "starting",
+            extra={"parts": ",".join(self.components)} | where | {"set": changed_values(self.config)},
         )
         log.debug("configuration", extra={"config": resolved_values(self.config)})
         warn_of_secrets(self.config)
@@ -172,7 +174,7 @@ class ServerProcess:
             self._answer_admin(
                 build_starting_router(self.health, self._server_names())
             )  # its machines may be away for long
-            if "producer" in self.parts:
+            if "producer" in self.components:
                 self._listen("producer", refuse_sends(lambda: self._waits_for, self.metrics))
         options = config.engine_options(self.config.log)
         settings = EngineSettings(data_dir, self.clock, self.metrics, options, self._wait_for)
@@ -185,30 +187,30 @@ class ServerProcess:
 
     def _start_samples(self) -> None:
         serve = self.config.serve
-        process, instance = serve.process(self.parts, socket.gethostname()), secrets.token_hex(8)
+        process, instance = serve.process(self.components, socket.gethostname()), secrets.token_hex(8)
         deltas = Deltas(self.metrics, process, instance, self._started_ms)
         self._samples = sample_writer(serve.samples, serve.data_dir, deltas, self.clock)
         if self._samples is not None:
             self._samples.start()
 
     def _apply_topics(self) -> None:
-        source = file_of_part(self.config, "topics")
+        source = find_declaring_source(self.config, "topics")
         if source and self.backend:
             topics.apply_file(self.backend, self.clock, self.config.topics.topics, source)
 
     def declare_groups(self, config: Configuration) -> None:
         """Apply the groups that groups.yaml declares. Raises DdmqError."""
-        source = file_of_part(config, "groups")
+        source = find_declaring_source(config, "groups")
         if source and self.consumer:
             self.consumer.declare(config.groups, source).wait(DECLARE_WAIT_S)
 
     def _wait_for_levels(self) -> None:
-        """Wait until the delay parts have started, so that a server that reports ready can deliver delayed
+        """Wait until the delay services have started, so that a server that reports ready can deliver delayed
         messages. A failed start is retried."""
         try:
-            for part in (self.delay, self.timers):
-                if part is not None:
-                    part.started.wait(LEVELS_WAIT_S)
+            for service in (self.delay, self.timers):
+                if service is not None:
+                    service.started.wait(LEVELS_WAIT_S)
         except TimeoutError:
             log.warning("ready is not true yet", extra={"reason": self.health().reason})
 
@@ -220,7 +222,7 @@ class ServerProcess:
         traces = self.traces = TraceWriter(
             backend, metrics, clock, self._trace_name(), secrets.token_hex(8), serve.trace_bytes_per_day
         )
-        if "delay" in self.parts:
+        if "delay" in self.components:
             self.delay = LevelService(backend, self.config.delay, metrics, clock)
             self.delay.start()
             stores = self._delay_stores()
@@ -231,11 +233,11 @@ class ServerProcess:
             self.timers.start()
         else:
             self._scheduler = SchedulerWatch(backend, clock)
-        if "producer" in self.parts:
+        if "producer" in self.components:
             self.producer = ProducerService(backend, self.config.producer, **common, traces=traces)
             self._listen("producer", self.producer.service())
             self.producer.transactions.advertise(str(reachable_address(self.addresses["producer"])))
-        if "consumer" in self.parts:
+        if "consumer" in self.components:
             sends = self.producer or ProducerService(backend, self.config.producer, **common, traces=traces)
             self.sends = sends
             self.consumer = ConsumerService(
@@ -246,7 +248,7 @@ class ServerProcess:
             self._listen("consumer", self.consumer.service())
             self.consumer.advertise(str(reachable_address(self.addresses["consumer"])))
             self._log_unreachable(backend)
-        if "admin" in self.parts:
+        if "admin" in self.components:
             self._listen_admin(backend)
 
     def _log_unreachable(self, backend: Backend) -> None:
@@ -269,28 +271,28 @@ class ServerProcess:
 
     def _delay_stores(self) -> tuple[Path, int]:
         delay, data_dir = self.config.delay, self.config.serve.data_dir
-        usual = data_dir / "delay"
-        check_store_folder(delay.dir or usual, usual, data_dir / "delay-stores")
-        return delay.dir or usual, delay.shards
+        default_dir = data_dir / "delay"
+        check_store_folder(delay.dir or default_dir, default_dir, data_dir / "delay-stores")
+        return delay.dir or default_dir, delay.shards
 
-    def _listen(self, part: str, service: Service) -> None:
-        """Serve `service` on the port of `part`, in place of an earlier service."""
-        if part in self._rpc:
-            self._rpc[part].serve(service)
+    def _listen(self, component: str, service: Service) -> None:
+        """Serve `service` on the port of `component`, in place of an earlier service."""
+        if component in self._rpc:
+            self._rpc[component].serve(service)
             return
-        address = self.config.serve.address(part)
+        address = self.config.serve.address(component)
         server = RpcServer(service, address.host, address.port, self._limits, self.metrics, self.clock)
         try:
             server.start()
         except ConfigError as error:
-            raise self._cannot_listen(part, address, error.__cause__ or error) from error
-        self._rpc[part] = server
-        self.addresses[part] = HostPort(*server.address[:2])
+            raise self._cannot_listen(component, address, error.__cause__ or error) from error
+        self._rpc[component] = server
+        self.addresses[component] = HostPort(*server.address[:2])
 
     def _bind_admin(self) -> str:
         """Open the admin port, and return the address at which other processes reach it. Requests wait until
         `_answer_admin` is called."""
-        if "admin" not in self.parts:
+        if "admin" not in self.components:
             return ""
         address = self.config.serve.address("admin")
         if self._admin_socket is not None:
@@ -303,9 +305,9 @@ class ServerProcess:
         self.addresses["admin"] = HostPort(address.host, self._admin_socket.getsockname()[1])
         return str(reachable_address(self.addresses["admin"]))
 
-    def _cannot_listen(self, part: str, address: HostPort, error: BaseException) -> ConfigError:
-        source = find_address_source(self.config, part)
-        return cannot_listen([PortFault(part, address, describe_error(error), source)])
+    def _cannot_listen(self, component: str, address: HostPort, error: BaseException) -> ConfigError:
+        source = find_address_source(self.config, component)
+        return cannot_listen([UnusablePort(component, address, describe_error(error), source)])
 
     def _server_names(self) -> tuple[str, ...]:
         serve = self.config.serve
@@ -339,8 +341,8 @@ class ServerProcess:
         levels: LevelService | SchedulerWatch | None = self.delay or self._scheduler
         if not health.ready or levels is None:
             return health
-        for part in (levels, self.timers):
-            scheduler = health if part is None else part.health()
+        for service in (levels, self.timers):
+            scheduler = health if service is None else service.health()
             if not scheduler.ready:
                 return scheduler._replace(warning=health.warning)
         return health
@@ -360,7 +362,7 @@ class ServerProcess:
             raise SystemExit(0)
         self._stop.set()
 
-    def parent_ended(self) -> None:
+    def on_parent_exit(self) -> None:
         """Request a drain, because the parent process has ended; does nothing during a drain."""
         self._stop.set()
 
@@ -373,9 +375,9 @@ class ServerProcess:
             server.stop_accepting()
         if self._samples is not None:
             self._samples.begin_stop()
-        for part in (self.producer, self.consumer, self.sends, self.delay, self.timers):
-            if part is not None:
-                _wait(part.drain(deadline), deadline - self.clock.monotonic())
+        for service in (self.producer, self.consumer, self.sends, self.delay, self.timers):
+            if service is not None:
+                _wait(service.drain(deadline), deadline - self.clock.monotonic())
         sends = self.producer or self.sends
         if sends is not None:
             sends.close()
@@ -393,16 +395,16 @@ class ServerProcess:
         if self._admin is not None:
             self._admin.stop(timeout=0)
         rpc = self._rpc.values()
-        for part in (self._admin_socket, *rpc, self.delay, self.timers, self.traces, self.backend):
-            if part is not None:
-                part.close()
+        for resource in (self._admin_socket, *rpc, self.delay, self.timers, self.traces, self.backend):
+            if resource is not None:
+                resource.close()
         self._hub.stop()
         log.info("stopped")
 
 
 def reachable_address(address: HostPort) -> HostPort:
-    """Return the address at which other processes reach a part that listens on `address`. An any-address is
-    replaced by this machine's name."""
+    """Return the address at which other processes reach a component that listens on `address`. An any-address
+    is replaced by this machine's name."""
     if address.host in ("0.0.0.0", "::"):
         return HostPort(socket.gethostname(), address.port)
     return address

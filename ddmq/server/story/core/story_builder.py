@@ -18,9 +18,9 @@ from ddmq.server.story.core.facts import (
     CopyKind,
     GroupStanding,
     GroupStory,
-    HeardEvent,
     MessageCopy,
     Phase,
+    RecordedEvent,
     StoryFacts,
 )
 from ddmq.server.story.core.merging import ENDINGS, TimedEvent, merge_by_time, redelivered_ms, streams_of
@@ -40,11 +40,11 @@ def build_stories(facts: StoryFacts) -> Iterator[GroupStory]:
     nothing is known of the message, yield nothing."""
     if not facts.copies and not facts.events:
         return
-    way, landed = _timeline_to_topic(facts)
-    if not landed or not facts.groups:
+    way, reached_topic = _timeline_to_topic(facts)
+    if not reached_topic or not facts.groups:
         yield _finish_story(way, "", GroupStanding("", "", False), facts.now_ms)
         return
-    by_group: dict[str, list[HeardEvent]] = {}
+    by_group: dict[str, list[RecordedEvent]] = {}
     for one in facts.events:
         if one.event.kind in _KINDS:
             by_group.setdefault(one.event.group, []).append(one)
@@ -61,13 +61,13 @@ def _timeline_to_topic(facts: StoryFacts) -> tuple[Timeline, bool]:
     copies = sorted((one for one in facts.copies if not one.group), key=_when)
     events = {TraceKind(one.event.kind): one for one in facts.events if _is_of_none(one)}
     timeline = _sending_timeline(facts, copies, events.get(TraceKind.SENT))
-    for place, copy in enumerate(copies):
+    for index, copy in enumerate(copies):
         stored_ms = copy.stored_ms
-        if not place and TraceKind.STORED in events:
+        if not index and TraceKind.STORED in events:
             timeline.mark(stored_ms, Phase.COMMIT)
             stored_ms = max(stored_ms, events[TraceKind.STORED].event.at_ms)
         if copy.kind is CopyKind.MAIN:
-            _note_late_firing(timeline, stored_ms, copies[:place])
+            _explain_late_firing(timeline, stored_ms, copies[:index])
             timeline.mark(stored_ms, Phase.QUEUED, why=words.describe_position(copy))
             return timeline, True
         if copy.kind is CopyKind.HALF:
@@ -83,23 +83,25 @@ def _timeline_to_topic(facts: StoryFacts) -> tuple[Timeline, bool]:
         who = "" if ingested is None else ingested.process
         why = f"level {copy.step}" if copy.kind is CopyKind.LEVEL else "by the delay service"
         timeline.mark(stored_ms, Phase.DELAYED, who, why, _overdue_from(copy))
-    landed = not copies  # its records are gone; what groups did may still be known
-    if landed:
+    reached_topic = not copies  # its records are gone; what groups did may still be known
+    if reached_topic:
         stored = events.get(TraceKind.STORED)
         timeline.mark(timeline.last.at_ms if stored is None else stored.event.at_ms, Phase.QUEUED)
-    return timeline, landed
+    return timeline, reached_topic
 
 
-def _note_late_firing(timeline: Timeline, stored_ms: int, before: Sequence[MessageCopy]) -> None:
-    """Add a note to the timeline of a message that fired late: it may have been rescheduled, which its
-    records do not show."""
+def _explain_late_firing(timeline: Timeline, stored_ms: int, before: Sequence[MessageCopy]) -> None:
+    """Explain a late firing in the timeline: the message may have been rescheduled, which its records do not
+    show."""
     timeline.pass_to(stored_ms)
     late_ms = stored_ms - timeline.last.at_ms
     if timeline.phase is Phase.OVERDUE and before[-1].kind is CopyKind.COMMAND and late_ms >= MOVED_MS:
-        timeline.note("unless it was moved to a later time: that is not recorded")
+        timeline.explain("unless it was moved to a later time: that is not recorded")
 
 
-def _sending_timeline(facts: StoryFacts, copies: Sequence[MessageCopy], sent: HeardEvent | None) -> Timeline:
+def _sending_timeline(
+    facts: StoryFacts, copies: Sequence[MessageCopy], sent: RecordedEvent | None
+) -> Timeline:
     times = [one.stored_ms for one in copies] + [one.event.at_ms for one in facts.events]
     times += [one.stored_ms for one in facts.copies]
     born_ms = min([one.born_ms for one in facts.copies if one.born_ms > 0], default=min(times))
@@ -107,11 +109,11 @@ def _sending_timeline(facts: StoryFacts, copies: Sequence[MessageCopy], sent: He
         return Timeline(StoryMark(min(born_ms, *times), Phase.SENDING))
     event = sent.event
     first = StoryMark(min(event.at_ms, *times), Phase.SENDING, words.describe_route(sent), "")
-    held_ms = event.number_of("held_ms")
-    if held_ms <= 0:
+    wait_ms = event.number_of("held_ms")
+    if wait_ms <= 0:
         return Timeline(first)
     timeline = Timeline(StoryMark(first.at_ms, Phase.HELD_BACK, first.who, event.text_of("held_by")))
-    timeline.mark(first.at_ms + held_ms, Phase.SENDING, first.who)
+    timeline.mark(first.at_ms + wait_ms, Phase.SENDING, first.who)
     return timeline
 
 
@@ -119,7 +121,7 @@ def _sending_timeline(facts: StoryFacts, copies: Sequence[MessageCopy], sent: He
 
 
 def _group_story(
-    timeline: Timeline, facts: StoryFacts, standing: GroupStanding, events: Iterable[HeardEvent]
+    timeline: Timeline, facts: StoryFacts, standing: GroupStanding, events: Iterable[RecordedEvent]
 ) -> GroupStory:
     group = standing.group
     own = sorted((one for one in facts.copies if one.group == group), key=_when)
@@ -136,19 +138,19 @@ def _group_story(
         timeline.last.at_ms = max(
             min(timeline.last.at_ms, first_ms), timeline.marks[-2].at_ms if len(timeline.marks) > 1 else 0
         )
-    teller = _Teller(timeline, redelivered_ms(standing, streams))
+    builder = _GroupStoryBuilder(timeline, redelivered_ms(standing, streams))
     for item in merge_by_time(copies, streams):
         if isinstance(item, MessageCopy):
-            teller.copy(item)
+            builder.copy(item)
         else:
-            teller.event(item)
-    teller.reset_by(facts.now_ms)
+            builder.event(item)
+    builder.reset_by(facts.now_ms)
     return _finish_story(timeline, group, standing, facts.now_ms)
 
 
 def _not_passed_over(
-    events: Iterable[HeardEvent], copies: Iterable[MessageCopy], group: str
-) -> list[HeardEvent]:
+    events: Iterable[RecordedEvent], copies: Iterable[MessageCopy], group: str
+) -> list[RecordedEvent]:
     """Return the events without those about copies that were resent to other groups, because this group
     skipped those copies."""
     others = {
@@ -164,29 +166,29 @@ def _not_passed_over(
     ]
 
 
-def _is_of_none(heard: HeardEvent) -> bool:
-    return not heard.event.group and heard.event.kind in _KINDS
+def _is_of_none(recorded_event: RecordedEvent) -> bool:
+    return not recorded_event.event.group and recorded_event.event.kind in _KINDS
 
 
-class _Teller:
+class _GroupStoryBuilder:
     """Adds copies and events, in order, to the timeline of one group."""
 
-    def __init__(self, timeline: Timeline, again_ms: int) -> None:
-        """`again_ms`: when the message was delivered again after a reset of the group's offset; 0: never."""
+    def __init__(self, timeline: Timeline, reset_ms: int) -> None:
+        """`reset_ms`: when a reset of the group's offset made the message be redelivered; 0: never."""
         self._timeline = timeline
-        self._again_ms = again_ms
+        self._reset_ms = reset_ms
         self._extended = 0
         self._lease: StoryMark | None = None  # the last delivery's
 
     def reset_by(self, at_ms: int) -> None:
         """Apply the reset of the group's offset if it happened by `at_ms`: a message that was finished is
         queued again."""
-        again_ms = self._again_ms
-        if 0 < again_ms <= at_ms:
-            self._again_ms = 0
-            self._timeline.pass_to(again_ms)
+        reset_ms = self._reset_ms
+        if 0 < reset_ms <= at_ms:
+            self._reset_ms = 0
+            self._timeline.pass_to(reset_ms)
             if self._timeline.phase in ENDS:
-                self._timeline.mark(again_ms, Phase.QUEUED, "", "the group's offset was reset")
+                self._timeline.mark(reset_ms, Phase.QUEUED, "", "the group's offset was reset")
 
     def copy(self, copy: MessageCopy) -> None:
         """Add a stored record to the timeline."""
@@ -206,111 +208,113 @@ class _Teller:
             why = f"sent again from the dead letters{alone}, to {words.describe_position(copy)}"
             timeline.mark(at_ms, Phase.QUEUED, "", why)
 
-    def event(self, heard: TimedEvent) -> None:
+    def event(self, timed_event: TimedEvent) -> None:
         """Add an event that a process recorded. An event that cannot follow the present phase (it came late,
         or an event before it is missing) changes nothing."""
-        kind, timeline = TraceKind(heard.event.kind), self._timeline
-        self.reset_by(heard.at_ms)
-        timeline.pass_to(heard.at_ms)
+        kind, timeline = TraceKind(timed_event.event.kind), self._timeline
+        self.reset_by(timed_event.at_ms)
+        timeline.pass_to(timed_event.at_ms)
         if kind in ENDINGS and timeline.phase in _AFTER:
             if self._lease is not None:
-                add_why(self._lease, words.describe_ending(heard.event))
+                add_why(self._lease, words.describe_ending(timed_event.event))
             return
-        again = kind is TraceKind.HANDED_OUT and timeline.phase in _UNDONE
-        if again or timeline.phase not in ENDS:
-            _TOLD[kind](self, heard)
+        is_redelivery = kind is TraceKind.HANDED_OUT and timeline.phase in _UNDONE
+        if is_redelivery or timeline.phase not in ENDS:
+            _HANDLERS[kind](self, timed_event)
 
-    def read(self, heard: TimedEvent) -> None:
+    def read(self, timed_event: TimedEvent) -> None:
         last = self._timeline.last
-        taken_over = last.phase in (Phase.TURN, Phase.AGAIN) and last.who not in ("", heard.process)
-        if taken_over or last.phase in (Phase.QUEUED, Phase.BETWEEN, Phase.OVERDUE, Phase.DELAYED):
-            self._timeline.mark(heard.at_ms, Phase.TURN, heard.process)
+        has_new_owner = last.phase in (Phase.TURN, Phase.AGAIN) and last.who not in ("", timed_event.process)
+        if has_new_owner or last.phase in (Phase.QUEUED, Phase.BETWEEN, Phase.OVERDUE, Phase.DELAYED):
+            self._timeline.mark(timed_event.at_ms, Phase.TURN, timed_event.process)
 
-    def released(self, heard: TimedEvent) -> None:
+    def released(self, timed_event: TimedEvent) -> None:
         timeline = self._timeline
         if timeline.phase is Phase.TURN:
             timeline.last.phase = Phase.KEY
-            add_why(timeline.last, words.describe_key(heard.event))
-            timeline.mark(heard.at_ms, Phase.TURN, heard.process)
+            add_why(timeline.last, words.describe_key(timed_event.event))
+            timeline.mark(timed_event.at_ms, Phase.TURN, timed_event.process)
         elif timeline.phase in (Phase.PARKED, Phase.KEY, Phase.BACKOFF):
-            timeline.mark(heard.at_ms, Phase.AGAIN, heard.process)
+            timeline.mark(timed_event.at_ms, Phase.AGAIN, timed_event.process)
 
-    def handed_out(self, heard: TimedEvent) -> None:
-        timeline, event = self._timeline, heard.event
-        timeline.waited(event.waits(), heard.at_ms, heard.process)
-        why = f"delivery {event.number_of('attempt', 1)} at {heard.process}"
-        timeline.mark(heard.at_ms, Phase.LEASED, words.describe_client(event), why)
+    def handed_out(self, timed_event: TimedEvent) -> None:
+        timeline, event = self._timeline, timed_event.event
+        timeline.waited(event.waits(), timed_event.at_ms, timed_event.process)
+        why = f"delivery {event.number_of('attempt', 1)} at {timed_event.process}"
+        timeline.mark(timed_event.at_ms, Phase.LEASED, words.describe_client(event), why)
         self._lease, self._extended = timeline.last, 0
 
-    def extended(self, heard: TimedEvent) -> None:
+    def extended(self, timed_event: TimedEvent) -> None:
         lease = self._lease
         if self._timeline.phase is Phase.LEASED and lease is not None:
             before = f", lease extended {self._extended} ×" if self._extended else ""
             self._extended += 1
             lease.why = lease.why.removesuffix(before) + f", lease extended {self._extended} ×"
 
-    def acked(self, heard: TimedEvent) -> None:
-        self._timeline.mark(heard.at_ms, Phase.DONE)
+    def acked(self, timed_event: TimedEvent) -> None:
+        self._timeline.mark(timed_event.at_ms, Phase.DONE)
 
-    def failed(self, heard: TimedEvent) -> None:
-        timeline, event = self._timeline, heard.event
+    def failed(self, timed_event: TimedEvent) -> None:
+        timeline, event = self._timeline, timed_event.event
         if timeline.phase is Phase.LEASED:
-            timeline.note(words.describe_ending(event))
+            timeline.explain(words.describe_ending(event))
         following = event.text_of("next")
-        again_ms = event.number_of("again_ms", heard.at_ms)
+        retry_ms = event.number_of("again_ms", timed_event.at_ms)
         if following == "wait":
-            timeline.mark(heard.at_ms, Phase.BACKOFF, heard.process, "", (again_ms, Phase.AGAIN))
+            timeline.mark(timed_event.at_ms, Phase.BACKOFF, timed_event.process, "", (retry_ms, Phase.AGAIN))
         elif following in _NEXT:
-            timeline.mark(heard.at_ms, _NEXT[following], heard.process)
+            timeline.mark(timed_event.at_ms, _NEXT[following], timed_event.process)
         else:
-            timeline.mark(heard.at_ms, Phase.AGAIN, heard.process)
+            timeline.mark(timed_event.at_ms, Phase.AGAIN, timed_event.process)
 
-    def returned(self, heard: TimedEvent) -> None:
-        following = _NEXT.get(heard.event.text_of("next"), Phase.AGAIN)
+    def returned(self, timed_event: TimedEvent) -> None:
+        following = _NEXT.get(timed_event.event.text_of("next"), Phase.AGAIN)
         if self._timeline.phase is Phase.LEASED:
-            self._timeline.note("given back untried")
-        self._timeline.mark(heard.at_ms, following, heard.process)
+            self._timeline.explain("given back untried")
+        self._timeline.mark(timed_event.at_ms, following, timed_event.process)
 
-    def parked(self, heard: TimedEvent) -> None:
-        self._timeline.mark(heard.at_ms, Phase.PARKED, heard.process, words.describe_key(heard.event))
+    def parked(self, timed_event: TimedEvent) -> None:
+        self._timeline.mark(
+            timed_event.at_ms, Phase.PARKED, timed_event.process, words.describe_key(timed_event.event)
+        )
 
-    def spent(self, heard: TimedEvent) -> None:
+    def spent(self, timed_event: TimedEvent) -> None:
         if self._timeline.phase is Phase.LEASED:
-            self._timeline.note(words.describe_ending(heard.event))
+            self._timeline.explain(words.describe_ending(timed_event.event))
         if self._timeline.phase is not Phase.MOVING:
-            self._timeline.mark(heard.at_ms, Phase.MOVING, heard.process)
+            self._timeline.mark(timed_event.at_ms, Phase.MOVING, timed_event.process)
 
-    def left(self, heard: TimedEvent) -> None:
+    def left(self, timed_event: TimedEvent) -> None:
         """Add that the process no longer owns the queue. The lease of a client stays in force."""
         if self._timeline.phase is Phase.LEASED:
-            self._timeline.note(f"{heard.process} gave up the queue meanwhile")
+            self._timeline.explain(f"{timed_event.process} gave up the queue meanwhile")
         else:
-            self._timeline.mark(heard.at_ms, Phase.BETWEEN, heard.process)
+            self._timeline.mark(timed_event.at_ms, Phase.BETWEEN, timed_event.process)
 
-    def passed(self, heard: TimedEvent) -> None:
-        self._timeline.mark(heard.at_ms, Phase.PASSED)
+    def passed(self, timed_event: TimedEvent) -> None:
+        self._timeline.mark(timed_event.at_ms, Phase.PASSED)
 
-    def nothing(self, heard: TimedEvent) -> None:
+    def nothing(self, timed_event: TimedEvent) -> None:
         """Ignore an event that concerns no group."""
 
 
 _NEXT = {"parked": Phase.PARKED, "spent": Phase.MOVING, "key": Phase.KEY}
-_TOLD = {
-    TraceKind.SENT: _Teller.nothing,
-    TraceKind.STORED: _Teller.nothing,
-    TraceKind.TAKEN: _Teller.nothing,
-    TraceKind.READ: _Teller.read,
-    TraceKind.RELEASED: _Teller.released,
-    TraceKind.HANDED_OUT: _Teller.handed_out,
-    TraceKind.EXTENDED: _Teller.extended,
-    TraceKind.ACKED: _Teller.acked,
-    TraceKind.FAILED: _Teller.failed,
-    TraceKind.TIMED_OUT: _Teller.failed,
-    TraceKind.RETURNED: _Teller.returned,
-    TraceKind.PARKED: _Teller.parked,
-    TraceKind.SPENT: _Teller.spent,
-    TraceKind.LEFT: _Teller.left,
-    TraceKind.PASSED: _Teller.passed,
+_HANDLERS = {
+    TraceKind.SENT: _GroupStoryBuilder.nothing,
+    TraceKind.STORED: _GroupStoryBuilder.nothing,
+    TraceKind.TAKEN: _GroupStoryBuilder.nothing,
+    TraceKind.READ: _GroupStoryBuilder.read,
+    TraceKind.RELEASED: _GroupStoryBuilder.released,
+    TraceKind.HANDED_OUT: _GroupStoryBuilder.handed_out,
+    TraceKind.EXTENDED: _GroupStoryBuilder.extended,
+    TraceKind.ACKED: _GroupStoryBuilder.acked,
+    TraceKind.FAILED: _GroupStoryBuilder.failed,
+    TraceKind.TIMED_OUT: _GroupStoryBuilder.failed,
+    TraceKind.RETURNED: _GroupStoryBuilder.returned,
+    TraceKind.PARKED: _GroupStoryBuilder.parked,
+    TraceKind.SPENT: _GroupStoryBuilder.spent,
+    TraceKind.LEFT: _GroupStoryBuilder.left,
+    TraceKind.PASSED: _GroupStoryBuilder.passed,
 }
 
 # --- the end
@@ -323,7 +327,7 @@ def _finish_story(timeline: Timeline, group: str, standing: GroupStanding, now_m
     timeline.pass_to(now_ms)
     last = timeline.last
     if last.phase is Phase.PASSED:
-        add_why(last, standing.kept_back)
+        add_why(last, standing.filter_reason)
     elif last.phase not in ENDS and group:
         if standing.finished:
             _finished_somewhere(timeline, standing, now_ms)
@@ -344,12 +348,12 @@ def _finish_story(timeline: Timeline, group: str, standing: GroupStanding, now_m
 def _finished_somewhere(timeline: Timeline, standing: GroupStanding, now_ms: int) -> None:
     last = timeline.last
     why = FINISHED_SOMEWHERE
-    if standing.made_ms > last.at_ms and last.phase is Phase.QUEUED:
+    if standing.created_ms > last.at_ms and last.phase is Phase.QUEUED:
         why = "finished: consumed, or passed over when the group was made, which was later"
     elif last.phase is not Phase.QUEUED:
         why = f"{last.phase.value}, then {why}"
     if last.phase is Phase.QUEUED:
-        add_why(last, standing.kept_back)
+        add_why(last, standing.filter_reason)
     last.phase = Phase.UNKNOWN
     add_why(last, why)
 
