@@ -70,13 +70,13 @@ def answer_pull(
         return
     deliveries = delivery.messages.deliveries
     count = len(deliveries)
-    parts: list[bytes] = [_END] * (2 * count + 2)
-    parts[0] = name.head + list_header(count)
-    parts[1:-1:2] = deliveries
-    parts[2:-1:2] = plain_tails(delivery) if next_offset is None else extended_tails(delivery, next_offset)
+    chunks: list[bytes] = [_END] * (2 * count + 2)
+    chunks[0] = name.head + list_header(count)
+    chunks[1:-1:2] = deliveries
+    chunks[2:-1:2] = plain_tails(delivery) if next_offset is None else extended_tails(delivery, next_offset)
     if next_offset is not None:
-        parts[-1] = b"%b%b%b" % (_LEASE_MS, zigzag(round(delivery.lease.length_s * 1000)), _END)
-    call.reply_encoded(b"".join(parts))
+        chunks[-1] = b"%b%b%b" % (_LEASE_MS, zigzag(round(delivery.lease.length_s * 1000)), _END)
+    call.reply_encoded(b"".join(chunks))
 
 
 def answer_empty(call: Call, late: Sequence[Any] = (), notice: str = "") -> None:
@@ -138,8 +138,8 @@ def extended_tails(delivery: Delivery, next_offset: int) -> list[bytes]:
         if moment not in times:
             times[moment] = b"\x36%b\x16%b" % (zigzag(stored.born_ms), zigzag(stored.stored_ms))
         if attempt not in shared:
-            parts = (zigzag(delivery.lease.id), zigzag(attempt), zigzag(next_offset))
-            shared[attempt] = b"\x06\xca\x01%b\x15%b\x36%b\x00" % parts
+            values = (zigzag(delivery.lease.id), zigzag(attempt), zigzag(next_offset))
+            shared[attempt] = b"\x06\xca\x01%b\x15%b\x36%b\x00" % values
         identity = stored.message_id.hex().encode()
         ends.append(b"%b\x08\xc8\x01\x20%b%b%b" % (plain[:-1], identity, times[moment], shared[attempt]))
     return ends

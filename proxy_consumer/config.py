@@ -14,8 +14,8 @@ from typing import ClassVar
 from ddmq_common import names
 from ddmq_common.config import Overlay, rules
 from ddmq_common.trace.sampling import ONE_IN_MAX
-from proxy_consumer.filters.message_filters import expression_fault
-from proxy_consumer.order_keys.reader import path_fault
+from proxy_consumer.filters.message_filters import find_expression_error
+from proxy_consumer.order_keys.reader import find_order_key_error
 from proxy_consumer.push.actions.config import PUSH_SINKS, PushConfig
 from proxy_consumer.push.actions.targets import AllowList
 
@@ -23,7 +23,7 @@ MIB = 1 << 20
 _START_MS = re.compile(r"[0-9]{1,15}\Z")
 
 
-def start_fault(start: str) -> str:
+def find_start_error(start: str) -> str:
     """Return the error text for a `start` value that is not allowed; "" if it is allowed."""
     if start in ("first", "last") or _START_MS.match(start):
         return ""
@@ -91,15 +91,15 @@ class SubscriptionDefaults:
     def __post_init__(self) -> None:
         if self.actions:
             self._check_actions()
-        fault = expression_fault(self.tags, self.sql) or path_fault(self.order_key)
-        if fault is not None:
-            raise ValueError(fault)
+        error = find_expression_error(self.tags, self.sql) or find_order_key_error(self.order_key)
+        if error is not None:
+            raise ValueError(error)
         if -1 in self.retry_intervals_ms[1:-1]:
             raise ValueError(
                 f"retry_intervals_ms is {list(self.retry_intervals_ms)}; -1 may only stand first or last"
             )
-        if fault := start_fault(self.start):
-            raise ValueError(fault)
+        if error := find_start_error(self.start):
+            raise ValueError(error)
         if self.ordered_deliveries_max == 0:
             raise ValueError("ordered_deliveries_max is 0; allowed: 1 or more, or -1 for ever")
         if self.on_dead_letter == "park" and not self.order_key:
@@ -210,7 +210,7 @@ class GroupsFile:
 
     def __post_init__(self) -> None:
         for name, entry in self.groups.items():
-            faults = [names.group_fault(name), *map(names.topic_fault, entry.topics)]
-            fault = next((fault for fault in faults if fault is not None), None)
-            if fault is not None:
-                raise ValueError(f"groups: {name}: {fault}")
+            errors = [names.group_fault(name), *map(names.topic_fault, entry.topics)]
+            error = next((error for error in errors if error is not None), None)
+            if error is not None:
+                raise ValueError(f"groups: {name}: {error}")

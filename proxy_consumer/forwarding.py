@@ -30,12 +30,12 @@ from proxy_consumer.subscription.subscription import Group
 HOLDERS_AGE_S = 1.0
 HOLDERS_MAX = 1_000  # cached lookups
 LOOKUP_S = 2.0
-TAKE_UP_S = 2.0  # how long results wait until this proxy has acquired their queues
-LOOK_S = 0.005
-_RETRY_PART = f"_{RETRY_PREFIX}_".encode()  # only retry qids contain it
+ACQUIRE_WAIT_S = 2.0  # how long results wait until this proxy has acquired their queues
+POLL_INTERVAL_S = 0.005
+_RETRY_MARK = f"_{RETRY_PREFIX}_".encode()  # only retry qids contain it
 
 Done = Callable[[Exception | None], None]
-Taken = tuple[Group, Any]  # a result with the group of its queue
+ForeignResult = tuple[Group, Any]  # a result with the group of its queue
 _Holders = dict[bytes, str]  # qid → address
 
 
@@ -46,9 +46,9 @@ class Forwarding:
         self._runtime = runtime
         self._fetches = fetches
         self._peers = Peers(runtime)
-        self._known: dict[tuple[str, bytes], tuple[float, _Holders]] = {}
+        self._cached: dict[tuple[str, bytes], tuple[float, _Holders]] = {}
         self._done = runtime.metrics.cell(FORWARDED, "forwarded")
-        self._nobody = runtime.metrics.cell(FORWARDED, "nobody holds it")
+        self._no_owner = runtime.metrics.cell(FORWARDED, "nobody holds it")
         self._between = runtime.metrics.cell(FORWARDED, "between two owners")
 
     def may_be_elsewhere(self, group: Group, context: Any) -> bool:
@@ -70,93 +70,95 @@ class Forwarding:
             return False
         return self._runtime.qid(QueueRef(topic, info.incarnation, int(number))).encode() == qid
 
-    def send(self, taken: list[Taken], apply: Callable[[list[Taken], Done], None], done: Done) -> None:
+    def send(
+        self, foreign: list[ForeignResult], apply: Callable[[list[ForeignResult], Done], None], done: Done
+    ) -> None:
         """Forward results; `done` is called with the first error, or None once all are answered.
 
         `apply` is called to apply the results of queues that this proxy has acquired.
         """
         lookups = {
-            place: self._find_holders(place)
-            for place in {_holders_key(group, one.context) for group, one in taken}
+            key: self._find_holders(key)
+            for key in {_holders_key(group, one.context) for group, one in foreign}
         }
-        when_all(lookups.values(), lambda: self._dispatch_results(taken, lookups, apply, done))
+        when_all(lookups.values(), lambda: self._dispatch_results(foreign, lookups, apply, done))
 
     def pass_on(self, group: Group, context: Any, passed: PassedReply) -> None:
         """Forward an acknowledgement with messages to the proxy that holds its queue."""
-        place = _holders_key(group, context)
+        key = _holders_key(group, context)
 
-        def on_holders(looked_up: Completion[_Holders]) -> None:
-            holders = {} if looked_up.error is not None else looked_up.value
+        def on_holders(lookup: Completion[_Holders]) -> None:
+            holders = {} if lookup.error is not None else lookup.value
             address = holders.get(context.qid, "")
             if address not in ("", self._runtime.address):
                 self._done.value += 1
                 self._peers.reply(address, passed)
                 return
-            self._known.pop(place, None)
-            if looked_up.error is None and not holders and not self._runtime.stopping:
+            self._cached.pop(key, None)
+            if lookup.error is None and not holders and not self._runtime.stopping:
                 self._acquire_queues(group, context.topic)  # a repeated acknowledgement is handled here
             self._between.value += 1
             passed.done(TryLaterError(f"queue {_as_text(context.qid)} is between two owners"))
 
-        self._find_holders(place).then(on_holders)
+        self._find_holders(key).then(on_holders)
 
     def forget_holders(self) -> None:
         """Clear the cached owners, because one of them has lost its queue."""
-        self._known.clear()
+        self._cached.clear()
 
-    def _find_holders(self, place: tuple[str, bytes]) -> Completion[_Holders]:
+    def _find_holders(self, key: tuple[str, bytes]) -> Completion[_Holders]:
         runtime = self._runtime
-        cached = self._known.get(place)
+        cached = self._cached.get(key)
         if cached is not None and cached[0] > runtime.now():
             return succeeded(cached[1])
-        looked_up: Completion[_Holders] = Completion()
+        lookup: Completion[_Holders] = Completion()
 
         def on_answer(holders: Completion[Mapping[QueueRef, str]]) -> None:
             if holders.error is not None:
-                looked_up.fail(holders.error)
+                lookup.fail(holders.error)
                 return
             by_qid = {runtime.qid(queue).encode(): where for queue, where in holders.value.items()}
-            if len(self._known) >= HOLDERS_MAX:
-                self._known.clear()
-            self._known[place] = (runtime.now() + HOLDERS_AGE_S, by_qid)
-            looked_up.succeed(by_qid)
+            if len(self._cached) >= HOLDERS_MAX:
+                self._cached.clear()
+            self._cached[key] = (runtime.now() + HOLDERS_AGE_S, by_qid)
+            lookup.succeed(by_qid)
 
-        group, topic = place[0], place[1].decode("utf-8", "replace")
+        group, topic = key[0], key[1].decode("utf-8", "replace")
         try:
             runtime.backend.holders(group, topic, runtime.now() + LOOKUP_S).then(on_answer)
         except DdmqError as error:
-            looked_up.fail(error)
-        return looked_up
+            lookup.fail(error)
+        return lookup
 
     def _dispatch_results(
         self,
-        taken: list[Taken],
-        found: Mapping[tuple[str, bytes], Completion[_Holders]],
-        apply: Callable[[list[Taken], Done], None],
+        foreign: list[ForeignResult],
+        lookups: Mapping[tuple[str, bytes], Completion[_Holders]],
+        apply: Callable[[list[ForeignResult], Done], None],
         done: Done,
     ) -> None:
         by_address: dict[str, list[Any]] = {}
-        acquiring: list[Taken] = []
+        acquiring: list[ForeignResult] = []
         error: Exception | None = None
-        for group, result in taken:
+        for group, result in foreign:
             context = result.context
-            looked_up = found[_holders_key(group, context)]
-            if looked_up.error is not None:
+            lookup = lookups[_holders_key(group, context)]
+            if lookup.error is not None:
                 error = error or TryLaterError(
-                    f"the owner of queue {_as_text(context.qid)} is unknown: {looked_up.error}"
+                    f"the owner of queue {_as_text(context.qid)} is unknown: {lookup.error}"
                 )
-            elif not (holders := looked_up.value):
-                self._known.pop(_holders_key(group, context), None)
+            elif not (holders := lookup.value):
+                self._cached.pop(_holders_key(group, context), None)
                 if self._runtime.stopping:
                     error = error or DrainingError("this proxy is shutting down; send the results again")
                 elif self._acquire_queues(group, context.topic):
                     acquiring.append((group, result))
                 else:
-                    self._nobody.value += 1
+                    self._no_owner.value += 1
                     group.unknown_queue.value += 1
             elif holders.get(context.qid, self._runtime.address) in ("", self._runtime.address):
                 self._between.value += 1
-                self._known.pop(_holders_key(group, context), None)
+                self._cached.pop(_holders_key(group, context), None)
                 error = error or TryLaterError(
                     f"queue {_as_text(context.qid)} is between two owners; send the results again"
                 )
@@ -176,7 +178,7 @@ class Forwarding:
             subscription is None
             or subscription.creating
             or subscription.pushed
-            or self._fetches.pull_fault(group)
+            or self._fetches.find_pull_error(group)
         ):
             return False
         subscription.on_use(self._runtime.now())
@@ -196,7 +198,7 @@ class Forwarding:
             if failure is None:
                 self._done.value += 1
             else:
-                self._known.clear()  # the queue may have moved
+                self._cached.clear()  # the queue may have moved
                 error = error or failure
             if unanswered == 0:
                 done(error)
@@ -215,16 +217,16 @@ class AwaitedQueues:
     def __init__(
         self,
         runtime: Runtime,
-        taken: list[Taken],
-        apply: Callable[[list[Taken], Done], None],
+        foreign: list[ForeignResult],
+        apply: Callable[[list[ForeignResult], Done], None],
         done: Done,
     ) -> None:
         self.wake_at = NEVER
         self._runtime = runtime
-        self._taken = taken
+        self._results = foreign
         self._apply = apply
         self._done = done
-        self._until = runtime.now() + TAKE_UP_S
+        self._until = runtime.now() + ACQUIRE_WAIT_S
         self._error: Exception | None = None
 
     def passed_on(self, error: Exception | None) -> None:
@@ -235,22 +237,24 @@ class AwaitedQueues:
     def due(self, now: float) -> None:
         """Apply the results if all their queues are held here; otherwise check again a little later, or
         fail."""
-        unheld = [
-            each for group, each in self._taken if (each.context.topic, each.context.qid) not in group.queues
+        unowned = [
+            each
+            for group, each in self._results
+            if (each.context.topic, each.context.qid) not in group.queues
         ]
-        if not unheld:
-            self._apply(self._taken, lambda error: self._done(error or self._error))
+        if not unowned:
+            self._apply(self._results, lambda error: self._done(error or self._error))
         elif now < self._until and not self._runtime.stopping:
-            self._runtime.timers.set(self, now + LOOK_S)
+            self._runtime.timers.set(self, now + POLL_INTERVAL_S)
         else:
-            qid = _as_text(unheld[0].context.qid)
+            qid = _as_text(unowned[0].context.qid)
             self._done(TryLaterError(f"queue {qid} is between two owners; send the results again"))
 
 
 def _holders_key(group: Group, context: Any) -> tuple[str, bytes]:
     """Return the group name, and the topic whose owners hold the queue: the retry topic for retried
     messages."""
-    retried = _RETRY_PART in (context.qid or b"")
+    retried = _RETRY_MARK in (context.qid or b"")
     return group.name, retry_topic(group.name).encode() if retried else context.topic
 
 

@@ -15,7 +15,7 @@ from ddmq_common.errors import BoundReachedError, CallerError, DdmqError, Draini
 from ddmq_common.metrics.catalogue import PULLS, WAITING_PULLS
 from ddmq_rpc.api import Call
 from proxy_consumer import answers
-from proxy_consumer.config import start_fault
+from proxy_consumer.config import find_start_error
 from proxy_consumer.core.held_pulls import PULL_BYTES_MAX, HeldPull
 from proxy_consumer.core.steps import Delivery
 from proxy_consumer.fetches.service import Fetches
@@ -23,7 +23,7 @@ from proxy_consumer.groups.consistency import (
     Client,
     Consistency,
     StatedOptionError,
-    length_fault,
+    find_length_error,
     stated_settings,
 )
 from proxy_consumer.groups.directory import Directory
@@ -35,24 +35,26 @@ from proxy_consumer.subscription.subscription import Group, Subscription
 class Pull(HeldPull):
     """One pull from its request to its reply."""
 
-    __slots__ = ("_pulls", "call", "client", "group", "late", "notice", "ours")
+    __slots__ = ("_pulls", "call", "client", "extended_client", "group", "late", "notice")
 
-    def __init__(self, pulls: Pulls, call: Call, topic: str | None, count: int, ours: bool) -> None:
+    def __init__(
+        self, pulls: Pulls, call: Call, topic: str | None, count: int, extended_client: bool
+    ) -> None:
         super().__init__(topic, count)
         self._pulls = pulls
         self.call = call
-        self.ours = ours
+        self.extended_client = extended_client
         self.group: Group | None = None
         self.client: Client | None = None
         self.late: Sequence[Any] = ()  # LateResults of the results in its request
         self.notice = ""  # a text for people, returned with its reply
 
     def give_up(self) -> None:
-        self._pulls.leave_line(self)
+        self._pulls.stop_waiting(self)
         self._pulls.answer_empty(self)
 
     def deliver(self, delivery: Delivery) -> None:
-        self._pulls.leave_line(self)
+        self._pulls.stop_waiting(self)
         self._pulls.answer_pull(self, delivery)
 
 
@@ -70,7 +72,7 @@ class Pulls:
         cell = runtime.metrics.cell
         self._with_messages = cell(PULLS, "messages")
         self._empty = cell(PULLS, "empty")
-        self._refused = cell(PULLS, "refused")
+        self._rejected = cell(PULLS, "refused")
         self._waiting = cell(WAITING_PULLS)
 
     # --- the request
@@ -78,9 +80,9 @@ class Pulls:
     def pull(self, call: Call) -> None:
         """Handle a call of `pull`."""
         request = call.args.request
-        fault = _find_fault(request)
-        if fault is not None:
-            self._throw_error(call, Code.ILLEGAL_MESSAGE, fault)
+        rejection = _find_request_error(request)
+        if rejection is not None:
+            self._throw_error(call, Code.ILLEGAL_MESSAGE, rejection)
             return
         topic = request.topic.decode("utf-8", "replace") if request.topic else None
         pull = Pull(self, call, topic, request.maxBatchSize or (1 << 31), request.clientId is not None)
@@ -90,7 +92,7 @@ class Pulls:
             except TryLaterError as error:
                 self._throw_error(call, code_of(error), f"the results are not stored: {error}")
                 return
-            pull.late = applied.late if pull.ours else ()
+            pull.late = applied.late if pull.extended_client else ()
             if applied.open:
                 self._results.store_results(applied, lambda error: self._on_stored(pull, error))
                 return
@@ -114,8 +116,8 @@ class Pulls:
         if group is None:
             if b"%" in request.groupId and self._fetches.instances.pull(pull.call):
                 return
-        elif (fault := self._fetches.pull_fault(group)) is not None:
-            self._throw_error(pull.call, Code.ILLEGAL_MESSAGE, fault)
+        elif (rejection := self._fetches.find_pull_error(group)) is not None:
+            self._throw_error(pull.call, Code.ILLEGAL_MESSAGE, rejection)
             return
         subscription = None
         if pull.topic is not None:
@@ -134,7 +136,7 @@ class Pulls:
     def _unknown_group(self, pull: Pull, request: Any) -> None:
         """Answer a pull of an unknown group: ddmq_client gets an error, DDMQ clients an empty reply as
         always."""
-        if not pull.ours:
+        if not pull.extended_client:
             self.answer_empty(pull)
             return
         name = request.groupId.decode("utf-8", "replace")
@@ -163,7 +165,7 @@ class Pulls:
             config = stated_settings(request, self._runtime.config.defaults)
             on_skipped = None if request.start else partial(self._report_skipped, pull, name, topic)
             subscription, creation = self._directory.subscribe_on_use(name, topic, config, on_skipped)
-            creation.then(lambda creation: self._refuse_unmade(pull, creation.error))
+            creation.then(lambda creation: self._reject_uncreated(pull, creation.error))
             return subscription
         except UnicodeDecodeError as error:
             self._throw_error(pull.call, Code.ILLEGAL_MESSAGE, f"group or topic name is not UTF-8: {error}")
@@ -176,9 +178,9 @@ class Pulls:
     def _report_skipped(self, pull: Pull, group: str, topic: str, skipped: int) -> None:
         """Warn, in the log and in the client's next reply, that a new group starts after existing
         messages."""
-        place = {"group": group, "topic": topic, "messages": skipped}
+        facts = {"group": group, "topic": topic, "messages": skipped}
         log.warning(
-            "new group starts after existing messages", extra=place | {"remedy": remedy_text(group, topic)}
+            "new group starts after existing messages", extra=facts | {"remedy": remedy_text(group, topic)}
         )
         text = f"new group {group} on topic {topic} starts after {skipped} existing messages; "
         if pull.call.open:
@@ -186,17 +188,17 @@ class Pulls:
         elif pull.client is not None:  # its pull was answered before the group was created
             pull.client.notice = text + remedy_text(group, topic)
 
-    def _refuse_unmade(self, pull: Pull, error: Exception | None) -> None:
-        """Refuse a waiting pull if its subscription exceeds a bound that another proxy reached first."""
+    def _reject_uncreated(self, pull: Pull, error: Exception | None) -> None:
+        """Reject a waiting pull if its subscription exceeds a bound that another proxy reached first."""
         if isinstance(error, BoundReachedError) and pull.call.open:
-            self.leave_line(pull)
+            self.stop_waiting(pull)
             self._throw_error(pull.call, code_of(error), str(error))
 
     def _take_from(self, pull: Pull, group: Group, subscription: Subscription | None) -> None:
         now, request = self._runtime.now(), pull.call.args.request
-        pull.client = self.consistency.note_client(request, pull.call.peer)
+        pull.client = self.consistency.record_client(request, pull.call.peer)
         if request.filter or request.orderKey:
-            difference = self.consistency.find_fault(request, group, pull.client)
+            difference = self.consistency.find_stated_difference(request, group, pull.client)
             if difference is not None:
                 self._throw_error(pull.call, Code.ILLEGAL_MESSAGE, difference.text, difference.option)
                 return
@@ -239,9 +241,9 @@ class Pulls:
         group.waiting.hold_pull(pull)
         self.wheel.add(pull, now + self._runtime.linger_s(pull.call.args.request.maxLingerTime))
         self._waiting.value = self.wheel.count
-        pull.call.on_abandoned = lambda _: self.leave_line(pull)
+        pull.call.on_abandoned = lambda _: self.stop_waiting(pull)
 
-    def leave_line(self, pull: Pull) -> None:
+    def stop_waiting(self, pull: Pull) -> None:
         """Stop waiting: the pull is answered, or its client disconnected."""
         pull.call.on_abandoned = None
         self.wheel.remove(pull)
@@ -262,7 +264,7 @@ class Pulls:
         if pull.client is not None:
             delivery.lease.assign_to(pull.client)
         next_offset = None
-        if pull.ours and pull.group is not None:
+        if pull.extended_client and pull.group is not None:
             next_offset = pull.group.subscription_of(queue).next_offset(queue, self._runtime.now())
         self._with_messages.value += 1
         answers.answer_pull(pull.call, queue.name, delivery, next_offset, pull.late, self._take_notice(pull))
@@ -273,7 +275,7 @@ class Pulls:
 
     def _take_notice(self, pull: Pull) -> str:
         """Return the text for people that ddmq_client should get, once; "" if there is none."""
-        if not pull.ours:
+        if not pull.extended_client:
             return ""
         if pull.client is not None and pull.client.notice:
             notice, pull.client.notice = pull.client.notice, ""
@@ -284,24 +286,31 @@ class Pulls:
         if notice := self._take_notice(pull):
             return notice
         topic = pull.topic
-        if not pull.ours or topic is None or self.draining or self._runtime.backend.topic(topic) is not None:
+        if (
+            not pull.extended_client
+            or topic is None
+            or self.draining
+            or self._runtime.backend.topic(topic) is not None
+        ):
             return ""
         return f"topic {topic} does not exist (yet)"
 
     def _throw_error(self, call: Call, code: int, text: str, option: str | None = None) -> None:
-        self._refused.value += 1
+        self._rejected.value += 1
         answers.throw_pull_error(call, code, text, option)
 
 
-def _find_fault(request: Any) -> str | None:
+def _find_request_error(request: Any) -> str | None:
     """Return why a pull request is invalid, or None; sizes that are too large are reduced instead."""
     if (request.maxBatchSize or 0) < 0:
         return f"maxBatchSize is {request.maxBatchSize}; allowed: 0 (the subscription's limit) or more"
     if (request.maxLingerTime or 0) < 0:
         return f"maxLingerTime is {request.maxLingerTime} ms; allowed: 0 (20 ms) or more"
-    if request.start is not None and (fault := start_fault(request.start.decode("utf-8", "replace"))):
-        return fault
-    return length_fault(request)
+    if request.start is not None and (
+        rejection := find_start_error(request.start.decode("utf-8", "replace"))
+    ):
+        return rejection
+    return find_length_error(request)
 
 
 def remedy_text(group: str, topic: str) -> str:

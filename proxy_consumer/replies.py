@@ -23,7 +23,7 @@ from ddmq_common.names import DELAY_TOPIC, SCHEDULE_TOPIC
 from ddmq_rpc.api import Call
 from proxy_consumer.answers import IDL
 from proxy_consumer.core import replying
-from proxy_consumer.core.replying import Ack, KnownReply, Replied, ReservationResult, reply_id
+from proxy_consumer.core.replying import Ack, RecordedReply, Replied, ReservationResult, reply_id
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.forwarding import Forwarding
 from proxy_consumer.groups.consistency import CLIENT_ID_BYTES_MAX
@@ -32,7 +32,7 @@ from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import Group, Subscription
 
 OFFSET_MAX = (1 << 63) - 1
-LOOKS_MAX = 64  # concurrent searches for the replies of earlier acknowledgements
+SEARCHES_MAX = 64  # concurrent searches for the replies of earlier acknowledgements
 MOVES = "send the acknowledgement again, also to another proxy"
 
 
@@ -61,7 +61,7 @@ class ReplyHandling:
         self.runtime = runtime
         self.sender = sender
         self.replied = Replied()
-        self._looks = 0
+        self._searches = 0
         self._groups = groups
         self._forwarding = forwarding
 
@@ -70,13 +70,13 @@ class ReplyHandling:
         request = call.args.request
         group = None if request.context is None else self._groups.get(request.context.groupId)
         answer = AnswerOnce(self, call, "" if group is None else group.name)
-        fault = self._find_fault(request) or self._find_transfer(request.context)
-        if fault is not None:
-            answer.refuse_ack(*fault)
+        rejection = self._find_request_error(request) or self._find_transfer(request.context)
+        if rejection is not None:
+            answer.reject_ack(*rejection)
             return
         queue = None if group is None else group.queues.get((request.context.topic, request.context.qid))
         if group is None or queue is None:
-            self._not_held(answer, group, request)
+            self._forward_ack(answer, group, request)
             return
         ack = Ack(group.name, queue.ref, request.offset, request.lease)
         earlier = self.replied.earlier_reply(ack)
@@ -87,7 +87,7 @@ class ReplyHandling:
         if taking is ReservationResult.RESERVED:
             PendingAck(self, answer, group.subscription_of(queue), queue, ack).begin()
         elif taking is ReservationResult.BUSY:
-            answer.refuse_ack(Code.BUSY, f"this acknowledgement is being committed; {MOVES}")
+            answer.reject_ack(Code.BUSY, f"this acknowledgement is being committed; {MOVES}")
         elif taking is ReservationResult.OVER:
             group.subscription_of(queue).buffer.tally.late.value += 1
             text = f"the lease {request.lease} of offset {request.offset} is over; nothing is stored"
@@ -95,7 +95,7 @@ class ReplyHandling:
         else:
             self._answer_finished(answer, ack, earlier)
 
-    def _find_fault(self, request: Any) -> tuple[Code, str] | None:
+    def _find_request_error(self, request: Any) -> tuple[Code, str] | None:
         """Return why a request is invalid or not possible at this proxy; None if it is valid."""
         if self.runtime.stopping:
             return Code.SHUTTING_DOWN, f"this proxy is shutting down; {MOVES}"
@@ -129,16 +129,16 @@ class ReplyHandling:
             return None
         return Code.BUSY, f"the queue is between two owners; {MOVES}"
 
-    def _not_held(self, answer: AnswerOnce, group: Group | None, request: Any) -> None:
+    def _forward_ack(self, answer: AnswerOnce, group: Group | None, request: Any) -> None:
         """Forward an acknowledgement of a queue that this proxy does not own, unless it was forwarded
         already."""
         context = request.context
         if group is None or not self._forwarding.queue_exists(group, context):
             what = "the context names no queue of the group"
-            answer.refuse_ack(Code.ILLEGAL_MESSAGE, f"{what}; allowed: a message's")
+            answer.reject_ack(Code.ILLEGAL_MESSAGE, f"{what}; allowed: a message's")
             return
         if request.forwardedBy is not None or not self._forwarding.may_be_elsewhere(group, context):
-            answer.refuse_ack(Code.BUSY, f"this proxy does not hold the queue; {MOVES}")
+            answer.reject_ack(Code.BUSY, f"this proxy does not hold the queue; {MOVES}")
             return
 
         def on_passed(error: Exception | None) -> None:
@@ -149,35 +149,35 @@ class ReplyHandling:
                 return
             self._forwarding.forget_holders()
             code = Code.TIMED_OUT if passed.sent else Code.BUSY
-            answer.refuse_ack(code, f"{error}; {MOVES}")
+            answer.reject_ack(code, f"{error}; {MOVES}")
 
         passed = PassedReply(request, self.deadline_of(answer.call), on_passed)
         self._forwarding.pass_on(group, context, passed)
 
     def deadline_of(self, call: Call) -> float:
         """Return the caller's deadline in monotonic seconds."""
-        asked_ms, cap_ms = call.args.request.timeout, self.runtime.config.commit_timeout_ms
-        timeout_ms = asked_ms if asked_ms and 0 < asked_ms < cap_ms else cap_ms
+        requested_ms, cap_ms = call.args.request.timeout, self.runtime.config.commit_timeout_ms
+        timeout_ms = requested_ms if requested_ms and 0 < requested_ms < cap_ms else cap_ms
         return call.received_at + timeout_ms / 1000
 
     # --- acknowledgements that may have been stored before
 
-    def _answer_finished(self, answer: AnswerOnce, ack: Ack, known: KnownReply | None) -> None:
-        if known is not None:
+    def _answer_finished(self, answer: AnswerOnce, ack: Ack, recorded: RecordedReply | None) -> None:
+        if recorded is not None:
             text = (
                 f"the lease {ack.lease_id} is over, and the message finished under another; nothing is stored"
             )
             answer.report_outcome(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.LEASE_OVER)
             return
-        if self._looks >= LOOKS_MAX:
-            answer.refuse_ack(
-                Code.BUSY, f"{LOOKS_MAX} earlier acknowledgements are being searched for; {MOVES}"
+        if self._searches >= SEARCHES_MAX:
+            answer.reject_ack(
+                Code.BUSY, f"{SEARCHES_MAX} earlier acknowledgements are being searched for; {MOVES}"
             )
             return
         can = self.runtime.backend.capabilities
         first = answer.call.args.request.messages[0].topic or b""
         topics = (first.decode("utf-8", "replace"), SCHEDULE_TOPIC, DELAY_TOPIC) if can.find_by_key else ()
-        self._looks += 1
+        self._searches += 1
         self._search_reply(answer, reply_id(ack, 0), list(topics))
 
     def _search_reply(self, answer: AnswerOnce, message_id: bytes, topics: list[str]) -> None:
@@ -186,24 +186,24 @@ class ReplyHandling:
         while topics and backend.topic(topics[0]) is None:
             del topics[0]
         if not topics:
-            self._looks -= 1
+            self._searches -= 1
             text = "the message is finished; whether by this acknowledgement is not known here"
             answer.report_outcome(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.FINISHED)
             return
 
-        def on_found(answered: Completion[list[StoredRecord]]) -> None:
+        def on_read(answered: Completion[list[StoredRecord]]) -> None:
             if answered.error is None and answered.value:
-                self._looks -= 1
+                self._searches -= 1
                 answer.report_outcome(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE)
             elif answered.error is None or isinstance(answered.error, UnknownTopicError):
                 self._search_reply(answer, message_id, topics[1:])
             else:
-                self._looks -= 1
-                answer.refuse_ack(
+                self._searches -= 1
+                answer.reject_ack(
                     Code.BUSY, f"whether it is stored cannot be seen: {answered.error}; {MOVES}"
                 )
 
-        backend.find(topics[0], message_id=message_id, count_max=1).then(on_found)
+        backend.find(topics[0], message_id=message_id, count_max=1).then(on_read)
 
 
 _OUTCOMES = {
@@ -212,7 +212,7 @@ _OUTCOMES = {
     ReplyOutcome.LEASE_OVER: "lease over",
     ReplyOutcome.FINISHED: "finished",
 }
-_AGAIN = (Code.BUSY, Code.NO_SUCH_QUEUE, Code.SHUTTING_DOWN)
+_RETRYABLE = (Code.BUSY, Code.NO_SUCH_QUEUE, Code.SHUTTING_DOWN)
 _UNKNOWN = (Code.TIMED_OUT, Code.BACKEND_FAILED)
 
 
@@ -223,12 +223,12 @@ class AnswerOnce:
         self.call = call
         self._replies = replies
         self._group = group
-        self._told = False
+        self._answered = False
 
-    def refuse_ack(self, code: int, text: str) -> None:
+    def reject_ack(self, code: int, text: str) -> None:
         """Reject the call: nothing was stored, or (codes 10, 12) the outcome is unknown. The caller may retry
         it."""
-        kind = "again" if code in _AGAIN else "unknown" if code in _UNKNOWN else "refused"
+        kind = "again" if code in _RETRYABLE else "unknown" if code in _UNKNOWN else "refused"
         self._give_answer(kind, IDL.ReplyResponse(code=int(code), msg=text))
 
     def report_outcome(
@@ -240,13 +240,13 @@ class AnswerOnce:
 
     def relay_answer(self, response: Any) -> None:
         """Send the response of another proxy, which has counted it."""
-        if not self._told:
-            self._told = True
+        if not self._answered:
+            self._answered = True
             self.call.reply(response)
 
     def _give_answer(self, kind: str, response: Any) -> None:
-        if not self._told:
-            self._told = True
+        if not self._answered:
+            self._answered = True
             self._replies.runtime.metrics.cell(REPLIES, self._group, kind).value += 1
             self.call.reply(response)
 
@@ -270,7 +270,7 @@ class PendingAck:
         self._ack = ack
 
     @property
-    def _is_held(self) -> bool:
+    def _owns_queue(self) -> bool:
         """Whether this proxy still owns the queue."""
         return self._subscription.buffer.holds_queue(self._queue)
 
@@ -292,7 +292,7 @@ class PendingAck:
         """Commit the replies with the finish. Raises DdmqError, and stores nothing, if this proxy lost the
         queue."""
         runtime = self._runtime
-        if not self._is_held:
+        if not self._owns_queue:
             raise TryLaterError(f"the queue is not this proxy's any more; {MOVES}")
         delta = self._queue.build_finish(self._ack.group, self._offset)
         batch = CommitBatch(records=records, progress=(delta,))
@@ -300,10 +300,10 @@ class PendingAck:
 
     def refused(self, code: int, text: str) -> None:
         self._end_reservation()
-        self._answer.refuse_ack(code, text)
+        self._answer.reject_ack(code, text)
 
     def late(self, code: int, text: str) -> None:
-        self._answer.refuse_ack(code, text)
+        self._answer.reject_ack(code, text)
 
     def stored(self, results: Sequence[Any]) -> None:
         wire_results = [
@@ -316,9 +316,9 @@ class PendingAck:
             )
             for one in results
         ]
-        self._replies.replied.note_reply(self._ack, wire_results)
+        self._replies.replied.record_reply(self._ack, wire_results)
         offset, subscription = self._offset, self._subscription
-        if self._is_held:
+        if self._owns_queue:
             tally = subscription.buffer.tally
             job = self._queue.table.jobs.get(offset)
             lease = replying.finish_reserved(self._queue, offset)
@@ -333,10 +333,10 @@ class PendingAck:
         self._runtime.progress_failed(error)
         subscription = self._subscription
         if isinstance(error, RemoteError):
-            if self._is_held:
+            if self._owns_queue:
                 subscription.reload_queues()
             self._release_message()
-            self._answer.refuse_ack(Code.TIMED_OUT, f"{text}; ask again to learn whether it is stored")
+            self._answer.reject_ack(Code.TIMED_OUT, f"{text}; ask again to learn whether it is stored")
         elif isinstance(error, FencedError):
             subscription.refence(self._queue, lambda: self.refused(Code.BUSY, f"{error}; {MOVES}"))
         else:
@@ -345,14 +345,14 @@ class PendingAck:
     # --- its end
 
     def _end_reservation(self) -> None:
-        if self._is_held:
+        if self._owns_queue:
             replying.end_reservation(self._queue, self._offset)
         self._release_message()
 
     def _release_message(self) -> None:
         """End the handling of the message, and continue what waited for its reservation."""
         self._runtime.open_commits -= 1
-        if self._is_held:
+        if self._owns_queue:
             self._subscription.buffer.on_news(self._queue)
             self._subscription.after_results((self._queue,))
             self._subscription.serve()

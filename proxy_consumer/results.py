@@ -15,7 +15,7 @@ from ddmq_common.errors import TryLaterError
 from proxy_consumer.answers import IDL, context_of
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.fetches.service import Fetches
-from proxy_consumer.forwarding import Done, Forwarding, Taken
+from proxy_consumer.forwarding import Done, ForeignResult, Forwarding
 from proxy_consumer.retries.headers import error_text
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.commits import ProgressCommit, QueueProgress, collect_progress
@@ -30,7 +30,7 @@ class Applied(NamedTuple):
     """The applied results of a call: the progress to commit, the results to forward, and the LateResults."""
 
     shares: list[QueueProgress]
-    foreign: list[Taken]
+    foreign: list[ForeignResult]
     late: list[Any]
 
     @property
@@ -57,15 +57,15 @@ class Results:
         known, its results can be neither stored nor ignored.
         """
         if self._runtime.lost:
-            self._refuse_lost(result)
+            self._reject_lost(result)
         if result.forwardedBy is not None:
-            self._refuse_unheld(result)
+            self._reject_unowned(result)
         config = self._runtime.config
         offsets_left, elements_left = config.offsets_per_call_max, config.results_per_call_max
         now = self._runtime.now()
         touched: dict[SubscribedQueue, Subscription] = {}
         late: list[Any] = []
-        foreign: list[Taken] = []
+        foreign: list[ForeignResult] = []
         while result is not None:
             count = len(result.successOffsets or NO_OFFSETS) + len(result.failOffsets or NO_OFFSETS)
             count += len(result.extendLeases or NO_OFFSETS) + len(result.returnOffsets or NO_OFFSETS)
@@ -74,7 +74,7 @@ class Results:
             if offsets_left < 0 or elements_left < 0:
                 self._too_many.value += count
             else:
-                target = self._find_held(result, count, foreign)
+                target = self._find_owned(result, count, foreign)
                 if target is not None:
                     subscription, queue = target
                     self._apply_one(subscription, queue, result, now, late)
@@ -82,7 +82,7 @@ class Results:
             result = result.nextResult
         return Applied(self._collect_progress(touched), foreign, late)
 
-    def _refuse_lost(self, result: Any) -> None:
+    def _reject_lost(self, result: Any) -> None:
         lost, now = self._runtime.lost, self._runtime.now()
         for key in [key for key, until in lost.items() if until <= now]:
             del lost[key]
@@ -93,7 +93,7 @@ class Results:
                 raise TryLaterError(f"queue {qid} is between two owners; send the results again")
             result = result.nextResult
 
-    def _refuse_unheld(self, result: Any) -> None:
+    def _reject_unowned(self, result: Any) -> None:
         """Raise TryLaterError if this proxy does not own a queue of forwarded results: it has moved on."""
         while result is not None:
             context = result.context
@@ -115,7 +115,7 @@ class Results:
         unfinished = 1 + bool(shares)
         error: Exception | None = None
 
-        def on_part_done(failure: Exception | None) -> None:
+        def on_share_done(failure: Exception | None) -> None:
             nonlocal unfinished, error
             unfinished -= 1
             error = error or failure
@@ -124,19 +124,19 @@ class Results:
 
         self.forwarding.send(
             applied.foreign,
-            lambda taken, applied_all: self._apply_acquired(taken, applied.late, applied_all),
-            on_part_done,
+            lambda acquired, applied_all: self._apply_acquired(acquired, applied.late, applied_all),
+            on_share_done,
         )
         if shares:
-            ProgressCommit(self._runtime, shares, on_part_done).start()
+            ProgressCommit(self._runtime, shares, on_share_done).start()
 
-    def _apply_acquired(self, taken: list[Taken], late: list[Any], done: Done) -> None:
+    def _apply_acquired(self, acquired: list[ForeignResult], late: list[Any], done: Done) -> None:
         """Apply results of queues that this proxy has acquired meanwhile, and commit their progress.
 
         LateResults are appended to `late`; `done` is called with the error of the commit, or None.
         """
         touched: dict[SubscribedQueue, Subscription] = {}
-        for group, result in taken:
+        for group, result in acquired:
             queue = group.queues[result.context.topic, result.context.qid]
             touched[queue] = subscription = group.subscription_of(queue)
             self._apply_one(subscription, queue, result, self._runtime.now(), late)
@@ -146,8 +146,8 @@ class Results:
         else:
             done(None)
 
-    def _find_held(
-        self, result: Any, given: int, foreign: list[Taken]
+    def _find_owned(
+        self, result: Any, count: int, foreign: list[ForeignResult]
     ) -> tuple[Subscription, SubscribedQueue] | None:
         """Return the owned queue that a result's context names; results for other proxies are appended to
         `foreign`."""
@@ -155,7 +155,7 @@ class Results:
         group = None if context is None else self._groups.get(context.groupId)
         if group is None:
             if context is None or not self._fetches.instances.take_result(result):
-                self._unknown_group.value += given
+                self._unknown_group.value += count
             return None
         queue = group.queues.get((context.topic, context.qid))
         if queue is not None:
@@ -163,7 +163,7 @@ class Results:
         if self.forwarding.may_be_elsewhere(group, context):
             foreign.append((group, result))
         else:
-            group.unknown_queue.value += given
+            group.unknown_queue.value += count
         return None
 
     def _apply_one(
@@ -180,8 +180,8 @@ class Results:
             missed += self._fail(queue, result, now)
         if result.extendOffsets and result.extendLeases:
             offsets, leases = result.extendOffsets, result.extendLeases
-            over = set(queue.extend_parts(offsets, leases, now))
-            missed += [(at, lease) for at, lease in zip(offsets, leases, strict=False) if at in over]
+            late_offsets = set(queue.extend_messages(offsets, leases, now))
+            missed += [(at, lease) for at, lease in zip(offsets, leases, strict=False) if at in late_offsets]
         elif result.extendLeases:
             queue.extend(result.extendLeases, now)
         if result.returnOffsets:

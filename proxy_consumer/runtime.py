@@ -48,7 +48,7 @@ class Runtime:
         self.timers = TimerQueue()
         self.heartbeat = Heartbeat(config.tick_ms / 1000, clock, self.timers)
         self.lease_ids: Iterator[int] = count((random.getrandbits(LEASE_ID_BITS) << 16) + 1)
-        self.held: Counter = Count()  # bytes read and not delivered, over all subscriptions
+        self.read_bytes: Counter = Count()  # bytes read and not delivered, over all subscriptions
         self.open_commits = 0
         self.stopping = False  # all queues are being released, and none is acquired any more
         self.lost: dict[tuple[bytes, bytes, bytes], float] = {}  # (group, topic, qid) → until when
@@ -69,11 +69,11 @@ class Runtime:
     def commit_deadline(self) -> float:
         return self.clock.monotonic() + self.config.commit_timeout_ms / 1000
 
-    def linger_s(self, asked_ms: int | None) -> float:
+    def linger_s(self, requested_ms: int | None) -> float:
         """Return how many seconds a pull or fetch that finds no message waits, for its requested
         milliseconds."""
         config = self.config
-        return min(max(asked_ms or 0, config.linger_min_ms), config.linger_max_ms) / 1000
+        return min(max(requested_ms or 0, config.linger_min_ms), config.linger_max_ms) / 1000
 
     def linger_wheel(self) -> LingerWheel:
         """Build a linger wheel that wakes the heartbeat."""
@@ -85,12 +85,12 @@ class Runtime:
             return retry_qid(self.backend.cluster, queue.queue_id)
         return qid(self.backend.cluster, self.backend.broker, queue.queue_id)
 
-    def read_ahead(self, wanted: int) -> tuple[int, int]:
-        """Return how many records and bytes to read for a pull of `wanted` messages."""
+    def read_ahead(self, count: int) -> tuple[int, int]:
+        """Return how many records and bytes to read for a pull of `count` messages."""
         config = self.config
-        if wanted < config.read_ahead_count and self.held.value < config.read_ahead_bytes_max:
-            return config.read_ahead_count // wanted * wanted, config.read_ahead_bytes
-        return wanted, max(config.read_ahead_bytes, config.answer_bytes_max)
+        if count < config.read_ahead_count and self.read_bytes.value < config.read_ahead_bytes_max:
+            return config.read_ahead_count // count * count, config.read_ahead_bytes
+        return count, max(config.read_ahead_bytes, config.answer_bytes_max)
 
     def build_tally(self, group: str, topic: str) -> Tally:
         """Build the counters of one subscription from metric cells.
@@ -139,12 +139,12 @@ class FirstUse:
     There may be more subscriptions than label sets of a histogram: an unused subscription takes none.
     """
 
-    def __init__(self, made: Callable[[], Histogram]) -> None:
-        self._made = made
+    def __init__(self, create: Callable[[], Histogram]) -> None:
+        self._create = create
 
     def observe(self, value: float) -> None:
         """Create the histogram and record the first value; later calls go to the histogram directly."""
-        observe = self._made().observe
+        observe = self._create().observe
         self.observe = observe  # type: ignore[method-assign]
         observe(value)
 
@@ -158,7 +158,7 @@ class DeliveryMetrics:
         self._wait = wait
         self._redelivered = redelivered
 
-    def note_delivery(self, delivery: Delivery, wall_ms: int) -> None:
+    def record_delivery(self, delivery: Delivery, wall_ms: int) -> None:
         """Count a delivery at `wall_ms` (epoch milliseconds), and observe how long its messages were
         stored."""
         messages = delivery.messages

@@ -44,7 +44,7 @@ from proxy_consumer.push.pushers import Pushers
 from proxy_consumer.replies import ReplyHandling, ReplySender
 from proxy_consumer.results import Results
 from proxy_consumer.runtime import Runtime
-from proxy_consumer.tracing.messages import HeldUp
+from proxy_consumer.tracing.messages import MessageWaits
 
 USED_S = 10.0  # a subscription counts as used for this long after a pull
 
@@ -110,7 +110,7 @@ class ConsumerService:
         self._runtime.metrics.add_collector(self._gauges.fill_gauges)
         self._gauges.stalled.start()
         if timer:
-            self._runtime.heartbeat.start(self._beat)
+            self._runtime.heartbeat.start(self._on_tick)
 
     def advertise(self, address: str) -> None:
         """Set the HOST:PORT at which other proxies reach this one; the configured `advertise` takes
@@ -120,7 +120,7 @@ class ConsumerService:
         """
         self._runtime.address = self._runtime.config.advertise or address
 
-    def _beat(self) -> bool:
+    def _on_tick(self) -> bool:
         self.tick()
         waiting = self._pulls.wheel.count + self._fetches.waiting_count
         return waiting > 0 or bool(self._runtime.traced) or self._drained is not None
@@ -238,13 +238,13 @@ class ConsumerService:
             return
         topic = request.topic.decode("utf-8", "replace") if request.topic else None
 
-        def answer(found: Completion[list[SubscriptionStats]]) -> None:
-            if found.error is not None:
+        def answer(counted: Completion[list[SubscriptionStats]]) -> None:
+            if counted.error is not None:
                 answers.throw_pull_error(
-                    call, code_of(found.error), f"stats are not available: {found.error}"
+                    call, code_of(counted.error), f"stats are not available: {counted.error}"
                 )
             else:
-                call.reply([_wire_stats(each) for each in found.value if each.queues])
+                call.reply([_wire_stats(each) for each in counted.value if each.queues])
 
         stats.group_stats(self._runtime, group, topic).then(answer)
 
@@ -280,11 +280,11 @@ class ConsumerService:
             for group in sorted(self._directory.groups.values(), key=lambda group: group.name)
         ]
 
-    def push_fault(self, group: str, topic: str) -> str:
+    def find_push_error(self, group: str, topic: str) -> str:
         """Return why this proxy does not push the subscription; "" if it does, or if it is not a push
         subscription."""
         subscription = self._directory.find_subscription(group, topic)
-        return "" if subscription is None else self._pushers.find_fault(subscription)
+        return "" if subscription is None else self._pushers.find_error(subscription)
 
     def counts(self) -> dict[tuple[str, str], tuple[float, float]]:
         """Return (group, topic) → messages delivered and acknowledged since the start, of subscriptions in
@@ -357,12 +357,12 @@ class ConsumerService:
         subscription = self._directory.find_subscription(group, topic)
         return None if subscription is None else live_state(subscription, queue, offset)
 
-    def waits(self, group: str, topic: str, queue: QueueRef, since_ms: int) -> HeldUp | None:
+    def waits(self, group: str, topic: str, queue: QueueRef, since_ms: int) -> MessageWaits | None:
         """Return what has held up a group's deliveries from a queue since `since_ms`; None if it is not
         traced here."""
         subscription = self._directory.find_subscription(group, topic)
         trace = None if subscription is None else subscription.trace
-        return None if trace is None else trace.held_up(queue, since_ms)
+        return None if trace is None else trace.waits_since(queue, since_ms)
 
     def order_keys(self, group: str) -> GroupOrdering:
         """Return a group's order keys, for operators to list, park, skip and replay.
@@ -376,10 +376,10 @@ class ConsumerService:
         return self._directory.delete(group, topic)
 
 
-def _wire_stats(found: SubscriptionStats) -> Any:
+def _wire_stats(row: SubscriptionStats) -> Any:
     return answers.IDL.ConsumeStats(
-        group=found.group,
-        topic=found.topic,
-        consumeOffsets={queue.qid: queue.committed for queue in found.queues},
-        produceOffsets={queue.qid: queue.next for queue in found.queues},
+        group=row.group,
+        topic=row.topic,
+        consumeOffsets={queue.qid: queue.committed for queue in row.queues},
+        produceOffsets={queue.qid: queue.next for queue in row.queues},
     )

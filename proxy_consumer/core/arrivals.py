@@ -22,7 +22,7 @@ from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.tally import Tally
 
 WINDOW = 4  # offsets read per message needed
-KEPT_MAX = 1_024  # messages read again but no longer due, per queue
+REREAD_MAX = 1_024  # messages read again but no longer due, per queue
 
 
 class Arrivals:
@@ -37,14 +37,14 @@ class Arrivals:
     # --- new messages
 
     def take_new(
-        self, queue: SubscribedQueue, batch: ReadBatch, message_filter: Filter | None, refuse_pressure: bool
+        self, queue: SubscribedQueue, batch: ReadBatch, message_filter: Filter | None, reject_pressure: bool
     ) -> Loaded:
         """Pass the deliverable messages of a read to the queue's feed, and finish the rest undelivered."""
         if batch.status is not ReadStatus.DATA:
             return self._take_no_data(queue, batch, message_filter)
         feed = queue.feed
         is_handled = _handled_offsets(queue) if feed.cursor < feed.finished_until else None
-        picked = pick_messages(batch, feed.cursor, refuse_pressure, is_handled, message_filter, self._group)
+        picked = pick_messages(batch, feed.cursor, reject_pressure, is_handled, message_filter, self._group)
         if picked.skipped:
             rest = sum(end - start for start, end in picked.skipped) - picked.pressure - picked.others
             by_tag = message_filter is not None and message_filter.tags is not None
@@ -95,15 +95,15 @@ class Arrivals:
         feed.state = FeedState.TAIL
         return Loaded.TAIL
 
-    # --- messages read again, kept in SubscribedQueue.reread
+    # --- messages read again, in SubscribedQueue.reread
 
-    def gather_due(self, queue: SubscribedQueue, room: int) -> Slice | ReadRequest | None:
-        """Return up to `room` due messages, the read needed to get them, or None if none is due.
+    def gather_due(self, queue: SubscribedQueue, capacity: int) -> Slice | ReadRequest | None:
+        """Return up to `capacity` due messages, the read needed to get them, or None if none is due.
 
         Call `move_due` first.
         """
         reread = queue.reread
-        due_offsets = queue.table.due_offsets(room)
+        due_offsets = queue.table.due_offsets(capacity)
         offsets: list[int] = []
         size = 0
         for offset in due_offsets:
@@ -117,13 +117,13 @@ class Arrivals:
         full = len(offsets) == len(due_offsets) or size >= self._bytes_max
         if offsets and full:
             return gather_slice(offsets, [reread.pop(offset) for offset in offsets])
-        return self._request_reread(queue, due_offsets[len(offsets) :], room) if due_offsets else None
+        return self._request_reread(queue, due_offsets[len(offsets) :], capacity) if due_offsets else None
 
-    def _request_reread(self, queue: SubscribedQueue, missing: list[int], room: int) -> ReadRequest:
+    def _request_reread(self, queue: SubscribedQueue, missing: list[int], capacity: int) -> ReadRequest:
         first = missing[0]
-        last = max(offset for offset in missing if offset < first + room * WINDOW)
+        last = max(offset for offset in missing if offset < first + capacity * WINDOW)
         queue.rereading = True
-        if len(queue.reread) > KEPT_MAX:
+        if len(queue.reread) > REREAD_MAX:
             queue.reread = {
                 offset: read for offset, read in queue.reread.items() if queue.table.is_due(offset)
             }
@@ -153,13 +153,15 @@ class Arrivals:
         for index, offset in enumerate(batch.offsets):
             if not queue.table.is_due(offset):
                 continue
-            refusal = None if message_filter is None else message_filter.find_refusal(batch.deliveries[index])
-            if refusal is None:
+            rejection = (
+                None if message_filter is None else message_filter.find_rejection(batch.deliveries[index])
+            )
+            if rejection is None:
                 queue.reread[offset] = (batch, index)
-            elif refusal.fault and not (queue.stream is None or queue.stream.is_first(offset)):
+            elif rejection.error and not (queue.stream is None or queue.stream.is_first(offset)):
                 queue.step_back(offset)  # it fails once it heads its chain; no message overtakes it
-            elif refusal.fault:
-                queue.fail_undelivered(offset, now, refusal.fault)
+            elif rejection.error:
+                queue.fail_undelivered(offset, now, rejection.error)
             else:
                 self._tally.filtered.value += 1
                 queue.skip([(offset, offset + 1)])
@@ -195,32 +197,32 @@ class PickedMessages(NamedTuple):
 def pick_messages(
     batch: ReadBatch,
     cursor: int,
-    refuse_pressure: bool,
-    known: Callable[[int], bool] | None,
+    reject_pressure: bool,
+    is_handled: Callable[[int], bool] | None,
     message_filter: Filter | None = None,
     group: str = "",
 ) -> PickedMessages:
     """Sort the messages of `batch` into those to deliver to `group` and those to finish undelivered.
 
-    `known` returns whether an offset is finished or already handled as a job; None: no offset is.
+    `is_handled` returns whether an offset is finished or already handled as a job; None: no offset is.
     """
     offsets, flags = batch.offsets, batch.flags
     flagged = any(flags)
-    if known is None and message_filter is None and not flagged:
-        whole = Slice(batch, offsets, batch.deliveries, range(len(offsets)))
+    if is_handled is None and message_filter is None and not flagged:
+        messages = Slice(batch, offsets, batch.deliveries, range(len(offsets)))
         covered = ascending_ranges(offsets)
         if covered and covered[0] == (cursor, batch.next_offset):
-            return PickedMessages(whole, [], 0, 0, [])
-        return PickedMessages(whole, gaps_between(cursor, batch.next_offset, covered), 0, 0, [])
-    fresh = [index for index, offset in enumerate(offsets) if known is None or not known(offset)]
+            return PickedMessages(messages, [], 0, 0, [])
+        return PickedMessages(messages, gaps_between(cursor, batch.next_offset, covered), 0, 0, [])
+    fresh = [index for index, offset in enumerate(offsets) if is_handled is None or not is_handled(offset)]
     indexes = [index for index in fresh if is_for_group(batch, index, group)] if flagged else fresh
     others = len(fresh) - len(indexes)
-    if flagged and refuse_pressure:
+    if flagged and reject_pressure:
         indexes = [index for index in indexes if not flags[index] & FLAG_PRESSURE]
     pressure = len(fresh) - others - len(indexes)
     indexes, faulty = _apply_filter(batch, indexes, message_filter)
     deliverable = [offsets[index] for index in indexes]
-    handled = [offset for offset in offsets if known is not None and known(offset)]
+    handled = [offset for offset in offsets if is_handled is not None and is_handled(offset)]
     covered = ascending_ranges(sorted([*deliverable, *handled]))
     deliveries = [batch.deliveries[index] for index in indexes]
     skipped = gaps_between(cursor, batch.next_offset, covered)
@@ -239,10 +241,10 @@ def _apply_filter(
     passing: list[int] = []
     faulty: list[int] = []
     for index in indexes:
-        refusal = message_filter.find_refusal(batch.deliveries[index])
-        if refusal is None:
+        rejection = message_filter.find_rejection(batch.deliveries[index])
+        if rejection is None:
             passing.append(index)
-        elif refusal.fault:
+        elif rejection.error:
             passing.append(index)
             faulty.append(batch.offsets[index])
     return passing, faulty

@@ -84,29 +84,29 @@ class HeldPulls:
 
     def __iter__(self) -> Iterator[HeldPull]:
         """Iterate over a copy of all waiting pulls, in no particular order."""
-        return iter([pull for line in self._by_topic.values() for pull in line])
+        return iter([pull for pulls in self._by_topic.values() for pull in pulls])
 
     def hold_pull(self, pull: HeldPull) -> None:
         """Add a pull behind those that already wait."""
         pull.sequence = next(_SEQUENCE)
-        line = self._by_topic.get(pull.topic)
-        if line is None:
-            line = self._by_topic[pull.topic] = OrderedDict()
-        line[pull] = None
+        pulls = self._by_topic.get(pull.topic)
+        if pulls is None:
+            pulls = self._by_topic[pull.topic] = OrderedDict()
+        pulls[pull] = None
         self.count += 1
 
     def leave(self, pull: HeldPull) -> None:
         """Remove a pull; does nothing if it is not waiting."""
-        line = self._by_topic.get(pull.topic)
-        if line is not None and pull in line:
-            del line[pull]
+        pulls = self._by_topic.get(pull.topic)
+        if pulls is not None and pull in pulls:
+            del pulls[pull]
             self.count -= 1
-            if not line:
+            if not pulls:
                 del self._by_topic[pull.topic]
 
     def oldest_pull(self, topic: str) -> HeldPull | None:
         """Return the pull that has waited longest for messages of `topic`, or None."""
-        own, anyone = self._first_in_line(topic), self._first_in_line(None)
+        own, anyone = self._first_pull(topic), self._first_pull(None)
         if own is None or anyone is None:
             return own or anyone
         return own if own.sequence < anyone.sequence else anyone
@@ -115,9 +115,9 @@ class HeldPulls:
         """Return how many waiting pulls accept messages of `topic`."""
         return len(self._by_topic.get(topic, ())) + len(self._by_topic.get(None, ()))
 
-    def _first_in_line(self, topic: str | None) -> HeldPull | None:
-        line = self._by_topic.get(topic)
-        return next(iter(line)) if line else None
+    def _first_pull(self, topic: str | None) -> HeldPull | None:
+        pulls = self._by_topic.get(topic)
+        return next(iter(pulls)) if pulls else None
 
 
 class LingerWheel:

@@ -3,7 +3,7 @@
 Most messages never become a job: they are read, leased as part of a run of offsets (leases.py) and
 acknowledged. A job is created for a message that fails or times out, waits in a chain and is read again, is
 parked or skipped, or was any of these before a restart. It begins as PLAIN (only read so far), RECORDED
-(stored in group progress) or LEASED (returned by a client), and ends as GONE. The events allowed in each
+(stored in group progress) or LEASED (returned by a client), and ends as REMOVED. The events allowed in each
 state are a table, TRANSITIONS, shown in docs/states.md. Any other event raises IllegalJobEventError and
 changes nothing.
 
@@ -39,7 +39,7 @@ class JobState(Enum):
     PARKED = "an operator has parked the key of the message"
     EXHAUSTED = "the attempts are used up, and the key is waiting for an operator (on_dead_letter: park)"
     SPENT = "the message is being moved to the retry topic or the dead letters"
-    GONE = "the message is no longer a job"
+    REMOVED = "the message is no longer a job"
 
     __hash__ = object.__hash__  # members are singletons
 
@@ -51,7 +51,7 @@ class JobEvent(Enum):
     FAILED = "the message failed or timed out, and has to wait"
     TIMED_OUT = "the message timed out and is delivered again immediately"
     DUE = "the retry interval ended"
-    LET_OUT = "the chain reached the message, a client handed it back untried, or it must be checked again"
+    RELEASED = "the chain reached the message, a client handed it back untried, or it must be checked again"
     SENT_BACK = "the message went back into its chain and has been tried before"
     FORGOTTEN = "the message went back into its chain and has never been tried"
     PARKED = "the key of the message was parked"
@@ -108,9 +108,9 @@ class IllegalJobEventError(Exception):
 
 
 _S, _E = JobState, JobEvent
-_BACK = {_E.SENT_BACK: _S.RECORDED, _E.FORGOTTEN: _S.GONE}
-_END = {_E.SPENT: _S.SPENT, _E.FINISHED: _S.GONE}
-_AGAIN = {
+_BACK = {_E.SENT_BACK: _S.RECORDED, _E.FORGOTTEN: _S.REMOVED}
+_END = {_E.SPENT: _S.SPENT, _E.FINISHED: _S.REMOVED}
+_REDELIVERY = {
     _E.DELIVERED: _S.LEASED,
     _E.PARKED: _S.PARKED,
     _E.EXHAUSTED: _S.EXHAUSTED,
@@ -119,24 +119,24 @@ _AGAIN = {
 }
 
 TRANSITIONS: Mapping[JobState, Mapping[JobEvent, JobState]] = {
-    _S.PLAIN: {_E.LET_OUT: _S.RELEASED, _E.PARKED: _S.PARKED, _E.SPENT: _S.SPENT},
-    _S.RECORDED: {_E.LET_OUT: _S.RELEASED, **_AGAIN},
-    _S.RELEASED: {_E.FAILED: _S.WAITING, **_AGAIN},
+    _S.PLAIN: {_E.RELEASED: _S.RELEASED, _E.PARKED: _S.PARKED, _E.SPENT: _S.SPENT},
+    _S.RECORDED: {_E.RELEASED: _S.RELEASED, **_REDELIVERY},
+    _S.RELEASED: {_E.FAILED: _S.WAITING, **_REDELIVERY},
     _S.LEASED: {
         _E.FAILED: _S.WAITING,
         _E.TIMED_OUT: _S.READY,
-        _E.LET_OUT: _S.RELEASED,
+        _E.RELEASED: _S.RELEASED,
         _E.PARKED: _S.PARKED,
         _E.EXHAUSTED: _S.EXHAUSTED,
         **_BACK,
         **_END,
     },
     _S.WAITING: {_E.DUE: _S.READY, _E.PARKED: _S.PARKED, _E.REPLAYED: _S.READY, **_END},
-    _S.READY: {_E.FAILED: _S.WAITING, **_AGAIN},
+    _S.READY: {_E.FAILED: _S.WAITING, **_REDELIVERY},
     _S.PARKED: {_E.REPLAYED: _S.READY, **_BACK, **_END},
     _S.EXHAUSTED: {_E.REPLAYED: _S.READY, _E.SENT_BACK: _S.RECORDED, **_END},
-    _S.SPENT: {_E.FINISHED: _S.GONE},
-    _S.GONE: {},
+    _S.SPENT: {_E.FINISHED: _S.REMOVED},
+    _S.REMOVED: {},
 }
 
 
@@ -248,8 +248,8 @@ _STEPS = {
 
 
 class JobTable:
-    """The jobs of one queue, each until it is GONE. `retrying`, `recorded`, `released`: how many are in those
-    states."""
+    """The jobs of one queue, each until it is REMOVED. `retrying`, `recorded`, `released`: how many are in
+    those states."""
 
     __slots__ = (
         "_budget", "_observer", "_waiting", "exhausted", "jobs", "ready", "recorded", "released", "retrying",
@@ -336,7 +336,7 @@ class JobTable:
         self.released += released
         self.recorded += recorded
         job.state = following
-        if following is JobState.GONE:
+        if following is JobState.REMOVED:
             del self.jobs[job.offset]
 
     def wait(self, job: UpstreamJob, due: float) -> None:
@@ -352,7 +352,7 @@ class JobTable:
         """Make a job due for delivery after a time-out, a retry interval, its release or a replay."""
         self.change(job, event)
         insort(self.ready, job.offset)
-        if self._observer is not None and event in (JobEvent.LET_OUT, JobEvent.REPLAYED):
+        if self._observer is not None and event in (JobEvent.RELEASED, JobEvent.REPLAYED):
             self._observer.on_change(JobNews.RELEASED, job.offset)
 
     def move_due(self, now: float) -> bool:
@@ -373,7 +373,7 @@ class JobTable:
         """Make the job at `offset` due, because it heads its chain now or must be read again."""
         job = self.jobs.get(offset) or self.add(offset, JobState.PLAIN)
         if job.state in (JobState.PLAIN, JobState.LEASED, JobState.RECORDED):
-            self.make_ready(job, JobEvent.LET_OUT)
+            self.make_ready(job, JobEvent.RELEASED)
 
     def park(self, offset: int) -> None:
         """Park the job at `offset`, which must not be leased: it is not delivered until `replay`."""

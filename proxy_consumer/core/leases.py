@@ -1,14 +1,14 @@
 """Leases of one queue as runs of offsets.
 
 One delivery is one Lease: an id and a deadline, shared by the runs of consecutive offsets in the reply (one
-run, unless the queue had gaps). Finishing part of a run splits it, and so does extending part of it: that
-part has its own deadline under the same id. No other state is kept per message. Runs are disjoint and sorted
-by offset, so that a result with an offset and no lease id finds its lease by bisection.
+run, unless the queue had gaps). Finishing some offsets of a run splits it, and so does extending some: they
+then have their own deadline under the same id. No other state is kept per message. Runs are disjoint and
+sorted by offset, so that a result with an offset and no lease id finds its lease by bisection.
 
 A message whose acknowledgement is being committed together with other records (replying.py) is *reserved*:
 it still counts as leased, but no other result can finish it, and its lease does not expire.
 
-The byte count of a run is divided in proportion when the run is split: sums stay exact, single pieces are
+The byte count of a run is divided in proportion when the run is split: sums stay exact, single ranges are
 estimates.
 """
 
@@ -23,7 +23,7 @@ from proxy_consumer.core.progress import ranges_of
 from proxy_consumer.core.tally import Budget
 from proxy_consumer.core.timer_queue import NEVER
 
-Piece = tuple[int, int, int]  # start, end, bytes
+LeasedRange = tuple[int, int, int]  # start, end, bytes
 EXTENSION_MIN_S = 0.001  # a smaller difference of two deadlines is rounding
 
 
@@ -66,17 +66,17 @@ class Lease:
 
     def copy(self) -> Lease:
         """Return a lease with the same id, deadline and delivery time that counts no messages yet."""
-        twin = Lease(self.id, self.deadline, self.since)
-        twin.length_s = self.length_s
-        return twin
+        lease = Lease(self.id, self.deadline, self.since)
+        lease.length_s = self.length_s
+        return lease
 
     def renewed_copy(self, now: float) -> Lease:
         """Return a lease with the same id, delivery time (`since`) and recipient that expires one full length
         after `now`. It counts no messages yet."""
-        part = Lease(self.id, now + self.length_s, self.since)
-        part.length_s = self.length_s
-        part.recipient = self.recipient
-        return part
+        renewed = Lease(self.id, now + self.length_s, self.since)
+        renewed.length_s = self.length_s
+        renewed.recipient = self.recipient
+        return renewed
 
     @property
     def is_extended(self) -> bool:
@@ -123,7 +123,9 @@ class LeaseTable:
         self._budget = budget
         self._starts: list[int] = []
         self._runs: list[LeaseRun] = []
-        self._leases: dict[int, list[Lease]] = {}  # by id; parts with different deadlines are separate leases
+        self._leases: dict[
+            int, list[Lease]
+        ] = {}  # by id; messages with different deadlines have separate leases
         self.jobs = 0
         self.next_deadline = NEVER  # a lower bound; exact after `take_expired`
         self.reserved: dict[int, ReservedMessage] = {}
@@ -178,8 +180,8 @@ class LeaseTable:
         self._subtract_leased(pending.lease, 1, pending.size)
         return pending
 
-    def take_leased(self, start: int, end: int, lease_id: int | None) -> list[Piece]:
-        """Remove and return the leased pieces of `[start, end)`; with `lease_id`, only those under that
+    def take_leased(self, start: int, end: int, lease_id: int | None) -> list[LeasedRange]:
+        """Remove and return the leased ranges of `[start, end)`; with `lease_id`, only those under that
         lease."""
         index = bisect_right(self._starts, start) - 1
         if index < 0:
@@ -190,36 +192,36 @@ class LeaseTable:
             del self._starts[index], self._runs[index]
             self._subtract_leased(run.lease, end - start, run.size)
             return [(start, end, run.size)]
-        return self._take_pieces(index, start, end, lease_id)
+        return self._take_ranges(index, start, end, lease_id)
 
-    def _take_pieces(self, index: int, start: int, end: int, lease_id: int | None) -> list[Piece]:
-        pieces: list[Piece] = []
+    def _take_ranges(self, index: int, start: int, end: int, lease_id: int | None) -> list[LeasedRange]:
+        ranges: list[LeasedRange] = []
         while index < len(self._runs) and self._runs[index].start < end:
             run = self._runs[index]
             first, after = max(start, run.start), min(end, run.end)
             if first >= after or (lease_id is not None and run.lease.id != lease_id):
                 index += 1
                 continue
-            piece, index = self._cut_run(index, run, first, after)
-            pieces.append(piece)
-        return pieces
+            leased, index = self._split_run(index, run, first, after)
+            ranges.append(leased)
+        return ranges
 
-    def _cut_run(self, index: int, run: LeaseRun, first: int, after: int) -> tuple[Piece, int]:
-        """Remove `[first, after)` from the run at `index`; return the piece, and the index after the
+    def _split_run(self, index: int, run: LeaseRun, first: int, after: int) -> tuple[LeasedRange, int]:
+        """Remove `[first, after)` from the run at `index`; return it, and the index after the
         remaining runs."""
-        whole, count = run.end - run.start, after - first
-        size = run.size * count // whole
+        length, count = run.end - run.start, after - first
+        size = run.size * count // length
         rest = run.size - size
-        parts: list[LeaseRun] = []
-        size_before = rest * (first - run.start) // (whole - count) if whole > count else 0
+        remainders: list[LeaseRun] = []
+        size_before = rest * (first - run.start) // (length - count) if length > count else 0
         if first > run.start:
-            parts.append(LeaseRun(run.start, first, size_before, run.lease))
+            remainders.append(LeaseRun(run.start, first, size_before, run.lease))
         if after < run.end:
-            parts.append(LeaseRun(after, run.end, rest - size_before, run.lease))
-        self._runs[index : index + 1] = parts
-        self._starts[index : index + 1] = [part.start for part in parts]
+            remainders.append(LeaseRun(after, run.end, rest - size_before, run.lease))
+        self._runs[index : index + 1] = remainders
+        self._starts[index : index + 1] = [remainder.start for remainder in remainders]
         self._subtract_leased(run.lease, count, size)
-        return (first, after, size), index + len(parts)
+        return (first, after, size), index + len(remainders)
 
     def _subtract_leased(self, lease: Lease, jobs: int, size: int) -> None:
         self.jobs -= jobs
@@ -229,9 +231,9 @@ class LeaseTable:
         if lease.recipient is not None:
             lease.recipient.in_flight -= jobs
         if lease.left == 0:
-            parts = self._leases[lease.id]
-            parts.remove(lease)
-            if not parts:
+            leases = self._leases[lease.id]
+            leases.remove(lease)
+            if not leases:
                 del self._leases[lease.id]
 
     def clear(self) -> None:
@@ -246,41 +248,41 @@ class LeaseTable:
     def extend(self, lease_id: int, now: float) -> bool:
         """Move the deadline of a lease to one full length after `now`; return False if the lease does not
         exist (any more)."""
-        parts = self._leases.get(lease_id)
-        if parts is None:
+        leases = self._leases.get(lease_id)
+        if leases is None:
             return False
-        for lease in parts:
+        for lease in leases:
             self._extend(lease, now)
         return True
 
-    def extend_parts(self, offsets: Sequence[int], lease_ids: Sequence[int], now: float) -> list[int]:
+    def extend_messages(self, offsets: Sequence[int], lease_ids: Sequence[int], now: float) -> list[int]:
         """Move the deadline of single messages to one full length after `now`; return the offsets that are
         not held by the lease named for them."""
         late: list[int] = []
         for lease_id, group in by_lease(offsets, lease_ids):
-            extended = set(self.extend_part(group, lease_id or 0, now))
+            extended = set(self.extend_offsets(group, lease_id or 0, now))
             late += [offset for offset in group if offset not in extended]
         return late
 
-    def extend_part(self, offsets: Sequence[int], lease_id: int, now: float) -> list[int]:
+    def extend_offsets(self, offsets: Sequence[int], lease_id: int, now: float) -> list[int]:
         """Move the deadline of these offsets only, not of the whole lease, to one full length after `now`;
         return those that the lease holds."""
-        parts = self._leases.get(lease_id)
-        if parts is None:
+        leases = self._leases.get(lease_id)
+        if leases is None:
             return []
-        part = parts[0].renewed_copy(now)
-        pieces = [
-            piece for start, end in ranges_of(offsets) for piece in self.take_leased(start, end, lease_id)
+        renewed = leases[0].renewed_copy(now)
+        ranges = [
+            leased for start, end in ranges_of(offsets) for leased in self.take_leased(start, end, lease_id)
         ]
-        for start, end, size in pieces:
-            self.add(start, end, size, part)
-        extended = [offset for start, end, _ in pieces for offset in range(start, end)]
+        for start, end, size in ranges:
+            self.add(start, end, size, renewed)
+        extended = [offset for start, end, _ in ranges for offset in range(start, end)]
         for offset in self.reserved.keys() & set(offsets) if self.reserved else ():
             pending = self.reserved[offset]
             if pending.lease.id == lease_id:
                 self._subtract_leased(pending.lease, 1, pending.size)
-                self._add_to_budget(part, 1, pending.size)
-                pending.lease = part
+                self._add_to_budget(renewed, 1, pending.size)
+                pending.lease = renewed
                 extended.append(offset)
         return extended
 
@@ -288,20 +290,20 @@ class LeaseTable:
         lease.deadline = now + lease.length_s
         self.next_deadline = min(self.next_deadline, lease.deadline)
 
-    def cut_short(self, offset: int, now: float) -> bool:
+    def expire_now(self, offset: int, now: float) -> bool:
         """Make the lease of one message expire at `now`; return False if the message is not leased, or is
         reserved."""
         lease = self.lease_of(offset)
         if lease is None or offset in self.reserved:
             return False
-        part = lease.renewed_copy(now)
-        part.deadline = now
+        expiring = lease.renewed_copy(now)
+        expiring.deadline = now
         for start, end, size in self.take_leased(offset, offset + 1, None):
-            self.add(start, end, size, part)
+            self.add(start, end, size, expiring)
         return True
 
-    def take_expired(self, now: float) -> list[Piece]:
-        """Remove every run whose deadline has passed; return the pieces, ascending."""
+    def take_expired(self, now: float) -> list[LeasedRange]:
+        """Remove every run whose deadline has passed; return their ranges, ascending."""
         if now < self.next_deadline:
             return []
         expired = [run for run in self._runs if run.lease.deadline <= now]

@@ -46,11 +46,11 @@ def ascending_ranges(offsets: Sequence[int]) -> list[Range]:
     return ranges
 
 
-def gaps_between(start: int, end: int, kept: Sequence[Range]) -> list[Range]:
-    """Return the ranges of `[start, end)` outside `kept`, which must be ascending disjoint ranges inside
-    it."""
+def gaps_between(start: int, end: int, covered: Sequence[Range]) -> list[Range]:
+    """Return the ranges of `[start, end)` outside `covered`, which must be ascending disjoint ranges
+    inside it."""
     gaps: list[Range] = []
-    for first, after in kept:
+    for first, after in covered:
         if first > start:
             gaps.append((start, first))
         start = after

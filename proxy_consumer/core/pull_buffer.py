@@ -69,7 +69,7 @@ class PullBuffer:
         self._plan = ReadPlan(read_ahead, config.ack_span_max)
         self._lease_ids = lease_ids
         self._bucket: TokenBucket | None = None
-        self.room_at = NEVER  # when the rate limit allows the next message
+        self.rate_allows_at = NEVER  # when the rate limit allows the next message
         self._arrivals = Arrivals(group, answer_bytes_max, tally)
         self._judge_by(message_filter)
         self._set_rate(config.rate_max)
@@ -97,7 +97,7 @@ class PullBuffer:
 
     def _set_rate(self, rate_max: int) -> None:
         """Limit the messages delivered per second; 0: no limit."""
-        before, self.room_at = self._bucket, NEVER
+        before, self.rate_allows_at = self._bucket, NEVER
         self._bucket = TokenBucket(rate_max, rate_max, 0.0) if rate_max else None
         if self._bucket is not None and before is not None:
             self._bucket.tokens, self._bucket.at = min(before.tokens, self._bucket.burst), before.at
@@ -180,20 +180,20 @@ class PullBuffer:
         if not self.can_deliver:
             return None
         config, ready, bucket = self.config, self._ready, self._bucket
-        room = min(count, config.batch_max, config.concurrency - self.budget.leased)
+        capacity = min(count, config.batch_max, config.concurrency - self.budget.leased)
         if bucket is not None:
             wait_s = bucket.wait_s(1, now)
-            self.room_at = now + wait_s + 1e-6 if wait_s else NEVER
-            room = min(room, int(bucket.tokens))
-        if room < 1:
+            self.rate_allows_at = now + wait_s + 1e-6 if wait_s else NEVER
+            capacity = min(capacity, int(bucket.tokens))
+        if capacity < 1:
             return None
-        only_again = self.budget.retrying >= config.retrying_max
+        redeliveries_only = self.budget.retrying >= config.retrying_max
         visits = len(ready)
         while visits > 0:
             queue, before = ready[0], len(ready)
-            step = self._step_queue(queue, now, room, only_again)
+            step = self._step_queue(queue, now, capacity, redeliveries_only)
             visits += len(ready) - before - 1  # queues that a step wakes are visited too
-            if isinstance(step, Delivery) or (step is None and only_again):
+            if isinstance(step, Delivery) or (step is None and redeliveries_only):
                 ready.rotate(-1)
             elif step is not None and queue.stream is not None and not queue.stream.deliverable:
                 return step  # it may need further reads
@@ -233,56 +233,60 @@ class PullBuffer:
         self._ready.remove(queue)
         queue.in_ready = False
 
-    def _step_queue(self, queue: SubscribedQueue, now: float, room: int, only_again: bool) -> Step | None:
+    def _step_queue(
+        self, queue: SubscribedQueue, now: float, capacity: int, redeliveries_only: bool
+    ) -> Step | None:
         stream, scope = queue.stream, None
         if stream is not None:
             scope = self._scopes[queue]
             if not scope.open:
                 return None
-        again = self._step_due(queue, now, room)
-        if again is not None or only_again:
-            return again
+        redelivery = self._step_due(queue, now, capacity)
+        if redelivery is not None or redeliveries_only:
+            return redelivery
         if stream is not None and scope is not None:
-            step = self._step_in_order(queue, stream, scope, now, room)
-            return self._step_due(queue, now, room) if step is None else step
-        messages = queue.feed.take_messages(room, self._answer_bytes_max) if queue.has_span() else None
+            step = self._step_in_order(queue, stream, scope, now, capacity)
+            return self._step_due(queue, now, capacity) if step is None else step
+        messages = (
+            queue.feed.take_messages(capacity, self._answer_bytes_max) if queue.is_within_ack_span() else None
+        )
         if messages is None:
-            return read_new(queue, room)
+            return read_new(queue, capacity)
         return self._build_delivery(queue, messages, now, redelivered=queue.table.recorded > 0)
 
-    def _step_due(self, queue: SubscribedQueue, now: float, room: int) -> Delivery | ReadRequest | None:
+    def _step_due(self, queue: SubscribedQueue, now: float, capacity: int) -> Delivery | ReadRequest | None:
         """Deliver due retries and released jobs of a queue: return the delivery, the read needed for it, or
         None."""
         table = queue.table
         if not (table.retrying or table.released) or queue.rereading or not table.move_due(now):
             return None
-        step = self._arrivals.gather_due(queue, room)
+        step = self._arrivals.gather_due(queue, capacity)
         if not isinstance(step, Slice):
             return step
         late = set() if queue.stream is None else queue.close(queue.stream, list(step.offsets))
         if late:
             remaining = [at for at, offset in enumerate(step.offsets) if offset not in late]
             if not remaining:
-                return self._step_due(queue, now, room)
+                return self._step_due(queue, now, capacity)
             step = step.pick_messages(remaining)
         return self._build_delivery(queue, step, now, redelivered=True)
 
     def _step_in_order(
-        self, queue: SubscribedQueue, stream: QueueStream, scope: OrderScope, now: float, room: int
+        self, queue: SubscribedQueue, stream: QueueStream, scope: OrderScope, now: float, capacity: int
     ) -> Step | None:
-        if len(stream.deliverable) < room:
-            request = scope.read_on(stream, room - len(stream.deliverable))
+        if len(stream.deliverable) < capacity:
+            request = scope.read_on(stream, capacity - len(stream.deliverable))
             if scope.short:
                 self._short[scope] = None  # `expire_due` resumes it
             if request is not None:
                 return request
         if not stream.deliverable:
             return None
-        ready_messages = queue.take_in_order(stream, room, self._answer_bytes_max)
+        ready_messages = queue.take_in_order(stream, capacity, self._answer_bytes_max)
         if stream.ledger.gained_capacity:
             scope.apply_ledger()
         if not ready_messages:
-            return self._step_in_order(queue, stream, scope, now, room)
+            return self._step_in_order(queue, stream, scope, now, capacity)
         offsets = [message.offset for message in ready_messages]
         messages = gather_slice(offsets, [(message.batch, message.at) for message in ready_messages])
         return self._build_delivery(queue, messages, now, redelivered=queue.table.recorded > 0)
@@ -305,8 +309,8 @@ class PullBuffer:
     def on_loaded(self, request: ReadRequest, batch: ReadBatch, now: float) -> Loaded:
         """Accept the result of a read."""
         queue = request.queue
-        if queue.feed.state is FeedState.GONE or batch.status is ReadStatus.GONE:
-            return Loaded.GONE
+        if queue.feed.state is FeedState.CLOSED or batch.status is ReadStatus.GONE:
+            return Loaded.DELETED
         if request.purpose is Purpose.NEW:
             loaded = self._arrivals.take_new(queue, batch, self._filter, not self.config.pressure_traffic)
             if queue.stream is not None:
@@ -337,11 +341,11 @@ class PullBuffer:
         self._timed[queue] = None
         if queue.overtaken:
             queue.drop_overtaken()
-        if queue.stream is not None and queue.feed.state is not FeedState.GONE:
+        if queue.stream is not None and queue.feed.state is not FeedState.CLOSED:
             scope, ledger = self._scopes[queue], queue.stream.ledger
-            if ledger.let_out or ledger.gained_capacity or ledger.lifted:
+            if ledger.released or ledger.gained_capacity or ledger.lifted:
                 scope.apply_ledger()
-            scope.note_news(queue.stream)
+            scope.add_news(queue.stream)
         queue.wake_up()
 
     def _on_scope_news(self, queue: SubscribedQueue) -> None:
@@ -378,7 +382,7 @@ class PullBuffer:
 
     def next_event(self) -> float:
         """Return when `expire_due` next has work (may be early, never late); NEVER if it has none."""
-        soonest = self.room_at
+        soonest = self.rate_allows_at
         for queue in list(self._timed):
             event = queue.next_event()
             if event == NEVER:

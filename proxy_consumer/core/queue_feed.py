@@ -6,7 +6,7 @@ A feed is in one of five states:
     READING   a read is in progress (at most one per queue)
     TAIL      the end of the queue was reached; the proxy waits for new messages
     STALLED   the last read failed; the proxy reads again a little later
-    GONE      the topic was deleted
+    CLOSED    the topic was deleted, or this proxy lost the queue
 
 arrivals.py decides which messages of a read enter a feed. A filter is everything that decides about a message
 before its delivery: tags, SQL, actions. It has no side effects and is fast; it sees the stored delivery bytes
@@ -24,24 +24,24 @@ from backend.records import ReadBatch, ReadStatus, StoredRecord
 from proxy_consumer.core.tally import Counter
 
 Reads = dict[int, tuple[ReadBatch, int]]  # by offset: the batch and the index in it
-KEPT_BATCHES = 16  # batches whose messages stay in memory while they wait in chains; per queue
-KEPT_BYTES_MAX = 32 << 20  # of all subscriptions, with what is read ahead; then no more are kept
+CACHED_BATCHES_MAX = 16  # batches whose messages stay in memory while they wait in chains; per queue
+CACHED_BYTES_MAX = 32 << 20  # of all subscriptions, with what is read ahead; then no more are cached
 
 
-class Refusal:
+class Rejection:
     """The reason why a message is not delivered.
 
-    With an empty `fault` the message was filtered out and counts as finished. Otherwise the filter failed on
+    With an empty `error` the message was filtered out and counts as finished. Otherwise the filter failed on
     it: it becomes a failed job with this error, and is retried like any other.
     """
 
-    __slots__ = ("fault",)
+    __slots__ = ("error",)
 
-    def __init__(self, fault: str = "") -> None:
-        self.fault = fault
+    def __init__(self, error: str = "") -> None:
+        self.error = error
 
 
-FILTERED = Refusal()
+FILTERED = Rejection()
 
 
 class Filter(Protocol):
@@ -50,7 +50,7 @@ class Filter(Protocol):
 
     tags: frozenset[int] | None
 
-    def find_refusal(self, delivery: bytes) -> Refusal | None:
+    def find_rejection(self, delivery: bytes) -> Rejection | None:
         """Return why the message must not be delivered; None if it passes. Never raises."""
 
 
@@ -61,7 +61,7 @@ class FeedState(Enum):
     READING = "reading"
     TAIL = "tail"
     STALLED = "stalled"
-    GONE = "gone"
+    CLOSED = "closed"
 
 
 class Slice:
@@ -78,19 +78,19 @@ class Slice:
         self.indexes = indexes
         self.size = sum(map(len, deliveries))
 
-    def part_of(self, first: int, after: int) -> Slice:
+    def slice_range(self, first: int, after: int) -> Slice:
         """Return the messages at `[first, after)` of this slice."""
         return Slice(
             self.batch, self.offsets[first:after], self.deliveries[first:after], self.indexes[first:after]
         )
 
-    def pick_messages(self, places: Sequence[int]) -> Slice:
-        """Return the messages at these indexes of the columns."""
+    def pick_messages(self, rows: Sequence[int]) -> Slice:
+        """Return the messages in these rows of the columns."""
         return Slice(
             self.batch,
-            [self.offsets[at] for at in places],
-            [self.deliveries[at] for at in places],
-            [self.indexes[at] for at in places],
+            [self.offsets[at] for at in rows],
+            [self.deliveries[at] for at in rows],
+            [self.indexes[at] for at in rows],
         )
 
     def fit_bytes(self, bytes_max: int) -> Slice:
@@ -102,7 +102,7 @@ class Slice:
         while count < len(self.deliveries) and size + len(self.deliveries[count]) <= bytes_max:
             size += len(self.deliveries[count])
             count += 1
-        return self.part_of(0, count)
+        return self.slice_range(0, count)
 
 
 class ReadPlan:
@@ -121,7 +121,7 @@ class ReadPlan:
         self.filtered = False
 
 
-class KeptBatches:
+class CachedBatches:
     """The newest batches of one queue some of whose messages wait in chains.
 
     A message in them need not be read again when its chain releases it. The whole batch stays in memory with
@@ -134,16 +134,16 @@ class KeptBatches:
         self._batches: deque[tuple[ReadBatch, int, list[int]]] = deque()  # with its bytes, and offsets
         self._read_bytes = read_bytes
 
-    def keep_message(self, reads: Reads, offset: int, batch: ReadBatch, index: int) -> None:
+    def cache_message(self, reads: Reads, offset: int, batch: ReadBatch, index: int) -> None:
         """Add a message to `reads`, unless there are too many bytes; drop those of the oldest batch."""
         batches = self._batches
         if not batches or batches[-1][0] is not batch:
-            if self._read_bytes.value >= KEPT_BYTES_MAX:
+            if self._read_bytes.value >= CACHED_BYTES_MAX:
                 return
             size = sum(map(len, batch.deliveries))
             batches.append((batch, size, []))
             self._read_bytes.value += size
-            if len(batches) > KEPT_BATCHES:
+            if len(batches) > CACHED_BATCHES_MAX:
                 self._drop_oldest(reads)
         batches[-1][2].append(offset)
         reads[offset] = (batch, index)
@@ -157,7 +157,7 @@ class KeptBatches:
                 del reads[offset]
 
     def clear(self) -> None:
-        """Let go of all batches; the caller forgets their messages."""
+        """Release all batches; the caller forgets their messages."""
         self._read_bytes.value -= sum(size for _, size, _ in self._batches)
         self._batches.clear()
 
@@ -165,11 +165,11 @@ class KeptBatches:
 class QueueFeed:
     """The cursor of one queue and the messages read ahead of delivery."""
 
-    __slots__ = ("_at", "_held", "_read", "cursor", "finished_until", "state")
+    __slots__ = ("_at", "_read", "_read_bytes", "cursor", "finished_until", "state")
 
-    def __init__(self, cursor: int, finished_until: int, held: Counter) -> None:
-        """`held` counts the bytes of messages read and not delivered, over all subscriptions."""
-        self._held = held
+    def __init__(self, cursor: int, finished_until: int, read_bytes: Counter) -> None:
+        """`read_bytes` counts the bytes of messages read and not delivered, over all subscriptions."""
+        self._read_bytes = read_bytes
         self.cursor = cursor  # where the next read starts
         self.finished_until = finished_until  # below it offsets may be finished already
         self.state = FeedState.READABLE
@@ -187,7 +187,7 @@ class QueueFeed:
         self._at = 0
         if read is not None and read.offsets:
             self._read = read
-            self._held.value += read.size
+            self._read_bytes.value += read.size
 
     def next_offset(self) -> int:
         """Return the first offset not yet delivered."""
@@ -202,7 +202,7 @@ class QueueFeed:
         if first == 0 and last <= count:
             messages = read.fit_bytes(bytes_max)
         else:
-            messages = read.part_of(first, min(first + count, last)).fit_bytes(bytes_max)
+            messages = read.slice_range(first, min(first + count, last)).fit_bytes(bytes_max)
         self._at = first + len(messages.offsets)
         if self._at >= last:
             self._drop_slice(read)
@@ -231,38 +231,38 @@ class QueueFeed:
 
     def _drop_slice(self, read: Slice) -> None:
         self._read = None
-        self._held.value -= read.size
+        self._read_bytes.value -= read.size
 
 
 class Gathered(ReadBatch):
     """A batch of messages collected from other batches; it has only the columns that a delivery needs."""
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_sources",)
 
-    def __init__(self, offsets: Sequence[int], parts: Sequence[tuple[ReadBatch, int]]) -> None:
-        self._parts = parts
+    def __init__(self, offsets: Sequence[int], sources: Sequence[tuple[ReadBatch, int]]) -> None:
+        self._sources = sources
         self.status = ReadStatus.DATA
         self.offsets = offsets
-        self.deliveries = [batch.deliveries[index] for batch, index in parts]
+        self.deliveries = [batch.deliveries[index] for batch, index in sources]
         self.positions = self.flags = self.tag_hashes = ()
         self.next_offset = offsets[-1] + 1 if offsets else 0
         self.bounds = None
 
     def record(self, index: int) -> StoredRecord:
-        batch, at = self._parts[index]
+        batch, at = self._sources[index]
         return batch.record(at)
 
     def stored_ms(self, index: int) -> int:
-        batch, at = self._parts[index]
+        batch, at = self._sources[index]
         return batch.stored_ms(at)
 
 
-def gather_slice(offsets: Sequence[int], parts: Sequence[tuple[ReadBatch, int]]) -> Slice:
+def gather_slice(offsets: Sequence[int], sources: Sequence[tuple[ReadBatch, int]]) -> Slice:
     """Build a slice of messages given as (batch, index), ascending by offset; no copy if all are of one
     batch."""
-    first = parts[0][0]
-    if all(batch is first for batch, _ in parts):
-        indexes = [index for _, index in parts]
+    first = sources[0][0]
+    if all(batch is first for batch, _ in sources):
+        indexes = [index for _, index in sources]
         return Slice(first, offsets, [first.deliveries[index] for index in indexes], indexes)
-    batch = Gathered(offsets, parts)
+    batch = Gathered(offsets, sources)
     return Slice(batch, offsets, batch.deliveries, range(len(offsets)))

@@ -80,7 +80,7 @@ class Ack(NamedTuple):
     lease_id: int
 
 
-class KnownReply(NamedTuple):
+class RecordedReply(NamedTuple):
     """An earlier acknowledgement of a message: its lease id, and the Thrift results that were returned."""
 
     lease_id: int
@@ -94,23 +94,23 @@ class Replied:
         self._count_max = count_max
         self._results_max = results_max
         self._results = 0
-        self._known: OrderedDict[tuple[str, QueueRef, int], KnownReply] = OrderedDict()
+        self._recorded: OrderedDict[tuple[str, QueueRef, int], RecordedReply] = OrderedDict()
 
-    def note_reply(self, ack: Ack, results: Sequence[Any]) -> None:
+    def record_reply(self, ack: Ack, results: Sequence[Any]) -> None:
         """Remember a stored acknowledgement and its results."""
-        before = self._known.pop(ack[:3], None)
-        self._known[ack[:3]] = KnownReply(ack.lease_id, results)
+        before = self._recorded.pop(ack[:3], None)
+        self._recorded[ack[:3]] = RecordedReply(ack.lease_id, results)
         self._results += len(results) - (0 if before is None else len(before.results))
-        while len(self._known) > self._count_max or self._results > self._results_max:
-            self._results -= len(self._known.popitem(last=False)[1].results)
+        while len(self._recorded) > self._count_max or self._results > self._results_max:
+            self._results -= len(self._recorded.popitem(last=False)[1].results)
 
-    def earlier_reply(self, ack: Ack) -> KnownReply | None:
+    def earlier_reply(self, ack: Ack) -> RecordedReply | None:
         """Return the remembered acknowledgement of a message; None if there is none (any more)."""
-        return self._known.get(ack[:3])
+        return self._recorded.get(ack[:3])
 
 
-def reply_id(ack: Ack, place: int) -> bytes:
-    """Return the message id of an acknowledgement's reply at index `place`: unique, and the same at each
+def reply_id(ack: Ack, index: int) -> bytes:
+    """Return the message id of an acknowledgement's reply at `index`: unique, and the same at each
     call."""
-    name = "\0".join(map(str, (ack.group, *ack.queue, ack.offset, ack.lease_id, place)))
+    name = "\0".join(map(str, (ack.group, *ack.queue, ack.offset, ack.lease_id, index)))
     return blake2b(name.encode(), digest_size=ID_BYTES, person=b"reply").digest()

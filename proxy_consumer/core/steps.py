@@ -37,7 +37,7 @@ def read_new(queue: SubscribedQueue, count: int) -> ReadRequest | None:
     """Start the next read of new messages for a pull of `count`; return None if the queue cannot be read
     now."""
     feed, plan = queue.feed, queue.plan
-    if feed.state is not FeedState.READABLE or not queue.has_span():
+    if feed.state is not FeedState.READABLE or not queue.is_within_ack_span():
         return None
     if feed.cursor < feed.finished_until:
         feed.cursor = queue.ack_map.unfinished_from(feed.cursor, 1)[0][0]
@@ -71,4 +71,4 @@ class Loaded(Enum):
 
     DATA = "data"
     TAIL = "tail"
-    GONE = "gone"
+    DELETED = "deleted"

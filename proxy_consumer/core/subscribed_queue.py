@@ -37,7 +37,7 @@ from proxy_consumer.core.jobs import (
 from proxy_consumer.core.leases import Lease, LeaseTable, by_lease
 from proxy_consumer.core.order.chains import QueueStream, ReadyMessage
 from proxy_consumer.core.progress import Range, UncommittedProgress, ascending_ranges, ranges_of
-from proxy_consumer.core.queue_feed import FeedState, KeptBatches, QueueFeed, ReadPlan, Slice
+from proxy_consumer.core.queue_feed import CachedBatches, FeedState, QueueFeed, ReadPlan, Slice
 from proxy_consumer.core.queue_name import UNNAMED
 from proxy_consumer.core.retry_policy import REASON_FAILED, REASON_GIVEN_UP, REASON_TIMED_OUT, RetryPolicy
 from proxy_consumer.core.tally import Budget, Counter, Tally
@@ -54,8 +54,8 @@ class SubscribedQueue:
     """
 
     __slots__ = (
-        "_ready", "_tally", "ack_map", "delivered_until", "epoch", "feed", "generation", "in_ready",
-        "is_lost", "kept", "leases", "name", "observer", "out", "overtaken", "plan", "policy", "ref",
+        "_ready", "_tally", "ack_map", "cached", "delivered_until", "epoch", "feed", "generation", "in_ready",
+        "is_lost", "leases", "name", "observer", "out", "overtaken", "plan", "policy", "ref",
         "reread", "rereading", "retry_queue", "stream", "table", "uncommitted", "used_up",
     )  # fmt: skip
 
@@ -97,7 +97,7 @@ class SubscribedQueue:
         self.used_up: set[int] = set()  # recorded, to be exhausted when their chains reach them
         self.uncommitted = UncommittedProgress()
         self.reread: dict[int, tuple[ReadBatch, int]] = {}
-        self.kept = KeptBatches(read_bytes)
+        self.cached = CachedBatches(read_bytes)
         self.rereading = False  # a read for redelivery is under way
         self.in_ready = False
         self._ready = ready
@@ -125,14 +125,14 @@ class SubscribedQueue:
 
     def wake_up(self) -> None:
         """Add the queue to the ready queues if it may have work."""
-        if self.in_ready or self.feed.state is FeedState.GONE:
+        if self.in_ready or self.feed.state is FeedState.CLOSED:
             return
         feed, is_ordered = self.feed, self.stream is not None
         if is_ordered or self.table.ready or feed.has_messages or feed.state is FeedState.READABLE:
             self.in_ready = True
             self._ready.append(self)
 
-    def has_span(self) -> bool:
+    def is_within_ack_span(self) -> bool:
         """Whether the ack span allows another message to be delivered."""
         return self.feed.next_offset() - self.ack_map.committed < self.plan.ack_span_max
 
@@ -149,8 +149,8 @@ class SubscribedQueue:
         self.feed.finished_until = max(self.feed.finished_until, self.delivered_until)
 
     def forget_reads(self) -> None:
-        """Drop the messages that are kept in memory for their redelivery or their release."""
-        self.kept.clear()
+        """Drop the messages that are cached for their redelivery or their release."""
+        self.cached.clear()
         self.reread.clear()
 
     def forget_bytes(self) -> None:
@@ -386,9 +386,9 @@ class SubscribedQueue:
 
     def _take_job(self, offset: int, lease_id: int | None) -> UpstreamJob | None:
         """End the lease of a returned message and return its job; count it and return None if not leased."""
-        pieces = self.leases.take_leased(offset, offset + 1, lease_id)
-        if pieces:
-            return self._returned_job(offset, pieces[0][2])
+        leased = self.leases.take_leased(offset, offset + 1, lease_id)
+        if leased:
+            return self._returned_job(offset, leased[0][2])
         self._count_ignored(1, lease_id)
         return None
 
@@ -488,9 +488,9 @@ class SubscribedQueue:
         if self.observer is not None:
             self.observer.on_extensions(lease_ids)
 
-    def extend_parts(self, offsets: Sequence[int], lease_ids: Sequence[int], now: float) -> list[int]:
+    def extend_messages(self, offsets: Sequence[int], lease_ids: Sequence[int], now: float) -> list[int]:
         """Restart the timeout of single messages; return the offsets that their leases do not hold."""
-        late = self.leases.extend_parts(offsets, lease_ids, now)
+        late = self.leases.extend_messages(offsets, lease_ids, now)
         self._tally.late.value += len(late)
         if self.observer is not None:
             for offset in offsets:
@@ -593,7 +593,7 @@ class SubscribedQueue:
         if self.observer is not None:
             self.observer.on_loss()
         self.feed.drop_read_ahead()
-        self.feed.state = FeedState.GONE
+        self.feed.state = FeedState.CLOSED
         self.forget_reads()
         self.leases.clear()
         self.out.clear()

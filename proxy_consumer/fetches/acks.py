@@ -16,12 +16,12 @@ from ddmq_common.metrics.catalogue import ACKED
 from ddmq_rpc.api import Call
 from proxy_consumer.fetches import answers
 from proxy_consumer.fetches.group import FetchedGroup
-from proxy_consumer.fetches.holding import Position
+from proxy_consumer.fetches.owned_topic import Position
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.runtime import Runtime
 
 
-class _Part(NamedTuple):
+class _PositionAck(NamedTuple):
     position: Position
     finished: tuple[int, int]
     generation: int
@@ -57,7 +57,7 @@ class Acks:
         else:
             queues = [position.queue for position, _ in positions]
             self._runtime.backend.bounds(queues).then(
-                lambda found: self._store_positions(call, fetched, positions, found)
+                lambda bounds: self._store_positions(call, fetched, positions, bounds)
             )
 
     def _find_assigned(self, fetched: FetchedGroup, result: Any) -> list[tuple[Position, int]] | None:
@@ -89,48 +89,48 @@ class Acks:
         self,
         call: Call,
         fetched: FetchedGroup,
-        wanted: list[tuple[Position, int]],
+        positions: list[tuple[Position, int]],
         bounds: Completion[list[Bounds | None]],
     ) -> None:
         if bounds.error is not None:
             call.reply_encoded(answers.FALSE[call.wire])
             return
         consumer = call.args.result.consumerId
-        parts: list[_Part] = []
-        for (position, offset), limits in zip(wanted, bounds.value, strict=True):
+        acks: list[_PositionAck] = []
+        for (position, offset), limits in zip(positions, bounds.value, strict=True):
             finished = None if limits is None else position.ack(consumer, offset, limits.next)
             if finished is not None:
-                parts.append(_Part(position, finished, position.generation))
-        late = len(wanted) - len(parts)
+                acks.append(_PositionAck(position, finished, position.generation))
+        late = len(positions) - len(acks)
         if late:
             self._runtime.ignored_cell(fetched.group.name, "late").value += late
-        if parts:
-            self._commit(call, fetched, parts)
+        if acks:
+            self._commit(call, fetched, acks)
         else:
             call.reply_encoded(answers.TRUE[call.wire])
 
-    def _commit(self, call: Call, fetched: FetchedGroup, parts: list[_Part]) -> None:
+    def _commit(self, call: Call, fetched: FetchedGroup, acks: list[_PositionAck]) -> None:
         runtime, name = self._runtime, fetched.group.name
         runtime.open_commits += 1
-        batch = CommitBatch(progress=[part.position.build_delta(name, part.finished) for part in parts])
+        batch = CommitBatch(progress=[ack.position.build_delta(name, ack.finished) for ack in acks])
 
         def on_stored(committed: Completion[list[AppendResult]]) -> None:
             runtime.open_commits -= 1
             if committed.error is None:
-                self._count_stored(name, parts)
+                self._count_stored(name, acks)
                 call.reply_encoded(answers.TRUE[call.wire])
                 return
             runtime.progress_failed(committed.error)
             if isinstance(committed.error, FencedError):
-                for topic in {part.position.queue.topic for part in parts} & fetched.topics.keys():
+                for topic in {ack.position.queue.topic for ack in acks} & fetched.topics.keys():
                     fetched.topics[topic].reread_progress()
             call.reply_encoded(answers.FALSE[call.wire])
 
         runtime.backend.commit(batch, runtime.commit_deadline()).then(on_stored)
 
-    def _count_stored(self, group: str, parts: list[_Part]) -> None:
-        for part in parts:
-            before = part.position.committed
-            part.position.on_stored(part.finished, part.generation)
-            finished = part.finished[1] - (part.finished[0] if before is None else before)
-            self._runtime.metrics.cell(ACKED, group, part.position.queue.topic).value += max(finished, 0)
+    def _count_stored(self, group: str, acks: list[_PositionAck]) -> None:
+        for ack in acks:
+            before = ack.position.committed
+            ack.position.on_stored(ack.finished, ack.generation)
+            finished = ack.finished[1] - (ack.finished[0] if before is None else before)
+            self._runtime.metrics.cell(ACKED, group, ack.position.queue.topic).value += max(finished, 0)

@@ -27,8 +27,22 @@ class Target:
     """One queue of one fetch, and the messages found there."""
 
     __slots__ = (
-        "asked", "bounds", "count", "deliveries", "failed", "gone", "group", "message_filter", "next_offset",
-        "offset", "offsets", "pressure", "qid", "queue", "records", "rounds",
+        "bounds",
+        "count",
+        "deleted",
+        "deliveries",
+        "failed",
+        "group",
+        "message_filter",
+        "next_offset",
+        "offset",
+        "offsets",
+        "pressure",
+        "qid",
+        "queue",
+        "records",
+        "rounds",
+        "stated",
     )  # fmt: skip
 
     def __init__(
@@ -36,7 +50,7 @@ class Target:
         queue: QueueRef,
         qid: str,
         offset: int,
-        asked: bool,
+        stated: bool,
         count: int,
         pressure: bool,
         message_filter: Filter | None = None,
@@ -47,7 +61,7 @@ class Target:
         self.group = group
         self.qid = qid
         self.offset = offset
-        self.asked = asked
+        self.stated = stated
         self.count = count
         self.pressure = pressure
         self.message_filter = message_filter
@@ -57,7 +71,7 @@ class Target:
         self.offsets: list[int] = []
         self.records: list[Callable[[], StoredRecord]] = []
         self.rounds = 0
-        self.gone = False
+        self.deleted = False
         self.failed = False  # it could not be read
 
     @property
@@ -72,11 +86,11 @@ def answer_fetch(call: Call, targets: Sequence[Target], next_offsets: dict[Any, 
     if not targets:
         call.reply_encoded(NOTHING[call.wire])
     elif call.wire is Wire.COMPACT:
-        parts = [b"\x0c\x00\xa9", list_header(len(targets))]
+        chunks = [b"\x0c\x00\xa9", list_header(len(targets))]
         for target in targets:
-            parts += _encode_queue(target, next_offsets)
-        parts.append(STOP + STOP)
-        call.reply_encoded(b"".join(parts))
+            chunks += _encode_queue(target, next_offsets)
+        chunks.append(STOP + STOP)
+        call.reply_encoded(b"".join(chunks))
     else:
         results = [_build_response(target, next_offsets) for target in targets]
         call.reply(IDL.FetchResponse(results=results))
@@ -93,7 +107,7 @@ def answer_instance_pull(
         call.reply(IDL.PullResponse(context=context_of(name), messages=_build_messages(target, next_offsets)))
 
 
-def refuse_fetch(call: Call, code: int, text: str) -> None:
+def reject_fetch(call: Call, code: int, text: str) -> None:
     """Reply that nothing can be fetched; only ddmq_client gets the code and the text."""
     if call.args.request.clientId is None:
         call.reply_encoded(NOTHING[call.wire])
@@ -106,19 +120,19 @@ def _encode_queue(target: Target, next_offsets: dict[Any, int] | None) -> list[b
     head = b"\x18%b%b\x18%b%b\x16%b\x79" % (
         varint(len(topic)), topic, varint(len(qid)), qid, zigzag(target.next_offset)
     )  # fmt: skip
-    parts = [head, *_join_messages(target, next_offsets)]
+    chunks = [head, *_join_messages(target, next_offsets)]
     if target.bounds is not None:  # fields 100 and 101
-        parts.append(b"\x06\xc8\x01%b\x16%b" % (zigzag(target.bounds.min), zigzag(target.bounds.next)))
-    parts.append(STOP)
-    return parts
+        chunks.append(b"\x06\xc8\x01%b\x16%b" % (zigzag(target.bounds.min), zigzag(target.bounds.next)))
+    chunks.append(STOP)
+    return chunks
 
 
 def _join_messages(target: Target, next_offsets: dict[Any, int] | None) -> list[bytes]:
     """Encode the list of messages: for each its stored slice and the fields known only at delivery."""
-    parts = [list_header(len(target.deliveries))]
+    chunks = [list_header(len(target.deliveries))]
     for delivery, end in zip(target.deliveries, _encode_tails(target, next_offsets), strict=True):
-        parts += (delivery, end)
-    return parts
+        chunks += (delivery, end)
+    return chunks
 
 
 def _encode_tails(target: Target, next_offsets: dict[Any, int] | None) -> list[bytes]:

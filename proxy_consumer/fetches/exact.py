@@ -32,16 +32,16 @@ class ExactFetch(Fetch):
     __slots__ = ()
 
     def _finish_fetch(self, targets: Sequence[Target]) -> None:
-        existing = [target for target in targets if not target.gone]
+        existing = [target for target in targets if not target.deleted]
 
-        def on_next_offsets(found: Completion[list[Bounds | None]]) -> None:
+        def on_next_offsets(read: Completion[list[Bounds | None]]) -> None:
             if self.closed:
                 return
-            if found.error is not None:
+            if read.error is not None:
                 self._close([])
-                _answer_later(self.call, found.error)
+                _answer_later(self.call, read.error)
                 return
-            for target, bounds in zip(existing, found.value, strict=True):
+            for target, bounds in zip(existing, read.value, strict=True):
                 target.bounds = bounds
             bounded = [target for target in existing if target.bounds is not None]
             self._give_answer(
@@ -52,12 +52,12 @@ class ExactFetch(Fetch):
 
 
 class ExactFetches:
-    """The open exact fetches of one proxy. `ended(count)` is called with the number of messages of each."""
+    """The open exact fetches of one proxy. `count_delivered` is called with the messages of each."""
 
-    def __init__(self, runtime: Runtime, wheel: LingerWheel, ended: Callable[[int], None]) -> None:
+    def __init__(self, runtime: Runtime, wheel: LingerWheel, count_delivered: Callable[[int], None]) -> None:
         self._runtime = runtime
         self._wheel = wheel
-        self._told = ended
+        self._count_delivered = count_delivered
         self._open: set[Fetch] = set()
 
     def begin(self, call: Call, group: Group) -> None:
@@ -66,10 +66,10 @@ class ExactFetches:
         if any(
             group.subscriptions[topic].creating for topic in request.topics if topic in group.subscriptions
         ):
-            answers.refuse_fetch(call, Code.BUSY, f"group {group.name} is being made; fetch again")
+            answers.reject_fetch(call, Code.BUSY, f"group {group.name} is being made; fetch again")
             return
         if not request.fetchOffset:
-            self._tell_bounds(call, group)
+            self._send_bounds(call, group)
             return
         fetch = ExactFetch(
             self._runtime,
@@ -97,17 +97,17 @@ class ExactFetches:
                 targets.append(read_target(self._runtime, group, queue, offset, True, request.maxBatchSize))
         return targets
 
-    def _tell_bounds(self, call: Call, group: Group) -> None:
+    def _send_bounds(self, call: Call, group: Group) -> None:
         queues = broadcast_queues(self._runtime, group, call.args.request.topics)
 
-        def on_bounds(found: Completion[list[Bounds | None]]) -> None:
-            self._told(0)
-            if found.error is not None:
-                _answer_later(call, found.error)
+        def on_bounds(read: Completion[list[Bounds | None]]) -> None:
+            self._count_delivered(0)
+            if read.error is not None:
+                _answer_later(call, read.error)
                 return
             targets = [
                 _bounds_target(self._runtime, queue, bounds)
-                for queue, bounds in zip(queues, found.value, strict=True)
+                for queue, bounds in zip(queues, read.value, strict=True)
                 if bounds is not None
             ]
             answers.answer_fetch(call, targets, {})
@@ -116,11 +116,11 @@ class ExactFetches:
 
     def _on_fetch_done(self, group: Group, fetch: Fetch, targets: Sequence[Target]) -> None:
         self._open.discard(fetch)
-        self._told(count_fetched(self._runtime, group.name, targets))
+        self._count_delivered(count_fetched(self._runtime, group.name, targets))
 
 
 def _answer_later(call: Call, error: Exception) -> None:
-    answers.refuse_fetch(call, Code.BUSY, f"the bounds of the queues cannot be read now: {error}")
+    answers.reject_fetch(call, Code.BUSY, f"the bounds of the queues cannot be read now: {error}")
 
 
 def _bounds_target(runtime: Runtime, queue: QueueRef, bounds: Bounds) -> Target:

@@ -56,7 +56,7 @@ class FetchGathering:
         self._backend = backend
         self._targets = targets
         self._left = bytes_max
-        self._taken = False
+        self._has_messages = False
         self._done = done
         self._one_queue = one_queue
         self._at = 0
@@ -85,12 +85,12 @@ class FetchGathering:
         target.rounds += 1
         if read.error is not None:
             log.warning("queue not readable", extra={"topic": target.queue.topic, "error": str(read.error)})
-            again, target.failed = False, True
+            reread, target.failed = False, True
         else:
-            again = self._take_batch(target, read.value)
+            reread = self._take_batch(target, read.value)
         if target.deliveries and self._one_queue:
             self._at = len(self._targets)
-        elif not again or target.rounds >= ROUNDS_MAX:
+        elif not reread or target.rounds >= ROUNDS_MAX:
             self._at += 1
 
     def _take_batch(self, target: Target, batch: ReadBatch) -> bool:
@@ -100,10 +100,10 @@ class FetchGathering:
             return not target.deliveries and self._left > 0
         if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
             target.next_offset = nearest_valid(target.next_offset, batch.bounds)
-            return not target.asked
+            return not target.stated
         if batch.status is ReadStatus.NONE:
             target.next_offset = max(target.next_offset, batch.next_offset)  # past excluded messages
-        target.gone = batch.status is ReadStatus.GONE
+        target.deleted = batch.status is ReadStatus.GONE
         return False
 
     def _take_messages(self, target: Target, batch: ReadBatch) -> None:
@@ -112,14 +112,17 @@ class FetchGathering:
                 continue
             if not is_for_group(batch, index, target.group):
                 continue
-            if target.message_filter is not None and target.message_filter.find_refusal(delivery) is not None:
+            if (
+                target.message_filter is not None
+                and target.message_filter.find_rejection(delivery) is not None
+            ):
                 continue
             size = len(delivery) + MESSAGE_BYTES
-            if size > self._left and self._taken:
+            if size > self._left and self._has_messages:
                 self._left = 0
                 target.next_offset = batch.offsets[index]
                 return
-            self._taken = True
+            self._has_messages = True
             self._left -= size
             target.deliveries.append(delivery)
             target.offsets.append(batch.offsets[index])
@@ -158,8 +161,21 @@ class Fetch(Lingering):
 
     one_queue = False
     __slots__ = (
-        "_again", "_done", "_late", "_newest", "_parked", "_plan", "_runtime", "_targets", "_waits", "_wheel",
-        "call", "closed", "consumer", "deadline", "ours",
+        "_done",
+        "_late",
+        "_newest",
+        "_parked",
+        "_plan",
+        "_replan",
+        "_runtime",
+        "_targets",
+        "_waits",
+        "_wheel",
+        "call",
+        "closed",
+        "consumer",
+        "deadline",
+        "extended_client",
     )  # fmt: skip
 
     def __init__(
@@ -176,7 +192,7 @@ class Fetch(Lingering):
         self._runtime = runtime
         self.call = call
         self.consumer = consumer
-        self.ours = call.args.request.clientId is not None
+        self.extended_client = call.args.request.clientId is not None
         self._wheel = wheel
         self.deadline = runtime.now() + runtime.linger_s(call.args.request.maxLingerTime)
         self._plan = plan
@@ -185,7 +201,7 @@ class Fetch(Lingering):
         self._waits: list[_Wake] = []
         self._newest: dict[QueueRef, int] = {}
         self._parked = False
-        self._again = False  # the queues to read have changed during a read
+        self._replan = False  # the queues to read have changed during a read
         self._late = call.frame_bytes > FETCH_BYTES_MAX  # it does not wait, or no longer
         self.closed = False
 
@@ -197,10 +213,10 @@ class Fetch(Lingering):
 
     def begin(self) -> None:
         """Read the planned queues for messages."""
-        self._again = False
+        self._replan = False
         targets, wanting = self._plan(self, self._newest)
         if wanting:
-            self._runtime.backend.bounds(wanting).then(lambda found: self._know_newest(wanting, found))
+            self._runtime.backend.bounds(wanting).then(lambda read: self._know_newest(wanting, read))
             return
         self._targets = targets
         first = int(self._runtime.now() * 1000) % len(targets) if targets else 0
@@ -208,13 +224,13 @@ class Fetch(Lingering):
         bytes_max = self._runtime.config.answer_bytes_max
         FetchGathering(self._runtime.backend, order, bytes_max, self._on_gathered, self.one_queue).start()
 
-    def _know_newest(self, queues: list[QueueRef], found: Completion[list[Bounds | None]]) -> None:
+    def _know_newest(self, queues: list[QueueRef], read: Completion[list[Bounds | None]]) -> None:
         if self.closed:
             return
-        if found.error is not None:
+        if read.error is not None:
             self._finish_fetch([])
             return
-        for queue, bounds in zip(queues, found.value, strict=True):
+        for queue, bounds in zip(queues, read.value, strict=True):
             self._newest[queue] = -1 if bounds is None else bounds.next  # -1: the queue does not exist
         self.begin()
 
@@ -229,7 +245,7 @@ class Fetch(Lingering):
     def _wait_or_end(self) -> None:
         if self._late:
             self._finish_fetch(self._targets)
-        elif self._again:
+        elif self._replan:
             self.begin()
         else:
             self._park()
@@ -255,7 +271,7 @@ class Fetch(Lingering):
             self._end_waits()
             self.begin()
         else:
-            self._again = True
+            self._replan = True
 
     def give_up(self) -> None:
         """Reply with the current state, because the deadline has passed or the proxy is draining."""
@@ -277,14 +293,14 @@ class Fetch(Lingering):
             wait.cancel()
 
     def _finish_fetch(self, targets: Sequence[Target]) -> None:
-        existing = [target for target in targets if not target.gone]
-        if not self.ours or not any(target.deliveries for target in existing):
-            self._give_answer(existing, {} if self.ours else None)
+        existing = [target for target in targets if not target.deleted]
+        if not self.extended_client or not any(target.deliveries for target in existing):
+            self._give_answer(existing, {} if self.extended_client else None)
             return
         queues = [target.queue for target in existing]
 
-        def on_next_offsets(found: Completion[list[Bounds | None]]) -> None:
-            values = [] if found.error is not None else found.value
+        def on_next_offsets(read: Completion[list[Bounds | None]]) -> None:
+            values = [] if read.error is not None else read.value
             pairs = zip(queues, values, strict=False)
             self._give_answer(existing, {queue: bounds.next for queue, bounds in pairs if bounds is not None})
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 from backend.records import QueueRef
 from proxy_consumer.fetches.answers import Target
 from proxy_consumer.fetches.fetch import Fetch
-from proxy_consumer.fetches.holding import HeldTopic, Position
+from proxy_consumer.fetches.owned_topic import OwnedTopic, Position
 from proxy_consumer.filters.message_filters import filter_for
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import BROADCASTING, Group, Subscription
@@ -27,11 +27,11 @@ Offsets = dict[bytes, dict[bytes, int]]
 
 
 class _Member:
-    __slots__ = ("left", "open", "seen_at")
+    __slots__ = ("active_at", "left", "open")
 
     def __init__(self) -> None:
         self.open = 0  # fetches not answered yet
-        self.seen_at = 0.0
+        self.active_at = 0.0
         self.left = False  # its client has announced that it fetches no more
 
 
@@ -66,7 +66,7 @@ class Roster:
             self._order = sorted(self._members)
         member.open += 1
         member.left = False
-        member.seen_at = now
+        member.active_at = now
         return fresh
 
     def end(self, consumer: bytes, now: float) -> None:
@@ -74,7 +74,7 @@ class Roster:
         member = self._members.get(consumer)
         if member is not None:
             member.open -= 1
-            member.seen_at = now
+            member.active_at = now
 
     def leave(self, consumer: bytes) -> None:
         """Mark an id whose client fetches no more: `expire_ids` releases it after its last open fetch."""
@@ -84,16 +84,16 @@ class Roster:
 
     def expire_ids(self, now: float) -> list[bytes]:
         """Release the ids whose last fetch is too long ago or that have left; return them."""
-        over = [
+        expired = [
             consumer
             for consumer, member in self._members.items()
-            if not member.open and (member.left or member.seen_at + self._release_s <= now)
+            if not member.open and (member.left or member.active_at + self._release_s <= now)
         ]
-        for consumer in over:
+        for consumer in expired:
             del self._members[consumer]
-        if over:
+        if expired:
             self._order = sorted(self._members)
-        return over
+        return expired
 
     def share_of(self, consumer: bytes, queues: Sequence[T]) -> Sequence[T]:
         """Return the share of this id in `queues`, which must be in the same order in all calls."""
@@ -112,7 +112,7 @@ class FetchedGroup:
         self._runtime = runtime
         self.group = group
         self.roster = Roster(ids_max)
-        self.topics: dict[str, HeldTopic] = {}
+        self.topics: dict[str, OwnedTopic] = {}
         self.fetches: set[Fetch] = set()
 
     # --- use
@@ -126,7 +126,7 @@ class FetchedGroup:
             self.topics.pop(topic).leave()
         for topic, subscription in usable.items():
             if topic not in self.topics:
-                self.topics[topic] = HeldTopic(self._runtime, self.group.name, topic, self.on_change)
+                self.topics[topic] = OwnedTopic(self._runtime, self.group.name, topic, self.on_change)
             self.topics[topic].on_use(subscription.config)
 
     def leave(self) -> None:
@@ -162,7 +162,7 @@ class FetchedGroup:
         for position in self.positions_of(fetch.consumer):
             offset = offsets.get(position.queue.topic.encode(), {}).get(position.qid.encode())
             start = position.start(fetch.consumer, offset)
-            targets.append(self._build_target(fetch, position.queue, start.offset, start.asked))
+            targets.append(self._build_target(fetch, position.queue, start.offset, start.stated))
         wanting: list[QueueRef] = []
         only = fetch.call.args.request.topics
         for queue in broadcast_queues(self._runtime, self.group, only):
@@ -191,9 +191,9 @@ class FetchedGroup:
             if position is not None and position.queue == target.queue:
                 position.on_answered(fetch.consumer)
 
-    def _build_target(self, fetch: Fetch, queue: QueueRef, offset: int, asked: bool) -> Target:
+    def _build_target(self, fetch: Fetch, queue: QueueRef, offset: int, stated: bool) -> Target:
         batch_size = fetch.call.args.request.maxBatchSize
-        return read_target(self._runtime, self.group, queue, offset, asked, batch_size)
+        return read_target(self._runtime, self.group, queue, offset, stated, batch_size)
 
 
 def broadcast_queues(runtime: Runtime, group: Group, only: Sequence[bytes] | None) -> list[QueueRef]:
@@ -209,14 +209,14 @@ def broadcast_queues(runtime: Runtime, group: Group, only: Sequence[bytes] | Non
 
 
 def read_target(
-    runtime: Runtime, group: Group, queue: QueueRef, offset: int, asked: bool, wanted: int | None
+    runtime: Runtime, group: Group, queue: QueueRef, offset: int, stated: bool, batch_size: int | None
 ) -> Target:
-    """Build the target of a fetch of `wanted` messages from `offset` of one queue."""
+    """Build the target of a fetch of up to `batch_size` messages from `offset` of one queue."""
     config = group.subscriptions[queue.topic.encode()].config
-    count = max(1, min(wanted or 0, config.batch_max))
+    count = max(1, min(batch_size or 0, config.batch_max))
     tagged = filter_for(config.tags, config.sql) if config.model == BROADCASTING else None
     qid, pressure = runtime.qid(queue), config.pressure_traffic
-    return Target(queue, qid, offset, asked, count, pressure, tagged, group.name)
+    return Target(queue, qid, offset, stated, count, pressure, tagged, group.name)
 
 
 def _by_queue(target: Target) -> QueueRef:

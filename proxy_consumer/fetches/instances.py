@@ -31,7 +31,7 @@ from proxy_consumer.groups.directory import Directory
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import Group
 
-Place = tuple[bytes, bytes]  # topic, qid
+QueueKey = tuple[bytes, bytes]  # topic, qid
 INSTANCES_MAX = 1_000
 IDLE_S = 60.0
 SWEEP_S = 0.25
@@ -49,11 +49,11 @@ class Instance:
     """The cursors and unacknowledged deliveries of one instance. Times are monotonic seconds."""
 
     def __init__(self, now: float) -> None:
-        self.seen_at = now
+        self.active_at = now
         self.placed = False  # the cursors of the queues at the first pull are set
         self.cursors: dict[QueueRef, int] = {}
         self.outstanding = 0
-        self._batches: dict[Place, deque[_Batch]] = {}
+        self._batches: dict[QueueKey, deque[_Batch]] = {}
 
     def set_ends(self, newest: dict[QueueRef, int]) -> None:
         """Start at the ends that the queues had at the first pull."""
@@ -72,15 +72,15 @@ class Instance:
         self.cursors[queue] = after
         return True
 
-    def on_delivered(self, place: Place, offsets: Iterable[int], deadline: float) -> None:
+    def on_delivered(self, queue_key: QueueKey, offsets: Iterable[int], deadline: float) -> None:
         """Record a delivery that should be acknowledged by `deadline`."""
         batch = _Batch(deadline, offsets)
-        self._batches.setdefault(place, deque()).append(batch)
+        self._batches.setdefault(queue_key, deque()).append(batch)
         self.outstanding += len(batch.left)
 
-    def settle_results(self, place: Place, offsets: Iterable[int]) -> int:
+    def settle_results(self, queue_key: QueueKey, offsets: Iterable[int]) -> int:
         """Apply acknowledged or failed offsets; return how many of them were outstanding."""
-        batches = self._batches.get(place)
+        batches = self._batches.get(queue_key)
         if not batches:
             return 0
         settled = 0
@@ -90,34 +90,34 @@ class Instance:
                     batch.left.discard(offset)
                     settled += 1
                     break
-        self._trim_batches(place, batches)
+        self._trim_batches(queue_key, batches)
         self.outstanding -= settled
         return settled
 
     def expire_deliveries(self, now: float) -> int:
         """Drop the deliveries not acknowledged in time; return how many messages they were."""
         lost = 0
-        for place, batches in list(self._batches.items()):
+        for queue_key, batches in list(self._batches.items()):
             for batch in batches:
                 if batch.deadline <= now:
                     lost += len(batch.left)
                     batch.left.clear()
-            self._trim_batches(place, batches)
+            self._trim_batches(queue_key, batches)
         self.outstanding -= lost
         return lost
 
-    def _trim_batches(self, place: Place, batches: deque[_Batch]) -> None:
+    def _trim_batches(self, queue_key: QueueKey, batches: deque[_Batch]) -> None:
         remaining = deque(batch for batch in batches if batch.left)
         if remaining:
-            self._batches[place] = remaining
+            self._batches[queue_key] = remaining
         else:
-            self._batches.pop(place, None)
+            self._batches.pop(queue_key, None)
 
 
 class InstancePull(Fetch):
     """One pull of one instance, which returns messages of one queue or waits for some."""
 
-    __slots__ = ("instance", "topic_wanted")
+    __slots__ = ("instance", "requested_topic")
     one_queue = True
 
     def __init__(
@@ -131,7 +131,7 @@ class InstancePull(Fetch):
     ) -> None:
         super().__init__(runtime, call, call.args.request.groupId, plan, wheel, done)
         self.instance = instance
-        self.topic_wanted: bytes | None = call.args.request.topic or None
+        self.requested_topic: bytes | None = call.args.request.topic or None
 
     def _on_gathered(self) -> None:
         if self.closed:
@@ -192,16 +192,16 @@ class Instances:
         now = self._runtime.now()
         served = self._served.get(request.groupId)
         if served is None or served.group is not group:
-            fault = group_fault(request.groupId.decode("utf-8", "replace"))
-            if fault is not None:
-                answers.throw_pull_error(call, Code.ILLEGAL_MESSAGE, fault)
+            error = group_fault(request.groupId.decode("utf-8", "replace"))
+            if error is not None:
+                answers.throw_pull_error(call, Code.ILLEGAL_MESSAGE, error)
                 return True
             if len(self._served) >= INSTANCES_MAX:
                 text = f"{INSTANCES_MAX} instances of broadcasting groups pull here; that is the bound"
                 answers.throw_pull_error(call, Code.BUSY, text)
                 return True
             served = self._served[request.groupId] = Served(group, now)
-        served.instance.seen_at = now
+        served.instance.active_at = now
         self._run(call, served)
         return True
 
@@ -230,7 +230,7 @@ class Instances:
         for queue in queues:
             config = served.group.subscriptions[queue.topic.encode()].config
             count = min(count_max, config.batch_max, config.concurrency - instance.outstanding)
-            if count > 0 and pull.topic_wanted in (None, queue.topic.encode()):
+            if count > 0 and pull.requested_topic in (None, queue.topic.encode()):
                 qid, cursor = self._runtime.qid(queue), instance.next_offset(queue)
                 message_filter = filter_for(config.tags, config.sql)
                 pressure, group = config.pressure_traffic, served.group.name
@@ -239,13 +239,13 @@ class Instances:
 
     def _on_pull_done(self, served: Served, pull: Fetch, targets: Sequence[Target]) -> None:
         served.pulls.discard(pull)
-        now = served.instance.seen_at = self._runtime.now()
+        now = served.instance.active_at = self._runtime.now()
         for target in targets:
             subscription = served.group.subscriptions.get(target.queue.topic.encode())
             if target.deliveries and subscription is not None:
-                place = (target.queue.topic.encode(), target.qid.encode())
+                queue_key = (target.queue.topic.encode(), target.qid.encode())
                 until = now + subscription.config.ack_timeout_ms / 1000
-                served.instance.on_delivered(place, target.offsets, until)
+                served.instance.on_delivered(queue_key, target.offsets, until)
                 cell = self._runtime.metrics.cell(FETCHED, served.group.name, target.queue.topic)
                 cell.value += len(target.deliveries)
 
@@ -257,10 +257,10 @@ class Instances:
         if served is None:
             return False
         cell, name = self._runtime.metrics.cell, served.group.name
-        place = (result.context.topic, result.context.qid)
+        queue_key = (result.context.topic, result.context.qid)
         topic = (result.context.topic or b"").decode("utf-8", "replace")
-        acked = served.instance.settle_results(place, result.successOffsets or ())
-        failed = served.instance.settle_results(place, result.failOffsets or ())
+        acked = served.instance.settle_results(queue_key, result.successOffsets or ())
+        failed = served.instance.settle_results(queue_key, result.failOffsets or ())
         if acked:
             cell(ACKED, name, topic).value += acked
         if failed:
@@ -281,7 +281,7 @@ class Instances:
                 cell = self._runtime.metrics.cell(BROADCAST_DROPPED, served.group.name, "timed out")
                 cell.value += lost
                 served.on_change()
-            if not served.pulls and served.instance.seen_at + IDLE_S <= now:
+            if not served.pulls and served.instance.active_at + IDLE_S <= now:
                 del self._served[name]
             elif self._directory.groups.get(served.group.name.encode()) is not served.group:
                 self._drop_instance(name, served)

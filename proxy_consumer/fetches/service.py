@@ -31,7 +31,7 @@ from proxy_consumer.subscription.subscription import BROADCASTING, Group
 IDS_MAX = 1_000  # consumer ids of one group at one proxy
 ID_BYTES_MAX = 255
 SWEEP_S = 0.25
-SAY_AGAIN_S = 60.0  # interval at which the same refusal is logged
+LOG_INTERVAL_S = 60.0  # between two log entries of the same rejection
 MODELS = (None, b"clustering", b"broadcasting")
 
 
@@ -46,14 +46,14 @@ class Fetches:
         self.wheel = runtime.linger_wheel()
         self.instances = Instances(runtime, directory, self.wheel)
         self._sweep_at = 0.0
-        self._said: dict[str, float] = {}
+        self._logged_until: dict[str, float] = {}
         self._stop_watching: Callable[[], None] | None = None
         self._draining = False
         cell = runtime.metrics.cell
         self._exact = ExactFetches(runtime, self.wheel, self._count_delivered)
         self._with_messages = cell(FETCHES, "messages")
         self._empty = cell(FETCHES, "empty")
-        self._refused = cell(FETCHES, "refused")
+        self._rejected = cell(FETCHES, "refused")
         self._fetchers = cell(FETCHERS)
 
     # --- life
@@ -134,7 +134,7 @@ class Fetches:
 
     # --- permission to pull
 
-    def pull_fault(self, group: Group) -> str | None:
+    def find_pull_error(self, group: Group) -> str | None:
         """Return why the group cannot be pulled from now; None if it can."""
         if group.is_broadcasting:
             return (
@@ -156,11 +156,11 @@ class Fetches:
         """Handle a call of `fetch`."""
         request = call.args.request
         if self._draining:
-            self._refuse_fetch(call, Code.SHUTTING_DOWN, "this proxy is shutting down; fetch elsewhere")
+            self._reject_fetch(call, Code.SHUTTING_DOWN, "this proxy is shutting down; fetch elsewhere")
             return
-        fault = _find_fault(request)
-        if fault is not None:
-            self._refuse_fetch(call, Code.ILLEGAL_MESSAGE, fault)
+        error = _find_request_error(request)
+        if error is not None:
+            self._reject_fetch(call, Code.ILLEGAL_MESSAGE, error)
             return
         if request.leave:
             if fetched := self.groups.get(request.groupId):
@@ -182,12 +182,12 @@ class Fetches:
         if request.topics and (group is None or self._answer_missing(group, request)):
             group = self._create(call, request)
         elif group is None:
-            self._refuse_fetch(call, Code.NO_SUCH_QUEUE, f"group {_as_text(request.groupId)} does not exist")
+            self._reject_fetch(call, Code.NO_SUCH_QUEUE, f"group {_as_text(request.groupId)} does not exist")
         if group is None:
             return None
-        fault = self._use_fault(group, request)
-        if fault is not None:
-            self._refuse_fetch(call, Code.ILLEGAL_MESSAGE, fault)
+        error = self._find_use_error(group, request)
+        if error is not None:
+            self._reject_fetch(call, Code.ILLEGAL_MESSAGE, error)
             return None
         return group
 
@@ -199,7 +199,7 @@ class Fetches:
         refused."""
         config = self._runtime.config
         if not config.auto_create_groups:
-            self._refuse_fetch(
+            self._reject_fetch(
                 call,
                 Code.NO_SUCH_QUEUE,
                 f"group {_as_text(request.groupId)} does not subscribe to all of "
@@ -214,15 +214,15 @@ class Fetches:
             for topic in request.topics:
                 self._directory.subscribe_on_use(name, topic.decode(), settings)
         except (UnicodeDecodeError, ValueError) as error:
-            self._refuse_fetch(call, Code.ILLEGAL_MESSAGE, f"the group cannot be made: {error}")
+            self._reject_fetch(call, Code.ILLEGAL_MESSAGE, f"the group cannot be made: {error}")
             return None
         except DdmqError as error:
             code = Code.BUSY if isinstance(error, TryLaterError) else Code.ILLEGAL_MESSAGE
-            self._refuse_fetch(call, code, str(error))
+            self._reject_fetch(call, code, str(error))
             return None
         return self._directory.groups.get(request.groupId)
 
-    def _use_fault(self, group: Group, request: Any) -> str | None:
+    def _find_use_error(self, group: Group, request: Any) -> str | None:
         shared = [each for each in group.subscriptions.values() if each.config.model != BROADCASTING]
         if request.model is not None:
             model = request.model.decode()
@@ -242,7 +242,7 @@ class Fetches:
     def _begin(self, call: Call, group: Group) -> None:
         config = self._runtime.config
         if self.wheel.count >= config.waiters_max:
-            self._refuse_fetch(call, Code.BUSY, f"{config.waiters_max} fetches are open; that is the bound")
+            self._reject_fetch(call, Code.BUSY, f"{config.waiters_max} fetches are open; that is the bound")
             return
         if call.args.request.exact:
             self._exact.begin(call, group)
@@ -253,7 +253,7 @@ class Fetches:
             fetched = self.groups[key] = FetchedGroup(self._runtime, group, IDS_MAX)
         fresh = fetched.roster.begin(call.args.request.consumerId, self._runtime.now())
         if fresh is None:
-            self._refuse_fetch(
+            self._reject_fetch(
                 call, Code.BUSY, f"group {group.name} has {IDS_MAX} consumer ids; that is the bound"
             )
             return
@@ -280,18 +280,18 @@ class Fetches:
     def _count_delivered(self, messages: int) -> None:
         (self._with_messages if messages else self._empty).value += 1
 
-    def _refuse_fetch(self, call: Call, code: Code, text: str) -> None:
-        self._refused.value += 1
+    def _reject_fetch(self, call: Call, code: Code, text: str) -> None:
+        self._rejected.value += 1
         now = self._runtime.now()
         kind = f"{int(code)} {text[:40]}"
-        self._said = {refusal: until for refusal, until in self._said.items() if until > now}
-        if kind not in self._said and len(self._said) < IDS_MAX:
-            self._said[kind] = now + SAY_AGAIN_S
+        self._logged_until = {logged: until for logged, until in self._logged_until.items() if until > now}
+        if kind not in self._logged_until and len(self._logged_until) < IDS_MAX:
+            self._logged_until[kind] = now + LOG_INTERVAL_S
             log.warning("fetch refused", extra={"peer": call.peer, "reason": text})
-        answers.refuse_fetch(call, code, text)
+        answers.reject_fetch(call, code, text)
 
 
-def _find_fault(request: Any) -> str | None:
+def _find_request_error(request: Any) -> str | None:
     """Return why a fetch request is invalid; None if it is valid."""
     size = len(request.consumerId)
     if not 0 < size <= ID_BYTES_MAX:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from backend.records import tag_hash
 from ddmq_common.delivery import key_of, properties_of, tag_of
 from ddmq_common.errors import CallerError, DamagedError
-from proxy_consumer.core.queue_feed import FILTERED, Filter, Refusal
+from proxy_consumer.core.queue_feed import FILTERED, Filter, Rejection
 from proxy_consumer.filters.sql_matcher import Matcher, build_matcher, names_in
 from proxy_consumer.filters.sql_parser import ExpressionError, check_size, parse_sql
 
@@ -31,14 +31,14 @@ def parse_tags(text: str) -> frozenset[str] | None:
     check_size(text)
     names: set[str] = set()
     at = 0
-    for part in text.split("||"):
-        tag = part.strip()
+    for name in text.split("||"):
+        tag = name.strip()
         if not tag:
             raise ExpressionError(f"a tag is missing; {ALLOWED}", at + 1)
-        if part.startswith("|"):
+        if name.startswith("|"):
             raise ExpressionError(f"three bars; {ALLOWED}", at - 1)
         names.add(tag)
-        at += len(part) + 2
+        at += len(name) + 2
     return frozenset(names)
 
 
@@ -56,7 +56,7 @@ def compile_sql(sql: str) -> Compiled:
     return Compiled(build_matcher(condition), frozenset(names_in(condition)))
 
 
-def expression_fault(tags: str, sql: str) -> str | None:
+def find_expression_error(tags: str, sql: str) -> str | None:
     """Return why a pair of settings is invalid, with key, value and position; None if it is valid.
 
     `tags` "" and "*" are no filter; `sql` "" is none. Only one of the two may filter.
@@ -103,12 +103,12 @@ class TagFilter:
 
     __slots__ = ("_texts", "tags")
 
-    def __init__(self, wanted: frozenset[str]) -> None:
-        self._texts = frozenset(tag.encode() for tag in wanted)
+    def __init__(self, tags: frozenset[str]) -> None:
+        self._texts = frozenset(tag.encode() for tag in tags)
         hashes = frozenset(map(tag_hash, self._texts))
         self.tags: frozenset[int] | None = hashes if len(hashes) <= HASHES_MAX else None
 
-    def find_refusal(self, delivery: bytes) -> Refusal | None:
+    def find_rejection(self, delivery: bytes) -> Rejection | None:
         """Return FILTERED unless the message has one of the tags, compared as text.
 
         The backend compares only the hash of a tag, if it compares at all.
@@ -116,7 +116,7 @@ class TagFilter:
         try:
             return None if tag_of(delivery) in self._texts else FILTERED
         except DamagedError as error:
-            return Refusal(str(error))
+            return Rejection(str(error))
 
 
 class SqlFilter:
@@ -132,12 +132,12 @@ class SqlFilter:
         self._tag = TAGS in compiled.names
         self._key = KEYS in compiled.names
 
-    def find_refusal(self, delivery: bytes) -> Refusal | None:
+    def find_rejection(self, delivery: bytes) -> Rejection | None:
         """Return FILTERED unless the message matches; only properties in the expression are decoded."""
         try:
             return None if self._match(self._decode_row(delivery)) else FILTERED
         except DamagedError as error:
-            return Refusal(str(error))
+            return Rejection(str(error))
 
     def _decode_row(self, delivery: bytes) -> dict[str, str]:
         row: dict[str, str] = {}
@@ -152,7 +152,7 @@ class SqlFilter:
         return row
 
 
-def _put(row: dict[str, str], name: str, part: Callable[[bytes], bytes], delivery: bytes) -> None:
-    value = part(delivery)
+def _put(row: dict[str, str], name: str, read_field: Callable[[bytes], bytes], delivery: bytes) -> None:
+    value = read_field(delivery)
     if value:
         row[name] = value.decode("utf-8", "replace")

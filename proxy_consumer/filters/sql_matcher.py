@@ -40,9 +40,9 @@ _SIGNS: dict[str, Callable[[Any, Any], bool]] = {
 def build_matcher(condition: Condition) -> Matcher:
     """Compile a condition into a function that takes a message's properties and returns its truth."""
     if isinstance(condition, Both):
-        return _match_together([build_matcher(part) for part in condition.parts], decisive=False)
+        return _match_together([build_matcher(inner) for inner in condition.conditions], decisive=False)
     if isinstance(condition, Either):
-        return _match_together([build_matcher(part) for part in condition.parts], decisive=True)
+        return _match_together([build_matcher(inner) for inner in condition.conditions], decisive=True)
     if isinstance(condition, Not):
         return _negate_matcher(build_matcher(condition.inner))
     if isinstance(condition, Compare):
@@ -66,8 +66,8 @@ def build_matcher(condition: Condition) -> Matcher:
 def names_in(condition: Condition) -> Iterator[str]:
     """Iterate over the names of the properties in a condition."""
     if isinstance(condition, Both | Either):
-        for part in condition.parts:
-            yield from names_in(part)
+        for inner in condition.conditions:
+            yield from names_in(inner)
     elif isinstance(condition, Not):
         yield from names_in(condition.inner)
     elif isinstance(condition, Compare):
@@ -81,7 +81,7 @@ def names_in(condition: Condition) -> Iterator[str]:
         yield condition.name
 
 
-def _match_together(parts: list[Matcher], decisive: bool) -> Matcher:
+def _match_together(matchers: list[Matcher], decisive: bool) -> Matcher:
     """Combine matchers by AND (`decisive` False) or OR (True).
 
     An operand with the decisive value decides; otherwise an unknown operand makes the result unknown.
@@ -89,8 +89,8 @@ def _match_together(parts: list[Matcher], decisive: bool) -> Matcher:
 
     def match(row: Row) -> Truth:
         truth: Truth = not decisive
-        for part in parts:
-            one = part(row)
+        for matcher in matchers:
+            one = matcher(row)
             if one is decisive:
                 return decisive
             if one is None:

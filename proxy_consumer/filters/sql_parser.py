@@ -89,19 +89,17 @@ def split_tokens(text: str) -> list[Token]:
 
 
 def _build_token(match: re.Match[str], at: int) -> Token:
-    group, whole = match.lastgroup, match[0]
+    group, text = match.lastgroup, match[0]
     if group == "number":
-        return Token(Sort.NUMBER, _parse_number(whole, at), at, whole)
+        return Token(Sort.NUMBER, _parse_number(text, at), at, text)
     if group == "text":
-        return Token(Sort.TEXT, match["text"].replace("''", "'"), at, whole)
+        return Token(Sort.TEXT, match["text"].replace("''", "'"), at, text)
     if group == "quoted":
-        return Token(Sort.NAME, match["quoted"].replace('""', '"'), at, whole)
+        return Token(Sort.NAME, match["quoted"].replace('""', '"'), at, text)
     if group == "name":
-        word = whole.upper()
-        return (
-            Token(Sort.KEYWORD, word, at, whole) if word in KEYWORDS else Token(Sort.NAME, whole, at, whole)
-        )
-    return Token(Sort.SIGN, whole, at, whole)
+        word = text.upper()
+        return Token(Sort.KEYWORD, word, at, text) if word in KEYWORDS else Token(Sort.NAME, text, at, text)
+    return Token(Sort.SIGN, text, at, text)
 
 
 def _parse_number(text: str, at: int) -> int | float:
@@ -186,14 +184,14 @@ class Not:
 class Both:
     """The conjunction (AND) of two or more conditions."""
 
-    parts: tuple[Condition, ...]
+    conditions: tuple[Condition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Either:
     """The disjunction (OR) of two or more conditions."""
 
-    parts: tuple[Condition, ...]
+    conditions: tuple[Condition, ...]
 
 
 Condition = Compare | Between | In | IsNull | Not | Both | Either | Property | Literal
@@ -209,8 +207,8 @@ def parse_sql(text: str, *, strict: bool = False) -> Condition:
 
 
 class _Parser:
-    def __init__(self, given: list[Token], *, strict: bool) -> None:
-        self._tokens = given
+    def __init__(self, tokens: list[Token], *, strict: bool) -> None:
+        self._tokens = tokens
         self._strict = strict
         self._next = 0
 
@@ -255,10 +253,10 @@ class _Parser:
     def _parse_several(
         self, word: str, one: Callable[[], Condition], of: Callable[[tuple[Condition, ...]], Condition]
     ) -> Condition:
-        parts = [one()]
+        conditions = [one()]
         while self._take_if(word):
-            parts.append(one())
-        return parts[0] if len(parts) == 1 else of(tuple(parts))
+            conditions.append(one())
+        return conditions[0] if len(conditions) == 1 else of(tuple(conditions))
 
     def _parse_negation(self, depth: int) -> Condition:
         if depth >= DEPTH_MAX:

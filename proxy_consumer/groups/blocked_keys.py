@@ -116,7 +116,7 @@ class KeyHead:
         """Describe the head for operators."""
         chain, job, lease, ref = self.chain, self.job, self.lease, self.queue.ref
         state, reason = self.shown_state, "" if job is None else _name_limit(job)
-        client, address = _name_holder(lease, config)
+        client, address = _name_client(lease, config)
         return BlockedKey(
             key=chain.key,
             topic=ref.topic,
@@ -126,7 +126,7 @@ class KeyHead:
             attempts=self.queue.table.attempt_of(self.offset) - (0 if lease is not None else 1),
             state=state,
             error="" if job is None else job.error or ("" if reason else job.reason) or _explain_silence(job),
-            waiting=len(chain.kept),
+            waiting=len(chain.indexed),
             more=bool(chain.unindexed),
             reason=reason,
             client=client,
@@ -137,7 +137,7 @@ class KeyHead:
         )
 
 
-def _name_holder(lease: Lease | None, config: SubscriptionDefaults) -> tuple[str, str]:
+def _name_client(lease: Lease | None, config: SubscriptionDefaults) -> tuple[str, str]:
     """Return the name and address of the client that holds a lease, "" where unknown."""
     if lease is None:
         return "", ""

@@ -40,10 +40,10 @@ class SubscriptionChange(NamedTuple):
 
     before: SubscriptionDefaults | None
     after: SubscriptionDefaults
-    given: Mapping[str, Any]
+    overrides: Mapping[str, Any]
 
 
-def subscription_place(group: str, topic: str) -> ConfigPlace:
+def subscription_location(group: str, topic: str) -> ConfigPlace:
     """Return the name of a subscription for error texts."""
     return ConfigPlace(f"group {group}, topic {topic}", "")
 
@@ -66,46 +66,50 @@ class Changes:
         _check_unset(settings, unset)
         stored = self.stored_settings(group, topic)
         if stored is None:
-            changed = overlay(SubscriptionDefaults, settings, subscription_place(group, topic))
+            changed = overlay(SubscriptionDefaults, settings, subscription_location(group, topic))
             _check_size(group, topic, changed.given)
             return self._make(
                 group, topic, changed, lambda: self.change_settings(group, topic, settings, unset)
             )
         if stored.source != SOURCE_LOG:
             raise CallerError(ownership_text(group, topic, stored.source))
-        retained = {name: value for name, value in stored.given.items() if name not in unset}
+        retained = {name: value for name, value in stored.overrides.items() if name not in unset}
         before = self._settings_before(stored)
-        changed = overlay(SubscriptionDefaults, retained | dict(settings), subscription_place(group, topic))
+        changed = overlay(
+            SubscriptionDefaults, retained | dict(settings), subscription_location(group, topic)
+        )
         _check_size(group, topic, changed.given)
         after = changed.over(self._runtime.config.defaults)
         check_stated(after, before)
-        stored_change = self._store_alone(group, topic, stored._replace(given=changed.given))
+        stored_change = self._store_alone(group, topic, stored._replace(overrides=changed.given))
         return followed(stored_change, lambda: succeeded(SubscriptionChange(before, after, changed.given)))
 
     def _make(
         self,
         group: str,
         topic: str,
-        wanted: Overlay[SubscriptionDefaults],
+        changed: Overlay[SubscriptionDefaults],
         change: Callable[[], Completion[SubscriptionChange]],
     ) -> Completion[SubscriptionChange]:
         """Create the subscription; call `change` if a client's pull created it at the same time with other
         settings."""
-        config = wanted.over(self._runtime.config.defaults)
+        config = changed.over(self._runtime.config.defaults)
 
-        def on_made() -> Completion[SubscriptionChange]:
+        def on_created() -> Completion[SubscriptionChange]:
             stored = self.stored_settings(group, topic)
-            if stored is None or stored.given == _as_stored(wanted.given):
-                return succeeded(SubscriptionChange(None, config, wanted.given))
+            if stored is None or stored.overrides == _as_stored(changed.given):
+                return succeeded(SubscriptionChange(None, config, changed.given))
             return change()
 
-        return followed(self._directory.subscribe(group, topic, config, given=wanted.given)[1], on_made)
+        return followed(
+            self._directory.subscribe(group, topic, config, overrides=changed.given)[1], on_created
+        )
 
     def _settings_before(self, stored: StoredSubscription) -> SubscriptionDefaults:
         """Return the settings in force; the defaults if the stored ones contradict the present defaults."""
         defaults = self._runtime.config.defaults
         try:
-            return overlay(SubscriptionDefaults, stored.given, ConfigPlace("stored", "")).over(defaults)
+            return overlay(SubscriptionDefaults, stored.overrides, ConfigPlace("stored", "")).over(defaults)
         except ConfigError:
             return defaults
 
@@ -115,18 +119,18 @@ class Changes:
         value = self._runtime.backend.setting(key)
         return None if value is None else stored_subscription(key, value)
 
-    def _store_alone(self, group: str, topic: str, wanted: StoredSubscription) -> Completion[Any]:
+    def _store_alone(self, group: str, topic: str, subscription: StoredSubscription) -> Completion[Any]:
         key = subscription_key(group, topic)
         if key in self._busy:
             raise TryLaterError(f"group {group!r} on topic {topic!r} is being changed just now; do it again")
         self._busy.add(key)
-        commit = self._store_settings(group, topic, wanted)
+        commit = self._store_settings(group, topic, subscription)
         commit.then(lambda _: self._busy.discard(key))
         return commit
 
-    def _store_settings(self, group: str, topic: str, wanted: StoredSubscription) -> Completion[Any]:
+    def _store_settings(self, group: str, topic: str, subscription: StoredSubscription) -> Completion[Any]:
         runtime = self._runtime
-        value = encode_subscription(wanted.given, wanted.created_ms, wanted.source)
+        value = encode_subscription(subscription.overrides, subscription.created_ms, subscription.source)
         batch = CommitBatch(settings={subscription_key(group, topic): value})
         return runtime.backend.commit(batch, runtime.commit_deadline())
 
@@ -151,27 +155,29 @@ class Changes:
         return all_of(commits)
 
     def _declare_one(
-        self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults], source: str
+        self, group: str, topic: str, declared: Overlay[SubscriptionDefaults], source: str
     ) -> Completion[Any]:
-        config = wanted.over(self._runtime.config.defaults)
+        config = declared.over(self._runtime.config.defaults)
         stored = self.stored_settings(group, topic)
         if stored is None:
-            creation = self._directory.subscribe(group, topic, config, source, wanted.given)[1]
-            return followed(creation, lambda: self._declare_made(group, topic, wanted, source))
-        was = overlay(SubscriptionDefaults, stored.given, subscription_place(group, topic))
-        if was == wanted and stored.source == source:
+            creation = self._directory.subscribe(group, topic, config, source, declared.given)[1]
+            return followed(creation, lambda: self._redeclare(group, topic, declared, source))
+        was = overlay(SubscriptionDefaults, stored.overrides, subscription_location(group, topic))
+        if was == declared and stored.source == source:
             return succeeded(None)
         check_stated(config, was.over(self._runtime.config.defaults))
-        return self._store_settings(group, topic, StoredSubscription(wanted.given, stored.created_ms, source))
+        return self._store_settings(
+            group, topic, StoredSubscription(declared.given, stored.created_ms, source)
+        )
 
-    def _declare_made(
-        self, group: str, topic: str, wanted: Overlay[SubscriptionDefaults], source: str
+    def _redeclare(
+        self, group: str, topic: str, declared: Overlay[SubscriptionDefaults], source: str
     ) -> Completion[Any]:
         """Declare the subscription again, so that these settings win: a client's pull may have created it at
         the same time with other settings. Does nothing if it does not exist."""
         if self.stored_settings(group, topic) is None:
             return succeeded(None)
-        return self._declare_one(group, topic, wanted, source)
+        return self._declare_one(group, topic, declared, source)
 
     def _release(self, group: str, topic: str, stored: StoredSubscription) -> Completion[Any]:
         facts = {"group": group, "topic": topic, "file": stored.source}
@@ -194,8 +200,8 @@ def ownership_text(group: str, topic: str, source: str) -> str:
     )
 
 
-def _check_size(group: str, topic: str, given: Mapping[str, Any]) -> None:
-    size = len(encode_subscription(given, 0, SOURCE_LOG))
+def _check_size(group: str, topic: str, overrides: Mapping[str, Any]) -> None:
+    size = len(encode_subscription(overrides, 0, SOURCE_LOG))
     if size > SETTINGS_BYTES_MAX:
         raise CallerError(
             f"group {group}, topic {topic}: its settings have {size} bytes; "
@@ -213,5 +219,5 @@ def _check_unset(settings: Mapping[str, Any], unset: Sequence[str]) -> None:
             raise CallerError(f"unset: {name!r} is set in the same request; do one of the two")
 
 
-def _as_stored(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    return stored_subscription("", encode_subscription(given, 0, SOURCE_LOG)).given
+def _as_stored(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+    return stored_subscription("", encode_subscription(overrides, 0, SOURCE_LOG)).overrides

@@ -19,7 +19,7 @@ from ddmq_common.metrics.catalogue import INCONSISTENT
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.leases import Recipient
 from proxy_consumer.core.timer_queue import NEVER
-from proxy_consumer.filters.message_filters import expression_fault, parse_tags
+from proxy_consumer.filters.message_filters import find_expression_error, parse_tags
 from proxy_consumer.filters.sql_parser import parse_sql
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.subscription import Group
@@ -68,23 +68,30 @@ class GroupClient:
 class Client(Recipient):
     """The state of one client.
 
-    `ours`: it sends an id of its own; then `connections` has the peer addresses of its connections, and it
-    has left when the last of them has closed. DDMQ clients, which may connect for each request, are tracked
-    by their pulls alone.
+    `extended_client`: it sends an id of its own; then `connections` has the peer addresses of its
+    connections, and it has left when the last of them has closed. DDMQ clients, which may connect for each
+    request, are tracked by their pulls alone.
     """
 
     __slots__ = (
-        "connections", "differences", "first_at", "gone_at", "notice", "ours", "seen_at", "since_ms",
+        "connections",
+        "differences",
+        "extended_client",
+        "first_at",
+        "leaves_at",
+        "notice",
+        "pulled_at",
+        "since_ms",
         "topics",
     )  # fmt: skip
 
-    def __init__(self, now: float, since_ms: int, name: bytes, *, ours: bool) -> None:
-        super().__init__(name if ours else b"")
-        self.first_at = self.seen_at = now
+    def __init__(self, now: float, since_ms: int, name: bytes, *, extended_client: bool) -> None:
+        super().__init__(name if extended_client else b"")
+        self.first_at = self.pulled_at = now
         self.since_ms = since_ms
-        self.ours = ours
+        self.extended_client = extended_client
         self.connections: set[str] = set()
-        self.gone_at = NEVER  # monotonic seconds: it has left from then on, unless it pulls again
+        self.leaves_at = NEVER  # monotonic seconds: it has left from then on, unless it pulls again
         self.topics: set[bytes] = set()  # b"" = all topics of the group
         self.notice = ""  # a text for people in its next reply
         self.differences: dict[bytes, Difference] = {}  # by topic; b"" = it reads other topics than its group
@@ -117,24 +124,24 @@ class Consistency:
 
     # --- pulls
 
-    def note_client(self, request: Any, address: str) -> Client | None:
+    def record_client(self, request: Any, address: str) -> Client | None:
         """Record the client of a pull from `address` (HOST:PORT) and return it; None at the bound on
         clients."""
         host = address.rpartition(":")[0]
         client = self._find_client(
-            request.groupId, request.clientId or host.encode(), ours=bool(request.clientId)
+            request.groupId, request.clientId or host.encode(), extended_client=bool(request.clientId)
         )
         topic: bytes = request.topic or b""
         if client is not None:
-            client.address = address if client.ours else host
-            if client.ours and address not in client.connections:
+            client.address = address if client.extended_client else host
+            if client.extended_client and address not in client.connections:
                 self._add_connection(client, address, (request.groupId, request.clientId))
             if topic not in client.topics and len(client.topics) < TOPICS_MAX:
                 client.topics.add(topic)
         return client
 
     def _add_connection(self, client: Client, peer: str, key: tuple[bytes, bytes]) -> None:
-        client.gone_at = NEVER
+        client.leaves_at = NEVER
         if len(client.connections) < CONNECTIONS_MAX:
             client.connections.add(peer)
             self._by_connection.setdefault(peer, set()).add(key)
@@ -146,14 +153,14 @@ class Consistency:
             if client is not None:
                 client.connections.discard(peer)
                 if not client.connections:
-                    client.gone_at = self._runtime.now() + RECONNECT_S
+                    client.leaves_at = self._runtime.now() + RECONNECT_S
 
     def remove_client(self, name: bytes, client_id: bytes) -> None:
         """Stop listing a client that announced its stop, unless it still has messages in flight."""
         client = self._groups.get(name, {}).get(client_id)
         if client is not None:
             self._drop_connections(client, (name, client_id))
-            client.gone_at = self._runtime.now()
+            client.leaves_at = self._runtime.now()
 
     def _drop_connections(self, client: Client, key: tuple[bytes, bytes]) -> None:
         for peer in client.connections:
@@ -163,43 +170,47 @@ class Consistency:
                 self._by_connection.pop(peer, None)
         client.connections.clear()
 
-    def find_fault(self, request: Any, group: Group, client: Client | None) -> StatedDifference | None:
+    def find_stated_difference(
+        self, request: Any, group: Group, client: Client | None
+    ) -> StatedDifference | None:
         """Return how the options that this pull states differ from those of its subscriptions, or None."""
         who: bytes = request.clientId or b""
         for each in _subscriptions_named(group, request.topic or b""):
             difference = _find_stated_difference(request, each.config)
             if difference is not None:
-                self._note_difference(group.name, client if who else None, who, each.topic, difference.text)
+                self._record_difference(group.name, client if who else None, who, each.topic, difference.text)
                 text = f"topic {each.topic}: {difference.text}; state the same, or change the subscription"
                 return difference._replace(text=text)
             if client is not None and client.differences:
                 client.differences.pop(each.topic.encode(), None)
         return None
 
-    def _find_client(self, group: bytes, client_id: bytes, *, ours: bool) -> Client | None:
+    def _find_client(self, group: bytes, client_id: bytes, *, extended_client: bool) -> Client | None:
         clients = self._groups.get(group)
         if clients is None:
             clients = self._groups[group] = {}
         now = self._runtime.now()
         client = clients.get(client_id)
         if client is not None:
-            client.seen_at = now
+            client.pulled_at = now
             return client
         if self._count >= CLIENTS_MAX:
             return None
         self._count += 1
         self._runtime.timers.set(self, now + SWEEP_S)
-        client = clients[client_id] = Client(now, self._runtime.clock.wall_ms(), client_id, ours=ours)
+        client = clients[client_id] = Client(
+            now, self._runtime.clock.wall_ms(), client_id, extended_client=extended_client
+        )
         return client
 
-    def _note_difference(
+    def _record_difference(
         self, group: str, client: Client | None, client_id: bytes, topic: str, what: str
     ) -> None:
         """Count, log and remember a difference, once. `topic` "": the client reads other topics than its
         group."""
         key, who = topic.encode(), _as_text(client_id)
-        noted_difference = None if client is None else client.differences.get(key)
-        if noted_difference is not None and noted_difference.what == what:
+        recorded_difference = None if client is None else client.differences.get(key)
+        if recorded_difference is not None and recorded_difference.what == what:
             return
         self._runtime.metrics.cell(INCONSISTENT, group, topic).value += 1
         where = {"group": group, "topic": topic} if topic else {"group": group}
@@ -213,7 +224,7 @@ class Consistency:
         """Forget the clients that have left, and compare the topics of the others."""
         for name, clients in list(self._groups.items()):
             for client_id, client in list(clients.items()):
-                away = client.seen_at + AWAY_S <= now or client.gone_at <= now
+                away = client.pulled_at + AWAY_S <= now or client.leaves_at <= now
                 if away and not client.in_flight:
                     self._drop_connections(client, (name, client_id))
                     del clients[client_id]
@@ -226,7 +237,11 @@ class Consistency:
             self._runtime.timers.set(self, now + SWEEP_S)
 
     def _compare_topics(self, name: bytes, clients: dict[bytes, Client], now: float) -> None:
-        settled = {key: one for key, one in clients.items() if one.ours and one.first_at + SETTLED_S <= now}
+        settled = {
+            key: one
+            for key, one in clients.items()
+            if one.extended_client and one.first_at + SETTLED_S <= now
+        }
         everything = frozenset().union(*(one.topics for one in settled.values())) - {b""}
         for client_id, client in settled.items():
             missing = everything - client.topics
@@ -234,7 +249,7 @@ class Consistency:
                 client.differences.pop(b"", None)
                 continue
             what = f"reads {_join_texts(client.topics)}; others of the group read {_join_texts(missing)}"
-            self._note_difference(_as_text(name), client, client_id, "", what)
+            self._record_difference(_as_text(name), client, client_id, "", what)
 
     # --- for people
 
@@ -244,11 +259,11 @@ class Consistency:
         now = self._runtime.now()
         group_clients = [
             GroupClient(
-                _as_text(name), each.address, each.since_ms, now - each.seen_at,
-                tuple(sorted(map(_as_text, each.topics - {b""}))), each.in_flight, each.gone_at > now,
+                _as_text(name), each.address, each.since_ms, now - each.pulled_at,
+                tuple(sorted(map(_as_text, each.topics - {b""}))), each.in_flight, each.leaves_at > now,
             )
             for name, each in self._groups.get(group.encode(), {}).items()
-            if each.gone_at > now or each.in_flight
+            if each.leaves_at > now or each.in_flight
         ]  # fmt: skip
         return sorted(group_clients, key=lambda each: (-each.in_flight, each.client_id))
 
@@ -258,7 +273,7 @@ class Consistency:
         `topic` is "" if a client reads other topics than the group.
         """
         now = self._runtime.now()
-        clients = [each for each in self._groups.get(group.encode(), {}).values() if each.gone_at > now]
+        clients = [each for each in self._groups.get(group.encode(), {}).values() if each.leaves_at > now]
         rows = [each for client in clients for each in client.differences.values()]
         return sorted(rows, key=lambda each: (each.since_ms, each.client_id, each.topic))
 
@@ -284,7 +299,7 @@ def stated_settings(request: Any, defaults: SubscriptionDefaults) -> Subscriptio
         raise StatedOptionError(FILTER, f"the filter cannot be used: {error}") from error
 
 
-def length_fault(request: Any) -> str | None:
+def find_length_error(request: Any) -> str | None:
     """Return which text of a pull is too long; None if none is. Call it before any of them is stored."""
     if len(request.filter or b"") > FILTER_BYTES_MAX:
         return f"filter has {len(request.filter)} bytes; allowed: at most {FILTER_BYTES_MAX}"
@@ -322,9 +337,9 @@ def find_difference(own_tags: str, own_sql: str, tags: str, sql: str) -> str | N
 
     Raises ValueError for an invalid filter.
     """
-    fault = expression_fault(own_tags, own_sql)
-    if fault is not None:
-        raise ValueError(f"the filter cannot be used: {fault}")
+    error = find_expression_error(own_tags, own_sql)
+    if error is not None:
+        raise ValueError(f"the filter cannot be used: {error}")
     if parse_tags(own_tags) == parse_tags(tags) and _same_sql(own_sql, sql):
         return None
     return (

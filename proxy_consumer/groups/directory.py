@@ -37,7 +37,7 @@ from proxy_consumer.groups.ordering import PARKED_PREFIX, GroupOrdering
 from proxy_consumer.retries.retry_queues import group_concerned
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.membership import LEASES_PREFIX
-from proxy_consumer.subscription.parked_notes import EXHAUSTED_PREFIX
+from proxy_consumer.subscription.parked_heads import EXHAUSTED_PREFIX
 from proxy_consumer.subscription.subscription import Group, Subscription
 
 
@@ -138,7 +138,7 @@ class Directory:
             self.ordering_of(group).on_parked_changed(key)
         elif kind == "leases":
             for subscription in group.subscriptions.values():
-                subscription.on_lease_note(key)
+                subscription.on_lease_setting(key)
         elif kind == "reset" and topic.encode() in group.subscriptions:
             group.subscriptions[topic.encode()].refence_all()
 
@@ -215,9 +215,9 @@ class Directory:
 
     def check_creation(self, name: str, topic: str) -> None:
         """Raise CallerError or BoundReachedError if the subscription may not be created."""
-        fault = group_fault(name) or topic_fault(topic)
-        if fault is not None:
-            raise CallerError(fault)
+        error = group_fault(name) or topic_fault(topic)
+        if error is not None:
+            raise CallerError(error)
         if is_internal(topic) and not is_dead_letters(topic):
             raise CallerError(f"topic {topic!r} is internal; it cannot be subscribed to")
         base = self.instance_of(name.encode()) if name.encode() not in self.groups else None
@@ -261,13 +261,14 @@ class Directory:
         topic: str,
         config: SubscriptionDefaults,
         source: str = SOURCE_LOG,
-        given: Mapping[str, Any] | None = None,
+        overrides: Mapping[str, Any] | None = None,
     ) -> tuple[Subscription, Completion[int]]:
         """Create a subscription (and its group) and return it with a completion; it delivers once that has
         succeeded.
 
-        The completion's value is the number of readable messages before its start. `given`: the settings it
-        sets itself (None: those of `config` that differ from the defaults). Raises as `check_creation` does.
+        The completion's value is the number of readable messages before its start. `overrides`: the settings
+        that it sets itself (None: those of `config` that differ from the defaults).
+        Raises like `check_creation`.
         A subscription that exists, or is being created, is returned unchanged.
         """
         existing = self.find_subscription(name, topic)
@@ -298,10 +299,10 @@ class Directory:
             creation.fail(error)  # first: a pull that waits for it is rejected, not answered empty
             self._undo_creation(group, subscription)
 
-        if given is None:
-            given = changed_settings(config, self._runtime.config.defaults)
+        if overrides is None:
+            overrides = changed_settings(config, self._runtime.config.defaults)
         create_subscription(
-            self._runtime, name, topic, config.start, StoredSubscription(given, 0, source)
+            self._runtime, name, topic, config.start, StoredSubscription(overrides, 0, source)
         ).then(on_stored)
         return subscription, creation
 
@@ -338,7 +339,7 @@ class Directory:
 
 
 def create_subscription(
-    runtime: Runtime, group: str, topic: str, start: str, wanted: StoredSubscription
+    runtime: Runtime, group: str, topic: str, start: str, subscription: StoredSubscription
 ) -> Completion[int]:
     """Determine where the queues start, then store the subscription, and its group if it is missing.
 
@@ -348,7 +349,7 @@ def create_subscription(
     info = runtime.backend.topic(topic)
     queues = info.refs() if info else []
     if not queues:
-        return followed(succeeded(None), lambda: _store_created(runtime, group, topic, wanted, (), 0))
+        return followed(succeeded(None), lambda: _store_created(runtime, group, topic, subscription, (), 0))
     views, starts = runtime.backend.progress(group, queues), _find_starts(runtime.backend, start, queues)
 
     def store_settings() -> Completion[int]:
@@ -358,7 +359,7 @@ def create_subscription(
             if at is not None
         ]
         skipped = sum(at.skipped for at in starts.value if at is not None)
-        return _store_created(runtime, group, topic, wanted, resets, skipped)
+        return _store_created(runtime, group, topic, subscription, resets, skipped)
 
     return followed(all_of([views, starts]), store_settings)
 
@@ -386,16 +387,18 @@ def _store_created(
     runtime: Runtime,
     group: str,
     topic: str,
-    wanted: StoredSubscription,
+    subscription: StoredSubscription,
     resets: Sequence[ProgressDelta],
     skipped: int,
 ) -> Completion[int]:
     backend, key, created_ms = runtime.backend, subscription_key(group, topic), runtime.clock.wall_ms()
     if backend.setting(key) is not None:
         raise FencedError(f"group {group} has got a subscription to {topic} meanwhile")
-    settings: dict[str, bytes | None] = {key: encode_subscription(wanted.given, created_ms, wanted.source)}
+    settings: dict[str, bytes | None] = {
+        key: encode_subscription(subscription.overrides, created_ms, subscription.source)
+    }
     if backend.setting(group_key(group)) is None:
-        settings[group_key(group)] = encode_group(created_ms, wanted.source)
+        settings[group_key(group)] = encode_group(created_ms, subscription.source)
     limits = build_limits(runtime.config, group)
     batch = CommitBatch(progress=resets, settings=settings, absent=(key,), limits=limits)
     commit = backend.commit(batch, runtime.commit_deadline())
@@ -460,8 +463,8 @@ def _script_settings(config: SubscriptionDefaults) -> tuple[object, ...]:
 
 
 def _check_script(config: SubscriptionDefaults) -> None:
-    from proxy_consumer.push.chain import fault_before_pull  # CEL is loaded where actions are used
+    from proxy_consumer.push.chain import find_error_before_pull  # CEL is loaded where actions are used
 
-    fault = fault_before_pull(config.actions, config.push)
-    if fault is not None:
-        raise CallerError(fault)
+    error = find_error_before_pull(config.actions, config.push)
+    if error is not None:
+        raise CallerError(error)

@@ -3,7 +3,7 @@
 They are filled when the metrics are read (Registry.add_collector), so that a scrape pays for them and not a
 message. Only the proxy that owns a subscription's queues reports it: over several proxies the numbers add up,
 and the age is the highest. The lag of subscriptions that no proxy owns, because no client pulls, grows all
-the same: one proxy reports it for all (unheld.py).
+the same: one proxy reports it for all (unowned.py).
 
 The age of a lag is that of the message at the committed offset. It takes a read, so it is looked up only if
 that offset has moved, for at most READS_MAX queues per refresh, those with the oldest value first; the others
@@ -28,11 +28,11 @@ from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.groups.directory import Directory
 from proxy_consumer.groups.retry_waiting import RetryPath, RetryPaths
 from proxy_consumer.groups.stalled import Stalled
-from proxy_consumer.groups.unheld import Name, Unheld, UnheldQueue
+from proxy_consumer.groups.unowned import Name, Unowned, UnownedQueue
 from proxy_consumer.runtime import Runtime
 from proxy_consumer.subscription.subscription import Subscription
 
-LOOK_S = 1.0  # reads of the metrics within this time get the values of the last refresh
+REFRESH_S = 1.0  # reads of the metrics within this time get the values of the last refresh
 Fetched = Callable[[str, str], dict[QueueRef, int]]
 METRICS = (
     catalogue.LAG,
@@ -68,7 +68,7 @@ class Share(NamedTuple):
     span at this proxy."""
 
     subscription: Subscription
-    late: list[UnheldQueue]
+    late: list[UnownedQueue]
     ack_span: int = 0
 
 
@@ -91,61 +91,61 @@ class Gauges:
         self._directory = directory
         self._cells: dict[Name, tuple[MetricCell, ...]] = {}
         self._oldest = Oldest(runtime, self._on_age)
-        self._unheld = Unheld(runtime, self._on_unheld)
+        self._unowned = Unowned(runtime, self._on_unowned)
         self.stalled = Stalled(runtime, directory.all_subscriptions, fetched)
         self._shares: dict[Name, Share] = {}
-        self._looked_at = float("-inf")
-        self._asking = False
+        self._refreshed_at = float("-inf")
+        self._refreshing = False
 
     def stop(self) -> None:
         """Stop reporting subscriptions that no proxy owns; another proxy does it then."""
-        self._unheld.leave()
+        self._unowned.leave()
 
     def fill_gauges(self) -> None:
         """Refresh every gauge; values that the backend returns later are set then."""
         now = self._runtime.now()
-        if self._asking or now < self._looked_at + LOOK_S:
+        if self._refreshing or now < self._refreshed_at + REFRESH_S:
             return
-        self._looked_at, self._asking = now, True
+        self._refreshed_at, self._refreshing = now, True
         subscriptions = self._directory.all_subscriptions()
         queues = list({queue for each in subscriptions for queue in self._committed_offsets(each)})
         try:
             lookup = self._runtime.backend.bounds(queues)
         except BaseException:
-            self._asking = False
+            self._refreshing = False
             raise
-        lookup.then(lambda found: self._on_bounds(queues, found))
+        lookup.then(lambda read: self._on_bounds(queues, read))
 
-    def _on_bounds(self, queues: list[QueueRef], found: Completion[list[Bounds | None]]) -> None:
-        self._asking = False
-        if found.error is not None:
+    def _on_bounds(self, queues: list[QueueRef], read: Completion[list[Bounds | None]]) -> None:
+        self._refreshing = False
+        if read.error is not None:
             return  # the gauges keep their last values
-        limits = zip(queues, found.value, strict=True)
+        limits = zip(queues, read.value, strict=True)
         nexts = {queue: bounds.next for queue, bounds in limits if bounds is not None}
         shares: dict[Name, Share] = {}
         others: dict[Name, Subscription] = {}
         for each in self._directory.all_subscriptions():
             committed = self._committed_offsets(each)
             if committed:
-                span = max((state.ack_map.span for state in own_states(each).values()), default=0)
-                shares[_name_of(each)] = Share(each, _find_behind(committed, nexts), span)
+                ack_span = max((state.ack_map.span for state in own_states(each).values()), default=0)
+                shares[_name_of(each)] = Share(each, _find_behind(committed, nexts), ack_span)
             else:
                 others[_name_of(each)] = each
         unknown = set()
-        for name, rows in self._unheld.find_unheld(others.values()).items():
+        for name, rows in self._unowned.find_unowned(others.values()).items():
             if rows is None:
                 unknown.add(name)
             elif rows:
                 shares[name] = Share(others[name], rows)
-        if self._unheld.is_reporter:
+        if self._unowned.is_reporter:
             self._retry_paths.count_waiting().then(self._show_retry_paths)
         else:
             self._clear_retry_paths(())
         self._shares = shares
-        self._oldest.look_up(row for share in shares.values() for row in _late_queues(share))
+        self._oldest.start_refresh(row for share in shares.values() for row in _late_queues(share))
         self._show_shares(unknown)
 
-    def _on_unheld(self, subscription: Subscription, rows: list[UnheldQueue]) -> None:
+    def _on_unowned(self, subscription: Subscription, rows: list[UnownedQueue]) -> None:
         """Set the gauges of a subscription that no proxy owns; with no `rows`, some proxy owns it or it has
         no lag."""
         name = _name_of(subscription)
@@ -153,7 +153,7 @@ class Gauges:
             return  # this proxy owns it meanwhile: the next refresh reports it
         if rows:
             share = self._shares[name] = Share(subscription, rows)
-            self._oldest.look_up_more(_late_queues(share))
+            self._oldest.extend_refresh(_late_queues(share))
             self._set(name, self._build_values(share))
         else:
             self._shares.pop(name, None)
@@ -176,13 +176,13 @@ class Gauges:
         for name in self._cells.keys() - self._shares.keys() - unknown:
             self._clear(name)
 
-    def _show_retry_paths(self, found: Completion[RetryPath]) -> None:
+    def _show_retry_paths(self, counted: Completion[RetryPath]) -> None:
         """Set the gauges of the messages that wait in the delay levels; only one proxy reports them."""
-        if found.error is not None or not self._unheld.is_reporter:
+        if counted.error is not None or not self._unowned.is_reporter:
             return  # the gauges keep their last values
         now_ms = self._runtime.clock.wall_ms()
         subscribed = {_name_of(each) for each in self._directory.all_subscriptions()}
-        rows = {name: row for name, row in found.value.waiting.items() if name in subscribed}
+        rows = {name: row for name, row in counted.value.waiting.items() if name in subscribed}
         for name, row in rows.items():
             if name not in self._retry_cells:
                 cell = self._runtime.metrics.cell
@@ -193,8 +193,8 @@ class Gauges:
             count.value, age.value = row.messages, max(0, now_ms - row.since_ms)
         self._clear_retry_paths(rows)
 
-    def _clear_retry_paths(self, kept: Container[Name]) -> None:
-        for name in [name for name in self._retry_cells if name not in kept]:
+    def _clear_retry_paths(self, reported: Container[Name]) -> None:
+        for name in [name for name in self._retry_cells if name not in reported]:
             for cell in self._retry_cells.pop(name):
                 cell.value = 0
 
@@ -245,10 +245,10 @@ def _late_queues(share: Share) -> Iterator[tuple[str, QueueRef, int]]:
         yield share.subscription.group.name, row.queue, row.committed
 
 
-def _find_behind(committed: Mapping[QueueRef, int], nexts: Mapping[QueueRef, int]) -> list[UnheldQueue]:
+def _find_behind(committed: Mapping[QueueRef, int], nexts: Mapping[QueueRef, int]) -> list[UnownedQueue]:
     """Return the queues that have a lag."""
     return [
-        UnheldQueue(queue, offset, nexts[queue])
+        UnownedQueue(queue, offset, nexts[queue])
         for queue, offset in committed.items()
         if nexts.get(queue, 0) > offset
     ]
@@ -287,45 +287,45 @@ class Head:
     """The message at the committed offset of one queue. `offset`: that for which `stored_ms` was read, −1 =
     none yet."""
 
-    __slots__ = ("asked_at", "offset", "reading", "stored_ms")
+    __slots__ = ("offset", "read_at", "reading", "stored_ms")
 
     def __init__(self) -> None:
         self.offset = -1
         self.stored_ms = 0  # epoch milliseconds
-        self.asked_at = 0.0  # monotonic seconds
+        self.read_at = 0.0  # monotonic seconds
         self.reading = False
 
 
 class Oldest:
     """The store times of the messages at the committed offsets of all queues with a lag.
 
-    `found(group, queue)` is called whenever one was read.
+    `on_age(group, queue)` is called whenever one was read.
     """
 
     def __init__(
-        self, runtime: Runtime, found: Callable[[str, QueueRef], None], reads_max: int = READS_MAX
+        self, runtime: Runtime, on_age: Callable[[str, QueueRef], None], reads_max: int = READS_MAX
     ) -> None:
         self._runtime = runtime
-        self._found = found
+        self._on_age = on_age
         self._reads_max = reads_max
         self._reads_left = reads_max
         self._heads: dict[Key, Head] = {}
 
-    def look_up(self, late: Iterable[Late]) -> None:
+    def start_refresh(self, late: Iterable[Late]) -> None:
         """Start a refresh: `late` is every queue with a lag; other queues are forgotten."""
         late = list(late)
         lagging = {(group, queue) for group, queue, _ in late}
         self._heads = {key: head for key, head in self._heads.items() if key in lagging}
         self._reads_left = self._reads_max
-        self.look_up_more(late)
+        self.extend_refresh(late)
 
-    def look_up_more(self, late: Iterable[Late]) -> None:
+    def extend_refresh(self, late: Iterable[Late]) -> None:
         """Look up further queues with a lag within the same refresh."""
         lagging = {(group, queue): offset for group, queue, offset in late}
         for key in lagging:
             self._heads.setdefault(key, Head())
         moved = [
-            (head.asked_at, key)
+            (head.read_at, key)
             for key, head in ((key, self._heads[key]) for key in lagging)
             if head.offset != lagging[key] and not head.reading
         ]
@@ -335,7 +335,7 @@ class Oldest:
 
     def _read(self, key: Key, offset: int) -> None:
         head = self._heads[key]
-        head.asked_at, head.reading = self._runtime.now(), True
+        head.read_at, head.reading = self._runtime.now(), True
         try:
             read_head = self._runtime.backend.read(key[1], offset, 1, 1)
         except BaseException:
@@ -345,7 +345,7 @@ class Oldest:
 
     def _read_done(self, key: Key, head: Head, offset: int, read: Completion[ReadBatch]) -> None:
         if _take_store_time(head, offset, read):
-            self._found(*key)
+            self._on_age(*key)
 
     def stored_ms(self, group: str, queues: Iterable[QueueRef]) -> int | None:
         """Return the store time of the queues' oldest message in epoch milliseconds; None if it is not known

@@ -39,9 +39,9 @@ def encode_group(created_ms: int, source: str) -> bytes:
     return msgspec.json.encode({"created_ms": created_ms, "source": source})
 
 
-def encode_subscription(given: Mapping[str, Any], created_ms: int, source: str) -> bytes:
-    """Encode the value of the setting `subscription/GROUP/TOPIC`; `given` overrides the defaults."""
-    return msgspec.json.encode({"created_ms": created_ms, "source": source, "settings": dict(given)})
+def encode_subscription(overrides: Mapping[str, Any], created_ms: int, source: str) -> bytes:
+    """Encode the value of the setting `subscription/GROUP/TOPIC`; `overrides` overrides the defaults."""
+    return msgspec.json.encode({"created_ms": created_ms, "source": source, "settings": dict(overrides)})
 
 
 def changed_settings(config: SubscriptionDefaults, defaults: SubscriptionDefaults) -> dict[str, Any]:
@@ -56,17 +56,17 @@ def decode_group(value: bytes) -> dict[str, Any]:
 
 
 class StoredSubscription(NamedTuple):
-    """The JSON members of the setting `subscription/GROUP/TOPIC`. `given`: the values that the subscription
-    sets itself."""
+    """The JSON members of the setting `subscription/GROUP/TOPIC`. `overrides`: the values that the
+    subscription sets itself."""
 
-    given: Mapping[str, Any]
+    overrides: Mapping[str, Any]
     created_ms: int
     source: str
 
     def settings_over(self, defaults: SubscriptionDefaults, key: str) -> SubscriptionDefaults:
         """Return the settings in force over these defaults. Raises ConfigError that names the key and the
         value."""
-        settings = dataclasses.asdict(defaults) | dict(self.given)
+        settings = dataclasses.asdict(defaults) | dict(self.overrides)
         return build(SubscriptionDefaults, settings, ConfigPlace(f"setting {key}", ""))
 
 

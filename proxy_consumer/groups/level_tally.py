@@ -32,7 +32,7 @@ class RetryWaiting(NamedTuple):
         )
 
 
-class OffsetSpan(NamedTuple):
+class LevelRange(NamedTuple):
     """The offsets `[offset, end)`, to be read and counted."""
 
     offset: int
@@ -56,8 +56,8 @@ class _Block:
 
 
 class LevelTally:
-    """The counts of one level. Call `take_progress`, then read the offsets of `missing_span` and pass them to
-    `add`."""
+    """The counts of one level. Call `take_progress`, then read the offsets of `missing_range` and pass them
+    to `add`."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}
@@ -81,25 +81,25 @@ class LevelTally:
                 block.begin(max(block.start, committed))
                 block.left = self._count_unfinished(block)
 
-    def missing_span(self) -> OffsetSpan | None:
+    def missing_range(self) -> LevelRange | None:
         """Return the next offsets to read; None if everything is counted."""
         for number, block in self._blocks.items():
             end = min((number + 1) * BLOCK, self._next)
             if block.counted < end:
-                return OffsetSpan(block.counted, end)
+                return LevelRange(block.counted, end)
         return None
 
-    def add(self, span: OffsetSpan, rows: Iterable[tuple[int, Name, RetryWaiting]]) -> None:
-        """Count the offsets of `span`, which was read; `rows`: its messages on a retry path, each with its
+    def add(self, offsets: LevelRange, rows: Iterable[tuple[int, Name, RetryWaiting]]) -> None:
+        """Count the `offsets`, which were read; `rows`: its messages on a retry path, each with its
         offset."""
-        block = self._blocks.get(span.offset // BLOCK)
-        if block is None or block.counted != span.offset:
+        block = self._blocks.get(offsets.offset // BLOCK)
+        if block is None or block.counted != offsets.offset:
             return
         for offset, name, waiting in rows:
             if not any(start <= offset < end for start, end in self._finished):
                 row = block.rows.get(name)
                 block.rows[name] = waiting if row is None else row.added_to(waiting)
-        block.counted = span.end
+        block.counted = offsets.end
         block.left = self._count_unfinished(block)
 
     def count_waiting(self) -> Mapping[Name, RetryWaiting]:

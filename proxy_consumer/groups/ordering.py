@@ -57,7 +57,7 @@ BEING_ACKNOWLEDGED = STORING  # nothing was changed: its acknowledgement is bein
 DEAD = "dead letter"
 ENDS = {
     MoveEnd.STORED: DEAD,
-    MoveEnd.GONE: "expired",
+    MoveEnd.EXPIRED: "expired",
     MoveEnd.FINISHED: "acknowledged",
     MoveEnd.LOST: "moved to another proxy",
 }  # outcomes of a skipped head
@@ -228,7 +228,7 @@ class GroupOrdering:
         """Return the order keys of the group's subscriptions."""
         return frozenset(each.config.order_key for each in self._group.subscriptions.values()) - {""}
 
-    def whole_queues(self) -> dict[QueueRef, str]:
+    def single_chain_queues(self) -> dict[QueueRef, str]:
         """Return the queues that are one chain each (order key QID), with their names on the wire."""
         names = [each.topic for each in self._group.subscriptions.values() if each.config.order_key == QID]
         topics = [info for info in map(self._runtime.backend.topic, names) if info is not None]

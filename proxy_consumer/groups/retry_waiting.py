@@ -18,13 +18,13 @@ from backend.internal_topics import REAL_TOPIC
 from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, ReadStatus, StoredRecord
 from ddmq_common.errors import DamagedError
 from ddmq_common.names import LEVELS_GROUP, RETRY_PREFIX, SCHEDULE_TOPIC
-from proxy_consumer.groups.level_tally import LevelTally, Name, OffsetSpan, RetryWaiting
+from proxy_consumer.groups.level_tally import LevelRange, LevelTally, Name, RetryWaiting
 from proxy_consumer.retries import headers
 from proxy_consumer.retries.headers import since_ms
 from proxy_consumer.retries.retry_queues import retry_queues
 from proxy_consumer.runtime import Runtime
 
-LOOK_S = 1.0  # requests within this time get the result of the last refresh
+REFRESH_S = 1.0  # requests within this time get the result of the last refresh
 READS_MAX = 16_384
 PAGE = 256
 PAGE_BYTES = 1 << 20
@@ -32,11 +32,11 @@ FIRST_BYTES = 1 << 20
 
 
 class RetryPath(NamedTuple):
-    """Waiting messages by group and topic. `whole`: all were counted; otherwise the numbers are a lower
+    """Waiting messages by group and topic. `complete`: all were counted; otherwise the numbers are a lower
     bound."""
 
     waiting: Mapping[Name, RetryWaiting]
-    whole: bool
+    complete: bool
 
 
 class RetryPaths:
@@ -45,20 +45,20 @@ class RetryPaths:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._tallies: dict[QueueRef, LevelTally] = {}
-        self._found = RetryPath({}, True)
-        self._looked_at = float("-inf")
-        self._asked: Completion[RetryPath] | None = None
+        self._latest = RetryPath({}, True)
+        self._refreshed_at = float("-inf")
+        self._pending: Completion[RetryPath] | None = None
         self._reads_left = 0
 
     def count_waiting(self) -> Completion[RetryPath]:
         """Count the messages on the retry paths. Fails if the backend cannot be read."""
         info = self._runtime.backend.topic(SCHEDULE_TOPIC)
-        if self._asked is not None:
-            return self._asked
-        if info is None or self._runtime.now() < self._looked_at + LOOK_S:
-            return succeeded(self._found)
-        lookup = self._asked = Completion[RetryPath]()
-        self._looked_at, self._reads_left = self._runtime.now(), READS_MAX
+        if self._pending is not None:
+            return self._pending
+        if info is None or self._runtime.now() < self._refreshed_at + REFRESH_S:
+            return succeeded(self._latest)
+        lookup = self._pending = Completion[RetryPath]()
+        self._refreshed_at, self._reads_left = self._runtime.now(), READS_MAX
         queues = info.refs()
         views = self._runtime.backend.progress(LEVELS_GROUP, queues)
         bounds = self._runtime.backend.bounds(queues)
@@ -84,48 +84,48 @@ class RetryPaths:
 
     def _read_on(self) -> None:
         for queue, tally in self._tallies.items():
-            span = tally.missing_span()
-            if span is not None and self._reads_left > 0:
-                count = min(PAGE, span.end - span.offset)
-                read = self._runtime.backend.read(queue, span.offset, count, PAGE_BYTES)
-                read.then(partial(self._was_read, tally, span))
+            missing = tally.missing_range()
+            if missing is not None and self._reads_left > 0:
+                count = min(PAGE, missing.end - missing.offset)
+                read = self._runtime.backend.read(queue, missing.offset, count, PAGE_BYTES)
+                read.then(partial(self._was_read, tally, missing))
                 return
         due = retry_due(self._runtime)
         due.then(lambda _: self._end(due.error, due))
 
-    def _was_read(self, tally: LevelTally, span: OffsetSpan, read: Completion[ReadBatch]) -> None:
+    def _was_read(self, tally: LevelTally, missing: LevelRange, read: Completion[ReadBatch]) -> None:
         if read.error is not None:
             self._end(read.error)
             return
         batch = read.value
         if batch.status is ReadStatus.OUT_OF_RANGE and batch.bounds is not None:
-            end = max(span.offset + 1, min(batch.bounds.min, span.end))
+            end = max(missing.offset + 1, min(batch.bounds.min, missing.end))
         elif batch.status is ReadStatus.DATA:
-            end = min(batch.next_offset, span.end)
+            end = min(batch.next_offset, missing.end)
         else:
-            end = span.end  # these messages were deleted: none of them waits
+            end = missing.end  # these messages were deleted: none of them waits
         self._reads_left -= max(1, len(batch.offsets))
-        tally.add(OffsetSpan(span.offset, end), _waiting_rows(batch, end))
+        tally.add(LevelRange(missing.offset, end), _waiting_rows(batch, end))
         self._read_on()
 
     def _end(
         self, error: Exception | None, due: Completion[Mapping[Name, RetryWaiting]] | None = None
     ) -> None:
-        lookup, self._asked = self._asked, None
+        lookup, self._pending = self._pending, None
         rows: dict[Name, RetryWaiting] = {}
-        parts = [tally.count_waiting() for tally in self._tallies.values()]
+        counts = [tally.count_waiting() for tally in self._tallies.values()]
         if due is not None and error is None:
-            parts.append(due.value)
-        for part in parts:
-            for name, waiting in part.items():
+            counts.append(due.value)
+        for count in counts:
+            for name, waiting in count.items():
                 row = rows.get(name)
                 rows[name] = waiting if row is None else row.added_to(waiting)
-        whole = error is None and all(tally.missing_span() is None for tally in self._tallies.values())
-        self._found = RetryPath(rows, whole)
+        complete = error is None and all(tally.missing_range() is None for tally in self._tallies.values())
+        self._latest = RetryPath(rows, complete)
         if lookup is not None and error is not None:
             lookup.fail(error)
         elif lookup is not None:
-            lookup.succeed(self._found)
+            lookup.succeed(self._latest)
 
 
 def _waiting_rows(batch: ReadBatch, end: int) -> Iterator[tuple[int, Name, RetryWaiting]]:

@@ -24,7 +24,7 @@ from proxy_consumer.groups.stats import QueueStats, SubscriptionStats, subscript
 from proxy_consumer.runtime import Runtime, log
 from proxy_consumer.subscription.subscription import Subscription
 
-LOOK_S = 5.0
+CHECK_INTERVAL_S = 5.0
 STALLED_S = 30.0
 WAITED_S = 15.0  # a client counts as waiting for this long after its last pull
 CHECKS_MAX = 100  # subscriptions per check, in turn
@@ -56,10 +56,10 @@ class WatchedSubscription:
 
     def __init__(self) -> None:
         self.waited_at = float("-inf")
-        self.looked_at = float("-inf")
+        self.checked_at = float("-inf")
         self.lag = False
         self.queues: dict[int, ObservedProgress] = {}
-        self.told: set[int] = set()  # the queues whose stall was logged
+        self.logged: set[int] = set()  # the queues whose stall was logged
 
 
 class Stalled:
@@ -74,42 +74,42 @@ class Stalled:
         self._runtime = runtime
         self._subscriptions = subscriptions
         self._fetched = fetched
-        self._known: dict[Name, WatchedSubscription] = {}
+        self._watched: dict[Name, WatchedSubscription] = {}
         self.wake_at = NEVER
 
     def start(self) -> None:
         """Schedule the next check for stalled queues."""
-        self._runtime.timers.set(self, self._runtime.now() + LOOK_S)
+        self._runtime.timers.set(self, self._runtime.now() + CHECK_INTERVAL_S)
 
     def due(self, now: float) -> None:
         """Check the subscriptions for which clients wait; results are applied as the backend returns them."""
         self.start()
         here = {(each.group.name, each.topic): each for each in self._subscriptions()}
-        for name in self._known.keys() - here.keys():
+        for name in self._watched.keys() - here.keys():
             self._runtime.metrics.cell(catalogue.STALLED_QUEUES, *name).value = 0
-            del self._known[name]
+            del self._watched[name]
         for name, each in here.items():
             if is_waited_for(each):
-                self._known.setdefault(name, WatchedSubscription()).waited_at = now
-        groups = {name[0] for name, watch in self._known.items() if watch.waited_at + WAITED_S >= now}
+                self._watched.setdefault(name, WatchedSubscription()).waited_at = now
+        groups = {name[0] for name, watch in self._watched.items() if watch.waited_at + WAITED_S >= now}
         names = []
         for name, each in here.items():
-            watch = self._known.setdefault(name, WatchedSubscription())
+            watch = self._watched.setdefault(name, WatchedSubscription())
             together = each.group_wide and name[0] in groups
             if together or watch.waited_at + WAITED_S >= now:
-                names.append((watch.looked_at, name))
+                names.append((watch.checked_at, name))
             elif watch.queues:
                 watch.queues = {}
                 self._log_changes(here[name], watch, now)
         for _, name in sorted(names)[:CHECKS_MAX]:
-            self._known[name].looked_at = now
+            self._watched[name].checked_at = now
             self._check(here[name])
 
     def stalls_of(self, group: str, subscriptions: Iterable[Subscription]) -> list[Stall]:
         """Return the stalled queues of a group, as of the last check."""
         now, stalls = self._runtime.now(), []
         for each in subscriptions:
-            watch = self._known.get((group, each.topic))
+            watch = self._watched.get((group, each.topic))
             since = {} if watch is None else self._stalled_queues(watch, now)
             if since:
                 longest = now - min(since.values())
@@ -121,36 +121,36 @@ class Stalled:
         own."""
         runtime, name = self._runtime, (subscription.group.name, subscription.topic)
 
-        def on_counted(found: Completion[SubscriptionStats]) -> None:
-            if found.error is not None:
+        def on_counted(counted: Completion[SubscriptionStats]) -> None:
+            if counted.error is not None:
                 return  # the last result stays valid until the next check
-            if all(row.held or not row.lag for row in found.value.queues):
-                self._judge_subscription(subscription, found.value, {})
+            if all(row.held or not row.lag for row in counted.value.queues):
+                self._judge_subscription(subscription, counted.value, {})
                 return
             try:
                 lookup = runtime.backend.holders(*name, runtime.now() + STALLED_S)
             except DdmqError:
                 return
-            lookup.then(lambda holders: on_holders(found.value, holders))
+            lookup.then(lambda holders: on_holders(counted.value, holders))
 
-        def on_holders(found: SubscriptionStats, holders: Completion[Mapping[QueueRef, str]]) -> None:
+        def on_holders(counted: SubscriptionStats, holders: Completion[Mapping[QueueRef, str]]) -> None:
             if holders.error is None:
                 by_id = {queue.queue_id: address for queue, address in holders.value.items()}
-                self._judge_subscription(subscription, found, by_id)
+                self._judge_subscription(subscription, counted, by_id)
 
         subscription_stats(runtime, subscription).then(on_counted)
 
     def _judge_subscription(
-        self, subscription: Subscription, found: SubscriptionStats, holders: Mapping[int, str]
+        self, subscription: Subscription, stats: SubscriptionStats, holders: Mapping[int, str]
     ) -> None:
-        name, now = (found.group, found.topic), self._runtime.now()
-        watch = self._known.get(name)
+        name, now = (stats.group, stats.topic), self._runtime.now()
+        watch = self._watched.get(name)
         if watch is None:
             return
-        watch.lag = found.lag > 0
+        watch.lag = stats.lag > 0
         before, watch.queues = watch.queues, {}
         if watch.waited_at + WAITED_S >= now:
-            for row in found.queues:
+            for row in stats.queues:
                 if row.lag and not self._is_explained(subscription, row, holders.get(row.queue_id)):
                     progress = ObservedProgress(row.committed, row.ack_span, now)
                     last = before.get(row.queue_id, progress)
@@ -186,33 +186,33 @@ class Stalled:
         group, now = subscription.group, self._runtime.now()
         topics = []
         for each in group.sharing_members():
-            watch = self._known.get((group.name, each.topic))
+            watch = self._watched.get((group.name, each.topic))
             if watch is not None and watch.lag and watch.waited_at + WAITED_S < now:
                 topics.append(each.topic)
         return tuple(sorted(topics))
 
     @staticmethod
-    def _stalled_queues(known: WatchedSubscription, now: float) -> dict[int, float]:
+    def _stalled_queues(watch: WatchedSubscription, now: float) -> dict[int, float]:
         """Return the queues that have stood still for long enough, with the time since when."""
         return {
             number: progress.since
-            for number, progress in known.queues.items()
+            for number, progress in watch.queues.items()
             if progress.since + STALLED_S <= now
         }
 
-    def _log_changes(self, subscription: Subscription, known: WatchedSubscription, now: float) -> None:
-        name, since = (subscription.group.name, subscription.topic), self._stalled_queues(known, now)
+    def _log_changes(self, subscription: Subscription, watch: WatchedSubscription, now: float) -> None:
+        name, since = (subscription.group.name, subscription.topic), self._stalled_queues(watch, now)
         self._runtime.metrics.cell(catalogue.STALLED_QUEUES, *name).value = len(since)
-        facts = {"group": name[0], "topic": name[1], "queues": sorted(since or known.told)}
-        if since.keys() - known.told:
+        facts = {"group": name[0], "topic": name[1], "queues": sorted(since or watch.logged)}
+        if since.keys() - watch.logged:
             why = {
                 "seconds": int(now - min(since.values())),
                 "held_up_by": list(self._unpulled_topics(subscription)),
             }
             log.warning("queues stand still though clients wait for their messages", extra=facts | why)
-        elif known.told and not since:
+        elif watch.logged and not since:
             log.info("queues no longer stand still", extra=facts)
-        known.told = set(since)
+        watch.logged = set(since)
 
 
 def is_waited_for(subscription: Subscription) -> bool:

@@ -125,9 +125,9 @@ def _queue_stats(
         committed=committed,
         next=bounds.next,
         lag=max(0, bounds.next - committed) if shared else 0,
-        in_flight=_live_number(state, lambda held: held.leases.jobs),
-        retrying=_live_number(state, lambda held: held.table.retrying),
-        ack_span=_live_number(state, lambda held: held.ack_map.span) if state else top - committed,
+        in_flight=_live_number(state, lambda live: live.leases.jobs),
+        retrying=_live_number(state, lambda live: live.table.retrying),
+        ack_span=_live_number(state, lambda live: live.ack_map.span) if state else top - committed,
         held=state is not None,
     )
 
@@ -179,8 +179,8 @@ def live_state(subscription: Subscription, queue: QueueRef, offset: int) -> Live
     return LiveState(state_name or _describe_unread(subscribed, offset, failed), failed, error)
 
 
-def _describe_unread(held: SubscribedQueue, offset: int, failed: int) -> str:
+def _describe_unread(state: SubscribedQueue, offset: int, failed: int) -> str:
     if failed:
         return RETRYING
-    behind = held.stream is not None and offset < held.feed.cursor
+    behind = state.stream is not None and offset < state.feed.cursor
     return BEHIND_KEY if behind else NOT_YET

@@ -127,10 +127,10 @@ def number_text(text: str) -> str:
         return "0"
     significant = digits.rstrip("0")
     exponent = int(match[4] or 0) - len(fraction) + len(digits) - len(significant)
-    return match[1] + _place_point(significant, exponent)
+    return match[1] + _insert_point(significant, exponent)
 
 
-def _place_point(digits: str, exponent: int) -> str:
+def _insert_point(digits: str, exponent: int) -> str:
     if exponent >= 0 and len(digits) + exponent <= _PLAIN_DIGITS:
         return digits + "0" * exponent
     if -_PLAIN_DIGITS <= exponent < 0:

@@ -67,11 +67,11 @@ def build_expression(steps: tuple[PathStep, ...]) -> JSONPath:
     path: JSONPath = Root()
     for step in steps:
         join = Descendants if step.deep else Child
-        path = join(path, _build_component(step))
+        path = join(path, _build_step(step))
     return path
 
 
-def _build_component(step: PathStep) -> JSONPath:
+def _build_step(step: PathStep) -> JSONPath:
     if step.kind is PathKind.NAMES:
         return Fields(*step.names) if step.deep else Members(step.names)
     if step.kind is PathKind.INDEXES:
@@ -87,31 +87,31 @@ def _build_filter(step: PathStep) -> JSONPath:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            whole = parse(f"$[{step.text}]")
+            parsed = parse(f"$[{step.text}]")
     except (JSONPathError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise PathError(f"the filter [{step.text}] is not understood: {error}", step.at) from error
-    if not isinstance(whole, Child):
+    if not isinstance(parsed, Child):
         raise PathError(f"the filter [{step.text}] is not understood", step.at)
-    right: JSONPath = whole.right
+    right: JSONPath = parsed.right
     _check_filter(right, step)
     return right
 
 
-def _check_filter(found: JSONPath, step: PathStep) -> None:
+def _check_filter(condition: JSONPath, step: PathStep) -> None:
     """Raise PathError for a filter that the library cannot evaluate, or only at unbounded cost."""
-    parts = list(_all_parts(found))
-    if any(type(part).__name__ in _SET_OPERATORS for part in parts):
+    nodes = list(_all_nodes(condition))
+    if any(type(node).__name__ in _SET_OPERATORS for node in nodes):
         raise PathError(f"the filter [{step.text}] is not understood; and, or of conditions: && ||", step.at)
-    tested = [part.target for part in parts if isinstance(part, Expression)]
-    if any(isinstance(part, Root) for target in tested for part in _all_parts(target)):
+    tested = [node.target for node in nodes if isinstance(node, Expression)]
+    if any(isinstance(node, Root) for target in tested for node in _all_nodes(target)):
         # it would be evaluated once for every element
         raise PathError(f"the filter [{step.text}] has $ on the left; allowed there: @", step.at)
 
 
-def _all_parts(one: Any) -> Iterator[Any]:
+def _all_nodes(one: Any) -> Iterator[Any]:
     """Iterate over an expression and all expressions in it."""
     yield one
     for inner in vars(one).values():
-        for part in inner if isinstance(inner, list | tuple) else (inner,):
-            if isinstance(part, JSONPath | Expression):
-                yield from _all_parts(part)
+        for node in inner if isinstance(inner, list | tuple) else (inner,):
+            if isinstance(node, JSONPath | Expression):
+                yield from _all_nodes(node)

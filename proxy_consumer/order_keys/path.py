@@ -161,12 +161,12 @@ class _PathParser:
     def _find_closing(self, at: int) -> int:
         """Return the index where the bracket at `at` closes; brackets in quotes are ignored."""
         depth, quote = 0, ""
-        place = at
-        while place < len(self._text):
-            char = self._text[place]
+        index = at
+        while index < len(self._text):
+            char = self._text[index]
             if quote:
                 if char == "\\":
-                    place += 1
+                    index += 1
                 elif char == quote:
                     quote = ""
             elif char in "'\"":
@@ -174,8 +174,8 @@ class _PathParser:
             else:
                 depth += (char == "[") - (char == "]")
                 if depth == 0:
-                    return place
-            place += 1
+                    return index
+            index += 1
         raise PathError("this [ is not closed", at + 1)
 
 

@@ -31,7 +31,7 @@ Read = Callable[[bytes], bytes]  # from a value's JSON to the JSON of the value 
 _NOTHING = msgspec.Raw(b"")
 
 
-def path_fault(order_key: str) -> str | None:
+def find_order_key_error(order_key: str) -> str | None:
     """Return why an order key is invalid, with the position; None if it is valid, as blank, QID and KEY
     are."""
     if order_key in ("", QID, KEY):

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 
 from ddmq_common.delivery import decode
 from ddmq_common.errors import DamagedError
-from proxy_consumer.core.queue_feed import FILTERED, Filter, Refusal
+from proxy_consumer.core.queue_feed import FILTERED, Filter, Rejection
 from proxy_consumer.order_keys.canonical import TooMuchWork
 from proxy_consumer.push.actions.config import (
-    KNOWN,
+    ALL_ACTIONS,
     MARKERS,
     PUSH_SINKS,
     SINKS,
@@ -93,7 +93,7 @@ def build_chain(actions: Sequence[str], push: PushConfig, heavy: Heavy | None = 
 
 def _check_names(actions: Sequence[str]) -> None:
     for index, name in enumerate(actions):
-        if name not in KNOWN:
+        if name not in ALL_ACTIONS:
             raise ValueError(f"actions: {unknown_action_text(name)}")
         if name in actions[:index]:
             raise ValueError(f"actions: {name} is listed twice; keep one")
@@ -137,7 +137,7 @@ def _check_sink(sink: str, push: PushConfig, *, after_json: bool) -> None:
         check_file(push.file)
 
 
-def fault_before_pull(actions: Sequence[str], push: PushConfig) -> str | None:
+def find_error_before_pull(actions: Sequence[str], push: PushConfig) -> str | None:
     """Return why these actions must not be set in front of a pull; None if they may.
 
     Settings that an earlier release accepted stay in force: a message for which the script is too costly is a
@@ -147,7 +147,7 @@ def fault_before_pull(actions: Sequence[str], push: PushConfig) -> str | None:
     if not scripts or actions[-1] in PUSH_SINKS:
         return None
     checked = Script(push.script, after_json="Json" in actions[: actions.index(scripts.pop())])
-    return checked.fault_before_pull(push.script.body_bytes_max)
+    return checked.find_error_before_pull(push.script.body_bytes_max)
 
 
 class ActionFilter:
@@ -158,17 +158,17 @@ class ActionFilter:
     def __init__(self, chain: ActionChain) -> None:
         self._chain = chain
 
-    def find_refusal(self, delivery: bytes) -> Refusal | None:
+    def find_rejection(self, delivery: bytes) -> Rejection | None:
         """Return why the chain does not let the message pass; None if it is delivered. Never raises."""
         try:
             outcome = self._chain.run(job_of(decode(delivery)))
         except DamagedError as error:
-            return Refusal(str(error))
+            return Rejection(str(error))
         except Exception as error:  # a failing action must not stop the queue
-            return Refusal(f"{type(error).__name__}: {error}")
+            return Rejection(f"{type(error).__name__}: {error}")
         if outcome.ending is Ending.CONTINUE:
             return None
-        return FILTERED if outcome.ending is Ending.FINISH else Refusal(outcome.reason)
+        return FILTERED if outcome.ending is Ending.FINISH else Rejection(outcome.reason)
 
 
 def filter_for_actions(actions: tuple[str, ...], push: PushConfig) -> Filter | None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from proxy_consumer.push.sinks.file import FilesFolder
 
 KAFKA_SOURCE, LOG_SOURCE = "KAFKA", "RMQ"
-Made = tuple[tuple[str, ...], PushConfig]
+RunnerSettings = tuple[tuple[str, ...], PushConfig]
 
 
 class Pushers:
@@ -38,13 +38,13 @@ class Pushers:
         self._runtime = runtime
         self._directory = directory
         self._random = random
-        self._runners: dict[Subscription, tuple[Made, PushRunner]] = {}
-        self._faults: dict[Subscription, str] = {}
+        self._runners: dict[Subscription, tuple[RunnerSettings, PushRunner]] = {}
+        self._errors: dict[Subscription, str] = {}
         self._folder: FilesFolder | None = None
         self._scripts: ScriptWorkers | None = None
         self._targets: tuple[str, ...] = ()
         self._list = AllowList(())
-        self._held = runtime.metrics.cell(catalogue.PUSH_HELD, "sink not allowed")
+        self._disallowed = runtime.metrics.cell(catalogue.PUSH_HELD, "sink not allowed")
         self._started = self._stopped = False
         kafka = runtime.backend.capabilities.engine == "kafka"
         self._source = KAFKA_SOURCE if kafka else LOG_SOURCE
@@ -62,15 +62,15 @@ class Pushers:
         if self._scripts is not None:
             self._scripts.close()
 
-    def find_fault(self, subscription: Subscription) -> str:
+    def find_error(self, subscription: Subscription) -> str:
         """Return why a push subscription has no runner here; "" if it has one."""
-        return self._faults.get(subscription, "")
+        return self._errors.get(subscription, "")
 
     def check_all(self) -> None:
         """Start, replace or stop runners after a change of settings, defaults or the proxy's
         configuration."""
         pushed = {each for each in self._directory.all_subscriptions() if each.pushed}
-        for subscription in pushed | set(self._runners) | set(self._faults):
+        for subscription in pushed | set(self._runners) | set(self._errors):
             self._check_subscription(subscription, there=subscription in pushed)
 
     def on_change(self, name: str, topic: str) -> None:
@@ -78,7 +78,7 @@ class Pushers:
         if not self._started or self._stopped:
             return
         now = self._directory.find_subscription(name, topic)
-        for running in [*self._runners, *self._faults]:
+        for running in [*self._runners, *self._errors]:
             if running is not now and (running.group.name, running.topic) == (name, topic):
                 self._check_subscription(running, there=False)
         if now is not None:
@@ -86,21 +86,23 @@ class Pushers:
 
     def _check_subscription(self, subscription: Subscription, *, there: bool) -> None:
         """Start, replace or stop the runner of one subscription; `there`: it exists and has a push sink."""
-        source, fault = self._find_source(subscription) if there else (None, "")
+        source, reason = self._find_source(subscription) if there else (None, "")
         running = self._runners.get(subscription)
-        if running is not None and (not there or running[0] != source or running[1].sink.fault is not None):
+        if running is not None and (
+            not there or running[0] != source or running[1].sink.config_error is not None
+        ):
             self._end(subscription)
             running = None
         if running is None:
-            self._faults.pop(subscription, None)
+            self._errors.pop(subscription, None)
             if there and not self._stopped:
                 if source is None:
-                    self._hold_back(subscription, fault)
+                    self._hold_back(subscription, reason)
                 else:
                     self._begin(subscription, source)
-        self._held.value = len(self._faults)
+        self._disallowed.value = len(self._errors)
 
-    def _find_source(self, subscription: Subscription) -> tuple[Made | None, str]:
+    def _find_source(self, subscription: Subscription) -> tuple[RunnerSettings | None, str]:
         """Return the settings that the runner is built from, with the secrets read from their files; or why
         it cannot run."""
         config = subscription.config
@@ -109,27 +111,27 @@ class Pushers:
         except DdmqError as error:
             return None, str(error)
 
-    def _hold_back(self, subscription: Subscription, fault: str) -> None:
-        self._faults[subscription] = fault
+    def _hold_back(self, subscription: Subscription, reason: str) -> None:
+        self._errors[subscription] = reason
         names = {"group": subscription.group.name, "topic": subscription.topic}
-        log.error("push subscription held back", extra=names | {"error": fault})
+        log.error("push subscription held back", extra=names | {"error": reason})
 
-    def _begin(self, subscription: Subscription, made: Made) -> None:
+    def _begin(self, subscription: Subscription, settings: RunnerSettings) -> None:
         from proxy_consumer.push.chain import build_chain  # loads CEL, where actions are used
         from proxy_consumer.push.runner import PushRunner
 
         try:
-            chain = build_chain(*made, heavy=self._run_heavy)
-            sink = self._build_sink(chain.sink, subscription, made[1])
-            fault = sink.fault
+            chain = build_chain(*settings, heavy=self._run_heavy)
+            sink = self._build_sink(chain.sink, subscription, settings[1])
+            reason = sink.config_error
         except (ValueError, DdmqError) as error:
-            fault = str(error)
-        if fault is not None:
-            self._hold_back(subscription, fault)
+            reason = str(error)
+        if reason is not None:
+            self._hold_back(subscription, reason)
             return
         group = self._directory.group_named(subscription.group_name)
         runner = PushRunner(self._runtime, group, subscription, chain, sink, self._source)
-        self._runners[subscription] = made, runner
+        self._runners[subscription] = settings, runner
         runner.start()
 
     def _run_heavy(self, config: ScriptConfig, job: ActionJob, after_json: bool) -> ActionOutcome:

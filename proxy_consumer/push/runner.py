@@ -26,7 +26,7 @@ from proxy_consumer.core.held_pulls import Pusher
 from proxy_consumer.core.steps import Delivery
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.timer_queue import NEVER
-from proxy_consumer.push.actions.job import ActionOutcome, Ending, MessagePlace, job_of
+from proxy_consumer.push.actions.job import ActionOutcome, Ending, MessagePosition, job_of
 from proxy_consumer.push.verdict import DONE, Pushed, Sink, Verdict, VerdictKind
 from proxy_consumer.retries.headers import attempts_before
 from proxy_consumer.runtime import Runtime, log
@@ -49,7 +49,7 @@ class HandingOver(NamedTuple):
     then: Callable[[], None]
 
 
-class HeldLease(NamedTuple):
+class RunnerLease(NamedTuple):
     """A lease: `left`: how many of its messages are still at the runner; `length_s`: the duration of each
     extension."""
 
@@ -81,9 +81,9 @@ class PushRunner(Pusher):
         self._closed = False
         self._source = source
         self._runtime = runtime
-        self._room = group.waiting
-        self._in_line = False
-        self._leases: dict[int, HeldLease] = {}  # by lease id
+        self._waiting = group.waiting
+        self._is_waiting = False
+        self._leases: dict[int, RunnerLease] = {}  # by lease id
         self.here = 0  # messages taken and not yet concluded
         self._parked: list[tuple[float, int, Pushed]] = []
         self._sequence = itertools.count()
@@ -105,7 +105,7 @@ class PushRunner(Pusher):
     def start(self) -> None:
         """Begin to take messages, which puts the subscription in use."""
         self.group.pushers.setdefault(self.subscription.topic, []).append(self)
-        self._update_line()
+        self._update_waiting()
         if not self.subscription.creating:
             self.subscription.on_use(self._runtime.now())
         self.group.serve()
@@ -114,7 +114,7 @@ class PushRunner(Pusher):
         """Take no new messages and return those that wait for an attempt; pushes in progress end and are
         stored."""
         self.stopped = True
-        self._update_line()
+        self._update_waiting()
         parked, self._parked = [row[2] for row in self._parked], []
         for pushed in sorted(parked, key=lambda each: each.offset, reverse=True):  # a chain's last first
             self._return_message(pushed)
@@ -124,7 +124,7 @@ class PushRunner(Pusher):
         """Push each of these messages in its own greenlet."""
         messages, queue = delivery.messages, delivery.queue
         lease, count = delivery.lease, len(messages.offsets)
-        self._leases[lease.id] = HeldLease(queue, count, lease.length_s)
+        self._leases[lease.id] = RunnerLease(queue, count, lease.length_s)
         self.here += count
         rows = zip(
             messages.indexes, messages.deliveries, messages.offsets, delivery.attempt_numbers(), strict=True
@@ -134,18 +134,18 @@ class PushRunner(Pusher):
                 attempt += attempts_before(messages.batch.record(index).system)
             gevent.spawn(self._begin, raw, queue, offset, lease.id, attempt)
         self._extend_later(lease.length_s)
-        self._update_line()
+        self._update_waiting()
 
-    def _update_line(self) -> None:
+    def _update_waiting(self) -> None:
         """Wait among the group's pulls for as many messages as there is capacity for, or stop waiting."""
         self._pushing.value = self.here
-        room = max(0, self.subscription.config.concurrency - self.here)
-        self.count = 0 if self.stopped or self._moving else room
-        if self.count and not self._in_line:
-            self._room.hold_pull(self)
-        elif not self.count and self._in_line:
-            self._room.leave(self)
-        self._in_line = bool(self.count)
+        capacity = max(0, self.subscription.config.concurrency - self.here)
+        self.count = 0 if self.stopped or self._moving else capacity
+        if self.count and not self._is_waiting:
+            self._waiting.hold_pull(self)
+        elif not self.count and self._is_waiting:
+            self._waiting.leave(self)
+        self._is_waiting = bool(self.count)
 
     def hand_over(self, queues: Collection[QueueRef], until: float, then: Callable[[], None]) -> None:
         """Hand over queues: pushes in progress end, messages that wait for an attempt are returned.
@@ -153,7 +153,7 @@ class PushRunner(Pusher):
         No new message is taken until then.
         """
         self._moving.append(HandingOver(frozenset(queues), until, then))
-        self._update_line()
+        self._update_waiting()
         parked, self._parked = self._parked, []
         for row in sorted(parked, key=lambda row: row[2].offset, reverse=True):
             if row[2].queue.ref in queues:
@@ -165,19 +165,19 @@ class PushRunner(Pusher):
 
     def _move_queues(self, now: float) -> None:
         busy = {lease.queue.ref for lease in self._leases.values()}
-        over = [each for each in self._moving if each.until <= now or busy.isdisjoint(each.queues)]
-        self._moving = [each for each in self._moving if each not in over]
-        for each in over:
+        finished = [each for each in self._moving if each.until <= now or busy.isdisjoint(each.queues)]
+        self._moving = [each for each in self._moving if each not in finished]
+        for each in finished:
             each.then()
-        self._update_line()
+        self._update_waiting()
 
     # --- one message
 
     def _begin(self, raw: bytes, queue: SubscribedQueue, offset: int, lease_id: int, attempt: int) -> None:
         name = queue.name
-        place = MessagePlace(name.topic, name.group, name.qid, offset, self._source)
+        position = MessagePosition(name.topic, name.group, name.qid, offset, self._source)
         try:
-            job = job_of(decode(raw), place)
+            job = job_of(decode(raw), position)
         except DamagedError as error:
             self._give_up(queue, offset, lease_id, str(error))
             return
@@ -211,7 +211,7 @@ class PushRunner(Pusher):
             log.exception("sink failed", extra={"group": self.group.name})
             verdict = Verdict(VerdictKind.FAIL, f"{type(error).__name__}: {error}")
         self._latency.observe((time.perf_counter() - started_at) * 1e6)
-        if verdict.kind is VerdictKind.AGAIN:
+        if verdict.kind is VerdictKind.RETRY:
             self._park_message(pushed, verdict)
         else:
             self._conclude_push(pushed, verdict, verdict.kind.value)
@@ -224,8 +224,8 @@ class PushRunner(Pusher):
         if self.stopped or moves or not self.subscription.buffer.holds_queue(queue):
             self._return_message(pushed)
             return
-        heappush(self._parked, (verdict.again_at, next(self._sequence), pushed))
-        self._runtime.timers.set(self, verdict.again_at)
+        heappush(self._parked, (verdict.retry_at, next(self._sequence), pushed))
+        self._runtime.timers.set(self, verdict.retry_at)
 
     # --- results
 
@@ -251,8 +251,8 @@ class PushRunner(Pusher):
         self._settle_later(queue)
 
     def _give_up(self, queue: SubscribedQueue, offset: int, lease_id: int, error: str) -> None:
-        given_up = queue.give_up(offset, lease_id, error, parks=True)
-        self._outcomes["given up" if given_up else "late"].value += 1
+        accepted = queue.give_up(offset, lease_id, error, parks=True)
+        self._outcomes["given up" if accepted else "late"].value += 1
         self._leave(lease_id)
         self._settle_later(queue)
 
@@ -275,7 +275,7 @@ class PushRunner(Pusher):
             del self._leases[lease_id]
             if self._moving:
                 self._runtime.timers.set(self, self._runtime.now())
-        self._update_line()
+        self._update_waiting()
         self._close_when_empty()
 
     def _close_when_empty(self) -> None:
@@ -300,7 +300,7 @@ class PushRunner(Pusher):
         subscription.after_results(states)
         if shares:
             ProgressCommit(self._runtime, shares).start()
-        if self._room.count:
+        if self._waiting.count:
             self.group.serve()
 
     # --- attempts over several deliveries
@@ -311,13 +311,13 @@ class PushRunner(Pusher):
             pushed.requests, pushed.errors, pushed.first = max(tries[0], pushed.requests), tries[1], tries[2]
 
     def _remember_tries(self, pushed: Pushed) -> None:
-        key = (pushed.job.place.qid, pushed.offset)
+        key = (pushed.job.position.qid, pushed.offset)
         self._remembered[key] = (pushed.requests, pushed.errors, pushed.first)
         if len(self._remembered) > REMEMBERED_MAX:
             self._remembered.popitem(last=False)
 
     def _forget_tries(self, pushed: Pushed) -> None:
-        self._remembered.pop((pushed.job.place.qid, pushed.offset), None)
+        self._remembered.pop((pushed.job.position.qid, pushed.offset), None)
 
     # --- time
 

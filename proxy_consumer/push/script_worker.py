@@ -41,28 +41,28 @@ class ScriptTask(msgspec.Struct):
 
 
 class ScriptAnswer(msgspec.Struct):
-    """The result of a script. `kept`: the message passed the filter; `error`: a script error; `json`: the
+    """The result of a script. `passed`: the message passed the filter; `error`: a script error; `json`: the
     result of transform."""
 
-    kept: bool = False
+    passed: bool = False
     error: str = ""
     json: bytes | None = None
 
 
-def run_task(task: ScriptTask, known: dict[tuple[str, str, bool], Script]) -> ScriptAnswer:
-    """Run the script on the message; `known` caches compiled scripts. Raises MemoryError, which ends the
+def run_task(task: ScriptTask, scripts: dict[tuple[str, str, bool], Script]) -> ScriptAnswer:
+    """Run the script on the message; `scripts` caches compiled scripts. Raises MemoryError, which ends the
     process."""
     job = ActionJob(task.key, task.tag, task.body, task.properties)
     try:
         if task.json is not None:
             job.json = parse_json(task.json)
         name = (task.filter, task.transform, task.after_json)
-        if name not in known:
-            if len(known) >= SCRIPTS_MAX:
-                known.clear()
+        if name not in scripts:
+            if len(scripts) >= SCRIPTS_MAX:
+                scripts.clear()
             config = ScriptConfig(filter=task.filter, transform=task.transform)
-            known[name] = Script(config, after_json=task.after_json)
-        continues = known[name].run(job).ending is Ending.CONTINUE
+            scripts[name] = Script(config, after_json=task.after_json)
+        continues = scripts[name].run(job).ending is Ending.CONTINUE
         transformed = compact_json(job.json).encode() if continues and task.transform else None
     except (ScriptError, ValueError, RecursionError) as error:
         return ScriptAnswer(error=str(error))
@@ -71,9 +71,9 @@ def run_task(task: ScriptTask, known: dict[tuple[str, str, bool], Script]) -> Sc
 
 def parse_json(text: bytes) -> Any:
     """Parse a JSON text from the other process as the action Json does."""
-    holder = ActionJob(b"", b"", text, {})
-    parse(holder)
-    return None if holder.json is ABSENT else holder.json
+    job = ActionJob(b"", b"", text, {})
+    parse(job)
+    return None if job.json is ABSENT else job.json
 
 
 def serve_connection(connection: socket.socket) -> None:

@@ -36,22 +36,22 @@ from proxy_consumer.push.script_worker import (
 WORKERS_MAX = 2
 TRIES_MAX = 2  # attempts of a task whose process is killed from outside
 END_S_MAX = 0.2  # time for a process to end by itself after its socket is closed
-LOOK_S = 0.002
+POLL_INTERVAL_S = 0.002
 ANSWER_S_MAX = 30.0  # for a machine so busy that the limit on processor time is not reached
 _ANSWERS = msgspec.msgpack.Decoder(ScriptAnswer)
 
 
 class _Worker:
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        self.sock: Any = ours
+        own_end, child_end = socket.socketpair()
+        self.sock: Any = own_end
         self.killed = False  # by this proxy
-        command = [sys.executable, "-m", "proxy_consumer.push.script_worker", str(theirs.fileno())]
+        command = [sys.executable, "-m", "proxy_consumer.push.script_worker", str(child_end.fileno())]
         nothing = subprocess.DEVNULL
         self._process = subprocess.Popen(
-            command, pass_fds=(theirs.fileno(),), stdin=nothing, stdout=nothing, stderr=nothing
+            command, pass_fds=(child_end.fileno(),), stdin=nothing, stdout=nothing, stderr=nothing
         )
-        theirs.close()
+        child_end.close()
 
     def run_task(self, task: bytes) -> ScriptAnswer:
         """Send a task to the process and return its reply. Raises OSError or EOFError if the process has
@@ -80,7 +80,7 @@ class _Worker:
             if time.monotonic() >= give_up:
                 self.killed = True
                 self._process.kill()
-            gevent.sleep(LOOK_S)
+            gevent.sleep(POLL_INTERVAL_S)
         return code
 
 
@@ -90,7 +90,7 @@ class ScriptWorkers:
     def __init__(self, metrics: Registry) -> None:
         self._permits = BoundedSemaphore(WORKERS_MAX)
         self._idle: list[_Worker] = []
-        self._ended = metrics.cell(catalogue.SCRIPTS_ENDED)
+        self._terminations = metrics.cell(catalogue.SCRIPTS_ENDED)
         self._closed = False
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class ScriptWorkers:
             answer = self._run_task(msgspec.msgpack.encode(task))
         if answer.error:
             raise ScriptError(answer.error)
-        if not answer.kept:
+        if not answer.passed:
             return FILTERED
         if answer.json is not None:
             job.json = parse_json(answer.json)
@@ -132,18 +132,18 @@ class ScriptWorkers:
     def _try_worker(self, task: bytes) -> ScriptAnswer | None:
         """Run a task in a process; return None if the process was killed from outside. Raises ScriptError."""
         worker = self._idle.pop() if self._idle else _Worker()
-        sound = False
+        reusable = False
         try:
             with gevent.Timeout(ANSWER_S_MAX):
                 answer = worker.run_task(task)
-            sound = True
+            reusable = True
             return answer
         except gevent.Timeout:
-            self._ended.value += 1
+            self._terminations.value += 1
             worker.end(0.0)
             raise ScriptError(f"it did not answer within {ANSWER_S_MAX:g} s and was ended") from None
         except (OSError, EOFError):
-            self._ended.value += 1
+            self._terminations.value += 1
             code = worker.end()
             if worker.killed:
                 raise ScriptError(f"its process hung up and was ended {END_S_MAX:g} s later") from None
@@ -151,7 +151,7 @@ class ScriptWorkers:
                 return None
             raise ScriptError(_describe_exit(code)) from None
         finally:
-            if sound and not self._closed:
+            if reusable and not self._closed:
                 self._idle.append(worker)
             else:
                 worker.end()

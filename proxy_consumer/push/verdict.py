@@ -9,21 +9,21 @@ from proxy_consumer.push.actions.job import ActionJob
 
 
 class VerdictKind(Enum):
-    """The kinds of verdict. After AGAIN the runner repeats the attempt, after FAIL the retry rules apply."""
+    """The kinds of verdict. After RETRY the runner repeats the attempt, after FAIL the retry rules apply."""
 
     DONE = "done"
-    AGAIN = "again"
+    RETRY = "again"
     FAIL = "failed"
     GIVE_UP = "given up"
 
 
 class Verdict(NamedTuple):
-    """The outcome of one attempt of a sink. `again_at`: the time of the next attempt in monotonic seconds,
-    with AGAIN."""
+    """The outcome of one attempt of a sink. `retry_at`: the time of the next attempt in monotonic seconds,
+    with RETRY."""
 
     kind: VerdictKind
     error: str = ""
-    again_at: float = 0.0
+    retry_at: float = 0.0
 
 
 DONE = Verdict(VerdictKind.DONE)
@@ -55,7 +55,7 @@ class Sink(Protocol):
     the hub."""
 
     @property
-    def fault(self) -> str | None:
+    def config_error(self) -> str | None:
         """The reason why the sink cannot be used at this proxy, so that its messages stay in their queues;
         else None."""
 

@@ -155,8 +155,8 @@ def dead_letter(
 
 def foreign_system(record: StoredRecord) -> dict[str, str]:
     """Return the system properties that are neither retry headers nor marks of a copy."""
-    ours = OWN_NAMES | {MOVED_PROPERTY, IDENTITY, ONE_GROUP}
-    return {name: value for name, value in record.system.items() if name not in ours}
+    own_names = OWN_NAMES | {MOVED_PROPERTY, IDENTITY, ONE_GROUP}
+    return {name: value for name, value in record.system.items() if name not in own_names}
 
 
 def error_text(text: str | bytes) -> str:

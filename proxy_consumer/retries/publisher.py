@@ -86,7 +86,7 @@ class MoveSettings(NamedTuple):
 class MessageMove:
     """The move of one spent message. `step`: of the retry path, or DEAD_LETTER. `size`: approximate bytes.
 
-    `gone`: the message no longer exists, and nothing was stored.
+    `expired`: the message no longer exists, and nothing was stored.
     """
 
     def __init__(
@@ -96,20 +96,21 @@ class MessageMove:
         retry_queues: RetryQueues,
         queue: SubscribedQueue,
         job: UpstreamJob,
-        ended: Callable[[MessageMove, Exception | None], None],
+        on_attempt_done: Callable[[MessageMove, Exception | None], None],
     ) -> None:
-        """`ended`: called after each attempt; with None if the message is stored and finished, or gone."""
+        """`on_attempt_done` is called after each attempt; with None if the message is stored and finished, or
+        has expired."""
         self.queue = queue
         self.job = job
         self.size = job.size or UNKNOWN_BYTES
         self.step = DEAD_LETTER
-        self.gone = False
+        self.expired = False
         self._runtime = runtime
         self._group = group
         self._retry_queues = retry_queues
-        self._ended = partial(ended, self)
+        self._on_attempt_done = partial(on_attempt_done, self)
         self._appended = False
-        self._in_doubt = False
+        self._is_uncertain = False
         self._bare = False
 
     def start(self, settings: MoveSettings) -> None:
@@ -119,7 +120,7 @@ class MessageMove:
 
     def _try_move(self) -> None:
         backend, deadline = self._runtime.backend, self._runtime.commit_deadline()
-        if self._in_doubt:
+        if self._is_uncertain:
             behind = replace(self._build_delta(), finished=())
             backend.commit(CommitBatch(progress=(behind,)), deadline).then(self._read_outcome)
         elif self._appended:
@@ -130,7 +131,7 @@ class MessageMove:
     def _read_outcome(self, behind: Completion[list[AppendResult]]) -> None:
         """Read whether an earlier attempt was stored, now that it cannot be in flight any more."""
         if behind.error is not None:
-            self._ended(behind.error)
+            self._on_attempt_done(behind.error)
         else:
             self._runtime.backend.progress(self._group, (self.queue.ref,)).then(self._on_progress)
 
@@ -140,19 +141,19 @@ class MessageMove:
         The copy and the finish are one commit, so that the progress shows whether the copy was stored.
         """
         if views.error is not None or _is_finished(views.value[0], self.job.offset):
-            self._ended(views.error)
+            self._on_attempt_done(views.error)
         else:
-            self._in_doubt = False
+            self._is_uncertain = False
             self._try_move()
 
     def _on_read(self, read: Completion[ReadBatch]) -> None:
         if read.error is not None:
-            self._ended(read.error)
+            self._on_attempt_done(read.error)
             return
         batch = read.value
         if batch.status is not ReadStatus.DATA or not batch.offsets or batch.offsets[0] != self.job.offset:
-            self.gone = True
-            self._ended(None)
+            self.expired = True
+            self._on_attempt_done(None)
             return
         record = batch.record(0)
         headers = headers_after(record, self.job, self._runtime.clock.wall_ms())
@@ -167,7 +168,7 @@ class MessageMove:
 
         def on_granted(grant: Completion[QueueRef]) -> None:
             if grant.error is not None:
-                self._ended(grant.error)
+                self._on_attempt_done(grant.error)
                 return
             created_ms = self._settings.created_ms
             retried = retry_record(grant.value, record, headers, created_ms)
@@ -185,7 +186,7 @@ class MessageMove:
     def _store_record(self, record: NewRecord, queues: int) -> None:
         def on_topic_ready(topic: Completion[TopicInfo]) -> None:
             if topic.error is not None:
-                self._ended(topic.error)
+                self._on_attempt_done(topic.error)
             else:
                 self._write_record(record)
 
@@ -206,7 +207,7 @@ class MessageMove:
         if error is None and appended.value[0].status is not AppendStatus.STORED:
             error = appended.value[0].error or RemoteError("the copy may or may not be stored")
         if error is not None:
-            self._on_refused(error)
+            self._on_rejected(error)
         else:
             self._appended = True
             self._commit_finish()
@@ -220,12 +221,12 @@ class MessageMove:
 
     def _on_committed(self, committed: Completion[Any]) -> None:
         if committed.error is None:
-            self._ended(None)
+            self._on_attempt_done(None)
         else:
-            self._in_doubt = isinstance(committed.error, RemoteError)
-            self._on_refused(committed.error)
+            self._is_uncertain = isinstance(committed.error, RemoteError)
+            self._on_rejected(committed.error)
 
-    def _on_refused(self, error: Exception) -> None:
+    def _on_rejected(self, error: Exception) -> None:
         """End the attempt, or repeat it if a dead letter was rejected with its properties: it is stored
         without them then."""
         too_much = isinstance(error, CallerError) and not isinstance(error, FencedError | UnknownTopicError)
@@ -233,7 +234,7 @@ class MessageMove:
             self._bare = True
             self._try_move()
         else:
-            self._ended(error)
+            self._on_attempt_done(error)
 
 
 def _is_finished(view: ProgressView, offset: int) -> bool:
@@ -251,7 +252,7 @@ class MoveEnd(Enum):
     """The end of the move of a spent job; each value describes it in words."""
 
     STORED = "the message stands in its next topic"
-    GONE = "the message was not there any more"
+    EXPIRED = "the message was not there any more"
     FINISHED = "its client's acknowledgement was stored first"
     LOST = "its queue went to another proxy first"
 
@@ -271,7 +272,7 @@ class RetryPublisher:
         self._cells: dict[tuple[Metric, str], MetricCell] = {}  # by metric, and reason or step
         self._busy = 0
         self._busy_bytes = 0
-        self._again_at = 0.0
+        self._retry_at = 0.0
         self._watched: dict[UpstreamJob, Completion[MoveEnd]] = {}  # jobs for whose end a caller waits
 
     def watch_move(self, job: UpstreamJob) -> Completion[MoveEnd]:
@@ -298,7 +299,7 @@ class RetryPublisher:
     def start_moves(self, now: float) -> None:
         """Start waiting moves, up to the bounds on concurrent ones, unless a pause after an error is still
         on."""
-        while self._waiting and now >= self._again_at and self._has_room():
+        while self._waiting and now >= self._retry_at and self._has_capacity():
             move = self._waiting.popleft()
             if self._owner.buffer.holds_queue(move.queue):
                 self._busy += 1
@@ -307,14 +308,14 @@ class RetryPublisher:
             else:
                 self._no_longer_watched(move.job, MoveEnd.LOST)
 
-    def _has_room(self) -> bool:
+    def _has_capacity(self) -> bool:
         if not self._busy:
             return True
         return self._busy < AT_ONCE_MAX and self._busy_bytes + self._waiting[0].size <= BYTES_AT_ONCE_MAX
 
     def next_event(self) -> float:
         """Return when `start_moves` can start a waiting move; NEVER if none waits."""
-        return self._again_at if self._waiting and not self._busy else NEVER
+        return self._retry_at if self._waiting and not self._busy else NEVER
 
     def _on_try_done(self, move: MessageMove, error: Exception | None) -> None:
         """End one attempt; a move that is not (certainly) stored is repeated later, unless its queue is lost
@@ -323,14 +324,14 @@ class RetryPublisher:
         self._busy_bytes -= move.size
         if error is not None:
             self._runtime.progress_failed(error)
-            self._again_at = self._runtime.now() + RETRY_S
+            self._retry_at = self._runtime.now() + RETRY_S
             self._waiting.append(move)
-            self._owner.on_not_moved(move.queue, error, self._again_at)
+            self._owner.on_not_moved(move.queue, error, self._retry_at)
             return
-        if not move.gone:
+        if not move.expired:
             self._count_move(move)
-        self._owner.on_moved(move.queue, move.job, gone=move.gone)
-        self._no_longer_watched(move.job, MoveEnd.GONE if move.gone else MoveEnd.STORED)
+        self._owner.on_moved(move.queue, move.job, expired=move.expired)
+        self._no_longer_watched(move.job, MoveEnd.EXPIRED if move.expired else MoveEnd.STORED)
         self.start_moves(self._runtime.now())
 
     def _count_move(self, move: MessageMove) -> None:

@@ -101,15 +101,15 @@ class RetryQueueGrant(Completion[QueueRef]):
             self.succeed(existing)
             return
         self._tries += 1
-        self._ready_topic(1).then(self._topic_made)
+        self._ready_topic(1).then(self._on_topic_ready)
 
     def _ready_topic(self, queues: int) -> Completion[TopicInfo]:
         runtime = self._runtime
         return ready_topic(runtime.backend, retry_topic(self._group), queues, runtime.commit_deadline())
 
-    def _topic_made(self, made: Completion[TopicInfo]) -> None:
-        if made.error is not None:
-            self.fail(made.error)
+    def _on_topic_ready(self, topic: Completion[TopicInfo]) -> None:
+        if topic.error is not None:
+            self.fail(topic.error)
             return
         try:
             number = _read_numbers(self._runtime.backend, self._group).get(self._topic)
@@ -117,29 +117,30 @@ class RetryQueueGrant(Completion[QueueRef]):
             self.fail(error)
             return
         if number is None:
-            self._ask_generation(QueueRef(made.value.name, made.value.incarnation, 0))
+            self._read_generation(QueueRef(topic.value.name, topic.value.incarnation, 0))
         else:
             self._ready_topic(number + 1).then(self._on_grown)
 
-    def _ask_generation(self, first: QueueRef) -> None:
+    def _read_generation(self, first: QueueRef) -> None:
         view = self._runtime.backend.progress(TURN_GROUP, (first,))
-        view.then(lambda asked: self._take_number(first, asked))
+        view.then(lambda views: self._take_number(first, views))
 
-    def _take_number(self, first: QueueRef, asked: Completion[list[ProgressView]]) -> None:
-        """Assign the next free queue number to the topic, and commit it with the lock from `asked`.
+    def _take_number(self, first: QueueRef, views: Completion[list[ProgressView]]) -> None:
+        """Assign the next free queue number to the topic, and commit it with a lock on the generation in
+        `views`.
 
         The numbers are read after the generation, so that this commit fails if another proxy changed them
         since. `first`: queue 0 of the retry topic.
         """
         runtime = self._runtime
         try:
-            lock = next_generation(first, asked.result()[0])
+            lock = next_generation(first, views.result()[0])
             numbers = _read_numbers(runtime.backend, self._group)
             numbers.setdefault(self._topic, max(numbers.values(), default=-1) + 1)
             settings: dict[str, bytes | None] = {retry_key(self._group): msgspec.json.encode(numbers)}
             batch = CommitBatch(progress=(lock,), settings=settings)
             stored = runtime.backend.commit(batch, runtime.commit_deadline())
-            stored.then(lambda committed: self._try_again(committed.error))
+            stored.then(lambda committed: self._retry(committed.error))
         except DdmqError as error:
             self.fail(error)
 
@@ -148,9 +149,9 @@ class RetryQueueGrant(Completion[QueueRef]):
         info = self._runtime.backend.topic(retry_topic(self._group))
         if error is not None and info is not None and info.queues > 1:
             error = FencedError(str(error))  # another proxy added more queues meanwhile
-        self._try_again(error)
+        self._retry(error)
 
-    def _try_again(self, error: Exception | None) -> None:
+    def _retry(self, error: Exception | None) -> None:
         if error is not None and not (isinstance(error, FencedError) and self._tries < _TRIES_MAX):
             self.fail(error)
         elif self._tries > 2 * _TRIES_MAX:

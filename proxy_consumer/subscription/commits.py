@@ -103,8 +103,8 @@ class SubscriptionBase(ABC):
         """Move spent messages of these queues and set the next wake-up, after results were applied."""
 
     @abstractmethod
-    def on_moved(self, queue: SubscribedQueue, job: UpstreamJob, *, gone: bool) -> None:
-        """Called when a spent message was moved; `gone`: it no longer existed, and nothing is stored yet."""
+    def on_moved(self, queue: SubscribedQueue, job: UpstreamJob, *, expired: bool) -> None:
+        """Called once a spent message was moved; `expired`: it no longer exists and nothing is stored yet."""
 
     @abstractmethod
     def on_not_moved(self, queue: SubscribedQueue, error: Exception, retry_at: float) -> None:

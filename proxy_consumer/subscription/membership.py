@@ -48,7 +48,7 @@ class Inherited(NamedTuple):
     acked: list[Range]
 
 
-class _Note(msgspec.Struct):
+class _Handover(msgspec.Struct):
     """The value of the setting. `runs`: start, end, bytes, lease id, deadline and length in milliseconds."""
 
     incarnation: int
@@ -70,7 +70,7 @@ def handover_state(queue: SubscribedQueue, *, pushed: bool) -> Inherited:
     return Inherited(queue.epoch, queue.generation, runs, queue.uncommitted.uncertain_acks(queue.ack_map))
 
 
-def encode_note(queue: SubscribedQueue, now: float, wall_ms: int, *, pushed: bool) -> bytes:
+def encode_handover(queue: SubscribedQueue, now: float, wall_ms: int, *, pushed: bool) -> bytes:
     """Encode the state from `handover_state` as the value of the setting; its deadlines are wall-clock
     times."""
     state = handover_state(queue, pushed=pushed)
@@ -78,40 +78,40 @@ def encode_note(queue: SubscribedQueue, now: float, wall_ms: int, *, pushed: boo
         (start, end, size, lease.id, wall_ms + int((lease.deadline - now) * 1000), int(lease.length_s * 1000))
         for start, end, size, lease in state.runs[:RUNS_MAX]
     ]
-    note = _Note(queue.ref.incarnation, state.epoch, state.generation, runs, state.acked[:RUNS_MAX])
-    return msgspec.json.encode(note)
+    handover = _Handover(queue.ref.incarnation, state.epoch, state.generation, runs, state.acked[:RUNS_MAX])
+    return msgspec.json.encode(handover)
 
 
-def read_note(value: bytes, queue: QueueRef, now: float, wall_ms: int) -> Inherited | None:
+def decode_handover(value: bytes, queue: QueueRef, now: float, wall_ms: int) -> Inherited | None:
     """Decode the value of the setting; None if it is of another incarnation of the queue, or unreadable."""
     try:
-        note = msgspec.json.decode(value, type=_Note)
+        handover = msgspec.json.decode(value, type=_Handover)
     except msgspec.DecodeError:
         return None
-    if note.incarnation != queue.incarnation:
+    if handover.incarnation != queue.incarnation:
         return None
     leases: dict[tuple[int, int], Lease] = {}
     runs: list[LeasedRun] = []
-    for start, end, size, lease_id, deadline_ms, length_ms in note.runs:
+    for start, end, size, lease_id, deadline_ms, length_ms in handover.runs:
         lease = leases.get((lease_id, deadline_ms))
         if lease is None:
             left_ms = min(deadline_ms - wall_ms, length_ms)
             lease = Lease(lease_id, now + left_ms / 1000, now + (left_ms - length_ms) / 1000)
             leases[lease_id, deadline_ms] = lease
         runs.append((start, end, size, lease))
-    return Inherited(note.epoch, note.generation, runs, note.acked)
+    return Inherited(handover.epoch, handover.generation, runs, handover.acked)
 
 
 def epoch_of(value: bytes | None) -> int:
     """Return the epoch under which the writer of a setting owned the queue; a number above every epoch if
     unknown."""
     try:
-        return OFFSET_END if value is None else msgspec.json.decode(value, type=_Note).epoch
+        return OFFSET_END if value is None else msgspec.json.decode(value, type=_Handover).epoch
     except msgspec.DecodeError:
         return OFFSET_END
 
 
-def handover_notes(owner: SubscriptionBase, queues: Iterable[SubscribedQueue]) -> dict[str, bytes | None]:
+def handover_settings(owner: SubscriptionBase, queues: Iterable[SubscribedQueue]) -> dict[str, bytes | None]:
     """Return the settings with the client leases of these queues, for their next owners; {} if there are
     none."""
     if owner.removed:
@@ -121,7 +121,7 @@ def handover_notes(owner: SubscriptionBase, queues: Iterable[SubscribedQueue]) -
     always = bool(config.scope and config.handover_wait_ms and not pushed)
     now, wall_ms = runtime.now(), runtime.clock.wall_ms()
     return {
-        leases_key(owner.group_name, queue.ref): encode_note(queue, now, wall_ms, pushed=pushed)
+        leases_key(owner.group_name, queue.ref): encode_handover(queue, now, wall_ms, pushed=pushed)
         for queue in queues
         if runtime.topic_lives(queue.ref) and (always or _holds_more(queue, leases=not pushed))
     }
@@ -135,8 +135,8 @@ def _holds_more(queue: SubscribedQueue, *, leases: bool) -> bool:
 
 
 HAND_OVER_S = 0.5  # share of the time for a handover that is reserved for storing progress
-NOTES_S = 1.0  # how long after the writer's loss new queues wait for the setting with their leases
-REFUSED_S_MAX = 16.0  # the longest pause of `join_again`
+SETTINGS_WAIT_S = 1.0  # how long after the writer's loss new queues wait for the setting with their leases
+REFUSED_S_MAX = 16.0  # the longest pause of `rejoin`
 
 
 class SubscriptionMembership(ClaimOwner):
@@ -150,11 +150,11 @@ class SubscriptionMembership(ClaimOwner):
         self._join = Join(owner.group_name, topic)
         self._inherited: dict[QueueRef, Inherited] = {}  # the state of lost queues
         self._delivered: dict[QueueRef, tuple[int, int]] = {}  # of lost queues: generation, delivered until
-        self._notes_until = (
+        self._settings_awaited_until = (
             0.0  # after the loss of the writer: wait this long for the settings of other proxies
         )
         self._pause_s = RETRY_S
-        self._again_at = 0.0  # monotonic seconds; after a refusal
+        self._retry_at = 0.0  # monotonic seconds; after a refusal
 
     def join(self, sharing: Sharing, queues: frozenset[int] | None = None) -> None:
         """Join the group for the topic, unless joined; after a rejection, a little later."""
@@ -167,7 +167,7 @@ class SubscriptionMembership(ClaimOwner):
         if self.claims.joined:
             self._join_claims()
 
-    def join_again(self) -> None:
+    def rejoin(self) -> None:
         """Join again after a rejection, once the pause is over; each pause is twice as long as the one
         before.
 
@@ -175,10 +175,10 @@ class SubscriptionMembership(ClaimOwner):
         """
         if self.claims.joined or self.claims.retry_at is None:
             return
-        if self._runtime.now() >= self._again_at:
+        if self._runtime.now() >= self._retry_at:
             self._join_claims()
         if not self.claims.joined:
-            self._owner.wake(self._again_at)
+            self._owner.wake(self._retry_at)
 
     def _join_claims(self) -> None:
         self.claims.join(self._join)
@@ -200,7 +200,7 @@ class SubscriptionMembership(ClaimOwner):
         self._inherited[queue.ref] = handover_state(queue, pushed=owner.config.pushed)
         runtime.lost[owner.group_name.encode(), *queue.name.key] = runtime.now() + LOST_S
 
-    def _knows_holder(self, ref: QueueRef) -> bool:
+    def _has_inherited(self, ref: QueueRef) -> bool:
         """Whether the state of the queue's previous owner is known."""
         key = leases_key(self._owner.group_name, ref)
         return ref in self._inherited or self._runtime.backend.setting(key) is not None
@@ -213,7 +213,7 @@ class SubscriptionMembership(ClaimOwner):
         if value is None:
             return carried
         store_settings(runtime, {key: None})
-        stored = read_note(value, ref, runtime.now(), runtime.clock.wall_ms())
+        stored = decode_handover(value, ref, runtime.now(), runtime.clock.wall_ms())
         if carried is None or stored is None:
             return carried or stored
         return max(carried, stored, key=lambda state: state.epoch)  # that of the latest owner
@@ -246,11 +246,11 @@ class SubscriptionMembership(ClaimOwner):
     def may_load(self, queue: QueueRef) -> bool:
         """Whether the queue's progress may be read now: not while its previous owner may still write the
         client leases."""
-        if self.claims.loading[queue] == 1 or self._runtime.now() >= self._notes_until:
+        if self.claims.loading[queue] == 1 or self._runtime.now() >= self._settings_awaited_until:
             return True
-        if self._knows_holder(queue):
+        if self._has_inherited(queue):
             return True
-        self._owner.wake(self._notes_until)
+        self._owner.wake(self._settings_awaited_until)
         return False
 
     def loaded(self, queue: QueueRef, epoch: int, view: ProgressView, bounds: Bounds) -> None:
@@ -278,7 +278,7 @@ class SubscriptionMembership(ClaimOwner):
         facts = {"group": self._owner.group_name, "topic": self.topic, "error": str(error)}
         log.warning(text, extra=facts)
         if doing == "join":
-            self._again_at = self._runtime.now() + self._pause_s
+            self._retry_at = self._runtime.now() + self._pause_s
             self._pause_s = min(2 * self._pause_s, REFUSED_S_MAX)
         if self.claims.retry_at is not None:
             self._owner.wake(self.claims.retry_at)
@@ -293,25 +293,25 @@ class SubscriptionMembership(ClaimOwner):
         self._log_queues("queues handed over", queues)
         owner, installed = self._owner, self._installed_queues(queues)
 
-        def on_pushes_ended() -> None:
+        def on_pushes_done() -> None:
             self._hand_over(
                 [queue for queue in installed if owner.buffer.holds_queue(queue)], lambda: release(queues)
             )
 
-        owner.end_pushes(queues, deadline - HAND_OVER_S, on_pushes_ended)
+        owner.end_pushes(queues, deadline - HAND_OVER_S, on_pushes_done)
 
     def _hand_over(self, queues: Sequence[SubscribedQueue], release: Callable[[], None]) -> None:
-        shares, notes = collect_progress(self._owner, queues), handover_notes(self._owner, queues)
+        shares, settings = collect_progress(self._owner, queues), handover_settings(self._owner, queues)
         for queue in queues:
             self._owner.suspend(queue.ref)
 
-        def on_notes_stored() -> None:
+        def on_settings_stored() -> None:
             if shares:
                 ProgressCommit(self._runtime, shares, lambda _: release()).start()
             else:
                 release()
 
-        store_settings(self._runtime, notes, on_notes_stored)
+        store_settings(self._runtime, settings, on_settings_stored)
 
     def lost(self, queues: Sequence[QueueRef]) -> None:
         """Drop queues that this proxy lost: the writer died, or its session, or another proxy owns them
@@ -322,11 +322,11 @@ class SubscriptionMembership(ClaimOwner):
         proxy, the client leases are stored before this proxy joins again.
         """
         if not queues or any(self._runtime.topic_lives(queue) for queue in queues):
-            self._notes_until = self._runtime.now() + NOTES_S
+            self._settings_awaited_until = self._runtime.now() + SETTINGS_WAIT_S
         if queues:
             self._log_queues("queues lost", queues)
         installed = self._installed_queues(queues)
-        store_settings(self._runtime, handover_notes(self._owner, installed))
+        store_settings(self._runtime, handover_settings(self._owner, installed))
         for queue in installed:
             self.remember_lost(queue)
             self._owner.suspend(queue.ref)

@@ -56,7 +56,7 @@ class SubscriptionOrder:
         self._own: OrderScope | None = None
         self.config = config
         self.open_at = 0.0  # monotonic seconds; until then the leases of a dead proxy may be current
-        self.torn_until = 0.0  # monotonic seconds; until then a lost queue may come back
+        self.lost_until = 0.0  # monotonic seconds; until then a lost queue may come back
 
     def scope_of(self, queue: QueueRef) -> tuple[OrderScope, KeyReader] | None:
         """Return the scope of a queue and the reader of its keys; None without an order key."""
@@ -91,7 +91,7 @@ class SubscriptionOrder:
     def must_reload(self, scope: OrderScope) -> bool:
         """Whether an invalid scope must be reloaded now: its lost queue is back, or need not be waited for
         any more."""
-        return scope.invalid and (scope.returned or self._runtime.now() >= self.torn_until)
+        return scope.invalid and (scope.returned or self._runtime.now() >= self.lost_until)
 
     def open_scopes(self, scopes: Iterable[OrderScope], *, ready: bool) -> bool:
         """Open or close these scopes by `ready`; return True, and change nothing more, if one must be

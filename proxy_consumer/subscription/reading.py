@@ -16,7 +16,7 @@ from ddmq_common.metrics.catalogue import SKIPPED
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.order.scope import EndsRequest
 from proxy_consumer.core.progress import ranges_of
-from proxy_consumer.core.queue_feed import FeedState, Filter, Refusal
+from proxy_consumer.core.queue_feed import FeedState, Filter, Rejection
 from proxy_consumer.core.steps import Loaded, Purpose, ReadRequest
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.filters.message_filters import filter_for
@@ -41,17 +41,17 @@ class Reading:
         self._stalled: list[SubscribedQueue] = []  # to be read again after an error
         self._ends: dict[QueueRef, tuple[float, int]] = {}  # time of the request, next offset
 
-    def ask_ends(self, request: EndsRequest) -> None:
+    def request_ends(self, request: EndsRequest) -> None:
         """Look up the end offsets of queues, and report them to the scope that merges these queues."""
         lookup = self._runtime.backend.bounds([queue.ref for queue in request.queues])
         inline = True
 
-        def on_ends(found: Completion[list[Bounds | None]]) -> None:
-            if found.error is not None:
+        def on_ends(read: Completion[list[Bounds | None]]) -> None:
+            if read.error is not None:
                 request.scope.on_ends_failed()
-                self._note_stall(request.queues[0], found.error)
+                self._mark_stalled(request.queues[0], read.error)
                 return
-            request.scope.on_ends(request, found.value)
+            request.scope.on_ends(request, read.value)
             if not inline:
                 self._owner.serve()
 
@@ -85,7 +85,7 @@ class Reading:
         queue, owner = read.request.queue, self._owner
         if read.error is not None:
             self._buffer.on_read_failed(read.request)
-            self._note_stall(queue, read.error)
+            self._mark_stalled(queue, read.error)
             return Loaded.TAIL
         if queue.retry_queue and read.request.purpose is Purpose.NEW:
             self._pass_over_other_lives(queue, read.value)
@@ -98,7 +98,7 @@ class Reading:
         loaded = self._buffer.on_loaded(read.request, read.value, now)
         if queue.feed.state is FeedState.TAIL:
             self._arm_wait(queue)
-        elif loaded is Loaded.GONE and self._buffer.holds_queue(queue):
+        elif loaded is Loaded.DELETED and self._buffer.holds_queue(queue):
             owner.drop(queue.ref)
             owner.wake(now + SOON_S)  # jobs that waited behind its messages continue
         if queue.uncommitted:  # finished undelivered: no client's result will store it
@@ -107,11 +107,11 @@ class Reading:
             owner.after_results((queue,))
         return loaded
 
-    def warn_expired(self, queue: QueueRef, place: int | None, first: int) -> None:
-        """Log a warning if retention deleted unconsumed messages from `place` to `first`."""
-        if place is not None and place < first:
+    def warn_expired(self, queue: QueueRef, start: int | None, first: int) -> None:
+        """Log a warning if retention deleted unconsumed messages from `start` to `first`."""
+        if start is not None and start < first:
             where = {"group": self._owner.group_name, "topic": queue.topic, "queue": queue.queue_id}
-            log.warning("messages went by retention unconsumed", extra=where | {"from": place, "to": first})
+            log.warning("messages went by retention unconsumed", extra=where | {"from": start, "to": first})
 
     def _pass_over_other_lives(self, queue: SubscribedQueue, batch: ReadBatch) -> None:
         """Finish retried messages undelivered that failed in a deleted subscription of the same name."""
@@ -131,7 +131,7 @@ class Reading:
             group, topic = self._owner.group_name, self._owner.topic
             self._runtime.metrics.cell(SKIPPED, group, topic, "subscription deleted").value += len(outdated)
 
-    def _note_stall(self, queue: SubscribedQueue, error: Exception) -> None:
+    def _mark_stalled(self, queue: SubscribedQueue, error: Exception) -> None:
         owner = self._owner
         if not isinstance(error, DrainingError):
             log.warning(
@@ -168,7 +168,7 @@ class Reading:
         if not self._buffer.holds_queue(queue):
             return
         if wait.error is not None:
-            self._note_stall(queue, wait.error)
+            self._mark_stalled(queue, wait.error)
         elif wait.value:
             self._buffer.on_data_arrived(queue)
             owner.serve()
@@ -183,15 +183,15 @@ class Reading:
         if cached is None or now - cached[0] > ENDS_AGE_S:
             self._ends[queue] = (now, 0 if cached is None else cached[1])
             lookup = self._runtime.backend.bounds((queue,))
-            lookup.then(lambda found: self._end_told(queue, found))
+            lookup.then(lambda read: self._on_end_read(queue, read))
         return self._ends[queue][1]
 
-    def _end_told(self, queue: QueueRef, found: Completion[list[Bounds | None]]) -> None:
+    def _on_end_read(self, queue: QueueRef, read: Completion[list[Bounds | None]]) -> None:
         cached = self._ends.get(queue)
-        if cached is not None and found.error is None and found.value[0] is not None:
-            self._ends[queue] = (cached[0], found.value[0].next)
+        if cached is not None and read.error is None and read.value[0] is not None:
+            self._ends[queue] = (cached[0], read.value[0].next)
 
-    def note_end(self, queue: QueueRef, offset: int) -> None:
+    def record_end(self, queue: QueueRef, offset: int) -> None:
         """Record the end of a queue that is known from another request."""
         self._ends[queue] = (self._runtime.now(), offset)
 
@@ -236,8 +236,8 @@ class _Both:
         self._second = second
         self.tags = first.tags
 
-    def find_refusal(self, delivery: bytes) -> Refusal | None:
-        return self._first.find_refusal(delivery) or self._second.find_refusal(delivery)
+    def find_rejection(self, delivery: bytes) -> Rejection | None:
+        return self._first.find_rejection(delivery) or self._second.find_rejection(delivery)
 
 
 # --- what the backend answers

@@ -36,9 +36,9 @@ from proxy_consumer.subscription.commits import (
     collect_progress,
     store_settings,
 )
-from proxy_consumer.subscription.membership import SubscriptionMembership, handover_notes
+from proxy_consumer.subscription.membership import SubscriptionMembership, handover_settings
 from proxy_consumer.subscription.order import SharedOrder, SubscriptionOrder, same_order, set_open, sharing_of
-from proxy_consumer.subscription.parked_notes import load_notes, store_notes
+from proxy_consumer.subscription.parked_heads import load_parked_heads, store_parked_heads
 from proxy_consumer.subscription.reading import FLUSH_S, SOON_S, Reading, filter_of, same_filter
 from proxy_consumer.tracing import waits
 from proxy_consumer.tracing.messages import SubscriptionTrace, trace_limit
@@ -54,7 +54,7 @@ class Subscription(SubscriptionBase):
     def __init__(self, runtime: Runtime, group: Group, topic: str, config: SubscriptionDefaults) -> None:
         buffer = PullBuffer(
             config, runtime.config.answer_bytes_max, runtime.read_ahead, runtime.lease_ids,
-            runtime.build_tally(group.name, topic), runtime.held, filter_of(config), group.name,
+            runtime.build_tally(group.name, topic), runtime.read_bytes, filter_of(config), group.name,
         )  # fmt: skip
         super().__init__(runtime, group.name, topic, config, buffer)
         self.group = group
@@ -167,7 +167,7 @@ class Subscription(SubscriptionBase):
     def leave(self) -> None:
         """Release every queue; leased messages are delivered again, here or by another proxy."""
         self.flush()
-        store_settings(self.runtime, handover_notes(self, self.buffer.queues.values()))
+        store_settings(self.runtime, handover_settings(self, self.buffer.queues.values()))
         for ref in list(self.buffer.queues):
             self.drop(ref)
         self.membership.leave()
@@ -217,8 +217,8 @@ class Subscription(SubscriptionBase):
         if observer is not None:
             observer.queue = queue
         queue.epoch = epoch
-        load_notes(runtime, self.group_name, queue)
-        self.reading.note_end(ref, bounds.next)
+        load_parked_heads(runtime, self.group_name, queue)
+        self.reading.record_end(ref, bounds.next)
         self.reading.warn_expired(ref, view.committed, bounds.min)
         qid = retry_qid(runtime.backend.cluster, ref.queue_id) if retry else runtime.qid(ref)
         queue.name = QueueName(self.group_name, self.topic, qid)
@@ -231,7 +231,7 @@ class Subscription(SubscriptionBase):
         runtime.lost.pop((self.group_name.encode(), *queue.name.key), None)
         self.group.queues[queue.name.key] = queue
 
-    def on_lease_note(self, setting: str) -> None:
+    def on_lease_setting(self, setting: str) -> None:
         """Handle a changed setting with client leases: load a queue that waited for it, or ignore it."""
         if self.membership.is_expected(setting, self.buffer.queues.values()) and self.joined:
             self.wake(self.runtime.now() + SOON_S)
@@ -257,8 +257,8 @@ class Subscription(SubscriptionBase):
         if scope is not None:
             if self.runtime.topic_lives(ref):
                 scope.mark_invalid()
-                self.order.torn_until = now + LOST_S
-            self.wake(max(now + SOON_S, self.order.torn_until))
+                self.order.lost_until = now + LOST_S
+            self.wake(max(now + SOON_S, self.order.lost_until))
         self.drop(ref)
 
     def refence(self, queue: SubscribedQueue, then: Callable[[], None]) -> None:
@@ -280,7 +280,7 @@ class Subscription(SubscriptionBase):
             step = buffer.next_step(now, count)
             if isinstance(step, Delivery):
                 self.wake(step.lease.deadline)
-                self.handed.note_delivery(step, self.runtime.clock.wall_ms())
+                self.handed.record_delivery(step, self.runtime.clock.wall_ms())
                 if self.trace is not None:
                     self.trace.on_handed_out(step)
                 return step
@@ -289,7 +289,7 @@ class Subscription(SubscriptionBase):
                 self.wake(soon if buffer.stopped_early else max(soon, buffer.next_event()))
                 return None
             if isinstance(step, EndsRequest):
-                self.reading.ask_ends(step)
+                self.reading.request_ends(step)
                 continue
             owner = self if buffer.holds_queue(step.queue) else self.group.subscription_of(step.queue)
             owner.reading.read(step)
@@ -306,12 +306,12 @@ class Subscription(SubscriptionBase):
     # --- results
 
     def after_results(self, queues: Iterable[SubscribedQueue]) -> None:
-        """Move spent messages of these queues, store notes of parked ones, and set the next wake-up."""
+        """Move spent messages of these queues, record parked ones, and set the next wake-up."""
         for queue in queues:
             if queue.table.spent:
                 self.retries.take_spent(queue)
             if queue.table.exhausted:
-                store_notes(self.runtime, self.group_name, queue)
+                store_parked_heads(self.runtime, self.group_name, queue)
             self.wake(queue.next_event())
 
     def flush(self) -> None:
@@ -320,8 +320,8 @@ class Subscription(SubscriptionBase):
         if shares:
             ProgressCommit(self.runtime, shares).start()
 
-    def on_moved(self, queue: SubscribedQueue, job: UpstreamJob, *, gone: bool) -> None:
-        if gone:
+    def on_moved(self, queue: SubscribedQueue, job: UpstreamJob, *, expired: bool) -> None:
+        if expired:
             queue.skip([(job.offset, job.offset + 1)])
             self.buffer.tally.expired.value += 1
             self.wake(self.runtime.now() + SOON_S)
@@ -361,14 +361,14 @@ class Subscription(SubscriptionBase):
         if self.removed:
             self.runtime.traced.pop(self, None)
         elif self.trace is not None:
-            self.trace.note_wait(self._name_wait())
+            self.trace.record_wait(self._name_wait())
 
     def _name_wait(self) -> str:
         """Return the reason that holds up deliveries now (tracing/waits.py)."""
         buffer, config = self.buffer, self.config
         budget, waiting = buffer.budget, self.group.waiting.waiting_for(self.topic)
         if self.halted:
-            return waits.ANEW
+            return waits.RELOAD
         if not self.readable:
             return waits.CLOSED
         if not self.joined:
@@ -381,9 +381,9 @@ class Subscription(SubscriptionBase):
             return waits.BYTES
         if budget.retrying >= config.retrying_max:
             return waits.RETRYING
-        if self.runtime.now() < buffer.room_at < NEVER:
+        if self.runtime.now() < buffer.rate_allows_at < NEVER:
             return waits.RATE
-        return waits.TURN if waiting else waits.NO_PULL
+        return waits.CLIENT_WAITS if waiting else waits.NO_PULL
 
     # --- time
 
@@ -397,12 +397,12 @@ class Subscription(SubscriptionBase):
         self.reading.retry_stalled()
         self.membership.load()
         self.retry_membership.load()
-        self.retry_membership.join_again()
+        self.retry_membership.rejoin()
         self.update_order()
         self.retries.start_moves(now)
         self.wake(self.retries.next_event())
         self.after_results(self.buffer.queues.values())
-        for moment in (self.order.open_at, self.order.torn_until):
+        for moment in (self.order.open_at, self.order.lost_until):
             if moment > now:
                 self.wake(moment)
         if not self._leave_when_idle(now):
@@ -489,15 +489,15 @@ class Group:
         busy = [(pusher, refs[topic]) for topic in refs for pusher in self.pushers.get(topic, ())]
         unfinished = 1 + len(busy)
 
-        def on_ended() -> None:
+        def on_handed_over() -> None:
             nonlocal unfinished
             unfinished -= 1
             if unfinished == 0:
                 then()
 
         for pusher, of in busy:
-            pusher.hand_over(of, until, on_ended)
-        on_ended()
+            pusher.hand_over(of, until, on_handed_over)
+        on_handed_over()
 
     # --- chains that cover the group
 
@@ -527,7 +527,7 @@ class Group:
         for each in joined:
             each.halted += 1
 
-        def on_pushes_ended() -> None:
+        def on_pushes_done() -> None:
             for each in joined:
                 each.halted -= 1
             still = [each for each in joined if each.joined]
@@ -538,7 +538,7 @@ class Group:
 
         if joined:
             refs = {each.topic: list(each.buffer.queues) for each in joined}
-            self.hand_over(refs, self.runtime.now() + PUSHES_S, on_pushes_ended)
+            self.hand_over(refs, self.runtime.now() + PUSHES_S, on_pushes_done)
 
     # --- delivery
 

@@ -24,7 +24,7 @@ TRACED_MAX = 4_096  # messages of one queue at a time
 KEY_CHARS = 100
 
 
-class HeldUp(NamedTuple):
+class MessageWaits(NamedTuple):
     """The waits of an undelivered message. `here`: this proxy owns its queue; otherwise `waits` only says
     that no client pulls."""
 
@@ -55,7 +55,7 @@ class QueueTrace(JobObserver):
         self._retry = ref.topic != owner.topic
         self.queue: SubscribedQueue | None = None
 
-    def place_of(self, offset: int) -> Facts:
+    def position_of(self, offset: int) -> Facts:
         facts: Facts = {"queue": self._ref.queue_id, "offset": offset}
         return facts | {"retry": 1} if self._retry else facts
 
@@ -63,7 +63,7 @@ class QueueTrace(JobObserver):
         """Write a trace event of a followed message."""
         owner, message_id = self._owner, self.offsets.get(offset)
         if message_id is not None:
-            owner.writer.add(message_id, kind, owner.group, self.place_of(offset) | facts)
+            owner.writer.add(message_id, kind, owner.group, self.position_of(offset) | facts)
 
     def follow_read(self, batch: ReadBatch) -> None:
         """Start to follow the traced messages of a read."""
@@ -93,14 +93,14 @@ class QueueTrace(JobObserver):
             return
         following, due = self._describe_next(offset)
         if news is JobNews.FAILED:
-            self._note_return(offset, TraceKind.FAILED, following, due, detail)
+            self._write_return(offset, TraceKind.FAILED, following, due, detail)
         elif news is JobNews.TIMED_OUT:
-            self._note_return(offset, TraceKind.TIMED_OUT, following, due)
+            self._write_return(offset, TraceKind.TIMED_OUT, following, due)
         elif news is JobNews.RETURNED:
             waits_on = following if following in (NEXT_CHAIN, NEXT_OPERATOR) else NEXT_REDELIVERY
-            self._note_return(offset, TraceKind.RETURNED, waits_on)
+            self._write_return(offset, TraceKind.RETURNED, waits_on)
         elif news is JobNews.SENT_BACK:
-            self._note_return(offset, TraceKind.RETURNED, NEXT_CHAIN)
+            self._write_return(offset, TraceKind.RETURNED, NEXT_CHAIN)
         elif news is JobNews.EXTENDED:
             self.write_event(offset, TraceKind.EXTENDED)
         elif news is JobNews.RELEASED:
@@ -142,7 +142,7 @@ class QueueTrace(JobObserver):
         job = None if self.queue is None else self.queue.table.jobs.get(offset)
         return (NEXT_CHAIN, 0.0) if job is None else (_NEXT.get(job.state, NEXT_CHAIN), job.due)
 
-    def _note_return(
+    def _write_return(
         self, offset: int, kind: TraceKind, following: str, due: float = 0.0, error: str = ""
     ) -> None:
         self.back_ms[offset] = self._owner.writer.now_ms()
@@ -200,36 +200,36 @@ class SubscriptionTrace:
 
     # --- what holds up deliveries
 
-    def note_wait(self, reason: str) -> None:
+    def record_wait(self, reason: str) -> None:
         """Record the reason that holds up deliveries now (waits.py)."""
-        self._waits.note_reason(reason, self.writer.now_ms())
+        self._waits.record_reason(reason, self.writer.now_ms())
 
     def waits_between(self, queue: SubscribedQueue | None, since_ms: int, until_ms: int) -> list[Wait]:
         """Return what held up a message between two times, as far as it was recorded here.
 
         For the time before its queue was acquired, only reasons that did not depend on the queue.
         """
-        noted_waits = self._waits.waits_between(since_ms, until_ms)
+        recorded_waits = self._waits.waits_between(since_ms, until_ms)
         trace = None if queue is None else trace_of(queue)
         if trace is None or trace.installed_ms <= since_ms:
-            return noted_waits
+            return recorded_waits
         here_ms = trace.installed_ms
         early = [
             (reason, start, min(end, here_ms))
-            for reason, start, end in noted_waits
-            if start < here_ms and reason in (*waits.EVERYWHERE, waits.BETWEEN, waits.ANEW)
+            for reason, start, end in recorded_waits
+            if start < here_ms and reason in (*waits.EVERYWHERE, waits.BETWEEN, waits.RELOAD)
         ]
         return early + [
-            (reason, max(start, here_ms), end) for reason, start, end in noted_waits if end > here_ms
+            (reason, max(start, here_ms), end) for reason, start, end in recorded_waits if end > here_ms
         ]
 
-    def held_up(self, ref: QueueRef, since_ms: int) -> HeldUp:
+    def waits_since(self, ref: QueueRef, since_ms: int) -> MessageWaits:
         """Return what has held up a message of that queue since `since_ms`."""
         queue = self._buffer.queues.get(ref)
-        noted_waits = self.waits_between(queue, since_ms, self.writer.now_ms())
+        recorded_waits = self.waits_between(queue, since_ms, self.writer.now_ms())
         if queue is None:
-            noted_waits = [wait for wait in noted_waits if wait[0] in waits.EVERYWHERE]
-        return HeldUp(noted_waits, here=queue is not None)
+            recorded_waits = [wait for wait in recorded_waits if wait[0] in waits.EVERYWHERE]
+        return MessageWaits(recorded_waits, here=queue is not None)
 
     # --- deliveries
 
@@ -250,13 +250,13 @@ class SubscriptionTrace:
         if queue.retry_queue:
             attempt += attempts_before(messages.batch.record(index).system)
         since_ms = trace.back_ms.get(offset) or messages.batch.stored_ms(index)
-        noted_waits = self.waits_between(queue, since_ms, now_ms)
-        facts = trace.place_of(offset) | {
+        recorded_waits = self.waits_between(queue, since_ms, now_ms)
+        facts = trace.position_of(offset) | {
             "attempt": attempt,
             "lease": str(lease.id),
             "until_ms": self.store_ms(lease.deadline),
             "key": trace.key_of(offset),
-            "waits": noted_waits,
+            "waits": recorded_waits,
         }
         self.writer.add(
             trace.offsets[offset],

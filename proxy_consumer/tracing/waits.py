@@ -16,13 +16,13 @@ CHANGES_MAX = 256
 LONGEST = 2 * WAITS_MAX  # reasons kept of the older half
 FORGOTTEN = ""
 NO_PULL = "no_pull"  # no client requests messages
-TURN = "turn"  # a client waits: the message is being read, or others come first
+CLIENT_WAITS = "turn"  # a client waits: the message is being read, or others come first
 CONCURRENCY = "concurrency"
 BYTES = "bytes"
 RATE = "rate"
 RETRYING = "retrying"
 BETWEEN = "between"  # queues are moving to this proxy
-ANEW = "anew"  # queues are reloaded after a change of settings
+RELOAD = "anew"  # queues are reloaded after a change of settings
 CLOSED = "closed"  # the topic is not readable
 EVERYWHERE = (NO_PULL, CLOSED)  # reasons that also apply to queues that the proxy does not own
 
@@ -36,7 +36,7 @@ class WaitLog:
     def __len__(self) -> int:
         return len(self._changes)
 
-    def note_reason(self, reason: str, at_ms: int) -> None:
+    def record_reason(self, reason: str, at_ms: int) -> None:
         """Record the reason at `at_ms` of the store's clock."""
         if not self._changes or self._changes[-1][1] != reason:
             self._changes.append((at_ms, reason))
@@ -48,11 +48,11 @@ class WaitLog:
         half = len(self._changes) // 2
         old, newer = self._changes[:half], self._changes[half:]
         lengths = [until - at_ms for (at_ms, _), (until, _) in zip(old, self._changes[1:], strict=False)]
-        places = [place for place, (_, reason) in enumerate(old) if reason != FORGOTTEN]
-        longest = set(nlargest(LONGEST, places, key=lengths.__getitem__))
+        indexes = [index for index, (_, reason) in enumerate(old) if reason != FORGOTTEN]
+        longest = set(nlargest(LONGEST, indexes, key=lengths.__getitem__))
         retained = list[tuple[int, str]]()
-        for place, (at_ms, reason) in enumerate(old):
-            if place in longest:
+        for index, (at_ms, reason) in enumerate(old):
+            if index in longest:
                 retained.append((at_ms, reason))
             elif not retained or retained[-1][1] != FORGOTTEN:
                 retained.append((at_ms, FORGOTTEN))
@@ -61,14 +61,14 @@ class WaitLog:
     def waits_between(self, start_ms: int, end_ms: int) -> list[Wait]:
         """Return the waits recorded in `[start_ms, end_ms)`, ascending; only the longest if there are
         many."""
-        spans, until = list[Wait](), end_ms
+        waits, until = list[Wait](), end_ms
         for at_ms, reason in reversed(self._changes):
             if until <= start_ms:
                 break
             if at_ms < until:
                 if reason != FORGOTTEN:
-                    spans.append((reason, max(at_ms, start_ms), until))
+                    waits.append((reason, max(at_ms, start_ms), until))
                 until = at_ms
-        if len(spans) > WAITS_MAX:
-            spans = nlargest(WAITS_MAX, spans, key=lambda wait: wait[2] - wait[1])
-        return sorted(spans, key=lambda wait: wait[1])
+        if len(waits) > WAITS_MAX:
+            waits = nlargest(WAITS_MAX, waits, key=lambda wait: wait[2] - wait[1])
+        return sorted(waits, key=lambda wait: wait[1])

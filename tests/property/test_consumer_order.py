@@ -37,7 +37,7 @@ from proxy_consumer.core.order import operators
 from proxy_consumer.core.order.chains import ChainTable
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.pull_buffer import PullBuffer
-from proxy_consumer.core.queue_feed import FILTERED, Refusal
+from proxy_consumer.core.queue_feed import FILTERED, Rejection
 from proxy_consumer.core.steps import Delivery, Loaded, ReadRequest
 from proxy_consumer.core.tally import Tally
 from proxy_consumer.groups.gauges import count_blocked_keys
@@ -112,11 +112,11 @@ class KindFilter:
     def __init__(self) -> None:
         self.mended = False
 
-    def find_refusal(self, delivery: bytes) -> Refusal | None:
+    def find_rejection(self, delivery: bytes) -> Rejection | None:
         kind = delivery.split(b"/")[1]
         if kind == b"filtered":
             return FILTERED
-        return Refusal("does not fit") if kind == b"faulty" and not self.mended else None
+        return Rejection("does not fit") if kind == b"faulty" and not self.mended else None
 
 
 def is_finished(view: ProgressView, offset: int) -> bool:
@@ -174,7 +174,7 @@ class OrderMachine(RuleBasedStateMachine):
         )
         table: ChainTable = ChainTable(self.batch, 2, 6)
         self.in_flight: list[tuple[int, ProgressDelta]] = []  # by queue
-        self.scope = OrderScope(table, merged=self.merged, look_max=5)
+        self.scope = OrderScope(table, merged=self.merged, examined_max=5)
         self.buffer: Any = self.new_buffer(config)
         self.tails: set[int] = set()
         self.open_reads: list[ReadRequest | EndsRequest] = []
@@ -436,7 +436,7 @@ class OrderMachine(RuleBasedStateMachine):
         assert message.state == "ready"
         assert self.finish(number, [offset], [late]) == 0
         assert not state.fail(offset, late, None, self.now)
-        assert state.extend_parts([offset], [late], self.now) == [offset]
+        assert state.extend_messages([offset], [late], self.now) == [offset]
         assert not operators.take_away(state, offset, self.now), "nobody has it"
 
     def stands_behind(self, message: Message) -> bool:
@@ -595,8 +595,8 @@ class OrderMachine(RuleBasedStateMachine):
     @invariant()
     def memory_is_bounded(self) -> None:
         table = self.scope.table
-        assert table.kept <= 6 + len(table) + 2 * BATCH
-        assert table.kept == sum(len(chain.kept) for chain in table)
+        assert table.indexed <= 6 + len(table) + 2 * BATCH
+        assert table.indexed == sum(len(chain.indexed) for chain in table)
         assert self.scope.ledger.ready == sum(len(stream.deliverable) for stream in self.scope.queues)
         busy = {message.key for message in self.messages if not message.is_over}
         assert {chain.key for chain in table if chain.key not in table.starving} <= busy

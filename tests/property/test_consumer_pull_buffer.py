@@ -318,7 +318,7 @@ class PullBufferMachine(RuleBasedStateMachine):
                 job.deadline = self.now + TIMEOUT_S
 
     @rule(number=st.integers(0, QUEUES - 1), data=st.data())
-    def extend_parts(self, number: int, data: st.DataObject) -> None:
+    def extend_messages(self, number: int, data: st.DataObject) -> None:
         offsets = sorted(set(data.draw(self.some_offsets(number))))
         leases = data.draw(self.some_leases(number, offsets))
         expected: list[int] = []
@@ -328,7 +328,7 @@ class PullBufferMachine(RuleBasedStateMachine):
                 job.deadline = self.now + TIMEOUT_S
             else:
                 expected.append(offset)
-        assert sorted(self.state(number).extend_parts(offsets, leases, self.now)) == expected
+        assert sorted(self.state(number).extend_messages(offsets, leases, self.now)) == expected
         assert self.buffer.next_event() <= self.earliest()
 
     @rule(number=st.integers(0, QUEUES - 1), data=st.data())

@@ -88,9 +88,9 @@ class RepliesMachine(PullBufferMachine):
             super().extend(number, data)
 
     @rule(number=st.integers(0, QUEUES - 1), data=st.data())
-    def extend_parts(self, number: int, data: st.DataObject) -> None:
+    def extend_messages(self, number: int, data: st.DataObject) -> None:
         with self.as_leased(number):
-            super().extend_parts(number, data)
+            super().extend_messages(number, data)
 
     @contextmanager
     def as_leased(self, number: int) -> Iterator[None]:

@@ -12,8 +12,8 @@ from backend.progress.group_progress import GroupProgress
 from backend.records import QueueRef
 from ddmq_client.core.places import Places
 from proxy_consumer.fetches.group import RELEASE_S, Roster
-from proxy_consumer.fetches.holding import Position
 from proxy_consumer.fetches.instances import Instance
+from proxy_consumer.fetches.owned_topic import Position
 from tests.examples import examples
 
 IDS = [b"a", b"b", b"c", b"d", b"e"]

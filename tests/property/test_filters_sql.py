@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy_consumer.filters.message_filters import compile_sql, expression_fault
+from proxy_consumer.filters.message_filters import compile_sql, find_expression_error
 from tests.examples import examples
 
 NAMES = ["a", "b", "c"]
@@ -135,6 +135,6 @@ def test_the_matcher_does_what_the_naive_evaluator_does(tree: Tree, row: dict[st
 @settings(deadline=None, max_examples=examples(300))
 @given(sql=st.text(alphabet="ab1'\"()=<>!., -+eINOTANDR\n", max_size=60))
 def test_any_text_is_an_expression_or_has_a_fault(sql: str) -> None:
-    fault = expression_fault("*", sql)
+    fault = find_expression_error("*", sql)
     if fault is None and sql:
         assert compile_sql(sql).match({}) in (True, False, None)

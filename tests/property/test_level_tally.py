@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy_consumer.groups import level_tally
-from proxy_consumer.groups.level_tally import LevelTally, OffsetSpan, RetryWaiting
+from proxy_consumer.groups.level_tally import LevelRange, LevelTally, RetryWaiting
 
 NAMES = [("g", "a"), ("g", "b"), ("h", "a"), None]
 STEPS = st.lists(
@@ -53,8 +53,8 @@ def run(steps: list[tuple[str, Any]]) -> None:
 def look(tally: LevelTally, names: list, finished: set[int], page: int) -> None:
     committed, above = ranges(finished)
     tally.take_progress(committed, above, len(names))
-    while (span := tally.missing_span()) is not None:
-        span = OffsetSpan(span.offset, min(span.end, span.offset + page))
+    while (span := tally.missing_range()) is not None:
+        span = LevelRange(span.offset, min(span.end, span.offset + page))
         rows = [
             (offset, names[offset], RetryWaiting(1, offset, -offset))
             for offset in range(span.offset, span.end)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy_consumer.order_keys.general import general_reader
 from proxy_consumer.order_keys.path import parse_path
-from proxy_consumer.order_keys.reader import Unshaped, path_fault, plain_reader
+from proxy_consumer.order_keys.reader import Unshaped, find_order_key_error, plain_reader
 from tests.examples import examples
 
 NAMES = st.sampled_from(["a", "b", "k-k", "é", ""])
@@ -92,5 +92,5 @@ def test_texts_are_equal_exactly_when_values_are(one: Any, two: Any) -> None:
 @settings(deadline=None, max_examples=examples(300))
 @given(path=st.text(alphabet="$./[]*'\"-:,?@()=<>ab1 size", max_size=25))
 def test_any_text_is_a_path_or_has_a_fault(path: str) -> None:
-    if path_fault(path) is None and path:
+    if find_order_key_error(path) is None and path:
         general_reader(parse_path(path))(b'{"a":[{"b":1,"a":2},2],"b":{"a":"x"}}')

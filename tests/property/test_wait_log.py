@@ -20,7 +20,7 @@ def test_between_two_moments(told: list[tuple[int, str]], start: int, length: in
     seen: list[tuple[int, str]] = []
     for later, reason in told:
         at_ms += later
-        log.note_reason(reason, at_ms)
+        log.record_reason(reason, at_ms)
         seen.append((at_ms, reason))
     end = start + length
     model: dict[int, str] = {}
@@ -45,7 +45,7 @@ def test_of_very_many_changes_the_longest_are_known(long: set[int], tail: int) -
     wanted: list[tuple[str, int, int]] = []
     for number in range(5_000 + tail):
         reason = ("no_pull", "turn")[number % 2]
-        log.note_reason(reason, at_ms)
+        log.record_reason(reason, at_ms)
         until = at_ms + (10_000 if number in long else 5)
         if number in long:
             wanted.append((reason, at_ms, until))

@@ -37,7 +37,7 @@ from proxy_consumer.groups.ordering import PARKED_PREFIX
 from proxy_consumer.retries.headers import TOPIC as RETRY_OF
 from proxy_consumer.retries.retry_queues import SETTING_PREFIX as RETRY_SETTING
 from proxy_consumer.subscription.membership import LEASES_PREFIX
-from proxy_consumer.subscription.parked_notes import EXHAUSTED_PREFIX
+from proxy_consumer.subscription.parked_heads import EXHAUSTED_PREFIX
 
 MOVE_SETTINGS_PREFIX = "move/"  # settings of a target about moves into it
 LEFT_SETTINGS = (

@@ -99,11 +99,11 @@ class RetryPathView:
         if waiting is None:
             return dict.fromkeys(RETRY_DETAILS) | {
                 "retry_waiting": 0,
-                "retry_waiting_whole": self._retry_path.whole,
+                "retry_waiting_whole": self._retry_path.complete,
             }
         return {
             "retry_waiting": waiting.messages,
-            "retry_waiting_whole": self._retry_path.whole,
+            "retry_waiting_whole": self._retry_path.complete,
             "retry_oldest_s": max(0, self._now_ms - waiting.since_ms) / 1000,
             "retry_next_s": max(0, waiting.due_ms - self._now_ms) / 1000,
         }
@@ -247,7 +247,7 @@ class AdminGroups:
             "created": change.before is None,
             "changed": _changed_settings(change),
             "settings": settings_in_force(change.after),
-            "set_here": sorted(change.given),
+            "set_here": sorted(change.overrides),
             "notes": [*_change_hints(group, topic, settings, change), *self._push_hints(group, topic)],
         }
 
@@ -257,7 +257,7 @@ class AdminGroups:
         self._read_owners(group, topic)
 
     def _push_hints(self, group: str, topic: str) -> list[str]:
-        why = self._consumer.push_fault(group, topic)
+        why = self._consumer.find_push_error(group, topic)
         return [f"the push is held back, its messages stay where they are: {why}"] if why else []
 
     def delete(self, group: str, topic: str | None = None) -> None:
@@ -328,10 +328,10 @@ class AdminGroups:
                 "order_merged": self._backend.capabilities.topic_order,
                 "filter": each.config.sql or each.config.tags,
                 "source": source.source,
-                "set_here": sorted(source.given),
+                "set_here": sorted(source.overrides),
                 "settings": settings_in_force(each.config),
                 "inconsistent": int(self._metrics.cell(catalogue.INCONSISTENT, group, topic).value),
-                "push_fault": self._consumer.push_fault(group, topic),
+                "push_fault": self._consumer.find_push_error(group, topic),
                 "queues": queues,
             }
         )

@@ -103,7 +103,7 @@ def chain_queues(ordering: GroupOrdering) -> dict[str, QueueRef]:
     """Return the queues of a group that orders by queue (order key QID), by their canonical keys."""
     return {
         _canonical_key(json.dumps(f"{queue.topic}/{qid}")): queue
-        for queue, qid in ordering.whole_queues().items()
+        for queue, qid in ordering.single_chain_queues().items()
     }
 
 

@@ -288,5 +288,5 @@ def _read_settings(backend: Backend, group: str, topic: str) -> SubscriptionDefa
     """Return the settings that the subscription itself has; for the others, the defaults of the program."""
     key = subscription_key(group, topic)
     value = backend.setting(key)
-    settings = {} if value is None else stored_subscription(key, value).given
+    settings = {} if value is None else stored_subscription(key, value).overrides
     return build(SubscriptionDefaults, settings, ConfigPlace(key, ""))

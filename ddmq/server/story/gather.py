@@ -30,7 +30,7 @@ from proxy_consumer.core.queue_feed import FILTERED
 from proxy_consumer.filters.message_filters import filter_for
 from proxy_consumer.groups.group import SUBSCRIPTION_PREFIX, stored_subscription, subscription_key
 from proxy_consumer.groups.stats import DONE, LEFT
-from proxy_consumer.tracing.messages import HeldUp
+from proxy_consumer.tracing.messages import MessageWaits
 from proxy_producer.transactions.codec import read_op
 
 GROUPS_MAX = 100  # in one story
@@ -40,7 +40,7 @@ SCANNED_MAX = 100_000  # trace records that are read where the engine cannot fin
 SCAN_COUNT, SCAN_BYTES = 1_000, 4 << 20
 SINCE_MS = 5_000  # trace events of a message may have been stored so much before its own clock says
 OWNERS_WAIT_S = 1.0  # for the owner of a queue
-Waits = Callable[[str, str, QueueRef, int], HeldUp | None]
+Waits = Callable[[str, str, QueueRef, int], MessageWaits | None]
 Delayed = Callable[[str], Mapping[str, Any]]
 """What the delay service says of a uuid, wherever it runs. Raises DdmqError."""
 
@@ -274,9 +274,9 @@ class StoryGatherer:
         value = self._backend.setting(key)
         try:
             stored = stored_subscription(key, b"{}" if value is None else value)
-            tags, sql = str(stored.given.get("tags", "")), str(stored.given.get("sql", ""))
+            tags, sql = str(stored.overrides.get("tags", "")), str(stored.overrides.get("sql", ""))
             message_filter = filter_for(tags, sql)
         except ConfigError:
             return 0, ""
-        is_filtered = message_filter is not None and message_filter.find_refusal(main.delivery) is FILTERED
+        is_filtered = message_filter is not None and message_filter.find_rejection(main.delivery) is FILTERED
         return stored.created_ms, f"its filter keeps it back: {sql or tags}" if is_filtered else ""

@@ -6,11 +6,11 @@ finished *durably*. From its acknowledgement until the commit of that, a spot is
 releases nothing: so no crash can bring a message back after a later one of its key. Up to `batch` spots may
 be released together, into one reply, if they are consecutive in their chain and in one stream.
 
-A chain keeps a few of its waiting spots in `kept`. It forgets further ones: it only notes, per stream, the
-offset from which on there may be some (`unindexed`), and they are found again by reading (rescan.py) when
-`kept` is empty; until then the chain is *starving*. All spots in `unindexed` come after all spots in `kept`.
-So memory is bounded by the number of busy keys, however many messages wait behind them. Chains are identified
-by the key itself, not by its hash. The table knows nothing of leases, retries, commits or time.
+A chain lists a few of its waiting spots in `indexed`. It forgets further ones: it only records, per stream,
+the offset from which on there may be some (`unindexed`). When `indexed` is empty, the chain is *starving*
+until a rescan (rescan.py) reads them. All spots in `unindexed` come after all spots in `indexed`. So memory
+is bounded by the number of busy keys, however many messages wait behind them. Chains are identified by the
+key itself, not by its hash. The table knows nothing of leases, retries, commits or time.
 
 A released job is in its stream's `busy` until it is finished. On its first delivery it is in `deliverable`
 with its bytes; a job that waited in its chain is read again (core/arrivals.py). A stream knows the chains of
@@ -32,8 +32,8 @@ from backend.records import QueueRef, ReadBatch
 from proxy_consumer.core.queue_feed import QueueFeed
 from proxy_consumer.core.tally import Counter
 
-KEPT_PER_CHAIN = 16
-KEPT_IN_ALL = 100_000
+INDEXED_PER_CHAIN = 16
+INDEXED_TOTAL = 100_000
 _NO_SPOTS: list[Any] = []
 _NOWHERE: dict[Any, int] = {}
 
@@ -44,13 +44,13 @@ class Chain:
     `unstored`: how many finished messages are not durably so; while there are any, nothing is released.
     """
 
-    __slots__ = ("heads", "kept", "key", "mark", "open", "unindexed", "unstored")
+    __slots__ = ("heads", "indexed", "key", "mark", "open", "unindexed", "unstored")
 
     def __init__(self, key: str, stream: QueueStream, offset: int) -> None:
         self.key = key
         self.heads: list[tuple[QueueStream, int]] = [(stream, offset)]
         self.open = True  # no reply holds the heads yet: followers may join them
-        self.kept: list[tuple[QueueStream, int]] = (
+        self.indexed: list[tuple[QueueStream, int]] = (
             _NO_SPOTS  # both are shared objects while empty: most keys never wait
         )
         self.unindexed: dict[QueueStream, int] = _NOWHERE
@@ -60,22 +60,22 @@ class Chain:
     @property
     def has_waiting(self) -> bool:
         """Whether messages wait, or may wait, behind the heads."""
-        return bool(self.kept or self.unindexed)
+        return bool(self.indexed or self.unindexed)
 
 
 class ChainTable:
     """All chains of one scope. The fast path accesses `chains`, by key, directly."""
 
     def __init__(
-        self, batch: int = 1, kept_per_chain: int = KEPT_PER_CHAIN, kept_in_all: int = KEPT_IN_ALL
+        self, batch: int = 1, indexed_per_chain: int = INDEXED_PER_CHAIN, indexed_total: int = INDEXED_TOTAL
     ) -> None:
         self.batch = batch  # the default batch size, the largest of all streams
         self.batches: dict[QueueStream, int] = {}  # streams with their own batch size
-        self.kept = 0  # spots, over all chains
+        self.indexed = 0  # spots, over all chains
         self.starving: dict[str, Chain] = {}
         self.chains: dict[str, Chain] = {}
-        self._kept_per_chain = kept_per_chain
-        self._kept_in_all = kept_in_all
+        self._indexed_per_chain = indexed_per_chain
+        self._indexed_total = indexed_total
 
     def __len__(self) -> int:
         return len(self.chains)
@@ -96,10 +96,10 @@ class ChainTable:
         if self.batch > 1 and self._may_follow(chain, stream):
             chain.heads.append((stream, offset))
             return chain
-        if chain.unindexed or not self._has_room(chain):
+        if chain.unindexed or not self._has_capacity(chain):
             chain.unindexed = {stream: offset} | chain.unindexed
         else:
-            self._keep_spot(chain, stream, offset)
+            self._add_indexed(chain, stream, offset)
         return None
 
     def _may_follow(self, chain: Chain, stream: QueueStream) -> bool:
@@ -107,15 +107,15 @@ class ChainTable:
         most = self.batches.get(stream, self.batch)
         return chain.open and 0 < len(heads) < most and heads[0][0] is stream and not chain.has_waiting
 
-    def _has_room(self, chain: Chain) -> bool:
-        return len(chain.kept) < self._kept_per_chain and self.kept < self._kept_in_all
+    def _has_capacity(self, chain: Chain) -> bool:
+        return len(chain.indexed) < self._indexed_per_chain and self.indexed < self._indexed_total
 
-    def _keep_spot(self, chain: Chain, stream: QueueStream, offset: int) -> None:
-        if chain.kept:
-            chain.kept.append((stream, offset))
+    def _add_indexed(self, chain: Chain, stream: QueueStream, offset: int) -> None:
+        if chain.indexed:
+            chain.indexed.append((stream, offset))
         else:
-            chain.kept = [(stream, offset)]
-        self.kept += 1
+            chain.indexed = [(stream, offset)]
+        self.indexed += 1
 
     def finish_job(self, chain: Chain, stream: QueueStream, offset: int) -> Iterable[tuple[QueueStream, int]]:
         """Remove a finished head from its chain; return the messages that this releases (the new heads)."""
@@ -124,16 +124,16 @@ class ChainTable:
             heads.remove((stream, offset))
             return ()
         heads.clear()
-        return self.let_out(chain)
+        return self.release_next(chain)
 
-    def let_out(self, chain: Chain) -> Iterable[tuple[QueueStream, int]]:
+    def release_next(self, chain: Chain) -> Iterable[tuple[QueueStream, int]]:
         """Release and return the next messages of a chain without heads; none while it has unstored ones.
 
         A chain without cached waiting messages starves if more may be unindexed, and otherwise ends.
         """
         if chain.unstored:
             return ()
-        waiting = chain.kept
+        waiting = chain.indexed
         if waiting:
             stream, count = waiting[0][0], 1
             most = self.batches.get(stream, self.batch)
@@ -142,7 +142,7 @@ class ChainTable:
             chain.heads = waiting[:count]
             chain.open = True
             del waiting[:count]
-            self.kept -= count
+            self.indexed -= count
             self.starving.pop(chain.key, None)
             return chain.heads
         if chain.unindexed:
@@ -163,21 +163,21 @@ class ChainTable:
     def put_back(self, chain: Chain, stream: QueueStream, offset: int) -> None:
         """Return a released job to its old position among the waiting jobs of its chain."""
         chain.heads.remove((stream, offset))
-        at, waiting = 0, chain.kept
+        at, waiting = 0, chain.indexed
         while at < len(waiting) and waiting[at][0] is stream and waiting[at][1] < offset:
             at += 1
-        chain.kept = [*waiting[:at], (stream, offset), *waiting[at:]]
-        self.kept += 1
+        chain.indexed = [*waiting[:at], (stream, offset), *waiting[at:]]
+        self.indexed += 1
 
     # --- for the rescan
 
-    def index_found(self, chain: Chain, stream: QueueStream, offset: int, scan: int) -> None:
-        """Keep a waiting job that the rescan `scan` found, or leave it and all later ones for the next
+    def index_rescanned(self, chain: Chain, stream: QueueStream, offset: int, scan: int) -> None:
+        """Index a waiting job that the rescan `scan` read, or leave it and all later ones for the next
         rescan."""
         if chain.unindexed.get(stream, offset + 1) > offset or chain.mark == scan:
             return
-        if self._has_room(chain) or not (chain.kept or chain.heads):
-            self._keep_spot(chain, stream, offset)
+        if self._has_capacity(chain) or not (chain.indexed or chain.heads):
+            self._add_indexed(chain, stream, offset)
             chain.unindexed[stream] = offset + 1
         else:
             chain.unindexed[stream] = offset
@@ -201,13 +201,13 @@ class ChainTable:
         going: list[Chain] = []
         unstored = stream.forget_unstored()
         for chain in list(self.chains.values()):
-            remaining = [spot for spot in chain.kept if spot[0] is not stream]
-            self.kept -= len(chain.kept) - len(remaining)
-            chain.kept = remaining
+            remaining = [spot for spot in chain.indexed if spot[0] is not stream]
+            self.indexed -= len(chain.indexed) - len(remaining)
+            chain.indexed = remaining
             chain.unindexed.pop(stream, None)
             had = bool(chain.heads) or chain in unstored
             chain.heads = [spot for spot in chain.heads if spot[0] is not stream]
-            if not chain.heads and (had or not chain.has_waiting) and self.let_out(chain):
+            if not chain.heads and (had or not chain.has_waiting) and self.release_next(chain):
                 going.append(chain)
         return going
 
@@ -230,14 +230,14 @@ class ScopeLedger:
     """State that the streams of one scope share.
 
     `parked_keys`: the keys that an operator parked. `ready`: how many messages of all streams are ready for
-    delivery, at most `ready_max`. `let_out`: released messages on which the scope has yet to act.
+    delivery, at most `ready_max`. `released`: messages on which the scope has yet to act.
     `gained_capacity`: whether `ready` has fallen below its maximum since the scope last checked. `unplaced`:
     how many messages ended before they were placed, and not durably yet; `lifted`: whether that has
     fallen to 0 since the scope last checked.
     """
 
     __slots__ = (
-        "gained_capacity", "let_out", "lifted", "parked_keys", "ready", "ready_max", "table", "unplaced",
+        "gained_capacity", "lifted", "parked_keys", "ready", "ready_max", "released", "table", "unplaced",
     )  # fmt: skip
 
     def __init__(self, table: ChainTable) -> None:
@@ -245,7 +245,7 @@ class ScopeLedger:
         self.parked_keys: frozenset[str] = frozenset()
         self.ready = 0
         self.ready_max = READY_MAX
-        self.let_out: list[tuple[Chain, list[tuple[QueueStream, int]]]] = []
+        self.released: list[tuple[Chain, list[tuple[QueueStream, int]]]] = []
         self.gained_capacity = False
         self.unplaced = 0
         self.lifted = False
@@ -259,14 +259,13 @@ class ScopeLedger:
 class QueueStream:
     """One queue within its scope.
 
-    `asked_at`, `read_at`, `tail_at`: numbers of the scope's reads: the last one requested, answered, and at
-    which the queue had no more messages. `faulty`: offsets on which the filter failed. `unstored`: the
+    `requested_at`, `read_at`, `tail_at`: numbers of the scope's reads: the last one requested, answered, and
+    at which the queue had no more messages. `faulty`: offsets on which the filter failed. `unstored`: the
     messages that are finished, but not durably yet, with their chains; `unplaced`: those that have ended, but
     not durably yet, before they were placed.
     """
 
     __slots__ = (
-        "asked_at",
         "busy",
         "deliverable",
         "faulty",
@@ -275,6 +274,7 @@ class QueueStream:
         "ledger",
         "read_at",
         "ref",
+        "requested_at",
         "tail_at",
         "unkeyed",
         "unplaced",
@@ -296,7 +296,7 @@ class QueueStream:
         self.unplaced: set[int] = set()
         self.deliverable: deque[ReadyMessage] = deque()
         self.unsorted = False  # `deliverable` may not ascend
-        self.asked_at = self.read_at = self.tail_at = 0
+        self.requested_at = self.read_at = self.tail_at = 0
 
     # --- called for the queue's jobs
 
@@ -308,8 +308,8 @@ class QueueStream:
             chain = busy.pop(offset, None)
             if chain is None:
                 continue
-            if chain.kept or chain.unindexed or chain.unstored or len(chain.heads) > 1:
-                ledger.let_out.append((chain, list(ledger.table.finish_job(chain, self, offset))))
+            if chain.indexed or chain.unindexed or chain.unstored or len(chain.heads) > 1:
+                ledger.released.append((chain, list(ledger.table.finish_job(chain, self, offset))))
             else:
                 del chains[chain.key]  # no job waits: the chain ends here
         if self.unplaced:
@@ -359,8 +359,8 @@ class QueueStream:
                 chain.unstored -= 1
                 if chain.unstored or chain.heads:
                     continue
-                if chain.kept or chain.unindexed:
-                    ledger.let_out.append((chain, list(table.let_out(chain))))
+                if chain.indexed or chain.unindexed:
+                    ledger.released.append((chain, list(table.release_next(chain))))
                 else:
                     del table.chains[chain.key]  # no job waits: the chain ends here
             if self.unplaced:
@@ -418,7 +418,7 @@ class QueueStream:
         chain, table = self.busy.pop(offset), self.ledger.table
         table.put_back(chain, self, offset)
         if not chain.heads:
-            self.ledger.let_out.append((chain, list(table.let_out(chain))))
+            self.ledger.released.append((chain, list(table.release_next(chain))))
 
     def pass_over(self, offsets: Sequence[int]) -> None:
         """Drop messages that were finished without a lease from the ready messages."""

@@ -24,7 +24,7 @@ def take_away(queue: SubscribedQueue, offset: int, now: float) -> bool:
     """
     if queue.stream is not None and not queue.stream.is_first(offset):
         return False
-    if not queue.leases.cut_short(offset, now):
+    if not queue.leases.expire_now(offset, now):
         return False
     earlier = queue.table.jobs.get(offset)
     if earlier is not None and earlier.was_tried:

@@ -55,10 +55,12 @@ class ReadAhead:
 
     def rows_until(self, number: int, stop: int) -> list[Row]:
         """Return the rows of the messages with indexes from `at` to below `stop`."""
-        run, part = self.run, slice(self.at, stop)
-        positions = map(self.batch.positions.__getitem__, run.indexes[part])
+        run, columns = self.run, slice(self.at, stop)
+        positions = map(self.batch.positions.__getitem__, run.indexes[columns])
         return list(
-            zip(positions, repeat(number), run.offsets[part], run.deliveries[part], run.indexes[part])
+            zip(
+                positions, repeat(number), run.offsets[columns], run.deliveries[columns], run.indexes[columns]
+            )
         )
 
     def log_position(self, at: int) -> int:
@@ -78,20 +80,22 @@ class ReadAhead:
             self.stream.feed.consume_messages(self.at - self._first)
 
 
-def rows_alone(part: ReadAhead, count: int) -> list[Row]:
+def rows_alone(source: ReadAhead, count: int) -> list[Row]:
     """Return the next `count` rows of a single stream, whose log positions need no comparison."""
-    run, piece = part.run, slice(part.at, part.at + count)
-    return list(zip(repeat(0), repeat(0), run.offsets[piece], run.deliveries[piece], run.indexes[piece]))
+    run, columns = source.run, slice(source.at, source.at + count)
+    return list(
+        zip(repeat(0), repeat(0), run.offsets[columns], run.deliveries[columns], run.indexes[columns])
+    )
 
 
 def merge_rows(ahead: Sequence[ReadAhead], count: int) -> list[Row]:
     """Return the next rows in log order: at most `count` of each stream, and `count` (or all) of at least
     one."""
-    lasts = [min(part.at + count, part.end) - 1 for part in ahead]
-    horizon = min(part.log_position(last) for part, last in zip(ahead, lasts, strict=True))
+    lasts = [min(source.at + count, source.end) - 1 for source in ahead]
+    horizon = min(source.log_position(last) for source, last in zip(ahead, lasts, strict=True))
     rows: list[Row] = []
-    for number, (part, last) in enumerate(zip(ahead, lasts, strict=True)):
-        rows += part.rows_until(number, part.stop(horizon, last))
+    for number, (source, last) in enumerate(zip(ahead, lasts, strict=True)):
+        rows += source.rows_until(number, source.stop(horizon, last))
     rows.sort()
     return rows
 
@@ -100,11 +104,11 @@ def place_rows(
     ledger: ScopeLedger,
     rows: Iterable[Row],
     ahead: Sequence[ReadAhead],
-    lying: deque[ReadyMessage],
+    deliverable: deque[ReadyMessage],
     enough: int,
 ) -> int:
-    """Place rows in the order of `merge_rows` until `enough` messages are `lying` ready; return how many were
-    placed.
+    """Place rows in the order of `merge_rows` until `enough` messages are `deliverable`; return how many
+    were placed.
 
     The loop is the fast path for messages whose key is free. Messages without a key are counted and delivered
     without order; heads of parked keys are parked.
@@ -112,38 +116,38 @@ def place_rows(
     table, parked, placed = ledger.table, ledger.parked_keys, 0
     chains, message = table.chains, tuple.__new__
     for _, number, offset, delivery, index in rows:
-        part = ahead[number]
+        source = ahead[number]
         placed += 1
-        key = part.key_of(delivery)
-        if parked or part.faulty or part.out or part.used_up or key is None:
-            _place_special(ledger, part, ReadyMessage(offset, delivery, part.batch, index, None), key)
+        key = source.key_of(delivery)
+        if parked or source.faulty or source.out or source.used_up or key is None:
+            _place_special(ledger, source, ReadyMessage(offset, delivery, source.batch, index, None), key)
         elif key not in chains:
-            part.busy[offset] = chain = chains[key] = Chain(key, part.stream, offset)
-            part.ready.append(message(ReadyMessage, (offset, delivery, part.batch, index, chain)))
-        elif (existing := table.add_arrival(key, part.stream, offset)) is not None:
-            part.busy[offset] = existing
-            part.ready.append(message(ReadyMessage, (offset, delivery, part.batch, index, existing)))
+            source.busy[offset] = chain = chains[key] = Chain(key, source.stream, offset)
+            source.ready.append(message(ReadyMessage, (offset, delivery, source.batch, index, chain)))
+        elif (existing := table.add_arrival(key, source.stream, offset)) is not None:
+            source.busy[offset] = existing
+            source.ready.append(message(ReadyMessage, (offset, delivery, source.batch, index, existing)))
         elif not chains[key].unindexed:
-            part.queue.kept.keep_message(part.queue.reread, offset, part.batch, index)
-        if len(lying) >= enough:
+            source.queue.cached.cache_message(source.queue.reread, offset, source.batch, index)
+        if len(deliverable) >= enough:
             break
     return placed
 
 
-def _place_special(ledger: ScopeLedger, part: ReadAhead, message: ReadyMessage, key: str | None) -> None:
+def _place_special(ledger: ScopeLedger, source: ReadAhead, message: ReadyMessage, key: str | None) -> None:
     """Place one message whose key is missing or parked, that is faulty, leased or exhausted: the slow
     path."""
-    offset, queue = message.offset, part.queue
-    faulty = offset in part.faulty
-    part.faulty.discard(offset)  # the filter is applied again when its chain reaches it
+    offset, queue = message.offset, source.queue
+    faulty = offset in source.faulty
+    source.faulty.discard(offset)  # the filter is applied again when its chain reaches it
     if key is None:
-        part.stream.unkeyed.value += 1
+        source.stream.unkeyed.value += 1
     else:
-        chain = ledger.table.add_arrival(key, part.stream, offset)
+        chain = ledger.table.add_arrival(key, source.stream, offset)
         if chain is None:
             return
-        part.busy[offset] = chain
-        if offset in part.out:
+        source.busy[offset] = chain
+        if offset in source.out:
             chain.open = False
         elif queue.exhaust_used_up(offset):
             return
@@ -151,9 +155,9 @@ def _place_special(ledger: ScopeLedger, part: ReadAhead, message: ReadyMessage, 
             queue.park_unread(offset)
             return
         message = message._replace(chain=chain)
-    if offset in part.out:
-        part.out.discard(offset)  # a client has it
+    if offset in source.out:
+        source.out.discard(offset)  # a client has it
     elif faulty:
         queue.table.release(offset)  # it is read and filtered again, and fails then
     else:
-        part.ready.append(message)
+        source.ready.append(message)

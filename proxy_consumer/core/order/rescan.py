@@ -61,10 +61,10 @@ class Rescan:
         self._eligible: dict[str, bool] = {}
         self.done = False
 
-    def read_on(self, look_max: int) -> RescanStep:
-        """Examine up to `look_max` messages."""
+    def read_on(self, examined_max: int) -> RescanStep:
+        """Examine up to `examined_max` messages."""
         chains: list[Chain] = []
-        looked = 0
+        examined = 0
         while not self.done and not self._reading:
             if not self._goal:
                 self.done = True
@@ -78,9 +78,9 @@ class Rescan:
                 if request is not None:
                     return RescanStep(chains, request, False)
                 continue
-            if looked >= look_max:
+            if examined >= examined_max:
                 return RescanStep(chains, None, True)
-            looked += 1
+            examined += 1
             chains += self._examine_next(stream)
         return RescanStep(chains, None, False)
 
@@ -146,10 +146,10 @@ class Rescan:
         chain = None if key is None else self._table.get(key)
         if chain is None or not self._covers_chain(chain):
             return []
-        self._table.index_found(chain, stream, offset, self._number)
+        self._table.index_rescanned(chain, stream, offset, self._number)
         queue = self._queues[stream]
-        if chain.kept and chain.kept[-1] == (stream, offset) and not queue.plan.filtered:
-            queue.kept.keep_message(queue.reread, offset, batch, at)
+        if chain.indexed and chain.indexed[-1] == (stream, offset) and not queue.plan.filtered:
+            queue.cached.cache_message(queue.reread, offset, batch, at)
         if chain.mark == self._number:
             self._goal.discard(chain.key)
         return [chain]

@@ -24,7 +24,7 @@ Ready messages of a topic that no client pulls, or that may not deliver more now
 they are laid aside, which drops their bytes, and read again when needed. Their keys stay busy.
 
 Bounds: messages that are ready (`READY_MAX`) and laid aside (`ASIDE_MAX`; at this bound the scope reads no
-further until some are taken), the ack span of each queue, and messages examined in one call (`LOOK_MAX`;
+further until some are taken), the ack span of each queue, and messages examined in one call (`EXAMINED_MAX`;
 `short` then says that there is more to do at once).
 """
 
@@ -44,7 +44,7 @@ from proxy_consumer.core.steps import ReadRequest, read_new
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
 
 ASIDE_MAX = 50_000  # some 600 bytes each
-LOOK_MAX = 1_024
+EXAMINED_MAX = 1_024
 READ_MIN = 256  # records of one read: several queues are read at the same time
 _NO_READ = 1 << 62  # a number that no read of the scope has
 
@@ -61,7 +61,7 @@ class OrderScope:
         *,
         merged: bool,
         single: bool = False,
-        look_max: int = LOOK_MAX,
+        examined_max: int = EXAMINED_MAX,
     ) -> None:
         self.table = table
         self.ledger = ScopeLedger(table)
@@ -73,16 +73,16 @@ class OrderScope:
         self.full = False  # no more messages may be laid aside
         self.aside_max = ASIDE_MAX
         self._begun = False  # a message was placed
-        self._look_max = look_max
+        self._examined_max = examined_max
         self._merged = merged
         self._single = single
         self._reads = 0
-        self._turn = 0
+        self._last_served = 0  # index of a stream, if the streams are served round-robin
         self._news: dict[QueueStream, None] = {}  # streams to examine; the others are in one of:
         self._some: dict[QueueStream, None] = {}  # those with buffered messages
         self._blind: dict[QueueStream, None] = {}  # those being read; the rest is quiet
         self._quiet_at = _NO_READ  # number of the oldest read at which a quiet stream had no messages
-        self._asking = False  # the ends of the quiet queues were requested
+        self._ends_requested = False  # of the quiet queues
         self._ends_failed = False
         self._idle = False  # nothing can be placed until there is news
         self._drivers: dict[str, QueueStream] = {}  # topic → the stream for which the scope reads
@@ -106,7 +106,7 @@ class OrderScope:
         self.returned = self.invalid
         self.queues[stream] = queue
         self._drivers.setdefault(stream.ref.topic, stream)
-        self.note_news(stream)
+        self.add_news(stream)
         self.set_batch(stream, batch)
 
     def set_batch(self, stream: QueueStream, batch: int) -> None:
@@ -141,7 +141,7 @@ class OrderScope:
         stream.busy.clear()
         self._rescan = None
         for chain in self.table.drop_stream(stream):
-            self._let_out(chain, list(chain.heads))
+            self._release_spots(chain, list(chain.heads))
         self.apply_ledger()
         self.wake_drivers()
 
@@ -164,7 +164,7 @@ class OrderScope:
         for queue in self.queues.values():
             queue.wake_up()
 
-    def note_news(self, stream: QueueStream) -> None:
+    def add_news(self, stream: QueueStream) -> None:
         """Record that this queue may have messages, or capacity for some."""
         self._news[stream] = None
         self._idle = False
@@ -175,11 +175,11 @@ class OrderScope:
         """Act on the ledger: release the jobs of chains that moved on, and read on if there is capacity
         again."""
         ledger = self.ledger
-        while ledger.let_out:
-            finished, ledger.let_out = ledger.let_out, []
+        while ledger.released:
+            finished, ledger.released = ledger.released, []
             for chain, spots in finished:
                 if spots:
-                    self._let_out(chain, spots)
+                    self._release_spots(chain, spots)
                 elif self.table.starving:
                     self.wake_drivers()
         if ledger.lifted:
@@ -189,7 +189,7 @@ class OrderScope:
             ledger.gained_capacity = False
             self.wake_drivers()
 
-    def _let_out(self, chain: Chain, spots: list[tuple[QueueStream, int]]) -> None:
+    def _release_spots(self, chain: Chain, spots: list[tuple[QueueStream, int]]) -> None:
         while spots:
             stream, offset = spots.pop(0)
             queue = self.queues[stream]
@@ -241,11 +241,11 @@ class OrderScope:
             request = self._run_rescan()
             if request is not None or self.queues[stream].table.released:
                 return request
-        looked, enough = 0, len(stream.deliverable) + want
+        examined, enough = 0, len(stream.deliverable) + want
         while len(stream.deliverable) < enough and (
             self.ledger.ready < self.ledger.ready_max or self._lay_aside(stream)
         ):
-            if looked >= self._look_max:
+            if examined >= self._examined_max:
                 self.short = True
                 return None
             streams = None if self._idle else self._choose_streams(want)
@@ -254,18 +254,19 @@ class OrderScope:
                 return None
             if not isinstance(streams, list):
                 return streams
-            placed = self._place_messages(streams, stream, enough, self._look_max - looked)
+            placed = self._place_messages(streams, stream, enough, self._examined_max - examined)
             if not placed:
                 return None
-            looked += placed
+            examined += placed
         return None
 
-    def _lay_aside(self, asking: QueueStream) -> bool:
-        """Drop the bytes of ready messages of another topic, to make room; return whether there is room now.
+    def _lay_aside(self, target: QueueStream) -> bool:
+        """Drop the bytes of ready messages of another topic, to free capacity; return whether `target` may
+        get messages now.
 
         Messages of the same topic are not laid aside: the same clients pull them.
         """
-        others = [stream for stream in self.queues if stream.ref.topic != asking.ref.topic]
+        others = [stream for stream in self.queues if stream.ref.topic != target.ref.topic]
         fullest = max(others, key=lambda stream: len(stream.deliverable), default=None)
         if fullest is None or not fullest.deliverable:
             return False
@@ -283,14 +284,14 @@ class OrderScope:
         """Return the streams to merge now, or the request that must be answered first, or None."""
         if self._merged or len(self.queues) == 1:
             return self._streams_to_merge(want)
-        return self._next_in_turn(want)
+        return self._choose_round_robin(want)
 
     def _streams_to_merge(self, want: int) -> list[QueueStream] | ReadRequest | EndsRequest | None:
         """Return all streams with messages, once it is certain that the others have no older ones.
 
         Otherwise returns the request that must be answered first, or None if one is pending.
         """
-        if self._asking:
+        if self._ends_requested:
             return None
         while self._news:
             request = self._examine_stream(self._news.popitem()[0], want)
@@ -301,7 +302,7 @@ class OrderScope:
         if len(self._some) == len(self.queues):
             self._quiet_at = _NO_READ
         elif self._quiet_at <= max(stream.read_at for stream in self._some):
-            return self._ask_ends()
+            return self._request_ends()
         return list(self._some)
 
     def _examine_stream(self, stream: QueueStream, want: int) -> ReadRequest | None:
@@ -318,38 +319,38 @@ class OrderScope:
             return self._request_read(stream, want)
         return None
 
-    def _ask_ends(self) -> EndsRequest:
+    def _request_ends(self) -> EndsRequest:
         self._reads += 1
-        self._asking = True
+        self._ends_requested = True
         quiet = [queue for stream, queue in self.queues.items() if stream not in self._some]
         return EndsRequest(self, quiet, self._reads)
 
-    def on_ends(self, request: EndsRequest, found: Sequence[Bounds | None]) -> None:
+    def on_ends(self, request: EndsRequest, ends: Sequence[Bounds | None]) -> None:
         """Accept the ends that were requested; None for a queue that does not exist any more."""
-        self._asking = False
+        self._ends_requested = False
         self._quiet_at = request.number
-        for queue, bounds in zip(request.queues, found, strict=True):
+        for queue, bounds in zip(request.queues, ends, strict=True):
             feed = queue.feed
             if feed.state is FeedState.TAIL and (bounds is None or bounds.next > feed.cursor):
                 feed.state = FeedState.READABLE
                 if queue.stream is not None:
-                    self.note_news(queue.stream)
+                    self.add_news(queue.stream)
         self.wake_drivers()
 
     def on_ends_failed(self) -> None:
         """Record that the ends could not be read; `retry` requests them again."""
         self._ends_failed = True
 
-    def _next_in_turn(self, want: int) -> list[QueueStream] | ReadRequest | None:
+    def _choose_round_robin(self, want: int) -> list[QueueStream] | ReadRequest | None:
         streams = list(self.queues)
         for _ in range(len(streams)):
-            self._turn = (self._turn + 1) % len(streams)
-            stream = streams[self._turn]
+            self._last_served = (self._last_served + 1) % len(streams)
+            stream = streams[self._last_served]
             if stream.feed.has_messages:
                 return [stream]
         count = len(streams)
         for step in range(1, count + 1):
-            request = self._request_read(streams[(self._turn + step) % count], want)
+            request = self._request_read(streams[(self._last_served + step) % count], want)
             if request is not None:
                 return request
         return None
@@ -358,7 +359,7 @@ class OrderScope:
         request = read_new(self.queues[stream], want if self._single else max(want, READ_MIN))
         if request is not None:
             self._reads += 1
-            stream.asked_at = self._reads
+            stream.requested_at = self._reads
         return request
 
     def on_read(self, stream: QueueStream) -> None:
@@ -367,36 +368,36 @@ class OrderScope:
         if stream.feed.has_messages:
             stream.read_at = self._reads
         else:
-            stream.tail_at = stream.asked_at
+            stream.tail_at = stream.requested_at
 
     def _place_messages(
-        self, streams: list[QueueStream], asking: QueueStream, enough: int, look_max: int
+        self, streams: list[QueueStream], target: QueueStream, enough: int, examined_max: int
     ) -> int:
-        """Place messages in order until `asking` has enough or a stream runs out; return how many were
+        """Place messages in order until `target` has enough or a stream runs out; return how many were
         placed."""
         self._begun = True
         ahead = [ReadAhead(stream, self.queues[stream]) for stream in streams]
         before = [len(stream.deliverable) for stream in streams]
-        lying, placed = asking.deliverable, 0
-        while placed < look_max and len(lying) < enough:
+        deliverable, placed = target.deliverable, 0
+        while placed < examined_max and len(deliverable) < enough:
             if self._single and len(self.table) and not self._may_follow():
                 break
-            count = 1 if self._single else min(enough - len(lying), look_max - placed)
+            count = 1 if self._single else min(enough - len(deliverable), examined_max - placed)
             rows = merge_rows(ahead, count) if len(ahead) > 1 else rows_alone(ahead[0], count)
-            del rows[look_max - placed :]
-            placed_now = place_rows(self.ledger, rows, ahead, lying, enough)
+            del rows[examined_max - placed :]
+            placed_now = place_rows(self.ledger, rows, ahead, deliverable, enough)
             placed += placed_now
             for number in map(itemgetter(1), rows[:placed_now]):
                 ahead[number].at += 1
-            if any(part.at == part.end for part in ahead):
+            if any(source.at == source.end for source in ahead):
                 break
-        for part, had in zip(ahead, before, strict=True):
-            part.consume_placed()
-            if part.at == part.end:
-                self.note_news(part.stream)
-            if len(part.ready) > had:
-                self.ledger.ready += len(part.ready) - had
-                part.queue.wake_up()
+        for source, had in zip(ahead, before, strict=True):
+            source.consume_placed()
+            if source.at == source.end:
+                self.add_news(source.stream)
+            if len(source.ready) > had:
+                self.ledger.ready += len(source.ready) - had
+                source.queue.wake_up()
         return placed
 
     def _may_follow(self) -> bool:
@@ -409,20 +410,20 @@ class OrderScope:
         if self._rescan is None:
             self._rescans += 1
             self._rescan = Rescan(self.table, self.queues, self._merged, self._rescans)
-        looked = self._rescan.read_on(self._look_max)
-        self.short = looked.more
-        for chain in looked.chains:
+        step = self._rescan.read_on(self._examined_max)
+        self.short = step.more
+        for chain in step.chains:
             self._resume_chain(chain)
         if self._rescan.done:
             self._rescan = None
             for chain in list(self.table.starving.values()):
                 self._resume_chain(chain)
             self.short = bool(self.table.starving)
-        return looked.request
+        return step.request
 
     def _resume_chain(self, chain: Chain) -> None:
         if not chain.heads:
-            self._let_out(chain, list(self.table.let_out(chain)))
+            self._release_spots(chain, list(self.table.release_next(chain)))
 
     def on_rescan_read(self, request: ReadRequest, batch: ReadBatch) -> None:
         """Accept the page that the rescan requested."""
@@ -438,7 +439,7 @@ class OrderScope:
         """Allow the failed rescan and the failed request for ends to be repeated."""
         self._rescan_failed = False
         if self._ends_failed:
-            self._asking = self._ends_failed = False
+            self._ends_requested = self._ends_failed = False
 
 
 class EndsRequest(NamedTuple):

@@ -52,4 +52,4 @@ class CelSource:
 def _unescape_text(text: str) -> str | None:
     if any(sign not in _ESCAPES for sign in _ESCAPE.findall(text)):
         return None
-    return _ESCAPE.sub(lambda found: _ESCAPES[found[1]], text)
+    return _ESCAPE.sub(lambda match: _ESCAPES[match[1]], text)

@@ -22,7 +22,7 @@ STEPS = ("Json", "Script", "Groovy", "Transit", "QueryParams", "FormParams", "Fo
 PUSH_SINKS = ("AsyncHttp", "Redis", "File")
 PULL_SINKS = ("PullServer", "LowLevel")
 SINKS = PULL_SINKS + PUSH_SINKS
-KNOWN = MARKERS + STEPS + SINKS
+ALL_ACTIONS = MARKERS + STEPS + SINKS
 REFUSED = {
     "Hdfs": "use File, or a consumer of your own that writes to HDFS",
     "Hbase": "use AsyncHttp to a service in front of it, or a consumer of your own that writes to HBase",
@@ -129,6 +129,6 @@ def unknown_action_text(name: str) -> str:
     """Return the error text for a name that is not an action, with what to use instead."""
     if name in REFUSED:
         return f"action {name!r} is not built here; {REFUSED[name]}"
-    close = get_close_matches(name, KNOWN, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(KNOWN)}"
+    close = get_close_matches(name, ALL_ACTIONS, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(ALL_ACTIONS)}"
     return f"action {name!r} is unknown; {hint}"

@@ -67,7 +67,7 @@ class Absent:
 ABSENT = Absent()
 
 
-class MessagePlace(NamedTuple):
+class MessagePosition(NamedTuple):
     """The position of a message, as consumers see it. `source`: RMQ or KAFKA."""
 
     topic: str
@@ -77,7 +77,7 @@ class MessagePlace(NamedTuple):
     source: str = "RMQ"
 
 
-NOWHERE = MessagePlace("", "", "", -1)
+NOWHERE = MessagePosition("", "", "", -1)
 
 
 class Ending(Enum):
@@ -124,7 +124,7 @@ class ActionJob:
         "json",
         "key",
         "params",
-        "place",
+        "position",
         "properties",
         "query",
         "script_failed",
@@ -138,13 +138,13 @@ class ActionJob:
         tag: bytes,
         body: bytes,
         properties: Mapping[bytes, bytes],
-        place: MessagePlace = NOWHERE,
+        position: MessagePosition = NOWHERE,
     ) -> None:
         self.key = key
         self.tag = tag
         self.body = body
         self.properties = properties
-        self.place = place
+        self.position = position
         self.json: Any = ABSENT
         self.params: list[tuple[str, str | None]] = []
         self.query: list[tuple[str, str]] = []
@@ -160,9 +160,9 @@ class ActionJob:
         return {readable_text(name): readable_text(value) for name, value in self.properties.items()}
 
 
-def job_of(content: Content, place: MessagePlace = NOWHERE) -> ActionJob:
+def job_of(content: Content, position: MessagePosition = NOWHERE) -> ActionJob:
     """Build the job of a stored message at the start of its chain."""
-    return ActionJob(content.key, content.tag, content.value, content.properties, place)
+    return ActionJob(content.key, content.tag, content.value, content.properties, position)
 
 
 def readable_text(raw: bytes) -> str:

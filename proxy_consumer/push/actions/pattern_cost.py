@@ -107,7 +107,7 @@ class _Positions:
         self.characters: list[int] = []
         self._follow: list[int] = []
         self.matched = self._anchored = self._floating = 0
-        for branch in tree.parts if isinstance(tree, Alternatives) else (tree,):
+        for branch in tree.children if isinstance(tree, Alternatives) else (tree,):
             self._add_branch(branch)
 
     def character_classes(self, symbols: int) -> set[int]:
@@ -130,15 +130,15 @@ class _Positions:
         return following
 
     def _add_branch(self, branch: Node) -> None:
-        parts = branch.parts if isinstance(branch, Sequence) else (branch,)
-        anchored = bool(parts) and parts[0] == Anchor(start=True)
-        ended = len(parts) > anchored and parts[-1] == Anchor(start=False)
-        ends = self._add_sequence(parts[anchored : len(parts) - ended])
+        children = branch.children if isinstance(branch, Sequence) else (branch,)
+        anchored = bool(children) and children[0] == Anchor(start=True)
+        anchored_at_end = len(children) > anchored and children[-1] == Anchor(start=False)
+        ends = self._add_sequence(children[anchored : len(children) - anchored_at_end])
         if anchored:
             self._anchored |= ends.first
         else:
             self._floating |= ends.first
-        if not ended:
+        if not anchored_at_end:
             self.matched |= ends.last
 
     def _add_node(self, node: Node) -> _Ends:
@@ -146,9 +146,9 @@ class _Positions:
             case Characters():
                 return self._add_position(node)
             case Sequence():
-                return self._add_sequence(node.parts)
+                return self._add_sequence(node.children)
             case Alternatives():
-                return _join_alternatives([self._add_node(part) for part in node.parts])
+                return _join_alternatives([self._add_node(child) for child in node.children])
             case Repeat():
                 return self._add_repeat(node)
         raise _TooManyPositionsError  # an anchor
@@ -161,11 +161,11 @@ class _Positions:
         self._follow.append(0)
         return _Ends(bit, bit, False)
 
-    def _add_sequence(self, parts: Iterable[Node]) -> _Ends:
-        whole = _Ends(0, 0, True)
-        for part in parts:
-            whole = self._join_ends(whole, self._add_node(part))
-        return whole
+    def _add_sequence(self, children: Iterable[Node]) -> _Ends:
+        ends = _Ends(0, 0, True)
+        for child in children:
+            ends = self._join_ends(ends, self._add_node(child))
+        return ends
 
     def _join_ends(self, one: _Ends, other: _Ends) -> _Ends:
         self._link_positions(one.last, other.first)
@@ -176,27 +176,27 @@ class _Positions:
         )
 
     def _add_repeat(self, node: Repeat) -> _Ends:
-        whole = _Ends(0, 0, True)
+        total = _Ends(0, 0, True)
         copies = max(node.low, 1) if node.high is None else node.high
         for index in range(copies):
-            ends = self._add_node(node.parts[0])
+            ends = self._add_node(node.children[0])
             if node.high is None and index == copies - 1:
                 self._link_positions(ends.last, ends.first)
             if index >= node.low:
                 ends = ends._replace(empty=True)
-            whole = self._join_ends(whole, ends)
-        return whole
+            total = self._join_ends(total, ends)
+        return total
 
     def _link_positions(self, last: int, first: int) -> None:
         for index in _iterate_bits(last):
             self._follow[index] |= first
 
 
-def _join_alternatives(parts: Iterable[_Ends]) -> _Ends:
+def _join_alternatives(branches: Iterable[_Ends]) -> _Ends:
     first = last = 0
     empty = False
-    for part in parts:
-        first, last, empty = first | part.first, last | part.last, empty or part.empty
+    for branch in branches:
+        first, last, empty = first | branch.first, last | branch.last, empty or branch.empty
     return _Ends(first, last, empty)
 
 

@@ -49,49 +49,49 @@ class Anchor:
 
 
 class _Inner:
-    """A node with parts; it is `exact` if all its parts are."""
+    """A node with children; it is `exact` if all its children are."""
 
-    parts: tuple[Node, ...]
+    children: tuple[Node, ...]
 
     @cached_property
     def exact(self) -> bool:
-        return all(part.exact for part in self.parts)
+        return all(child.exact for child in self.children)
 
 
 @dataclass(frozen=True)
 class Sequence(_Inner):
-    """The parts one after another."""
+    """The children, one after another."""
 
-    parts: tuple[Node, ...]
+    children: tuple[Node, ...]
 
     @cached_property
     def weight(self) -> int:
-        return 1 + sum(part.weight for part in self.parts)
+        return 1 + sum(child.weight for child in self.children)
 
 
 @dataclass(frozen=True)
 class Alternatives(_Inner):
-    """One of the parts."""
+    """One of the children."""
 
-    parts: tuple[Node, ...]
+    children: tuple[Node, ...]
 
     @cached_property
     def weight(self) -> int:
-        return len(self.parts) + sum(part.weight for part in self.parts)
+        return len(self.children) + sum(child.weight for child in self.children)
 
 
 @dataclass(frozen=True)
 class Repeat(_Inner):
-    """The one part, repeated at least `low` and at most `high` times (None: no upper bound)."""
+    """Its only child, repeated at least `low` and at most `high` times (None: no upper bound)."""
 
-    parts: tuple[Node, ...]
+    children: tuple[Node, ...]
     low: int
     high: int | None
 
     @cached_property
     def weight(self) -> int:
         copies = self.low + 1 if self.high is None else self.high
-        return 1 + max(1, copies) * (1 + self.parts[0].weight)
+        return 1 + max(1, copies) * (1 + self.children[0].weight)
 
 
 Node = Characters | Anchor | Sequence | Alternatives | Repeat
@@ -115,18 +115,18 @@ class PatternParser:
         return tree
 
     def _parse_choice(self) -> Node:
-        parts = [self._parse_sequence()]
+        children = [self._parse_sequence()]
         while self._take_sign("|"):
-            parts.append(self._parse_sequence())
-        return parts[0] if len(parts) == 1 else Alternatives(tuple(parts))
+            children.append(self._parse_sequence())
+        return children[0] if len(children) == 1 else Alternatives(tuple(children))
 
     def _parse_sequence(self) -> Node:
-        parts = []
+        children = []
         while self._position < len(self._pattern) and self._peek() not in "|)":
             atom = self._parse_atom()
             if atom is not None:
-                parts.append(self._parse_repeats(atom))
-        return Sequence(tuple(parts))
+                children.append(self._parse_repeats(atom))
+        return Sequence(tuple(children))
 
     def _parse_repeats(self, atom: Node) -> Node:
         while self._position < len(self._pattern):
@@ -249,8 +249,8 @@ class PatternParser:
         first = True
         while first or self._peek() != "]":
             first = False
-            symbols, weight, known_symbols = self._parse_class_item()
-            inside, ranges, exact = inside | symbols, ranges + weight, exact and known_symbols
+            symbols, weight, item_exact = self._parse_class_item()
+            inside, ranges, exact = inside | symbols, ranges + weight, exact and item_exact
         self._position += 1
         return Characters(~inside if outside else inside, ranges + (UTF8_WEIGHT if outside else 0), exact)
 

@@ -54,7 +54,7 @@ SEPARATOR_MAX = 16  # longest separator of join, in characters
 SPLIT_WEIGHT = 8  # cost of splitting a text into characters, relative to a scan
 QUOTE_GROWTH = 3  # factor by which quote may lengthen a text
 NESTED_MAX = 4  # nested macros that are counted; deeper ones soon exceed every bound
-TURN_BYTES = 256  # cost of one iteration of a macro
+ITERATION_BYTES = 256  # cost of one iteration of a macro
 SEARCHED_AT_ONCE = 64  # bytes compared in the time in which one is scanned
 ITERATIONS_MAX = 10_000
 RESULT_BYTES_MAX = 4 << 20
@@ -92,23 +92,23 @@ class Expression:
         position."""
         if len(source) > EXPRESSION_CHARS_MAX:
             raise ValueError(f"{field} has {len(source)} characters; allowed: {EXPRESSION_CHARS_MAX}")
-        parts = CelSource(source)
+        cel = CelSource(source)
         self._field = field
         self._length = len(source)
-        self._macros = parts.count_names(_MACROS)
-        self._sums = parts.code.count("+")
-        self._literals = 1 + parts.code.count(",")  # upper bound of the lists in the expression
-        self._splits = parts.count_names("split")  # each builds a list as long as the text
+        self._macros = cel.count_names(_MACROS)
+        self._sums = cel.code.count("+")
+        self._literals = 1 + cel.code.count(",")  # upper bound of the lists in the expression
+        self._splits = cel.count_names("split")  # each builds a list as long as the text
         self._through = (
-            max(1, parts.count_names(_USES)) + parts.count_names(_COPIES) + SPLIT_WEIGHT * self._splits
+            max(1, cel.count_names(_USES)) + cel.count_names(_COPIES) + SPLIT_WEIGHT * self._splits
         )
-        searched = [text for name in _SEARCHES for text in parts.first_arguments(name)]
+        searched = [text for name in _SEARCHES for text in cel.first_arguments(name)]
         self._searches = any(text is None or len(text) > SEARCHED_TEXT_MAX for text in searched)
-        self._patterns, self._costs = _constant_patterns(parts)
-        self._formats = parts.count_names("format")
-        separators = parts.first_arguments("join")
-        self._grown = _joined_growth(separators) * QUOTE_GROWTH ** parts.count_names("quote")
-        self._names = [name for name in (*_VARIABLES, "body") if parts.count_names(name)]
+        self._patterns, self._costs = _constant_patterns(cel)
+        self._formats = cel.count_names("format")
+        separators = cel.first_arguments("join")
+        self._grown = _joined_growth(separators) * QUOTE_GROWTH ** cel.count_names("quote")
+        self._names = [name for name in (*_VARIABLES, "body") if cel.count_names(name)]
         try:
             self._compiled = _build_environment(with_body).compile(source)
         except RuntimeError as error:
@@ -134,23 +134,25 @@ class Expression:
         grown: int = self._grown * (self._sums + 1)
         if self._searches:  # a text of the message is compared at every index of another
             grown *= 1 + size // SEARCHED_AT_ONCE
-        taken_in = _conversion_cost(job.body) if "body" in self._names else 0
-        through = self._through * (size + TURN_BYTES)
+        conversion = _conversion_cost(job.body) if "body" in self._names else 0
+        through = self._through * (size + ITERATION_BYTES)
         through += sum(cost.search_cost(size) for cost in self._costs if cost is not None)
         if not self._macros:
-            return min(WITHOUT_BOUND, taken_in + grown * through)
+            return min(WITHOUT_BOUND, conversion + grown * through)
         elements = max(size if self._splits else _widest_value(job), self._literals)
-        turns = min(ITERATIONS_MAX, int(elements ** min(self._macros, NESTED_MAX)))
-        return min(WITHOUT_BOUND, taken_in + turns * grown * int((self._sums + 1) ** self._macros) * through)
+        iterations = min(ITERATIONS_MAX, int(elements ** min(self._macros, NESTED_MAX)))
+        return min(
+            WITHOUT_BOUND, conversion + iterations * grown * int((self._sums + 1) ** self._macros) * through
+        )
 
-    def fault_before_pull(self, size: int) -> str | None:
+    def find_error_before_pull(self, size: int) -> str | None:
         """Return why the expression must not filter messages of `size` bytes in the proxy; None if it may."""
         if self._formats:
             return f"{self._field}: format is not available in front of a pull: its result has no bound"
         for pattern, cost in zip(self._patterns, self._costs, strict=True):
-            fault = _pattern_fault(pattern, cost, size)
-            if fault is not None:
-                return f"{self._field}: {fault}"
+            error = _find_pattern_error(pattern, cost, size)
+            if error is not None:
+                return f"{self._field}: {error}"
         return None
 
     def evaluate_for(self, job: ActionJob) -> Any:
@@ -174,29 +176,31 @@ class Script:
         """Check the expressions. Raises ValueError for invalid ones."""
         if not config.filter and not config.transform:
             raise ValueError("push.script has neither filter nor transform; give it one of them")
-        self._kept = self._made = None
+        self._filter = self._transform = None
         if config.filter:
-            self._kept = Expression("push.script.filter", config.filter, with_body=after_json)
+            self._filter = Expression("push.script.filter", config.filter, with_body=after_json)
         if config.transform:
-            self._made = Expression("push.script.transform", config.transform, with_body=after_json)
+            self._transform = Expression("push.script.transform", config.transform, with_body=after_json)
 
     def cost_for(self, job: ActionJob) -> int:
         """Return the most bytes that the expressions may scan for this message."""
-        cost = 0 if self._kept is None else self._kept.evaluation_cost(job)
-        return cost + (0 if self._made is None else self._made.evaluation_cost(job))
+        cost = 0 if self._filter is None else self._filter.evaluation_cost(job)
+        return cost + (0 if self._transform is None else self._transform.evaluation_cost(job))
 
-    def fault_before_pull(self, size: int) -> str | None:
+    def find_error_before_pull(self, size: int) -> str | None:
         """Return why the expressions must not filter messages of up to `size` bytes in the proxy; None if
         they may."""
-        expressions = [expression for expression in (self._kept, self._made) if expression is not None]
-        return next(filter(None, (expression.fault_before_pull(size) for expression in expressions)), None)
+        expressions = [expression for expression in (self._filter, self._transform) if expression is not None]
+        return next(
+            filter(None, (expression.find_error_before_pull(size) for expression in expressions)), None
+        )
 
     def run(self, job: ActionJob) -> ActionOutcome:
         """Filter the message, then transform it. Raises ScriptError."""
-        if self._kept is not None and self._kept.evaluate_for(job).value() is not True:
+        if self._filter is not None and self._filter.evaluate_for(job).value() is not True:
             return FILTERED
-        if self._made is not None:
-            job.json = _as_json(self._made.evaluate_for(job), [RESULT_BYTES_MAX])
+        if self._transform is not None:
+            job.json = _as_json(self._transform.evaluate_for(job), [RESULT_BYTES_MAX])
         return CONTINUE
 
 
@@ -299,14 +303,14 @@ def _joined_growth(separators: list[str | None]) -> int:
     return math.prod(1 + len((text or "").encode()) for text in separators)
 
 
-def _constant_patterns(parts: CelSource) -> tuple[list[str | None], list[PatternCost | None]]:
+def _constant_patterns(cel: CelSource) -> tuple[list[str | None], list[PatternCost | None]]:
     """Return the patterns of an expression and their costs; None for those known only with a message."""
-    patterns = parts.first_arguments("matches")
-    patterns += [None] * (parts.count_names("matches") - len(patterns))
+    patterns = cel.first_arguments("matches")
+    patterns += [None] * (cel.count_names("matches") - len(patterns))
     return patterns, [None if pattern is None else pattern_cost(pattern) for pattern in patterns]
 
 
-def _pattern_fault(pattern: str | None, cost: PatternCost | None, size: int) -> str | None:
+def _find_pattern_error(pattern: str | None, cost: PatternCost | None, size: int) -> str | None:
     if pattern is None:
         return "in front of a pull, matches takes a pattern that is a text in the expression"
     quoted = repr(pattern if len(pattern) <= 100 else f"{pattern[:99]}…")
@@ -327,10 +331,12 @@ def _pattern_fault(pattern: str | None, cost: PatternCost | None, size: int) -> 
     )
 
 
-def _build_hint(source: str, said: str, with_body: bool) -> str:
-    said = " ".join(said.replace("INVALID_ARGUMENT: ERROR: <input>:", "at ").split("\n")[0].split())
-    if not with_body and "'body" in said:
-        return f"{said}; `body` is the parsed JSON: put Json before Script"
+def _build_hint(source: str, message: str, with_body: bool) -> str:
+    message = " ".join(message.replace("INVALID_ARGUMENT: ERROR: <input>:", "at ").split("\n")[0].split())
+    if not with_body and "'body" in message:
+        return f"{message}; `body` is the parsed JSON: put Json before Script"
     if _GROOVY.search(source):
-        return f"{said}; Groovy is not run: write a CEL expression, docs/push.md has the usual translations"
-    return f"{said}; scripts are CEL expressions, see docs/push.md"
+        return (
+            f"{message}; Groovy is not run: write a CEL expression, docs/push.md has the usual translations"
+        )
+    return f"{message}; scripts are CEL expressions, see docs/push.md"

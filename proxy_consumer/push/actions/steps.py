@@ -73,12 +73,12 @@ def build_transit(mapping: Mapping[str, str]) -> Callable[[ActionJob], ActionOut
         base_value = {} if base is None else base(job)
         if not isinstance(base_value, dict):
             return fail(f"Transit: {mapping[BASE]} is the base and is not an object")
-        made_value = _TransitResult(base_value, job.work)
+        result = _TransitResult(base_value, job.work)
         for names, source in moves:
             value = source(job)
             if value is not ABSENT:
-                made_value.put(names, value)
-        job.json = made_value.root
+                result.put(names, value)
+        job.json = result.root
         return CONTINUE
 
     return run_transit
@@ -169,13 +169,13 @@ def form_params2(config: FormConfig) -> Callable[[ActionJob], ActionOutcome]:
 def context_fields(job: ActionJob, config: FormConfig) -> list[tuple[str, str | None]]:
     """Return the fields of `append_context`, in its order; TOKEN adds carrera_msg_key if it is missing."""
     key = readable_text(job.key) if job.key else None
-    place = job.place
+    position = job.position
     plain_fields: dict[str, tuple[str, str | None]] = {
-        "TOPIC": ("carrera_topic", place.topic),
-        "GROUP": ("carrera_group", place.group),
-        "OFFSET": ("carrera_offset", str(place.offset)),
-        "QID": ("carrera_qid", place.qid),
-        "SOURCE": ("carrera_source", place.source),
+        "TOPIC": ("carrera_topic", position.topic),
+        "GROUP": ("carrera_group", position.group),
+        "OFFSET": ("carrera_offset", str(position.offset)),
+        "QID": ("carrera_qid", position.qid),
+        "SOURCE": ("carrera_source", position.source),
         "MSG_KEY": ("carrera_msg_key", key),
     }
     names = list(dict.fromkeys(config.append_context))

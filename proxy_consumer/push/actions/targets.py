@@ -19,7 +19,7 @@ from proxy_consumer.push.actions.config import HttpConfig
 
 _HOST = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?\.?\Z")
 _UNSAFE = re.compile(r"[\x00-\x20\x7f-\U0010ffff]")
-KNOWN_MAX = 1024  # cached results
+CACHED_MAX = 1024  # results
 DECODINGS_MAX = 4  # decodings tried of one path; no chain of servers does more, and each scans the whole path
 HOST_CHARS_MAX = 253  # longest name in DNS; hosts of messages' own URLs are cached
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -51,20 +51,20 @@ def parse_url(text: str) -> Url:
     if _UNSAFE.search(text):
         raise ValueError(f"URL {shown!r} has blanks or characters that must be percent-encoded")
     try:
-        parts = urlsplit(text)
-        port = parts.port
+        split = urlsplit(text)
+        port = split.port
     except ValueError as error:
         raise ValueError(f"URL {shown!r}: {error}") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if split.scheme not in ("http", "https") or not split.hostname:
         raise ValueError(f"URL {shown!r} is not http://HOST/… or https://HOST/…")
-    if len(parts.hostname) > HOST_CHARS_MAX:
+    if len(split.hostname) > HOST_CHARS_MAX:
         raise ValueError(
-            f"URL {shown!r}: its host has {len(parts.hostname)} characters; allowed: at most {HOST_CHARS_MAX}"
+            f"URL {shown!r}: its host has {len(split.hostname)} characters; allowed: at most {HOST_CHARS_MAX}"
         )
-    if "@" in parts.netloc:
-        raise ValueError(f"URL for {parts.hostname!r} carries a user name; send it in a header instead")
-    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Url(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80), target)
+    if "@" in split.netloc:
+        raise ValueError(f"URL for {split.hostname!r} carries a user name; send it in a header instead")
+    target = (split.path or "/") + (f"?{split.query}" if split.query else "")
+    return Url(split.scheme, split.hostname, port or (443 if split.scheme == "https" else 80), target)
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -113,18 +113,18 @@ class AllowList:
     def __init__(self, entries: Sequence[str]) -> None:
         """Parse the entries. Raises ValueError that names the invalid one."""
         self._entries = [_parse_entry(text.strip()) for text in entries]
-        self._known: dict[tuple[str, int], list[_Entry]] = {}
+        self._cached: dict[tuple[str, int], list[_Entry]] = {}
 
     def allows_target(self, host: str, port: int) -> bool:
         """Whether the list allows every request to this host and port."""
         return not all(entry.scheme for entry in self._matching_entries(host, port))
 
     def _matching_entries(self, host: str, port: int) -> list[_Entry]:
-        rule = self._known.get((host, port))
+        rule = self._cached.get((host, port))
         if rule is None:
-            if len(self._known) >= KNOWN_MAX:
-                self._known.clear()
-            rule = self._known[host, port] = self._find_entries(host, port)
+            if len(self._cached) >= CACHED_MAX:
+                self._cached.clear()
+            rule = self._cached[host, port] = self._find_entries(host, port)
         return rule
 
     def _find_entries(self, host: str, port: int) -> list[_Entry]:
@@ -140,11 +140,11 @@ class AllowList:
             )
         ]
 
-    def find_fault(self, host: str, port: int) -> str | None:
+    def find_target_error(self, host: str, port: int) -> str | None:
         """Return why a target must not be connected to, and what to do; None if it is allowed."""
         return None if self.allows_target(host, port) else _not_among(f"{host}:{port}")
 
-    def url_fault(self, url: Url) -> str | None:
+    def find_url_error(self, url: Url) -> str | None:
         """Return why a URL must not be requested, and what to do; None if it is allowed."""
         rule = self._matching_entries(url.host, url.port)
         if any(not entry.scheme or entry.is_above(url) for entry in rule):
@@ -169,10 +169,10 @@ def _is_plain_path(path: str) -> bool:
     else:
         return False
     try:
-        parts = raw.decode().replace("\\", "/").split("/")
+        segments = raw.decode().replace("\\", "/").split("/")
     except UnicodeDecodeError:
         return False
-    return not any(part.partition(";")[0].strip("\0\t ") in (".", "..") for part in parts)
+    return not any(segment.partition(";")[0].strip("\0\t ") in (".", "..") for segment in segments)
 
 
 def _parse_entry(text: str) -> _Entry:

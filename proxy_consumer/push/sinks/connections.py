@@ -20,7 +20,7 @@ from gevent.lock import BoundedSemaphore
 
 RECV_BYTES = 16 << 10
 BREATHE_BYTES = 64 << 10  # after reading this many bytes, or
-BREATHE_PIECES = 256  # this many lines and pieces, the hub gets a turn
+BREATHE_READS = 256  # this many lines and pieces, the hub gets a turn
 BREATHE_S = 0.0005
 
 
@@ -32,11 +32,11 @@ class UnboundedError(Exception):
 class Receiving:
     """One reply that is being received. Raises UnboundedError at a bound, EOFError if it ends too early."""
 
-    def __init__(self, sock: Any, bytes_max: int, pieces_max: int, until: float) -> None:
+    def __init__(self, sock: Any, bytes_max: int, reads_max: int, until: float) -> None:
         """`until`: the deadline for the whole reply, in monotonic seconds."""
         self._sock = sock
         self._bytes_max = self._bytes_left = bytes_max
-        self._pieces_max = self._pieces_left = pieces_max
+        self._reads_max = self._reads_left = reads_max
         self._until = until
         self._breathe_at = bytes_max - BREATHE_BYTES
         self._buffer = bytearray()
@@ -48,11 +48,11 @@ class Receiving:
 
     def read_line(self, length_max: int) -> bytes:
         """Read the next line, without its line break."""
-        self._read_piece()
-        looked_at = 0
-        while (end := self._buffer.find(b"\n", looked_at)) < 0:
-            looked_at = len(self._buffer)
-            if looked_at > length_max:
+        self._count_read()
+        searched = 0
+        while (end := self._buffer.find(b"\n", searched)) < 0:
+            searched = len(self._buffer)
+            if searched > length_max:
                 break
             self._read_more()
         if not 0 <= end <= length_max:
@@ -61,7 +61,7 @@ class Receiving:
 
     def read_exactly(self, count: int) -> bytes:
         """Read the next `count` bytes."""
-        self._read_piece()
+        self._count_read()
         while len(self._buffer) < count:
             self._read_more()
         return self._take_buffered(count)
@@ -81,11 +81,11 @@ class Receiving:
         del self._buffer[:count]
         return data
 
-    def _read_piece(self) -> None:
-        self._pieces_left -= 1
-        if self._pieces_left < 0:
-            raise UnboundedError(f"the answer is in over {self._pieces_max} pieces")
-        if self._pieces_left % BREATHE_PIECES == 0:
+    def _count_read(self) -> None:
+        self._reads_left -= 1
+        if self._reads_left < 0:
+            raise UnboundedError(f"the answer is in over {self._reads_max} pieces")
+        if self._reads_left % BREATHE_READS == 0:
             self._yield_to_hub()
 
     def _read_more(self) -> None:
@@ -108,14 +108,14 @@ class Receiving:
 
 
 class Connection:
-    """One connection to a receiver. `sound`: it can be reused after the present use."""
+    """One connection to a receiver. `reusable`: it can be reused after the present use."""
 
     def __init__(self, host: str, port: int, tls: Any = None) -> None:
         """`tls`: the TLS context; None for an unencrypted connection."""
         self.host = host
         self.port = port
         self.sock: Any = None
-        self.sound = False
+        self.reusable = False
         self.idle_since = 0.0
         self._tls = tls
 
@@ -146,7 +146,7 @@ C = TypeVar("C", bound=Connection)
 
 
 class ReusableConnections(Generic[C]):
-    """Reusable connections to one receiver, at most `connections_max`; a sound one is reused within
+    """Reusable connections to one receiver, at most `connections_max`; a reusable one is reused within
     `idle_s`."""
 
     def __init__(self, connections_max: int, idle_s: float = math.inf) -> None:
@@ -158,16 +158,16 @@ class ReusableConnections(Generic[C]):
 
     @contextmanager
     def use_connection(self, make: Callable[[], C]) -> Iterator[C]:
-        """Lend a connection for exclusive use; afterwards it is closed unless it was marked sound."""
+        """Lend a connection for exclusive use; afterwards it is closed unless it was marked reusable."""
         self.users += 1
         try:
             with self._permits:
                 connection = self._take_quiet() or make()
-                connection.sound = False
+                connection.reusable = False
                 try:
                     yield connection
                 finally:
-                    if connection.sound and not self._closed:
+                    if connection.reusable and not self._closed:
                         connection.idle_since = time.monotonic()
                         self._idle.append(connection)
                     else:

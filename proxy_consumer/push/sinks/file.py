@@ -61,8 +61,8 @@ def check_file(config: FileConfig) -> None:
 def file_name(config: FileConfig, job: ActionJob, date: str) -> str:
     """Return the stem of the file name for one message; topics and groups contain no dot and no slash."""
     return (
-        config.name.replace("{topic}", job.place.topic)
-        .replace("{group}", job.place.group)
+        config.name.replace("{topic}", job.position.topic)
+        .replace("{group}", job.position.group)
         .replace("{date}", date)
     )
 
@@ -80,8 +80,8 @@ def encode_line(config: FileConfig, job: ActionJob) -> bytes:
 
 
 def _build_record(job: ActionJob) -> dict[str, object]:
-    place = job.place
-    record: dict[str, object] = {"topic": place.topic, "qid": place.qid, "offset": place.offset}
+    position = job.position
+    record: dict[str, object] = {"topic": position.topic, "qid": position.qid, "offset": position.offset}
     if job.key:
         record["key"] = readable_text(job.key)
     if job.tag:
@@ -112,7 +112,7 @@ class FilesFolder:
         self._counted = False
 
     @property
-    def fault(self) -> str | None:
+    def config_error(self) -> str | None:
         """The reason why the File sink cannot be used at this proxy; None if it can."""
         if self.path is None:
             return "push_files_dir is not set in proxy_consumer.yaml of the proxy; File writes nowhere"
@@ -232,7 +232,7 @@ class FileSink:
         self._clock = clock
         self._files: OrderedDict[str, _File] = OrderedDict()
         self._threads = ThreadPool(1)
-        self.fault = folder.fault
+        self.config_error = folder.config_error
 
     def close(self) -> None:
         """Close the files and end the thread."""
@@ -254,8 +254,8 @@ class FileSink:
         if not file.busy:
             file.busy = True
             gevent.spawn(self._write_all, file)
-        fault = stored.get()
-        return DONE if fault is None else Verdict(VerdictKind.FAIL, f"File: {fault}")
+        write_error = stored.get()
+        return DONE if write_error is None else Verdict(VerdictKind.FAIL, f"File: {write_error}")
 
     def _open_file(self, name: str) -> _File:
         file = self._files.pop(name, None) or _File(name)
@@ -271,9 +271,11 @@ class FileSink:
         """Write the waiting lines, until none is left."""
         while file.waiting:
             lines, file.waiting = file.waiting, []
-            fault = self._threads.apply(self._write_sync, (file, b"".join([each.line for each in lines])))
+            write_error = self._threads.apply(
+                self._write_sync, (file, b"".join([each.line for each in lines]))
+            )
             for each in lines:
-                each.stored.set(fault)
+                each.stored.set(write_error)
         file.busy = False
 
     def _write_sync(self, file: _File, data: bytes) -> str | None:

@@ -39,8 +39,8 @@ CALLBACK_PROPERTY = b"carrera_http_callback_url"
 CALLBACK_URLS_MAX = 16
 HEADERS_MAX = 64
 HEADER_CHARS_MAX = 8192
-KEPT_CHARS_MAX = 64
-OURS = {  # headers that frame the message or belong to the connection
+CACHED_CHARS_MAX = 64
+RESERVED_HEADERS = {  # headers that frame the message or belong to the connection
     "host", "content-length", "content-type", "transfer-encoding", "connection", "keep-alive", "te",
     "trailer", "upgrade", "expect", "accept-encoding", "proxy-authorization", "proxy-connection",
     "ddmq-signature",
@@ -48,14 +48,14 @@ OURS = {  # headers that frame the message or belong to the connection
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+\Z")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*\Z")
 _LOOP_ID = re.compile(rb"\d{10}-[34]-\d{10}-\d+-(\d{1,18})-\d+-\d+-[0-9a-z]+(?:-[0-9a-z]+){4}\Z")
-DONE_SLOWER, DONE_REFUSED, AGAIN_LATER = 1_000_000, 1_000_001, 1_000_002
+DONE_SLOWER, DONE_REFUSED, RETRY_LATER = 1_000_000, 1_000_001, 1_000_002
 _NUMBER = re.compile(r"[ \t\r\n]*[+-]?\d{1,18}(?:\.0*)?[ \t\r\n]*\Z")
 _SILENT = (None, "")
 COST = 10  # permits that a request takes after errno 1000000
 BACKOFF_S = 1.0
 DOUBLINGS_MAX = 7
 LATER_S = 1.0
-OUR_HEADERS = {
+DEFAULT_HEADERS = {
     "Content-Type": CONTENT_TYPE,
     "Accept": "*/*",
     "Accept-Encoding": "identity",
@@ -74,7 +74,7 @@ def encode_form(params: Sequence[tuple[str, str | None]], requests: int) -> byte
 
 
 def _encode_plus(text: str) -> str:
-    return _encode_plus_cached(text) if len(text) <= KEPT_CHARS_MAX else quote_plus(text)
+    return _encode_plus_cached(text) if len(text) <= CACHED_CHARS_MAX else quote_plus(text)
 
 
 @lru_cache(maxsize=4096)
@@ -126,7 +126,7 @@ def property_headers(job: ActionJob) -> tuple[dict[str, str], int]:
 
 
 def _may_be_sent(name: str, value: Any) -> bool:
-    if value is None or name.lower() in OURS or not _TOKEN.match(name):
+    if value is None or name.lower() in RESERVED_HEADERS or not _TOKEN.match(name):
         return False
     text = plain_value(value)
     return len(text) <= HEADER_CHARS_MAX and _VALUE.match(text) is not None
@@ -183,8 +183,8 @@ def _reading_of(errno: object) -> HttpReading:
         return _DONE
     if errno == DONE_SLOWER:
         return HttpReading(Meaning.SLOWER)
-    if errno == AGAIN_LATER:
-        return HttpReading(Meaning.LATER, f"errno {AGAIN_LATER}")
+    if errno == RETRY_LATER:
+        return HttpReading(Meaning.LATER, f"errno {RETRY_LATER}")
     return HttpReading(Meaning.FAIL, f"errno {errno}")
 
 
@@ -197,20 +197,20 @@ class Permits:
     granted already.
     """
 
-    __slots__ = ("_next", "_rate", "_second", "_seen", "_seen_before", "_slow_left")
+    __slots__ = ("_next", "_rate", "_requests", "_requests_before", "_second", "_slow_left")
 
     def __init__(self) -> None:
         self._slow_left = 0
         self._rate = 1
         self._next = 0.0
         self._second = 0
-        self._seen = 0
-        self._seen_before = 0
+        self._requests = 0
+        self._requests_before = 0
 
     def next_slot(self, now: float) -> float:
         """Return the time of the next request, `now` or later."""
         self._roll_window(now)
-        self._seen += 1
+        self._requests += 1
         if self._slow_left == 0:
             return now
         self._slow_left -= 1
@@ -222,15 +222,15 @@ class Permits:
         none."""
         self._roll_window(now)
         if self._slow_left == 0:
-            self._rate = rate_max or max(self._seen_before, self._seen, 1)
+            self._rate = rate_max or max(self._requests_before, self._requests, 1)
             self._next = now
         self._slow_left = self._rate
 
     def _roll_window(self, now: float) -> None:
         second = int(now)
         if second != self._second:
-            self._seen_before = self._seen if second == self._second + 1 else 0
-            self._second, self._seen = second, 0
+            self._requests_before = self._requests if second == self._second + 1 else 0
+            self._second, self._requests = second, 0
 
 
 class HttpSink:
@@ -259,10 +259,10 @@ class HttpSink:
         self._ignored = runtime.metrics.cell(catalogue.PUSH_HEADERS_IGNORED, "not sendable")
 
     @property
-    def fault(self) -> str | None:
+    def config_error(self) -> str | None:
         """The error text for the first URL that push_targets does not allow; None if all are allowed."""
-        faults = (self._allowed().url_fault(url) for url in self._urls)
-        return next((fault for fault in faults if fault is not None), None)
+        errors = (self._allowed().find_url_error(url) for url in self._urls)
+        return next((error for error in errors if error is not None), None)
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -274,7 +274,7 @@ class HttpSink:
         if pushed.slot is None:
             pushed.slot = self._permits.next_slot(now)
         if pushed.slot > now:
-            return Verdict(VerdictKind.AGAIN, "", pushed.slot)
+            return Verdict(VerdictKind.RETRY, "", pushed.slot)
         pushed.slot = None
         try:
             url = self._choose_url(pushed)
@@ -289,9 +289,9 @@ class HttpSink:
         callbacks = callback_urls(pushed.job) if self._config.allow_callback else []
         urls = [parse_url(text) for text in callbacks] if callbacks else self._urls
         for url in urls:
-            fault = self._allowed().url_fault(url)
-            if fault is not None:
-                raise ValueError(fault)
+            error = self._allowed().find_url_error(url)
+            if error is not None:
+                raise ValueError(error)
         if pushed.first < 0:
             pushed.first = self._random.randrange(1 << 30)
         return urls[(pushed.first + pushed.errors) % len(urls)]
@@ -319,8 +319,8 @@ class HttpSink:
             own_headers, ignored = property_headers(job)
             self._ignored.value += ignored
         theirs = {name.lower() for name in own_headers}
-        ours = {name: value for name, value in OUR_HEADERS.items() if name.lower() not in theirs}
-        return ours | own_headers
+        defaults = {name: value for name, value in DEFAULT_HEADERS.items() if name.lower() not in theirs}
+        return defaults | own_headers
 
     def _build_verdict(self, pushed: Pushed, reading: HttpReading) -> Verdict:
         meaning = reading.meaning
@@ -330,7 +330,7 @@ class HttpSink:
             self._permits.slow_down(self._now(), self._rate_max())
             return DONE
         if meaning is Meaning.LATER:
-            return Verdict(VerdictKind.AGAIN, reading.text, self._now() + LATER_S)
+            return Verdict(VerdictKind.RETRY, reading.text, self._now() + LATER_S)
         if meaning is Meaning.ERROR:
             return self._error_verdict(pushed, reading.text)
         return Verdict(
@@ -342,4 +342,4 @@ class HttpSink:
         pushed.errors += 1
         if 0 <= self._config.max_retry < pushed.errors:
             return Verdict(VerdictKind.GIVE_UP, f"AsyncHttp: {text} (after {pushed.errors} errors)")
-        return Verdict(VerdictKind.AGAIN, text, self._now() + wait_s)
+        return Verdict(VerdictKind.RETRY, text, self._now() + wait_s)

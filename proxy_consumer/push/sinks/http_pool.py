@@ -28,7 +28,7 @@ LINE_BYTES_MAX = 16 << 10
 HEAD_LINES_MAX = 128
 INTERIM_MAX = 8  # responses such as 103 Early Hints before the final one
 CHUNKS_MAX = 16_384
-PIECES_MAX = 3 * CHUNKS_MAX + (INTERIM_MAX + 2) * HEAD_LINES_MAX
+READS_MAX = 3 * CHUNKS_MAX + (INTERIM_MAX + 2) * HEAD_LINES_MAX
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: .*)?\Z")
 _SIZE = re.compile(rb"\s*([0-9A-Fa-f]{1,8})\s*(?:;.*)?\Z", re.DOTALL)
 _FIELD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\Z")
@@ -52,8 +52,8 @@ class _HttpConnection(Connection):
         """
         self.open()
         host = f"[{url.host}]" if ":" in url.host else url.host
-        usual = url.port == (443 if url.scheme == "https" else 80)
-        lines = [f"{method} {target} HTTP/1.1", f"Host: {host if usual else f'{host}:{url.port}'}"]
+        default_port = url.port == (443 if url.scheme == "https" else 80)
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {host if default_port else f'{host}:{url.port}'}"]
         lines += [f"Content-Length: {len(body)}", *(f"{name}: {value}" for name, value in headers.items())]
         self.sock.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
         return read_http(self.sock, bytes_max, until)
@@ -94,7 +94,7 @@ class HttpPool:
                 raise NoAnswerError(f"{url.shown_url}: {error}") from error
             except (OSError, ValueError) as error:
                 raise NoAnswerError(f"{url.shown_url}: {type(error).__name__}: {error}") from error
-            connection.sound = answer.whole
+            connection.reusable = answer.complete
             return answer.status, answer.body
 
     def _open_connection(self, url: Url) -> _HttpConnection:
@@ -107,12 +107,12 @@ class HttpPool:
     def _find_origin(self, url: Url) -> _Origin:
         pooled = self._origins.pop(url.pool_key, None)
         if pooled is None:
-            self._make_room()
+            self._evict_origin()
             pooled = _Origin(self._connections_max, IDLE_S)
         self._origins[url.pool_key] = pooled  # used last
         return pooled
 
-    def _make_room(self) -> None:
+    def _evict_origin(self) -> None:
         if len(self._origins) < ORIGINS_MAX:
             return
         for key, origin in self._origins.items():
@@ -128,11 +128,11 @@ class BadAnswerError(Exception):
 
 
 class HttpAnswer(NamedTuple):
-    """A received reply. `whole`: it was read to its end, and the connection can be reused."""
+    """A received reply. `complete`: it was read to its end, and the connection can be reused."""
 
     status: int
     body: bytes
-    whole: bool
+    complete: bool
 
 
 class _AnswerHead(NamedTuple):
@@ -147,7 +147,7 @@ def read_http(sock: Any, body_bytes_max: int, until: float) -> HttpAnswer:
 
     `until`: the deadline in monotonic seconds.
     """
-    receiving = Receiving(sock, 2 * body_bytes_max + HEAD_BYTES_MAX, PIECES_MAX, until)
+    receiving = Receiving(sock, 2 * body_bytes_max + HEAD_BYTES_MAX, READS_MAX, until)
     head = _final_head(receiving)
     if head.status in _WITHOUT_BODY:
         body, delimited = b"", True
@@ -230,7 +230,7 @@ def _read_fields(receiving: Receiving) -> tuple[list[tuple[bytes, bytes]], bool]
 
 def _read_chunks(receiving: Receiving, bytes_max: int) -> bytes:
     """Read the body of a reply in chunks; the trailers are read and dropped."""
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     size = 0
     for _ in range(CHUNKS_MAX):
         line = receiving.read_line(LINE_BYTES_MAX)
@@ -240,11 +240,11 @@ def _read_chunks(receiving: Receiving, bytes_max: int) -> bytes:
         length = int(match[1], 16)
         if length == 0:
             _read_fields(receiving)
-            return b"".join(pieces)
+            return b"".join(chunks)
         size += length
         if size > bytes_max:
             raise BadAnswerError(f"the answer is over {bytes_max} bytes")
-        pieces.append(receiving.read_exactly(length))
+        chunks.append(receiving.read_exactly(length))
         if receiving.read_line(2):
             raise BadAnswerError("a chunk does not end where it should")
     raise BadAnswerError(f"the answer is in over {CHUNKS_MAX} chunks")

@@ -37,7 +37,7 @@ Filler = Callable[[ActionJob], bytes]
 LINE_BYTES_MAX = 4_096
 BULK_BYTES_MAX = 64 << 10
 REPLY_BYTES_MAX = LINE_BYTES_MAX + BULK_BYTES_MAX
-PIECES_MAX = 8
+READS_MAX = 8
 Address = tuple[str, int]
 
 
@@ -110,24 +110,24 @@ def _constant_filler(text: str) -> Filler:
 
 def _parse_filler(argument: str, after_json: bool) -> Filler:
     if argument.startswith("$"):
-        return _parse_piece(argument, after_json)
-    pieces: list[Filler] = []
+        return _parse_placeholder(argument, after_json)
+    fillers: list[Filler] = []
     at = 0
     for match in _HOLE.finditer(argument):
-        pieces.append(_constant_filler(argument[at : match.start()]))
-        pieces.append(_parse_piece(match[1], after_json))
+        fillers.append(_constant_filler(argument[at : match.start()]))
+        fillers.append(_parse_placeholder(match[1], after_json))
         at = match.end()
-    pieces.append(_constant_filler(argument[at:]))
-    if len(pieces) == 1:
-        return pieces[0]
-    return lambda job: b"".join([piece(job) for piece in pieces])
+    fillers.append(_constant_filler(argument[at:]))
+    if len(fillers) == 1:
+        return fillers[0]
+    return lambda job: b"".join([filler(job) for filler in fillers])
 
 
-def _parse_piece(what: str, after_json: bool) -> Filler:
+def _parse_placeholder(what: str, after_json: bool) -> Filler:
     fillers: dict[str, Filler] = {
         "key": lambda job: job.key,
         "tag": lambda job: job.tag,
-        "topic": lambda job: job.place.topic.encode(),
+        "topic": lambda job: job.position.topic.encode(),
         "body": _body_of,
     }
     if what in fillers:
@@ -159,32 +159,33 @@ class RefusedError(Exception):
     """Redis replied with an error; the connection can be reused."""
 
 
-class WrongReplyError(Exception):
+class InvalidReplyError(Exception):
     """The reply is not valid for any of the sink's commands."""
 
 
 def encode_command(words: Sequence[bytes]) -> bytes:
     """Encode a command for the Redis protocol."""
-    parts = [b"*%d\r\n" % len(words)]
+    chunks = [b"*%d\r\n" % len(words)]
     for word in words:
-        parts += (b"$%d\r\n" % len(word), word, b"\r\n")
-    return b"".join(parts)
+        chunks += (b"$%d\r\n" % len(word), word, b"\r\n")
+    return b"".join(chunks)
 
 
 def read_reply(receiving: Receiving) -> None:
-    """Read one reply to its end. Raises RefusedError, WrongReplyError, UnboundedError, EOFError, OSError."""
+    """Read one reply to its end. Raises RefusedError, InvalidReplyError, UnboundedError, EOFError or
+    OSError."""
     line = receiving.read_line(LINE_BYTES_MAX)
     kind, rest = line[:1], line[1:]
     if kind == b"-":
         raise RefusedError(rest.decode("utf-8", "replace"))
     if kind == b"$" and rest != b"-1":
         if not rest.isdigit() or len(rest) > 9 or int(rest) > BULK_BYTES_MAX:
-            raise WrongReplyError(f"a text of {rest[:20]!r} bytes; allowed: {BULK_BYTES_MAX}")
+            raise InvalidReplyError(f"a text of {rest[:20]!r} bytes; allowed: {BULK_BYTES_MAX}")
         receiving.read_exactly(int(rest) + 2)
     elif kind not in (b"+", b":", b"$"):
-        raise WrongReplyError(f"{line[:40]!r} is no reply to a command of the sink")
+        raise InvalidReplyError(f"{line[:40]!r} is no reply to a command of the sink")
     if receiving.left_over:
-        raise WrongReplyError("more came than the reply")
+        raise InvalidReplyError("more came than the reply")
 
 
 class CommandError(Exception):
@@ -204,7 +205,7 @@ class _RedisConnection(Connection):
     def _run(self, command: Sequence[bytes], until: float) -> None:
         self.sock.sendall(encode_command(command))
         try:
-            read_reply(Receiving(self.sock, REPLY_BYTES_MAX, PIECES_MAX, until))
+            read_reply(Receiving(self.sock, REPLY_BYTES_MAX, READS_MAX, until))
         except RefusedError as error:
             raise RefusedError(f"{command[0].decode()}: {error}") from error
 
@@ -230,13 +231,13 @@ class RedisPool:
             try:
                 with gevent.Timeout(self._timeout_s):
                     connection.run(commands, self._password, time.monotonic() + self._timeout_s)
-                connection.sound = True
+                connection.reusable = True
             except gevent.Timeout:
                 raise CommandError(f"no answer within {self._timeout_s:g} s") from None
             except RefusedError as error:
-                connection.sound = not str(error).startswith("AUTH: ")  # a complete reply, though an error
+                connection.reusable = not str(error).startswith("AUTH: ")  # a complete reply, though an error
                 raise CommandError(str(error)) from error
-            except (WrongReplyError, UnboundedError, EOFError) as error:
+            except (InvalidReplyError, UnboundedError, EOFError) as error:
                 raise CommandError(str(error)) from error
             except OSError as error:
                 raise CommandError(f"{type(error).__name__}: {error}") from error
@@ -259,10 +260,10 @@ class RedisSink:
         self._pool = RedisPool(config.password, config.timeout_ms / 1000, config.connections_max)
 
     @property
-    def fault(self) -> str | None:
+    def config_error(self) -> str | None:
         """The error text for the first host that push_targets does not allow; None if all are allowed."""
-        faults = (self._allowed().find_fault(*host) for host in self._commands.hosts)
-        return next((fault for fault in faults if fault is not None), None)
+        errors = (self._allowed().find_target_error(*host) for host in self._commands.hosts)
+        return next((error for error in errors if error is not None), None)
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -276,9 +277,9 @@ class RedisSink:
         except NoValueError as error:
             return Verdict(VerdictKind.FAIL, f"Redis: {error}")
         host = self._random.choice(self._commands.hosts)
-        fault = self._allowed().find_fault(*host)
-        if fault is not None:
-            return Verdict(VerdictKind.FAIL, f"Redis: {fault}")
+        host_error = self._allowed().find_target_error(*host)
+        if host_error is not None:
+            return Verdict(VerdictKind.FAIL, f"Redis: {host_error}")
         try:
             self._pool.run(host, commands)
         except CommandError as error:

@@ -262,7 +262,7 @@ def test_a_setting_back_to_the_default(rig: ConsumerRig) -> None:
     rig.wait(rig.service.change_subscription("G", "T", {"batch_max": 2, "retry_intervals_ms": [5]}))
     change = rig.wait(rig.service.change_subscription("G", "T", {}, ["batch_max"]))
     assert (change.before.batch_max, change.after.batch_max) == (2, 100)
-    assert change.given == {"retry_intervals_ms": (5,)}
+    assert change.overrides == {"retry_intervals_ms": (5,)}
 
 
 def test_a_setting_that_the_defaults_no_longer_allow_can_be_put_right(rig: ConsumerRig) -> None:
@@ -286,7 +286,7 @@ def test_a_script_that_an_earlier_release_took_stays_when_something_else_is_chan
     with pytest.raises(CallerError, match=r"may take \d+ steps"):
         rig.service.change_subscription("G", "T", settings)
     with monkeypatch.context() as earlier:
-        earlier.setattr("proxy_consumer.push.chain.fault_before_pull", lambda *_: None)
+        earlier.setattr("proxy_consumer.push.chain.find_error_before_pull", lambda *_: None)
         rig.wait(rig.service.change_subscription("G", "T", settings))
     rig.wait(rig.service.change_subscription("G", "T", {"batch_max": 3}))
     with pytest.raises(CallerError, match=r"may take \d+ steps"):

@@ -16,7 +16,7 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import SCHEDULE_TOPIC
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.groups import gauges
-from proxy_consumer.groups.unheld import REFRESH_S
+from proxy_consumer.groups.unowned import REFRESH_S
 from tests.service.consumer.consumer_rig import IDL, METHODS, ConsumerRig, directory
 from tests.service.consumer.consumer_rig import result as answer
 from tests.service.consumer.fetch_calls import ack, fetch
@@ -181,7 +181,7 @@ def test_gauges_of_a_deleted_group_become_zero(rig: ConsumerRig) -> None:
     assert [value(rig, each) for each in (catalogue.LAG, catalogue.INFLIGHT, catalogue.LAG_AGE)] == [0, 0, 0]
 
 
-def unheld_lag(rig: ConsumerRig) -> float:
+def unowned_lag(rig: ConsumerRig) -> float:
     """Who tells of it, and who holds what, is asked for at one look and shown at the next."""
     value(rig, catalogue.LAG)
     rig.clock.advance(REFRESH_S)
@@ -192,7 +192,7 @@ def unheld_lag(rig: ConsumerRig) -> float:
 def test_the_lag_of_what_nobody_pulls_is_told_all_the_same(rig: ConsumerRig) -> None:
     rig.topic(SCHEDULE_TOPIC, 18)
     rig.ready(5)
-    assert unheld_lag(rig) == 5
+    assert unowned_lag(rig) == 5
     assert value(rig, catalogue.LAG_AGE) == pytest.approx(1000 * (REFRESH_S + 4), abs=100)
     rig.pull(count=5)
     rig.submit(answer([0, 1]))
@@ -201,7 +201,7 @@ def test_the_lag_of_what_nobody_pulls_is_told_all_the_same(rig: ConsumerRig) -> 
     rig.advance(rig.config.idle_ms / 1000)
     assert not rig.subscription().joined
     rig.send(4)
-    assert unheld_lag(rig) == 7
+    assert unowned_lag(rig) == 7
     assert value(rig, catalogue.INFLIGHT) == 0
 
 
@@ -255,7 +255,7 @@ class Proxies:
 
     def lag(self, number: int) -> float:
         self.rig.metrics = self.each[number][0]
-        return unheld_lag(self.rig)
+        return unowned_lag(self.rig)
 
 
 def test_one_proxy_tells_of_it_and_then_another(rig: ConsumerRig) -> None:

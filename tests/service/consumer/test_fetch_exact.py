@@ -9,7 +9,7 @@ import pytest
 from ddmq_common.metrics.catalogue import LAG
 from ddmq_common.names import SCHEDULE_TOPIC
 from ddmq_rpc.api import Wire
-from proxy_consumer.groups.unheld import REFRESH_S
+from proxy_consumer.groups.unowned import REFRESH_S
 from tests.service.consumer.consumer_rig import FIRST, ConsumerRig
 from tests.service.consumer.fetch_calls import ask, fetch, shown, values
 from tests.support.waits import until

@@ -118,7 +118,7 @@ def test_ten_thousand_behind_a_blocked_key_are_not_held(rig: ConsumerRig) -> Non
     assert bodies(cold) == [b"last"]
     ((state, stream),) = rig.subscription("T").ordered_streams()
     assert len(stream.ledger.table) == 2
-    assert stream.ledger.table.kept <= 16
+    assert stream.ledger.table.indexed <= 16
     assert len(state.table.jobs) == 0
     done = 0
     while done < 200:

@@ -11,7 +11,7 @@ from backend.records import CommitBatch
 from ddmq.server.admin import keys
 from ddmq_common.metrics import catalogue
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.subscription.parked_notes import HEADS_MAX, exhausted_key
+from proxy_consumer.subscription.parked_heads import HEADS_MAX, exhausted_key
 from tests.service.consumer.consumer_rig import ConsumerRig
 from tests.service.consumer.test_consumer_metrics import value
 from tests.service.consumer.test_order_keys_served import BY_KEY, bodies, result

@@ -95,7 +95,7 @@ def test_what_waits_for_a_later_retry_is_told_also_after_a_restart(house: RetryP
     house.restart()
     found = house.wait(house.service.retry_paths())
     waiting = found.waiting["G", "T"]
-    assert (found.whole, waiting.messages) == (True, 3)
+    assert (found.complete, waiting.messages) == (True, 3)
     assert 0 <= begun_ms - waiting.since_ms < 2_000
     assert 9_000 < waiting.due_ms - begun_ms <= 10_000
     until(lambda: told(house, "ddmq_retry_waiting") == 3)

@@ -55,7 +55,7 @@ def fail_all(rig: ConsumerRig, count: int, topic: str = "T") -> None:
 def fail_and_meet(rig: ConsumerRig, offset: int, error: DdmqError, *, stored: bool, counted: int = 1) -> None:
     """Fail one; the commit that moves it meets `error`."""
     publisher = rig.subscription().retries
-    publisher._again_at = rig.clock.monotonic() + 1.0
+    publisher._retry_at = rig.clock.monotonic() + 1.0
     rig.submit(result(fail=[offset]))
     rig.backend.fail_next(error, AppendStatus.UNKNOWN, times=1, stored=stored)
     rig.clock.advance(1.0)

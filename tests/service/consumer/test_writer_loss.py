@@ -8,7 +8,7 @@ import pytest
 
 from ddmq_common.errors import RemoteError
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.subscription.membership import NOTES_S, leases_key
+from proxy_consumer.subscription.membership import SETTINGS_WAIT_S, leases_key
 from proxy_consumer.subscription.subscription import Subscription
 from tests.service.consumer.consumer_rig import FIRST, ConsumerRig, result
 
@@ -87,13 +87,13 @@ def test_word_that_comes_a_little_later_is_waited_for(two: Two) -> None:
 
 def test_a_proxy_that_died_says_nothing_and_is_not_waited_for_long(two: Two) -> None:
     two.lose_the_writer(told_late=True)
-    two.advance(NOTES_S)
+    two.advance(SETTINGS_WAIT_S)
     assert 0 in two.offsets(two.second)
 
 
 def test_word_that_comes_too_late_is_not_kept(two: Two) -> None:
     two.lose_the_writer(told_late=True)
-    two.advance(NOTES_S)
+    two.advance(SETTINGS_WAIT_S)
     two.offsets(two.second)
     late = two.at(two.first)
     late.membership.claims.lost(list(late.buffer.queues))

@@ -18,7 +18,7 @@ from proxy_consumer.core.order import operators
 from proxy_consumer.core.order.chains import ChainTable
 from proxy_consumer.core.order.scope import EndsRequest, OrderScope
 from proxy_consumer.core.pull_buffer import PullBuffer
-from proxy_consumer.core.queue_feed import FILTERED, Refusal
+from proxy_consumer.core.queue_feed import FILTERED, Rejection
 from proxy_consumer.core.replying import ReservationResult
 from proxy_consumer.core.steps import Delivery, ReadRequest
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
@@ -45,9 +45,9 @@ class Scenario:
         self.durable = [GroupProgress(), GroupProgress()]
         self.restart()
 
-    def find_refusal(self, delivery: bytes) -> Refusal | None:
+    def find_rejection(self, delivery: bytes) -> Rejection | None:
         """The filter: `-name` is not wanted, `!name` cannot be judged."""
-        return {b"-": FILTERED, b"!": Refusal("faulty")}.get(delivery[:1])
+        return {b"-": FILTERED, b"!": Rejection("faulty")}.get(delivery[:1])
 
     def head(self, key: str) -> tuple[SubscribedQueue, int]:
         stream, offset = self.scope.table.chains[key].heads[0]
@@ -147,7 +147,7 @@ class Scenario:
             self.buffer.on_news(state)
 
     def extend(self, *names: str) -> str:
-        return self.result(names, lambda state, at, lease: not state.extend_parts([at], [lease], self.now))
+        return self.result(names, lambda state, at, lease: not state.extend_messages([at], [lease], self.now))
 
     def give_back(self, *names: str) -> str:
         return self.result(names, lambda state, at, lease: self.buffer.take_back(state, [at], [lease]))

@@ -254,7 +254,7 @@ class LetsAllThrough:
 
     tags = None
 
-    def find_refusal(self, delivery: bytes) -> None:
+    def find_rejection(self, delivery: bytes) -> None:
         return None
 
 
@@ -276,20 +276,20 @@ class _Batch(ReadBatch):
         return StoredRecord("T", 0, self.offsets[index], 0, bytes(16), 0, 0, 0, 0, b"", system)
 
 
-@pytest.mark.parametrize("refuse_pressure", [True, False])
+@pytest.mark.parametrize("reject_pressure", [True, False])
 @pytest.mark.parametrize("known", [None, lambda offset: False])
 @pytest.mark.parametrize("message_filter", [None, LetsAllThrough()])
 def test_what_was_resent_to_one_group_is_passed_over_by_others(
-    refuse_pressure: bool, known: Any, message_filter: Any
+    reject_pressure: bool, known: Any, message_filter: Any
 ) -> None:
     flags = [0, FLAG_ONE_GROUP, FLAG_ONE_GROUP | FLAG_PRESSURE, FLAG_ONE_GROUP, 0]
     batch = _Batch([3, 4, 5, 6, 8], flags, 9, {1: "G", 2: "H"})  # 6 names none: it is for all
-    of_g = pick_messages(batch, 3, refuse_pressure, known, message_filter, "G")
+    of_g = pick_messages(batch, 3, reject_pressure, known, message_filter, "G")
     assert (list(of_g.messages.offsets), of_g.others, of_g.pressure) == ([3, 4, 6, 8], 1, 0)
     assert of_g.skipped == [(5, 6), (7, 8)]
-    of_h = pick_messages(batch, 3, refuse_pressure, known, message_filter, "H")
-    wanted = [3, 6, 8] if refuse_pressure else [3, 5, 6, 8]
-    assert (list(of_h.messages.offsets), of_h.others, of_h.pressure) == (wanted, 1, int(refuse_pressure))
+    of_h = pick_messages(batch, 3, reject_pressure, known, message_filter, "H")
+    wanted = [3, 6, 8] if reject_pressure else [3, 5, 6, 8]
+    assert (list(of_h.messages.offsets), of_h.others, of_h.pressure) == (wanted, 1, int(reject_pressure))
     assert (of_g.filtered, of_h.filtered) == (0, 0)
 
 

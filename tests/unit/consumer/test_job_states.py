@@ -37,7 +37,7 @@ def test_counts_follow_the_states(state: JobState, event: JobEvent) -> None:
     table.change(job, event)
     following = TRANSITIONS[state][event]
     assert job.state is following
-    assert (7 in table.jobs) == (following is not JobState.GONE)
+    assert (7 in table.jobs) == (following is not JobState.REMOVED)
     assert budget.retrying == table.retrying == (following.name in ("WAITING", "READY", "SPENT", "EXHAUSTED"))
     assert table.recorded == (following is JobState.RECORDED)
     assert table.released == (following is JobState.RELEASED)
@@ -63,11 +63,11 @@ def test_every_state_is_reached_and_every_job_can_end() -> None:
     begun = {JobState.PLAIN, JobState.RECORDED, JobState.LEASED}
     following = {after for row in TRANSITIONS.values() for after in row.values()}
     assert begun | following == set(JobState) == set(TRANSITIONS)
-    for state in set(JobState) - {JobState.GONE}:
+    for state in set(JobState) - {JobState.REMOVED}:
         seen, todo = set(), [state]
         while todo:
             one = todo.pop()
             if one not in seen:
                 seen.add(one)
                 todo += TRANSITIONS[one].values()
-        assert JobState.GONE in seen, state
+        assert JobState.REMOVED in seen, state

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from backend.records import ProgressView, QueueRef
-from proxy_consumer.core.queue_feed import KEPT_BATCHES, KEPT_BYTES_MAX, ReadPlan
+from proxy_consumer.core.queue_feed import CACHED_BATCHES_MAX, CACHED_BYTES_MAX, ReadPlan
 from proxy_consumer.core.retry_policy import RetryPolicy
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.tally import Budget, Count, Tally
@@ -22,7 +22,7 @@ def queue(read_bytes: Count) -> SubscribedQueue:
 
 
 def keep(one: SubscribedQueue, offset: int, read: Any, index: int) -> None:
-    one.kept.keep_message(one.reread, offset, read, index)
+    one.cached.cache_message(one.reread, offset, read, index)
 
 
 def batch(messages: int = 2) -> Any:
@@ -32,12 +32,12 @@ def batch(messages: int = 2) -> Any:
 def test_those_of_the_newest_batches_are_kept_and_counted_with_their_batch() -> None:
     read_bytes = Count()
     one = queue(read_bytes)
-    for number in range(KEPT_BATCHES + 1):
+    for number in range(CACHED_BATCHES_MAX + 1):
         read = batch()
         keep(one, 2 * number, read, 0)
         keep(one, 2 * number + 1, read, 1)
-    assert sorted(one.reread) == list(range(2, 2 * KEPT_BATCHES + 2))
-    assert read_bytes.value == KEPT_BATCHES * 2 * SIZE
+    assert sorted(one.reread) == list(range(2, 2 * CACHED_BATCHES_MAX + 2))
+    assert read_bytes.value == CACHED_BATCHES_MAX * 2 * SIZE
     one.forget_reads()
     assert (one.reread, read_bytes.value) == ({}, 0)
 
@@ -47,17 +47,17 @@ def test_a_message_that_was_read_again_outlives_its_first_batch() -> None:
     keep(one, 0, batch(), 0)
     again = batch()
     one.reread[0] = again, 1
-    for number in range(1, KEPT_BATCHES + 1):
+    for number in range(1, CACHED_BATCHES_MAX + 1):
         keep(one, number, batch(), 0)
     assert one.reread[0] == (again, 1)
 
 
 def test_nothing_more_is_kept_at_the_bound_of_all_subscriptions() -> None:
     read_bytes = Count()
-    read_bytes.value = KEPT_BYTES_MAX
+    read_bytes.value = CACHED_BYTES_MAX
     one = queue(read_bytes)
     keep(one, 0, batch(), 0)
-    assert (one.reread, read_bytes.value) == ({}, KEPT_BYTES_MAX)
+    assert (one.reread, read_bytes.value) == ({}, CACHED_BYTES_MAX)
 
 
 def test_a_lost_queue_gives_its_bytes_back() -> None:

@@ -9,7 +9,7 @@ from backend.records import ProgressView, QueueRef
 from proxy_consumer.core import replying
 from proxy_consumer.core.leases import Lease
 from proxy_consumer.core.queue_feed import ReadPlan, Slice
-from proxy_consumer.core.replying import Ack, KnownReply, Replied, ReservationResult, reply_id
+from proxy_consumer.core.replying import Ack, RecordedReply, Replied, ReservationResult, reply_id
 from proxy_consumer.core.retry_policy import RetryPolicy
 from proxy_consumer.core.subscribed_queue import SubscribedQueue
 from proxy_consumer.core.tally import Budget, Count, Tally
@@ -40,33 +40,33 @@ def test_ids_are_the_same_each_time_and_no_others() -> None:
 def test_the_newest_are_remembered() -> None:
     replied = Replied(count_max=2)
     for offset in range(3):
-        replied.note_reply(Ack("G", QUEUE, offset, 7), [offset])
+        replied.record_reply(Ack("G", QUEUE, offset, 7), [offset])
     assert replied.earlier_reply(Ack("G", QUEUE, 0, 7)) is None
-    assert replied.earlier_reply(Ack("G", QUEUE, 2, 9)) == KnownReply(7, [2]), "under which lease it was"
-    replied.note_reply(Ack("G", QUEUE, 2, 9), ["again"])
-    assert replied.earlier_reply(Ack("G", QUEUE, 2, 9)) == KnownReply(9, ["again"])
-    assert replied.earlier_reply(Ack("G", QUEUE, 1, 7)) == KnownReply(7, [1])
+    assert replied.earlier_reply(Ack("G", QUEUE, 2, 9)) == RecordedReply(7, [2]), "under which lease it was"
+    replied.record_reply(Ack("G", QUEUE, 2, 9), ["again"])
+    assert replied.earlier_reply(Ack("G", QUEUE, 2, 9)) == RecordedReply(9, ["again"])
+    assert replied.earlier_reply(Ack("G", QUEUE, 1, 7)) == RecordedReply(7, [1])
     assert replied.earlier_reply(Ack("H", QUEUE, 1, 7)) is None, "another group's"
 
 
 def test_their_results_are_bounded_together() -> None:
     replied = Replied(results_max=10)
     for offset in range(4):
-        replied.note_reply(Ack("G", QUEUE, offset, 7), ["x"] * 4)
+        replied.record_reply(Ack("G", QUEUE, offset, 7), ["x"] * 4)
     assert [replied.earlier_reply(Ack("G", QUEUE, offset, 7)) is not None for offset in range(4)] == [
         False,
         False,
         True,
         True,
     ]
-    replied.note_reply(Ack("G", QUEUE, 3, 8), ["x"] * 6)
+    replied.record_reply(Ack("G", QUEUE, 3, 8), ["x"] * 6)
     assert [replied.earlier_reply(Ack("G", QUEUE, offset, 7)) is not None for offset in range(4)] == [
         False,
         False,
         True,
         True,
     ]
-    replied.note_reply(Ack("G", QUEUE, 5, 8), ["x"] * 11)
+    replied.record_reply(Ack("G", QUEUE, 5, 8), ["x"] * 11)
     assert [replied.earlier_reply(Ack("G", QUEUE, offset, 7)) for offset in range(6)] == [None] * 6, (
         "it is found where it stands"
     )

@@ -68,7 +68,7 @@ class GroupKeys:
         self.group = group
         self.order_keys = frozenset({holder.order_key})
 
-    def whole_queues(self) -> dict[QueueRef, str]:
+    def single_chain_queues(self) -> dict[QueueRef, str]:
         return {}
 
     def park(self, key: str) -> Outcomes:

@@ -6,7 +6,7 @@ import pytest
 
 from ddmq_common.delivery import encode
 from ddmq_common.errors import CallerError
-from proxy_consumer.filters.message_filters import SqlFilter, check_stated, compile_sql, expression_fault
+from proxy_consumer.filters.message_filters import SqlFilter, check_stated, compile_sql, find_expression_error
 from proxy_consumer.filters.sql_parser import DEPTH_MAX
 
 ROW = {"n": "5", "f": "2.50", "neg": "-3", "e": "1e3", "s": "abc", "t": "true", "F": "FALSE", "q": "it's"}
@@ -95,7 +95,7 @@ def test_whole_numbers_are_exact() -> None:
     ],
 )
 def test_a_bad_expression_says_where_and_what_was_expected(sql: str, at: int, what: str) -> None:
-    fault = expression_fault("*", sql)
+    fault = find_expression_error("*", sql)
     assert fault is not None
     assert fault.startswith("sql is ")
     assert f": at character {at}: " in fault
@@ -115,13 +115,13 @@ def test_a_bad_expression_says_where_and_what_was_expected(sql: str, at: int, wh
 )
 def test_the_largest_expressions_are_quick_to_judge(sql: str) -> None:
     assert len(sql) <= 4096
-    expression_fault("*", sql)  # must come back, with a fault or not
-    assert "at most 4096" in str(expression_fault("*", sql + " " * 4096))
+    find_expression_error("*", sql)  # must come back, with a fault or not
+    assert "at most 4096" in str(find_expression_error("*", sql + " " * 4096))
 
 
 def judge(sql: str, key: bytes = b"", tag: bytes = b"", **properties: str) -> bool:
     given = {name.encode(): value.encode() for name, value in properties.items()}
-    return SqlFilter(sql).find_refusal(encode(key, b"body", tag, given)) is None
+    return SqlFilter(sql).find_rejection(encode(key, b"body", tag, given)) is None
 
 
 def test_tag_and_key_of_the_message() -> None:
@@ -152,9 +152,9 @@ def test_a_property_does_not_stand_for_the_tag() -> None:
 def test_null_as_a_value_is_refused_where_a_filter_is_stated(sql: str, at: int) -> None:
     with pytest.raises(CallerError, match=f"at character {at}: nothing equals NULL.*allowed: name IS NULL"):
         check_stated(sql)
-    assert expression_fault("*", sql) is None  # settings of before still load
+    assert find_expression_error("*", sql) is None  # settings of before still load
 
 
 def test_like_may_be_the_name_of_a_property() -> None:
-    assert expression_fault("*", '"LIKE" = 1 AND LIKE = 1 AND n IS NOT NULL') is None
+    assert find_expression_error("*", '"LIKE" = 1 AND LIKE = 1 AND n IS NOT NULL') is None
     check_stated("LIKE = 1 AND n IS NOT NULL")

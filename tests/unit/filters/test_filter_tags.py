@@ -10,7 +10,7 @@ from backend.records import tag_hash
 from ddmq_common.delivery import encode
 from proxy_consumer.config import SubscriptionDefaults
 from proxy_consumer.core.queue_feed import FILTERED, Filter
-from proxy_consumer.filters.message_filters import HASHES_MAX, expression_fault, filter_for, parse_tags
+from proxy_consumer.filters.message_filters import HASHES_MAX, filter_for, find_expression_error, parse_tags
 
 
 def message(tag: bytes = b"", key: bytes = b"", properties: dict[bytes, bytes] | None = None) -> bytes:
@@ -48,7 +48,7 @@ def test_tags_between_two_bars(text: str, tags: set[str]) -> None:
     [("A ||", 5, "missing"), ("|| A", 1, "missing"), ("A || || B", 5, "missing"), ("A|||B", 2, "three bars")],
 )
 def test_a_bad_expression_says_where(text: str, at: int, what: str) -> None:
-    fault = expression_fault(text, "")
+    fault = find_expression_error(text, "")
     assert fault is not None
     assert fault.startswith(f"tags is {text!r}: at character {at}: ")
     assert what in fault
@@ -56,14 +56,14 @@ def test_a_bad_expression_says_where(text: str, at: int, what: str) -> None:
 
 
 def test_the_longest_expression() -> None:
-    assert expression_fault("t" * 4096, "") is None
-    assert "4097 bytes; allowed: at most 4096" in str(expression_fault("t" * 4097, ""))
+    assert find_expression_error("t" * 4096, "") is None
+    assert "4097 bytes; allowed: at most 4096" in str(find_expression_error("t" * 4097, ""))
 
 
 def test_tags_and_sql_together_are_refused() -> None:
-    assert expression_fault("*", "a = 1") is None
-    assert expression_fault("", "a = 1") is None
-    fault = expression_fault("A", "a = 1")
+    assert find_expression_error("*", "a = 1") is None
+    assert find_expression_error("", "a = 1") is None
+    fault = find_expression_error("A", "a = 1")
     assert fault is not None
     assert "tags is 'A' and sql is 'a = 1'" in fault
 
@@ -80,15 +80,15 @@ def test_settings_are_checked_when_they_are_made() -> None:
 def test_the_filter_pushes_hashes_down_and_compares_texts() -> None:
     found = tag_filter(tags="A || ü")
     assert found.tags == {tag_hash(b"A"), tag_hash("ü".encode())}
-    assert found.find_refusal(message(b"A")) is None
-    assert found.find_refusal(message("ü".encode(), b"key", {b"p": b"v"})) is None
+    assert found.find_rejection(message(b"A")) is None
+    assert found.find_rejection(message("ü".encode(), b"key", {b"p": b"v"})) is None
     for tag in (b"B", b"", b"a", b"A ", b"AA", b"A||B"):
-        assert found.find_refusal(message(tag)) is FILTERED
+        assert found.find_rejection(message(tag)) is FILTERED
 
 
 def test_a_tag_with_two_bars_is_one_tag() -> None:
-    assert tag_filter(tags="A || B").find_refusal(message(b"A||B")) is FILTERED
-    assert tag_filter(sql="TAGS = 'A||B'").find_refusal(message(b"A||B")) is None
+    assert tag_filter(tags="A || B").find_rejection(message(b"A||B")) is FILTERED
+    assert tag_filter(sql="TAGS = 'A||B'").find_rejection(message(b"A||B")) is None
 
 
 def test_too_many_tags_are_compared_but_not_pushed_down() -> None:
@@ -98,12 +98,12 @@ def test_too_many_tags_are_compared_but_not_pushed_down() -> None:
     assert len(most.tags or ()) == HASHES_MAX
     more = tag_filter(tags="||".join(names[: HASHES_MAX + 1]))
     assert more.tags is None
-    assert more.find_refusal(message(names[HASHES_MAX].encode())) is None
-    assert more.find_refusal(message(names[HASHES_MAX + 1].encode())) is FILTERED
+    assert more.find_rejection(message(names[HASHES_MAX].encode())) is None
+    assert more.find_rejection(message(names[HASHES_MAX + 1].encode())) is FILTERED
 
 
 def test_what_does_not_parse_is_a_fault() -> None:
     for found in (tag_filter(tags="A"), tag_filter(sql="TAGS = 'A'"), tag_filter(sql="p = 'A'")):
-        refusal = found.find_refusal(b"\x18\x05ab")
+        refusal = found.find_rejection(b"\x18\x05ab")
         assert refusal is not None
-        assert "do not parse" in refusal.fault
+        assert "do not parse" in refusal.error

@@ -8,7 +8,7 @@ import pytest
 
 from ddmq_common.delivery import encode
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.order_keys.reader import key_reader, path_fault
+from proxy_consumer.order_keys.reader import find_order_key_error, key_reader
 
 BODY = {
     "a": {"b": [{"c": 7}, {"c": 8}], "k-k": 5, "x.y": "dot", "": 1, "é": "ü"},
@@ -50,7 +50,7 @@ def key_of(order_key: str, body: object = BODY, key: bytes = b"") -> str | None:
     ],
 )  # fmt: skip
 def test_the_dialect(path: str, text: str | None) -> None:
-    assert path_fault(path) is None
+    assert find_order_key_error(path) is None
     assert key_of(path) == text
 
 
@@ -81,7 +81,7 @@ def test_the_dialect(path: str, text: str | None) -> None:
     ],
 )
 def test_a_bad_path_says_where(path: str, at: int, what: str) -> None:
-    fault = path_fault(path)
+    fault = find_order_key_error(path)
     assert fault is not None
     assert f"at character {at}: " in fault
     assert what in fault
@@ -91,7 +91,7 @@ def test_a_bad_path_says_where(path: str, at: int, what: str) -> None:
 
 
 def test_words_that_are_no_paths() -> None:
-    assert [path_fault(word) for word in ("", "QID", "KEY")] == [None] * 3
+    assert [find_order_key_error(word) for word in ("", "QID", "KEY")] == [None] * 3
     for word in ("", "QID"):
         with pytest.raises(ValueError, match="not read from messages"):
             key_reader(word)

@@ -85,7 +85,7 @@ def test_a_signing_key_in_a_file_of_its_own(receiver: Receiver, tmp_path: Path) 
     rig, file = PushRig(secrets_dir=str(tmp_path)), tmp_path / "key"
     rig.http(receiver.url(), signing_key="file:key")
     rig.put(b"x")
-    assert "key: cannot be read" in rig.service.push_fault("G", "T")
+    assert "key: cannot be read" in rig.service.find_push_error("G", "T")
     for number, secret in enumerate((b"first", b"second"), 1):
         file.write_bytes(secret)
         file.chmod(0o600)

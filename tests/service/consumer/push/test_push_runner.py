@@ -159,12 +159,12 @@ def test_a_target_that_is_not_allowed_holds_the_subscription_back(receiver: Rece
     rig.settle()
     assert receiver.seen == []
     assert rig.counted("ddmq_push_held") == 1
-    assert "push_targets" in rig.service.push_fault("G", "T")
+    assert "push_targets" in rig.service.find_push_error("G", "T")
     assert rig.dead() == []
     rig.service.reconfigure(PushRig().config)  # push_targets is taken in without a restart
     rig.until_committed(1)
     assert rig.counted("ddmq_push_held") == 0
-    assert rig.service.push_fault("G", "T") == rig.service.push_fault("nobody", "T") == ""
+    assert rig.service.find_push_error("G", "T") == rig.service.find_push_error("nobody", "T") == ""
 
 
 def test_a_target_that_is_allowed_no_more_holds_the_subscription_back(
@@ -179,7 +179,7 @@ def test_a_target_that_is_allowed_no_more_holds_the_subscription_back(
     rig.settle()  # 2 waits for its next try
     rig.service.reconfigure(PushRig(push_targets=("127.0.0.1:1",)).config)
     assert rig.counted("ddmq_push_held") == 1
-    assert "push_targets" in rig.service.push_fault("G", "T")
+    assert "push_targets" in rig.service.find_push_error("G", "T")
     rig.put(b"3")
     for _ in range(30):
         rig.advance(0.1)

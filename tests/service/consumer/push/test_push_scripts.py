@@ -16,7 +16,7 @@ from ddmq_common.delivery import encode
 from ddmq_common.metrics.catalogue import SCRIPTS_ENDED
 from ddmq_common.metrics.registry import Registry
 from proxy_consumer.config import SubscriptionDefaults
-from proxy_consumer.core.queue_feed import Refusal
+from proxy_consumer.core.queue_feed import Rejection
 from proxy_consumer.push import script_workers
 from proxy_consumer.push.actions.config import HttpConfig, PushConfig, ScriptConfig
 from proxy_consumer.push.actions.job import ABSENT, ActionJob, Ending
@@ -225,6 +225,6 @@ def test_in_front_of_a_pull_it_is_refused(what: str) -> None:
     )
     refusing = filter_for_actions(config.actions, config.push)
     assert refusing is not None
-    refusal = refusing.find_refusal(encode(b"k", msgspec.json.encode(body), b"", {}))
-    assert isinstance(refusal, Refusal)
-    assert "too much work for a script in front of a pull" in refusal.fault
+    refusal = refusing.find_rejection(encode(b"k", msgspec.json.encode(body), b"", {}))
+    assert isinstance(refusal, Rejection)
+    assert "too much work for a script in front of a pull" in refusal.error

@@ -28,13 +28,13 @@ from proxy_consumer.push.actions.config import (
     RedisConfig,
     ScriptConfig,
 )
-from proxy_consumer.push.actions.job import ABSENT, ActionJob, Ending, MessagePlace, compact_json
+from proxy_consumer.push.actions.job import ABSENT, ActionJob, Ending, MessagePosition, compact_json
 from proxy_consumer.push.actions.steps import build_transit, parse
 from proxy_consumer.push.chain import build_chain, filter_for_actions
 from proxy_consumer.push.sinks.redis import Commands, NoValueError
 
 HTTP = HttpConfig(urls=("http://127.0.0.1:1/x",))
-PLACE = MessagePlace("T", "G", "R_default_a_0", 7)
+PLACE = MessagePosition("T", "G", "R_default_a_0", 7)
 
 
 def job(body: bytes, key: bytes = b"k", properties: dict[bytes, bytes] | None = None) -> ActionJob:
@@ -321,13 +321,13 @@ def test_a_filter_of_actions_before_a_pull() -> None:
     config = SubscriptionDefaults(
         actions=("Json", "Script", "PullServer"), push=PushConfig(script=ScriptConfig(filter="body.a > 1"))
     )
-    judge = pull_filter(config).find_refusal
+    judge = pull_filter(config).find_rejection
     assert judge(encode(b"k", b'{"a":2}', b"", None)) is None
     assert judge(encode(b"k", b'{"a":1}', b"", None)) is FILTERED
     assert judge(encode(b"k", b"", b"", None)) is FILTERED
-    assert "not JSON" in judge(encode(b"k", b"{", b"", None)).fault
-    assert "Script" in judge(encode(b"k", b'{"b":1}', b"", None)).fault
-    assert "do not parse" in judge(b"\xff").fault
+    assert "not JSON" in judge(encode(b"k", b"{", b"", None)).error
+    assert "Script" in judge(encode(b"k", b'{"b":1}', b"", None)).error
+    assert "do not parse" in judge(b"\xff").error
 
 
 @pytest.mark.parametrize("actions", [(), ("PullServer",), ("Async", "PullServer"), ("Json", "AsyncHttp")])
@@ -354,10 +354,10 @@ def test_compact_is_json() -> None:
 @pytest.mark.parametrize("number", ["1e99999999999999999999", "0.1e-99999999999999999999"])
 def test_an_exponent_beyond_all_bounds_fails_the_message_and_nothing_else(number: str) -> None:
     body = f'{{"a":{number}}}'.encode()
-    judged = pull_filter(SubscriptionDefaults(actions=("Json", "PullServer"))).find_refusal(
+    judged = pull_filter(SubscriptionDefaults(actions=("Json", "PullServer"))).find_rejection(
         encode(b"k", body, b"", None)
     )
-    assert "exponent" in judged.fault
+    assert "exponent" in judged.error
     outcome, _ = run(["Json", "FormParams", "AsyncHttp"], body, PushConfig(http=HTTP))
     assert outcome.ending is Ending.FAIL
 
@@ -381,7 +381,7 @@ def test_a_fault_in_an_action_fails_its_message_and_is_not_thrown(monkeypatch: p
     monkeypatch.setattr(ActionJob, "properties_text", lambda _: 1 // 0)
     script = PushConfig(script=ScriptConfig(filter="properties.a == 'x'"))
     config = SubscriptionDefaults(actions=("Script", "PullServer"), push=script)
-    assert "ZeroDivisionError" in pull_filter(config).find_refusal(encode(b"k", b"x", b"", None)).fault
+    assert "ZeroDivisionError" in pull_filter(config).find_rejection(encode(b"k", b"x", b"", None)).error
 
 
 WIDE = b'{"items":[' + b",".join([b"[]"] * 400_000) + b"]}"

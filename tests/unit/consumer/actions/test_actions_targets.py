@@ -36,7 +36,7 @@ from proxy_consumer.push.actions.targets import AllowList, parse_url
 def test_the_allow_list(entries: list[str], host: str, port: int, allowed: bool) -> None:
     known = AllowList(entries)
     assert known.allows_target(host, port) is allowed
-    assert (known.find_fault(host, port) is None) is allowed
+    assert (known.find_target_error(host, port) is None) is allowed
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_bad_entries_are_named(entry: str) -> None:
 def test_an_entry_that_is_a_url_allows_paths_below_it(entry: str, url: str, allowed: bool) -> None:
     known = AllowList([entry])
     parsed = parse_url(url)
-    assert (known.url_fault(parsed) is None) is allowed
+    assert (known.find_url_error(parsed) is None) is allowed
     assert not known.allows_target(parsed.host, parsed.port), "what is no HTTP is not meant"
-    assert AllowList([entry, parsed.host]).url_fault(parsed) is None
+    assert AllowList([entry, parsed.host]).find_url_error(parsed) is None
 
 
 @pytest.mark.parametrize(("nested", "plain"), [(0, True), (2, True), (3, False), (32_760, False)])
@@ -125,9 +125,11 @@ def test_a_path_is_decoded_a_few_times(monkeypatch: pytest.MonkeyPatch, nested: 
 
     monkeypatch.setattr(targets, "unquote_to_bytes", counted)
     url = parse_url(f"https://h.example/hooks/a%{'25' * nested}41")
-    assert (known.url_fault(url) is None) is plain
+    assert (known.find_url_error(url) is None) is plain
     assert len(decoded) <= targets.DECODINGS_MAX
-    assert AllowList(["h.example"]).url_fault(url) is None, "whose host is allowed whole is not looked into"
+    assert AllowList(["h.example"]).find_url_error(url) is None, (
+        "whose host is allowed whole is not looked into"
+    )
 
 
 @pytest.mark.parametrize(

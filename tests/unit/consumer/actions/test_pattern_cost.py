@@ -13,7 +13,7 @@ from proxy_consumer.push.actions.config import PushConfig, ScriptConfig
 from proxy_consumer.push.actions.job import CONTINUE, ActionJob, ActionOutcome
 from proxy_consumer.push.actions.pattern_cost import POSITIONS_MAX, pattern_cost
 from proxy_consumer.push.actions.script import CHEAP_WORK_MAX, FILTER_WORK_MAX, Script
-from proxy_consumer.push.chain import build_chain, fault_before_pull
+from proxy_consumer.push.chain import build_chain, find_error_before_pull
 from tests.crash.fuzz_patterns import fuzz
 
 BODY_BYTES = 256 << 10
@@ -169,7 +169,7 @@ def fault(
     expression: str, actions: tuple[str, ...] = ("Script", "PullServer"), **settings: int
 ) -> str | None:
     script = ScriptConfig(filter=expression, **settings)  # type: ignore[arg-type]
-    return fault_before_pull(actions, PushConfig(script=script))
+    return find_error_before_pull(actions, PushConfig(script=script))
 
 
 @pytest.mark.parametrize("pattern", COSTLY)

@@ -35,18 +35,18 @@ ODD = [
 @pytest.mark.parametrize("odd", ODD)
 def test_behind_a_malformed_line_the_connection_is_not_used_again(odd: bytes) -> None:
     for lines in ((odd, LENGTH), (LENGTH, odd)):
-        assert read(*lines) == HttpAnswer(200, b"{}", whole=False)
+        assert read(*lines) == HttpAnswer(200, b"{}", complete=False)
 
 
 @pytest.mark.parametrize("line", [b"X: y", b"X:", b"X:  y  ", b"x-y_z: ~", "X: ä".encode()])
 def test_a_well_formed_answer_leaves_the_connection_usable(line: bytes) -> None:
-    assert read(line, LENGTH) == HttpAnswer(200, b"{}", whole=True)
+    assert read(line, LENGTH) == HttpAnswer(200, b"{}", complete=True)
 
 
 def test_a_length_beside_chunks_is_the_end_of_the_connection() -> None:
     chunks = b"2\r\n{}\r\n0\r\n\r\n"
-    assert read(b"Transfer-Encoding: chunked", body=chunks) == HttpAnswer(200, b"{}", whole=True)
-    assert read(b"Transfer-Encoding: chunked", LENGTH, body=chunks) == HttpAnswer(200, b"{}", whole=False)
+    assert read(b"Transfer-Encoding: chunked", body=chunks) == HttpAnswer(200, b"{}", complete=True)
+    assert read(b"Transfer-Encoding: chunked", LENGTH, body=chunks) == HttpAnswer(200, b"{}", complete=False)
 
 
 def test_two_codings_are_not_the_last_one_of_them() -> None:

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy_consumer.push.actions.config import FileConfig, RedisConfig
-from proxy_consumer.push.actions.job import ActionJob, MessagePlace
+from proxy_consumer.push.actions.job import ActionJob, MessagePosition
 from proxy_consumer.push.actions.steps import parse
 from proxy_consumer.push.sinks.file import NotALineError, check_file, encode_line, file_name
 from proxy_consumer.push.sinks.redis import Commands, NoValueError
 
 
 def job(body: bytes = b'{"id":7,"name":"a b","o":{"x":1},"n":null}', *, parsed: bool = True) -> ActionJob:
-    made = ActionJob(b"k", b"t", body, {b"p": b"v"}, MessagePlace("T", "G", "q_0", 5))
+    made = ActionJob(b"k", b"t", body, {b"p": b"v"}, MessagePosition("T", "G", "q_0", 5))
     if parsed:
         parse(made)
     return made
@@ -79,7 +79,7 @@ def test_records() -> None:
         b'{"topic":"T","qid":"q_0","offset":5,"key":"k","tag":"t","properties":{"p":"v"},'
         b'"body":{"id":7,"name":"a b","o":{"x":1},"n":null}}\n'
     )
-    bare = ActionJob(b"", b"", b"a\nb", {}, MessagePlace("T", "G", "q_0", 5))
+    bare = ActionJob(b"", b"", b"a\nb", {}, MessagePosition("T", "G", "q_0", 5))
     assert encode_line(FileConfig(), bare) == b'{"topic":"T","qid":"q_0","offset":5,"body":"a\\nb"}\n'
     bare.body = b"\xff"
     assert encode_line(FileConfig(), bare) == b'{"topic":"T","qid":"q_0","offset":5,"body_base64":"/w=="}\n'

@@ -26,11 +26,11 @@ from proxy_consumer.runtime import Runtime, log
 
 
 class Start(NamedTuple):
-    """The offset where a fetch begins. `asked`: the client stated it, and gets the valid range if it is
+    """The offset where a fetch begins. `stated`: the client sent it, and gets the valid range if it is
     outside."""
 
     offset: int
-    asked: bool
+    stated: bool
 
 
 class Position:
@@ -50,10 +50,10 @@ class Position:
         self.resets = 0  # how many resets there were since the queue was acquired
         self._fetched: dict[bytes, int] = {}  # consumer id → number of resets when it last fetched
 
-    def start(self, consumer: bytes, asked: int | None) -> Start:
+    def start(self, consumer: bytes, stated: int | None) -> Start:
         """Return the offset where a fetch of `consumer` begins."""
-        if asked is not None and asked >= 0 and self._fetched.get(consumer, 0) == self.resets:
-            return Start(asked, True)
+        if stated is not None and stated >= 0 and self._fetched.get(consumer, 0) == self.resets:
+            return Start(stated, True)
         return Start(self.newest if self.committed is None else self.committed, False)
 
     def on_answered(self, consumer: bytes) -> None:
@@ -93,7 +93,7 @@ class Position:
         return reset
 
 
-class HeldTopic(ClaimOwner):
+class OwnedTopic(ClaimOwner):
     """The queues of one topic that this proxy holds. `changed()` is called when they change."""
 
     def __init__(self, runtime: Runtime, group: str, topic: str, changed: Callable[[], None]) -> None:

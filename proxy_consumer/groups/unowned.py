@@ -26,7 +26,7 @@ CHECKS_MAX = 100
 Name = tuple[str, str]  # group, topic
 
 
-class UnheldQueue(NamedTuple):
+class UnownedQueue(NamedTuple):
     """One queue with a lag: all offsets below `committed` are finished, the next message gets offset
     `next`."""
 
@@ -35,26 +35,26 @@ class UnheldQueue(NamedTuple):
     next: int
 
 
-class KnownLag(NamedTuple):
+class RecordedLag(NamedTuple):
     """The lag of a subscription at a moment. `rows` empty: some proxy owns it, or it has no lag; None: not
     known yet."""
 
     at: float  # monotonic seconds
-    rows: list[UnheldQueue] | None
+    rows: list[UnownedQueue] | None
 
 
-class Unheld(ClaimOwner):
+class Unowned(ClaimOwner):
     """The lag of subscriptions that no proxy owns, reported by one proxy.
 
-    `told(subscription, rows)` is called with each result.
+    `report(subscription, rows)` is called with each result.
     """
 
-    def __init__(self, runtime: Runtime, told: Callable[[Subscription, list[UnheldQueue]], None]) -> None:
+    def __init__(self, runtime: Runtime, report: Callable[[Subscription, list[UnownedQueue]], None]) -> None:
         self._runtime = runtime
-        self._told = told
+        self._report = report
         self._claims = QueueClaims(runtime.backend, self, runtime.now, load=False)
         self._left = False
-        self._known: dict[Name, KnownLag] = {}
+        self._lags: dict[Name, RecordedLag] = {}
 
     def leave(self) -> None:
         """Leave the report to another proxy, for good."""
@@ -71,7 +71,7 @@ class Unheld(ClaimOwner):
             "lags of subscriptions without an owner are not reported yet", extra={"error": str(error)}
         )
 
-    def find_unheld(self, others: Iterable[Subscription]) -> Mapping[Name, list[UnheldQueue] | None]:
+    def find_unowned(self, others: Iterable[Subscription]) -> Mapping[Name, list[UnownedQueue] | None]:
         """Return the lagging queues of those among `others` that no proxy owns; None: not known yet.
 
         Returns {} if another proxy reports them.
@@ -80,7 +80,7 @@ class Unheld(ClaimOwner):
             address = self._runtime.address
             self._claims.join(Join(LAG_GROUP, SCHEDULE_TOPIC, queues=frozenset({0}), address=address))
         if not self.is_reporter:
-            self._known.clear()
+            self._lags.clear()
             return {}
         now = self._runtime.now()
         names = {
@@ -89,46 +89,50 @@ class Unheld(ClaimOwner):
             if self._runtime.backend.topic(each.topic) is not None
             and each.config.model != "broadcasting"  # their clients keep the offsets
         }
-        self._known = {name: self._known.get(name, KnownLag(float("-inf"), None)) for name in names}
-        stale = sorted((lag.at, name) for name, lag in self._known.items() if lag.at + REFRESH_S <= now)
+        self._lags = {name: self._lags.get(name, RecordedLag(float("-inf"), None)) for name in names}
+        stale = sorted((lag.at, name) for name, lag in self._lags.items() if lag.at + REFRESH_S <= now)
         for _, name in stale[:CHECKS_MAX]:
             self._check(name, names[name], now)
-        return {name: lag.rows for name, lag in self._known.items()}
+        return {name: lag.rows for name, lag in self._lags.items()}
 
     def _check(self, name: Name, subscription: Subscription, now: float) -> None:
-        self._known[name] = self._known[name]._replace(at=now)
+        self._lags[name] = self._lags[name]._replace(at=now)
         deadline = now + REFRESH_S
 
         def on_holders(holders: Completion[Mapping[QueueRef, str]]) -> None:
             if holders.error is not None:
                 return
             if holders.value:
-                self._note_rows(name, subscription, [])
+                self._record_rows(name, subscription, [])
             else:
                 subscription_stats(self._runtime, subscription).then(on_counted)
 
-        def on_counted(found: Completion[SubscriptionStats]) -> None:
-            if found.error is None:
-                self._note_rows(name, subscription, _behind_rows(subscription, found.value, self._runtime))
+        def on_counted(counted: Completion[SubscriptionStats]) -> None:
+            if counted.error is None:
+                self._record_rows(
+                    name, subscription, _behind_rows(subscription, counted.value, self._runtime)
+                )
 
         try:
             self._runtime.backend.holders(name[0], name[1], deadline).then(on_holders)
         except DdmqError:
-            self._note_rows(name, subscription, [])
+            self._record_rows(name, subscription, [])
 
-    def _note_rows(self, name: Name, subscription: Subscription, rows: list[UnheldQueue]) -> None:
-        lag = self._known.get(name)
+    def _record_rows(self, name: Name, subscription: Subscription, rows: list[UnownedQueue]) -> None:
+        lag = self._lags.get(name)
         if lag is not None:
-            self._known[name] = lag._replace(rows=rows)
-            self._told(subscription, rows)
+            self._lags[name] = lag._replace(rows=rows)
+            self._report(subscription, rows)
 
 
-def _behind_rows(subscription: Subscription, found: SubscriptionStats, runtime: Runtime) -> list[UnheldQueue]:
+def _behind_rows(
+    subscription: Subscription, stats: SubscriptionStats, runtime: Runtime
+) -> list[UnownedQueue]:
     info = runtime.backend.topic(subscription.topic)
     if info is None:
         return []
     return [
-        UnheldQueue(QueueRef(info.name, info.incarnation, row.queue_id), row.committed, row.next)
-        for row in found.queues
+        UnownedQueue(QueueRef(info.name, info.incarnation, row.queue_id), row.committed, row.next)
+        for row in stats.queues
         if row.lag
     ]
