@@ -29,7 +29,7 @@ from bench.samples_series import (
     delay_series,
     producer_series,
 )
-from ddmq_common.metrics.samples import HOUR_MS, SampleName, folder, part_name
+from ddmq_common.metrics.samples import HOUR_MS, SampleName, folder, interval_name
 
 DAY_MS = 86_400_000
 LATE_FILES = 40  # so many other files arrive before a late one
@@ -77,7 +77,7 @@ class Arrival(NamedTuple):
 
     @property
     def path(self) -> str:
-        return f"{self.folder}/{part_name(self.instance, self.seq)}"
+        return f"{self.folder}/{interval_name(self.instance, self.seq)}"
 
 
 @dataclass

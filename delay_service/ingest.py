@@ -346,7 +346,9 @@ def trace_ingested(traces: TraceWriter, commands: list[CommandRecord]) -> None:
         if request is None or request.op != ADD or request.topic not in traces.limits:
             continue
         if is_sampled(command.message_id, traces.limits[request.topic]):
-            traces.add(command.message_id, TraceKind.TAKEN, "", {"due_ms": request.at_ms or request.due_ms})
+            traces.add(
+                command.message_id, TraceKind.INGESTED, "", {"due_ms": request.at_ms or request.due_ms}
+            )
 
 
 def ingested_offset(text: bytes | None) -> int | None:

@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple
 from backend.kafka.tokens import TokenProvider, load_provider
 from backend.records import Capabilities, Durability
 from ddmq_common.errors import CallerError, ConfigError
-from ddmq_common.names import topic_fault
+from ddmq_common.names import find_topic_name_error
 
 KAFKA_NAME_MAX = 249
 _LEGAL = re.compile(r"[A-Za-z0-9._\-]+\Z")
@@ -84,7 +84,7 @@ class Names(NamedTuple):
                 return None
         else:
             return None
-        if topic_fault(name) is not None:
+        if find_topic_name_error(name) is not None:
             return None
         return name if self._is_same(name, kafka_name) else None
 

@@ -101,7 +101,7 @@ class InProcessServer:
         }
 
     def _is_started(self) -> bool:
-        return self.levels.held == len(DelayConfig().levels) and self.delays.health().ready
+        return self.levels.owned_count == len(DelayConfig().levels) and self.delays.health().ready
 
     def close(self) -> None:
         """Stop every service and close all connections."""

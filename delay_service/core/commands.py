@@ -20,7 +20,7 @@ from ddmq_common.delays.command import (
     CANCEL,
     CANCELLED,
     FIRE,
-    KNOWN,
+    ID_OUTCOMES,
     RESCHEDULE,
     UNKNOWN,
     CommandOutcome,
@@ -35,7 +35,7 @@ from delay_service.core.fire_command import UNFIT
 from delay_service.core.occurrences import CATCH_UP_MAX, next_after
 from delay_service.store.port import DelayStore, IdKind, IdState, Pending, StoreChanges
 
-OPS = frozenset((ADD, CANCEL, RESCHEDULE, FIRE, KNOWN))
+OPS = frozenset((ADD, CANCEL, RESCHEDULE, FIRE, ID_OUTCOMES))
 FIRED_KINDS = (IdKind.FIRED, IdKind.DEAD)
 DEAD_TEXT = f"it could not be delivered and is a dead letter in {DELAY_DLQ_TOPIC}"
 

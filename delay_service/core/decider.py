@@ -30,7 +30,7 @@ from ddmq_common.delays.command import (
     CANCEL,
     CANCELLED,
     FIRE,
-    KNOWN,
+    ID_OUTCOMES,
     PENDING,
     TOO_OLD,
     UNKNOWN,
@@ -120,7 +120,7 @@ class CommandRun:
             self._add(command, request)
         elif request.op == CANCEL:
             self._cancel(command, request)
-        elif request.op == KNOWN:
+        elif request.op == ID_OUTCOMES:
             self._learn_ids(command)
         else:
             self._move_message(command, request)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from backend.records import QueueRef
 from ddmq_common.errors import CallerError, ConfigError, DamagedError, FencedError, StorageError
-from ddmq_common.rocks.database import Rocks, RocksOptions, WalRecovery, WriteBatch, only_torn
+from ddmq_common.rocks.database import Rocks, RocksOptions, WalRecovery, WriteBatch, lacks_only_log_ends
 from delay_service.store.copies import (
     DAMAGED,
     Copy,
@@ -233,7 +233,7 @@ def _open(folder: Path, shard: int, copy: Copy, lock: CopyLock, options: RocksOp
             return _open_database(folder, shard, copy, lock, options, None)
         except DamagedError as error:
             reason = str(error)
-        damage = None if only_torn(copy.path, options) else back_up_log(copy.path, reason)
+        damage = None if lacks_only_log_ends(copy.path, options) else back_up_log(copy.path, reason)
         try:
             return _open_database(folder, shard, copy, lock, options, damage, WalRecovery.PREFIX)
         except DamagedError:
@@ -265,7 +265,7 @@ def _open_database(
     lock: CopyLock,
     options: RocksOptions,
     damage: StoreDamage | None,
-    recovery: WalRecovery = WalRecovery.WHOLE,
+    recovery: WalRecovery = WalRecovery.COMPLETE,
 ) -> RocksStore:
     database = Rocks(copy.path, options, recovery)
     try:

@@ -85,7 +85,7 @@ class RocksStore(DelayStore):
 
     def has_capacity(self, growing: bool) -> bool:
         with self._guarded_calls(writing=True):
-            return self._db.has_room(growing)
+            return self._db.has_capacity(growing)
 
     def flush(self) -> None:
         with self._guarded_calls(writing=True):

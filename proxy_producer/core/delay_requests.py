@@ -30,7 +30,7 @@ from ddmq_common.delays.command import (
     shard_of,
 )
 from ddmq_common.delays.levels import duration_text
-from ddmq_common.delays.schedules import ScheduleLimits, schedule_fault
+from ddmq_common.delays.schedules import ScheduleLimits, find_schedule_error
 from proxy_producer.core.refusals import SendRefusal, illegal, refusal, shown
 
 TIMESTAMP_S_MIN = 1_000_000_000
@@ -108,7 +108,7 @@ def _schedule_fault(
 ) -> SendRefusal | None:
     fault = None if request.due_ms is None else timestamp_fault(request, limits, now_ms)
     if fault is None:
-        wrong = schedule_fault(schedule, limits, now_ms)
+        wrong = find_schedule_error(schedule, limits, now_ms)
         if wrong is not None:
             what, _, allowed = wrong.partition("; ")
             fault = illegal("delay_schedule", what, allowed)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from ddmq_common.delays.command import ADD, SCHEDULE, DelayCommand, Schedule
 from ddmq_common.delays.levels import duration_text, parse_duration
-from ddmq_common.delays.schedules import ScheduleLimits, first_due_ms, schedule_fault
+from ddmq_common.delays.schedules import ScheduleLimits, find_schedule_error, first_due_ms
 from ddmq_common.names import DELAY_DIALECTS
 from proxy_producer.core.delay_requests import TIMESTAMP_S_MIN
 from proxy_producer.core.refusals import SendRefusal, illegal, shown
@@ -123,7 +123,7 @@ def _make_command(
     parsed: ParsedSchedule, now_ms: int, limits: ScheduleLimits
 ) -> DelayCommand | SendRefusal | None:
     schedule = parsed.schedule
-    fault = schedule_fault(schedule, limits, now_ms)
+    fault = find_schedule_error(schedule, limits, now_ms)
     due = first_due_ms(schedule, now_ms) if fault is None and parsed.due_ms is None else parsed.due_ms
     if fault is None and due is not None and not schedule.cron and due - now_ms > limits.delay_ms_max:
         longest = duration_text(limits.delay_ms_max)

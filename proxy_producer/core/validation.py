@@ -16,7 +16,7 @@ from ddmq_client.idl.codes import (
     PRESSURE_TRAFFIC,
     RESERVED_PROPERTIES,
 )
-from ddmq_common.names import HEARTBEAT_TOPIC, is_internal, topic_fault
+from ddmq_common.names import HEARTBEAT_TOPIC, find_topic_name_error, is_internal
 from proxy_producer.core.refusals import SendRefusal, illegal, shown
 
 KEY_CHARACTERS_MAX = 255
@@ -43,7 +43,7 @@ def topic_name_fault(name: bytes | None) -> SendRefusal | None:
     if not name:
         return illegal("topic_name", "the topic is empty", "allowed: a name of letters, digits and _ - % |")
     text = name.decode("utf-8", "backslashreplace")
-    if fault := topic_fault(text):
+    if fault := find_topic_name_error(text):
         what, _, allowed = fault.partition("; ")
         return illegal("topic_name", what, allowed or "allowed: 1 to 127 of letters, digits and _ - % |")
     if is_internal(text):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddmq_common.names import group_fault
+from ddmq_common.names import find_group_name_error
 from proxy_producer.core.refusals import SendRefusal, illegal, shown
 from proxy_producer.transactions.codec import parse_id
 
@@ -21,7 +21,7 @@ def legal_group(name: bytes | None) -> SendRefusal | None:
 
     The rules are those of consumer groups.
     """
-    fault = group_fault((name or b"").decode("utf-8", "backslashreplace"))
+    fault = find_group_name_error((name or b"").decode("utf-8", "backslashreplace"))
     if fault is None:
         return None
     what, _, allowed = fault.partition("; ")

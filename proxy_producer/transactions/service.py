@@ -213,7 +213,7 @@ class Transactions(QueueOwner[OwnedShard]):
         what = f"the engine {self.backend.capabilities.engine} cannot commit several topics as one"
         return illegal("not_atomic", what, "allowed here: sends without a transaction")
 
-    def group_fault(self, name: bytes | None) -> SendRefusal | None:
+    def find_group_name_error(self, name: bytes | None) -> SendRefusal | None:
         """Return the refusal of an invalid producer group name. None: it is valid, and `groups` has it."""
         if name in self.groups:
             return None
@@ -244,7 +244,9 @@ class Transactions(QueueOwner[OwnedShard]):
             return fault
         transaction = legal_id(request.transactionId)
         fault = (
-            transaction if isinstance(transaction, SendRefusal) else self.group_fault(request.producerGroup)
+            transaction
+            if isinstance(transaction, SendRefusal)
+            else self.find_group_name_error(request.producerGroup)
         )
         if fault is not None or isinstance(transaction, SendRefusal):
             return fault or DRAINING
@@ -278,7 +280,7 @@ class Transactions(QueueOwner[OwnedShard]):
         if call.frame_bytes > POLL_BYTES_MAX:
             what = f"a poll of {call.frame_bytes} bytes"
             return illegal("poll_long", what, f"allowed: at most {POLL_BYTES_MAX}, for it is held")
-        return self.atomic_fault() or self.group_fault(request.producerGroup)
+        return self.atomic_fault() or self.find_group_name_error(request.producerGroup)
 
     # --- periodic work
 

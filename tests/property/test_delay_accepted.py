@@ -31,7 +31,7 @@ from ddmq_common.delays.command import (
     encode_command,
     parse_delay_id,
 )
-from ddmq_common.delays.schedules import ScheduleLimits, first_due_ms, schedule_fault
+from ddmq_common.delays.schedules import ScheduleLimits, find_schedule_error, first_due_ms
 from ddmq_common.delivery import encode
 from ddmq_common.names import DELAY_DIALECTS
 from delay_service.core import decider
@@ -155,7 +155,7 @@ def _scheduled(random: Random, request: DelayRequest, limits: ScheduleLimits, uu
     )  # fmt: skip
     if request.due_ms is not None and timestamp_fault(request, limits, NOW) is not None:
         return None
-    if schedule_fault(schedule, limits, NOW) is not None:
+    if find_schedule_error(schedule, limits, NOW) is not None:
         return None
     due = request.due_ms if request.due_ms is not None else first_due_ms(schedule, NOW)
     if due is None:

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from bench.samples_generator import Generator, Shape, place
 from ddmq_common.errors import ConfigError
-from ddmq_common.metrics.samples import HOUR_MS, SampleLine, SampleName, encode, folder, part_name
+from ddmq_common.metrics.samples import HOUR_MS, SampleLine, SampleName, encode, folder, interval_name
 from metrics_job import arrived
 from metrics_job.arrived import Arrived
 from metrics_job.batch import run_batch
@@ -47,7 +47,9 @@ class TakingRig:
         """Write one: sequence number -> (to, value of ddmq_sends_total)."""
         seqs = sorted(intervals)
         name = (
-            SampleName(instance, seqs[0], seqs[-1], merged=True) if merged else part_name(instance, seqs[0])
+            SampleName(instance, seqs[0], seqs[-1], merged=True)
+            if merged
+            else interval_name(instance, seqs[0])
         )
         lines = [
             SampleLine(

@@ -290,7 +290,7 @@ class PreparedSends:
         transaction = legal_id(request.transactionId)
         if isinstance(transaction, SendRefusal):
             return transaction
-        fault = transactions.group_fault(request.producerGroup)
+        fault = transactions.find_group_name_error(request.producerGroup)
         if fault is not None:
             return fault
         after_ms = self._read_check_after(request)

@@ -16,7 +16,7 @@ from ddmq_client.sql import OutboxTable
 from ddmq_client.wire.producing import encode_message
 from ddmq_client.wire.wording import in_arguments
 from ddmq_common.delays.command import Schedule
-from ddmq_common.delays.schedules import ScheduleLimits, schedule_fault
+from ddmq_common.delays.schedules import ScheduleLimits, find_schedule_error
 from proxy_producer.core.delay_requests import id_fault
 from proxy_producer.core.validation import ContentLimits, content_fault
 
@@ -58,7 +58,7 @@ def test_the_words_of_the_wire_become_those_of_the_library(told: str, words: str
     ],
 )
 def test_what_todays_proxies_say_of_a_schedule(schedule: Schedule, words: str) -> None:
-    fault = schedule_fault(schedule, LIMITS, 1_795_348_800_000)
+    fault = find_schedule_error(schedule, LIMITS, 1_795_348_800_000)
     assert fault is not None
     assert in_arguments(f"FAILED: {fault}") == words
 

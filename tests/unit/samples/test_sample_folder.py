@@ -65,7 +65,7 @@ def fill(root: Path, instance: str, sequence: Iterable[int], at_ms: int = HOUR) 
     folder = SampleFolder(root, instance)
     for seq in sequence:
         folder.write(
-            samples.folder(at_ms), samples.part_name(instance, seq), f"{instance[0]}{seq}\n".encode()
+            samples.folder(at_ms), samples.interval_name(instance, seq), f"{instance[0]}{seq}\n".encode()
         )
 
 
@@ -91,7 +91,7 @@ def lines(root: Path) -> list[str]:
 
 
 def test_a_file_lies_in_the_folder_of_its_hour(tmp_path: Path) -> None:
-    SampleFolder(tmp_path / "made", MINE).write(samples.folder(HOUR), samples.part_name(MINE, 3), b"x\n")
+    SampleFolder(tmp_path / "made", MINE).write(samples.folder(HOUR), samples.interval_name(MINE, 3), b"x\n")
     path = tmp_path / "made" / "date=2026-11-22" / "hour=03" / f"samples-{MINE}-00000003.jsonl"
     assert path.read_bytes() == b"x\n"
 
@@ -100,7 +100,7 @@ def test_a_file_lies_in_the_folder_of_its_hour(tmp_path: Path) -> None:
 def test_a_file_is_whole_or_not_there(tmp_path: Path, at: str) -> None:
     folder = SampleFolder(tmp_path, MINE, FaultyDisk(at, OSError(errno.ENOSPC, "full")))
     with pytest.raises(OSError, match="full") as caught:
-        folder.write(samples.folder(HOUR), samples.part_name(MINE, 0), b"x\n" * 100)
+        folder.write(samples.folder(HOUR), samples.interval_name(MINE, 0), b"x\n" * 100)
     assert failure_reason(caught.value) == "full"
     assert seen(tmp_path) == {}, "nor what was begun"
 
@@ -109,8 +109,8 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, at: str) -> None:
 def test_what_a_killed_process_was_writing_is_hidden_and_deleted_later(tmp_path: Path, at: str) -> None:
     folder = SampleFolder(tmp_path, OTHER, FaultyDisk(at, Crash()))
     with pytest.raises(Crash):
-        folder.write(samples.folder(HOUR), samples.part_name(OTHER, 0), b"x\n" * 100)
-    assert list(seen(tmp_path)) == [samples.part_name(OTHER, 0).hidden]
+        folder.write(samples.folder(HOUR), samples.interval_name(OTHER, 0), b"x\n" * 100)
+    assert list(seen(tmp_path)) == [samples.interval_name(OTHER, 0).hidden]
     assert lines(tmp_path) == []
     assert sweep(tmp_path, LATER - 1) == {}, "somebody may be writing it"
     assert sweep(tmp_path) == {"left": 1}
@@ -137,7 +137,7 @@ def test_a_file_where_the_folder_should_be_is_missing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError) as caught:
         SampleFolder(tmp_path / "file" / "metrics", MINE).write(
-            "date=2026-01-01/hour=00", samples.part_name(MINE, 0), b""
+            "date=2026-01-01/hour=00", samples.interval_name(MINE, 0), b""
         )
     assert failure_reason(caught.value) == "missing"
 
@@ -163,8 +163,8 @@ def test_an_hour_that_ended_long_ago_becomes_one_file_and_its_parts_go_at_the_ne
     assert sweep(tmp_path) == {"merged": 3}
     assert list(seen(tmp_path)) == [
         merged(8, 10),
-        str(samples.part_name(OTHER, 1)),
-        str(samples.part_name(OTHER, 2)),
+        str(samples.interval_name(OTHER, 1)),
+        str(samples.interval_name(OTHER, 2)),
     ]
     assert lines(tmp_path) == before
     assert sweep(tmp_path) == {}
@@ -176,14 +176,14 @@ def test_merged_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     before = lines(tmp_path)
     sweep(tmp_path)
     sweep(tmp_path)
-    assert list(seen(tmp_path)) == [merged(1, 2), merged(3, 4), str(samples.part_name(MINE, 5))]
+    assert list(seen(tmp_path)) == [merged(1, 2), merged(3, 4), str(samples.interval_name(MINE, 5))]
     assert lines(tmp_path) == before
 
 
 def test_a_single_file_stays_as_it_is(tmp_path: Path) -> None:
     fill(tmp_path, MINE, [4])
     sweep(tmp_path)
-    assert list(seen(tmp_path)) == [str(samples.part_name(MINE, 4))]
+    assert list(seen(tmp_path)) == [str(samples.interval_name(MINE, 4))]
 
 
 def test_what_comes_into_a_merged_hour_is_merged_by_itself(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_the_oldest_files_go_until_the_rest_fits(tmp_path: Path) -> None:
     fill(tmp_path, OTHER, [5], HOUR - 30 * HOUR_MS)
     fill(tmp_path, OTHER, [1, 2, 3], HOUR)
     for age, seq in enumerate([3, 1, 2]):  # 3 is the newest
-        path = tmp_path / samples.folder(HOUR) / str(samples.part_name(OTHER, seq))
+        path = tmp_path / samples.folder(HOUR) / str(samples.interval_name(OTHER, seq))
         os.utime(path, ns=(0, (10 - age) * 10**9))
     assert sweep(tmp_path, HOUR, bytes_max=6) == {"bytes": 2}
     assert lines(tmp_path) == ["b1", "b3"]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddmq_common.config import ConfigPlace, build
+from ddmq_common.config import ConfigLocation, build
 from ddmq_common.delivery import encode
 from ddmq_common.errors import ConfigError
 from proxy_consumer.config import SubscriptionDefaults
@@ -304,7 +304,7 @@ def test_settings_survive_the_log() -> None:
 def test_an_error_in_a_file_names_the_key() -> None:
     tree = {"actions": ["Json", "PullServer"], "push": {"http": {"metod": "GET"}}}
     with pytest.raises(ConfigError, match=r"x: push.http.metod: unknown key; did you mean 'method'"):
-        build(SubscriptionDefaults, tree, ConfigPlace("x", ""))
+        build(SubscriptionDefaults, tree, ConfigLocation("x", ""))
     assert CONTEXT_FIELDS[0] == "TOPIC"
 
 
