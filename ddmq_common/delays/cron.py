@@ -118,7 +118,7 @@ class Cron:
     __slots__ = ("_cached_answer", "_walk", "expression", "gap_ms_min", "zone")
 
     def __init__(self, expression: str, zone: str = "UTC") -> None:
-        """Parse the expression. Raises CronError. Use `find_cron_error` to check whether it ever comes true."""
+        """Parse the expression. Raises CronError. `find_cron_error` checks whether it ever comes true."""
         self.expression = expression
         self._cached_answer = (0, 0, 0)
         self.zone = _load_zone(zone)

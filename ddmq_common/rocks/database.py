@@ -130,8 +130,8 @@ class Rocks:
     def write(self, batch: WriteBatch) -> None:
         """Apply a batch atomically. It is visible at once, but not durable yet.
 
-        Call `has_capacity` first: a write without capacity waits here (write_capacity.py). Raises StorageError, also when
-        tables cannot be written and RocksDB would wait for ever.
+        Call `has_capacity` first: a write without capacity waits here (write_capacity.py). Raises
+        StorageError, also when tables cannot be written and RocksDB would wait for ever.
         """
         self._write_capacity.wait_until_available()
         with translate_errors(f"cannot write to {self.folder}"):

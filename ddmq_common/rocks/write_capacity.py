@@ -48,7 +48,8 @@ class WriteCapacity:
             give_up = give_up or time.monotonic() + WRITE_WAIT_S_MAX
             if time.monotonic() >= give_up:
                 raise StorageError(
-                    f"cannot write to {self._folder}: for {WRITE_WAIT_S_MAX:.0f} s its tables were written too slowly"
+                    f"cannot write to {self._folder}: for {WRITE_WAIT_S_MAX:.0f} s"
+                    " its tables were written too slowly"
                 )
             time.sleep(0.0005)
 

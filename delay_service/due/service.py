@@ -99,11 +99,11 @@ class DueService(QueueOwner[W]):
         except Exception as error:
             self._on_start_failed(error)
 
-    def _on_topic_ready(self, made: Completion[TopicInfo]) -> None:
+    def _on_topic_ready(self, answer: Completion[TopicInfo]) -> None:
         if self._stopping:
             return
-        if made.error is not None:
-            self._on_start_failed(made.error)
+        if answer.error is not None:
+            self._on_start_failed(answer.error)
         else:
             self.acquire()
 

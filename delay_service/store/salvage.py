@@ -41,8 +41,8 @@ _BATCH = 1_000
 class StoreDamage:
     """The damage that opening a store found.
 
-    `lost`: the number of messages that `lost_file` lists. `log_cut`: only the end of the write-ahead log was
-    damaged; it is kept in the folder `lost_file`.
+    `lost`: the number of messages that `lost_file` lists. `log_truncated`: only the end of the write-ahead
+    log was damaged; it is kept in the folder `lost_file`.
     """
 
     reason: str

@@ -25,8 +25,7 @@ from proxy_consumer.runtime import Runtime
 
 
 def next_generation(queue: QueueRef, view: ProgressView) -> ProgressDelta:
-    """Return the lock for the commit; `view`: the progress of CHANGE_LOCK_GROUP in `queue`, read before everything
-    else."""
+    """Return the lock for the commit; `view`: the progress of CHANGE_LOCK_GROUP in `queue`, read first."""
     return ProgressDelta(CHANGE_LOCK_GROUP, queue, view.epoch, view.generation + 1, reset_to=0)
 
 
