@@ -282,10 +282,10 @@ class Client:
         text = None if body is None else json.dumps(body)
         connection.request(method, "/" + path, text, {"Content-Type": "application/json"})
         answer = connection.getresponse()
-        text = answer.read()
+        content = answer.read()
         if answer.status >= 300:
-            raise RuntimeError(f"{method} {path}: {answer.status} {text!r}")
-        return json.loads(text or b"null")
+            raise RuntimeError(f"{method} {path}: {answer.status} {content!r}")
+        return json.loads(content or b"null")
 
 
 def main(arguments: list[str]) -> int:
