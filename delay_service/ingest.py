@@ -231,7 +231,7 @@ class Ingest:
         if end > self._stored_to:
             if end >= self._context.decisions.position_from:
                 decisions.changes.meta[INGESTED] = b"%d" % end
-            if not self._context.write(decisions.changes, decisions.on_done):
+            if not self._context.write(decisions.changes, decisions.unrecorded):
                 return
             if decisions.changes.added:
                 self._fire.wake_at(min(message.due_ms for message in decisions.changes.added))

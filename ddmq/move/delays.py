@@ -3,7 +3,7 @@
 This process owns the source's shards meanwhile, with a delay service that fires nothing. Its stores are
 brought up to date from the log (on Kafka, they begin in an empty folder). Each pending message becomes an add
 in the same shard of the target's %DELAY, with its own uuid, occurrence and due time, so that a cancel by any
-of its ids finds it. Ids that fired or were cancelled follow as KNOWN commands.
+of its ids finds it. Ids that fired or were cancelled follow as ID_OUTCOMES commands.
 
 Every page is one commit, together with the position that was reached in the shard, so nothing is sent twice.
 This requires that nothing changes at the source any more: from now on, delays belong to the target.
