@@ -109,7 +109,9 @@ class Changes:
         """Return the settings in force; the defaults if the stored ones contradict the present defaults."""
         defaults = self._runtime.config.defaults
         try:
-            return overlay(SubscriptionDefaults, stored.overrides, ConfigLocation("stored", "")).over(defaults)
+            return overlay(SubscriptionDefaults, stored.overrides, ConfigLocation("stored", "")).over(
+                defaults
+            )
         except ConfigError:
             return defaults
 

@@ -15,7 +15,7 @@ from backend.completion import Completion, all_of, failed, followed, gather_resu
 from backend.port import Backend
 from backend.records import AppendResult, Bounds, CommitBatch, ProgressDelta, QueueRef, SettingsLimit
 from ddmq_common.errors import BoundReachedError, CallerError, ConfigError, FencedError, TryLaterError
-from ddmq_common.names import find_group_name_error, is_dead_letters, is_internal, find_topic_name_error
+from ddmq_common.names import find_group_name_error, find_topic_name_error, is_dead_letters, is_internal
 from ddmq_common.token_bucket import CREATIONS_PER_S, creations_bucket
 from proxy_consumer.config import ConsumerConfig, SubscriptionDefaults
 from proxy_consumer.filters.message_filters import check_stated as check_sql

@@ -20,7 +20,7 @@ from backend.internal_topics import ready_topic
 from backend.port import Backend
 from backend.records import CommitBatch, ProgressDelta, ProgressView, QueueRef, TopicInfo
 from ddmq_common.errors import DdmqError, FencedError, StorageError
-from ddmq_common.names import RETRY_PREFIX, CHANGE_LOCK_GROUP, retry_topic
+from ddmq_common.names import CHANGE_LOCK_GROUP, RETRY_PREFIX, retry_topic
 from proxy_consumer.runtime import Runtime
 
 

@@ -39,7 +39,7 @@ from ddmq.server.admin.dlq import (
 from ddmq.server.admin.topics import WAIT_S
 from ddmq_common.clock import Clock
 from ddmq_common.errors import BoundReachedError, CallerError, FencedError, RemoteError
-from ddmq_common.names import DONE_GROUP, CHANGE_LOCK_GROUP, find_group_name_error
+from ddmq_common.names import CHANGE_LOCK_GROUP, DONE_GROUP, find_group_name_error
 from proxy_consumer.groups.group import SUBSCRIPTION_PREFIX, subscription_key
 from proxy_consumer.retries.retry_queues import next_generation
 
