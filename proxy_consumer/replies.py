@@ -83,12 +83,12 @@ class ReplyHandling:
         if earlier is not None and earlier.lease_id == request.lease:
             answer.report_outcome(Code.OK, OK_TEXT, ReplyOutcome.STORED_BEFORE, earlier.results)
             return
-        taking = replying.reserve_message(queue, request.offset, request.lease)
-        if taking is ReservationResult.RESERVED:
+        reservation = replying.reserve_message(queue, request.offset, request.lease)
+        if reservation is ReservationResult.RESERVED:
             PendingAck(self, answer, group.subscription_of(queue), queue, ack).begin()
-        elif taking is ReservationResult.BUSY:
+        elif reservation is ReservationResult.BUSY:
             answer.reject_ack(Code.BUSY, f"this acknowledgement is being committed; {MOVES}")
-        elif taking is ReservationResult.OVER:
+        elif reservation is ReservationResult.LEASE_EXPIRED:
             group.subscription_of(queue).buffer.tally.late.value += 1
             text = f"the lease {request.lease} of offset {request.offset} is over; nothing is stored"
             answer.report_outcome(Code.ILLEGAL_MESSAGE, text, ReplyOutcome.LEASE_OVER)

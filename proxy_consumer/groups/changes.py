@@ -163,7 +163,7 @@ class Changes:
         stored = self.stored_settings(group, topic)
         if stored is None:
             creation = self._directory.subscribe(group, topic, config, source, declared.values)[1]
-            return followed(creation, lambda: self._redeclare(group, topic, declared, source))
+            return followed(creation, lambda: self._declare_after_race(group, topic, declared, source))
         was = overlay(SubscriptionDefaults, stored.overrides, subscription_location(group, topic))
         if was == declared and stored.source == source:
             return succeeded(None)
@@ -172,7 +172,7 @@ class Changes:
             group, topic, StoredSubscription(declared.values, stored.created_ms, source)
         )
 
-    def _redeclare(
+    def _declare_after_race(
         self, group: str, topic: str, declared: Overlay[SubscriptionDefaults], source: str
     ) -> Completion[Any]:
         """Declare the subscription again, so that these settings win: a client's pull may have created it at
