@@ -20,7 +20,7 @@ class Reason(NamedTuple):
 
 NO_FIND = Reason("Kafka keeps no index by key or message id", "find_by_key")
 NO_ORDER = Reason("Kafka assigns no position that orders records across topics", "topic_order")
-KEYS_PLACE = Reason(
+QUEUE_BY_KEY = Reason(
     "without positions across topics, each message goes to the queue of its key", "topic_order"
 )
 NO_ONCE = Reason("Kafka does not record whether a message has already been stored", "idempotent")
@@ -99,7 +99,7 @@ NOT_ON_KAFKA: Mapping[str, Mapping[str, Reason]] = {
         "test_health_and_metrics": NO_LOG,
     },
     "interop/test_interop_send.py": {
-        "test_send_batch_keeps_its_order_in_one_queue": KEYS_PLACE,
+        "test_send_batch_keeps_its_order_in_one_queue": QUEUE_BY_KEY,
     },
 }
 
@@ -111,6 +111,6 @@ def reason(file: str, test: str) -> Reason | None:
 
 def _names(pattern: str, test: str) -> bool:
     """A function stands for all its parameters; with brackets for those that match, as file names do."""
-    function, _, wanted = pattern.rstrip("]").partition("[")
-    name, _, given = test.rstrip("]").partition("[")
-    return function == name and (not wanted or fnmatchcase(given, wanted))
+    function, _, parameter_pattern = pattern.rstrip("]").partition("[")
+    name, _, parameters = test.rstrip("]").partition("[")
+    return function == name and (not parameter_pattern or fnmatchcase(parameters, parameter_pattern))
