@@ -109,7 +109,7 @@ def test_a_key_inside_another_that_the_file_sets_joins_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("variable", "text", "said"),
+    ("variable", "text", "error_text"),
     [
         ("DDMQ_RPC__IDLE", "5", "variable DDMQ_RPC__IDLE: unknown; did you mean DDMQ_RPC__IDLE_S?"),
         ("DDMQ_LOG_LEVEL", "info", "variable DDMQ_LOG_LEVEL: unknown; did you mean DDMQ__LOG_LEVEL?"),
@@ -123,14 +123,14 @@ def test_a_key_inside_another_that_the_file_sets_joins_it(tmp_path: Path) -> Non
         ("DDMQ_BACKEND__ENGINE", "kafak", "variable DDMQ_BACKEND__ENGINE: backend.engine: is 'kafak'"),
     ],
 )
-def test_an_error_names_the_variable(variable: str, text: str, said: str) -> None:
+def test_an_error_names_the_variable(variable: str, text: str, error_text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_folder(None, {variable: text})
-    assert said in str(caught.value)
+    assert error_text in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("variable", "text", "said"),
+    ("variable", "text", "error_text"),
     [
         ("DDMQ_RPC__CONNECTIONS_MAX", "0", "rpc: connections_max is 0; allowed: at least 1"),
         ("DDMQ__ADMIN", "here", "admin: 'here' is not HOST:PORT"),
@@ -139,10 +139,10 @@ def test_an_error_names_the_variable(variable: str, text: str, said: str) -> Non
         ("DDMQ_FILE_LOG__RETENTION__AGE_MS", "1000", "retention.age_ms in file_log.yaml"),
     ],
 )
-def test_values_that_contradict_others_name_the_variable(variable: str, text: str, said: str) -> None:
+def test_values_that_contradict_others_name_the_variable(variable: str, text: str, error_text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_folder(None, {variable: text})
-    assert said in str(caught.value)
+    assert error_text in str(caught.value)
     assert str(caught.value).endswith(f"; set by variable {variable}")
 
 

@@ -33,7 +33,7 @@ def probe(**options: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "found"),
+    ("arguments", "expected"),
     [
         ([], {}),
         (["--concurrency", "5", "--tags", "a || b"], {"concurrency": 5, "tags": "a || b"}),
@@ -52,13 +52,13 @@ def probe(**options: object) -> None:
         (["--start", "first"], {"start": "first"}),
     ],
 )
-def test_options_become_keys(arguments: list[str], found: dict[str, object]) -> None:
+def test_options_become_keys(arguments: list[str], expected: dict[str, object]) -> None:
     ran = CliRunner().invoke(probe, arguments)
-    assert (ran.exit_code, ran.output.strip()) == (0, repr(found))
+    assert (ran.exit_code, ran.output.strip()) == (0, repr(expected))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "parts"),
+    ("arguments", "texts"),
     [
         (["--concurrency", "many"], ("'many'", "1 to 1,000,000")),
         (["--retry-intervals-ms", "1;2"], ("'1;2'", "whole number")),
@@ -68,10 +68,10 @@ def test_options_become_keys(arguments: list[str], found: dict[str, object]) -> 
         (["--start", "soon"], ("'soon'", "first, last", "-2h")),
     ],
 )
-def test_what_cannot_be_a_value(arguments: list[str], parts: tuple[str, ...]) -> None:
+def test_what_cannot_be_a_value(arguments: list[str], texts: tuple[str, ...]) -> None:
     ran = CliRunner().invoke(probe, arguments)
     assert ran.exit_code == 2
-    assert all(part in ran.output for part in parts), ran.output
+    assert all(text in ran.output for text in texts), ran.output
 
 
 def test_keys_may_be_written_as_options() -> None:
