@@ -23,7 +23,7 @@ from mypy_extensions import mypyc_attr
 from backend.completion import Completion
 from backend.internal_topics import schedule_record
 from backend.records import AppendResult, AppendStatus, CommitBatch, NewRecord
-from ddmq_rpc.api import Call, Fault
+from ddmq_rpc.api import Call, ErrorKind
 from proxy_producer import wire
 from proxy_producer.core.delay_requests import schedule_id
 from proxy_producer.core.refusals import SendRefusal, failure_of, refusal_of, timed_out
@@ -185,7 +185,7 @@ class PendingSend(Completion[list[AppendResult]]):
         """Remove the send from the in-flight counts and answer its call with an internal error."""
         if not self.done:
             self._leave_flow()
-            self.call.fault(Fault.INTERNAL_ERROR, "the send failed inside the proxy")
+            self.call.reply_error(ErrorKind.INTERNAL_ERROR, "the send failed inside the proxy")
 
     # --- the slow path
 

@@ -24,7 +24,7 @@ from ddmq_common.config import Reloaded, merge_live_values
 from ddmq_common.delays.levels import DEFAULT_LEVELS, Levels
 from ddmq_common.hub_timer import HubTimer, spawn_later
 from ddmq_common.metrics.registry import Registry
-from ddmq_rpc.api import Call, Fault, Service
+from ddmq_rpc.api import Call, ErrorKind, Service
 from proxy_producer import wire
 from proxy_producer.admission import Admission
 from proxy_producer.batches import PARTIAL_BATCH, WHOLE_BATCH, BatchDestination, summarize_faults
@@ -341,5 +341,5 @@ class OnewayCall(Call):
     def throw(self, exception: Any) -> None:
         self._call.reply_encoded(b"")
 
-    def fault(self, kind: Fault, text: str) -> None:
+    def reply_error(self, kind: ErrorKind, text: str) -> None:
         self._call.reply_encoded(b"")

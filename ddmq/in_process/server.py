@@ -27,7 +27,7 @@ from ddmq_common.errors import DdmqError
 from ddmq_common.event_loop import use_loop
 from ddmq_common.metrics.registry import Registry
 from ddmq_common.names import QUEUES_DEFAULT
-from ddmq_rpc.envelope import FrameRefusedError, Frames
+from ddmq_rpc.envelope import FrameLengthError, Frames
 from delay_service.config import DelayConfig
 from delay_service.levels.service import LevelService
 from delay_service.service import DelayService
@@ -361,7 +361,7 @@ class InProcessConnection:
             while frame is not None and not self.closed:
                 self._server.serve_frame(self, self._service, frame, on_answer)
                 frame = self._frames.next_frame()
-        except FrameRefusedError:
+        except FrameLengthError:
             self.close()
 
     def end_wait(self) -> None:

@@ -139,7 +139,7 @@ class OwnerLink(CallLink[ForwardedCall]):
             connection, producer, SERVICE, frame, ANSWER_S, ANSWER_BYTES_MAX
         ).success
 
-    def ended(self, batch: list[ForwardedCall], error: Exception | None) -> None:
+    def on_calls_done(self, batch: list[ForwardedCall], error: Exception | None) -> None:
         if error is not None and not isinstance(error, TryLaterError | BoundReachedError | DrainingError):
             error = TryLaterError(f"the proxy at {self.address} cannot be asked now: {error}")
         for passed in batch:

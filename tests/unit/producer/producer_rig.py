@@ -15,7 +15,7 @@ from ddmq_client.idl import producer
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
-from ddmq_rpc.api import Call, Fault, Wire
+from ddmq_rpc.api import Call, ErrorKind, Wire
 from ddmq_rpc.codec import methods, structs
 from proxy_producer.config import ProducerConfig
 from proxy_producer.service import ProducerService
@@ -116,7 +116,7 @@ class FakeCall(Call):
     def throw(self, exception: Any) -> None:
         self._keep(exception)
 
-    def fault(self, kind: Fault, text: str) -> None:
+    def reply_error(self, kind: ErrorKind, text: str) -> None:
         self._keep((kind, text))
 
     def _keep(self, answer: Any) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from backend.records import AppendStatus, TopicInfo
 from ddmq_common.errors import DiskFullError, StorageError
-from ddmq_rpc.api import Fault, Wire
+from ddmq_rpc.api import ErrorKind, Wire
 from tests.support.waits import until
 from tests.unit.producer.producer_rig import ProducerRig, message
 
@@ -229,5 +229,5 @@ def test_a_backend_that_raises_is_answered(rig, monkeypatch):
     assert rig.proxy.flow.inflight == 0
     assert not rig.proxy.flow.unanswered
     kind, text = rig.calls[-1].answer
-    assert kind is Fault.INTERNAL_ERROR
+    assert kind is ErrorKind.INTERNAL_ERROR
     assert text

@@ -115,10 +115,10 @@ class Stage:
         self.clients.append(made)
         return made
 
-    def refused(self, reason: str) -> float:
+    def rejected(self, reason: str) -> float:
         return self.metrics.cell(RPC_REFUSED, PRODUCER, reason).value
 
-    def faults(self, kind: str) -> float:
+    def errors(self, kind: str) -> float:
         return self.metrics.cell(RPC_FAULTS, PRODUCER, kind).value
 
     @property

@@ -9,7 +9,7 @@ import pytest
 from rpc_support import OK, Client, Stage, send_async, send_sync, stage
 from test_rpc_misbehaviour import sequence_of
 
-from ddmq_rpc.turns import AddressShare, TimeSlices
+from ddmq_rpc.time_slices import AddressShare, TimeSlices
 from tests.support.waits import until
 
 HOSTILE, HONEST = "127.0.0.2", "127.0.0.3"
@@ -22,7 +22,7 @@ def one() -> Any:
 
 
 def share_of(one: Stage, address: str) -> AddressShare:
-    return one.traffic.turns.shares[address]
+    return one.traffic.slices.shares[address]
 
 
 def test_at_the_bound_the_longest_silent_connection_gives_way() -> None:
@@ -34,7 +34,7 @@ def test_at_the_bound_the_longest_silent_connection_gives_way() -> None:
         assert one.client(HOSTILE).call(send_sync(2)).sequence == 2
         assert silent[1].is_closed()
         assert silent[2].call(send_sync(3)).sequence == 3
-        assert (one.refused("gave_way"), one.refused("connections")) == (2, 0)
+        assert (one.rejected("gave_way"), one.rejected("connections")) == (2, 0)
 
 
 def test_at_the_bound_an_idle_connection_of_the_address_with_most_gives_way() -> None:
@@ -48,7 +48,7 @@ def test_at_the_bound_an_idle_connection_of_the_address_with_most_gives_way() ->
         assert hostile[1].is_closed()
         assert hostile[2].is_closed()
         assert one.client(HONEST).is_closed()  # both addresses have two now
-        assert one.refused("connections") == 1
+        assert one.rejected("connections") == 1
         one.calls[0].reply(OK)
         assert sequence_of(hostile[0].read_frame()) == 2
 
@@ -59,7 +59,7 @@ def test_connections_of_one_address_are_bounded() -> None:
         for client in kept:
             client.call(send_sync(1))
         assert one.client(HOSTILE).is_closed()
-        assert one.refused("connections_per_address") == 1
+        assert one.rejected("connections_per_address") == 1
         assert one.client(HONEST).call(send_sync(2)).sequence == 2
         kept[0].close()
         until(lambda: one.connections == 2, "one leaves")
@@ -81,7 +81,7 @@ def costly(one: Stage, monkeypatch: pytest.MonkeyPatch, cost_s: float = 0.05) ->
 
     monkeypatch.setattr(traffic, "stopwatch", lambda: now[0])
     monkeypatch.setattr(traffic, "cpu", lambda: now[0])
-    traffic.turns._clock = lambda: now[0]
+    traffic.slices._clock = lambda: now[0]
     for method in traffic.methods.values():
         if method.method.name == "sendSync":
             monkeypatch.setattr(method, "handler", lambda call: handler(one, call))
@@ -118,7 +118,7 @@ def test_a_costly_address_rests_and_others_are_served(one: Stage, monkeypatch: p
     assert honest.call(send_sync(1)).sequence == 1
     assert [each.call(send_sync(n)).sequence for n, each in enumerate(hostile[:2])] == [0, 1]
     share = share_of(one, HOSTILE)
-    assert (one.refused("rested"), share.over) == (1, True)
+    assert (one.rejected("rested"), share.exhausted) == (1, True)
     for each in hostile:
         each.send(send_sync(7))
     until(lambda: len(share.waiting) == 5, "all of them wait")
@@ -126,8 +126,8 @@ def test_a_costly_address_rests_and_others_are_served(one: Stage, monkeypatch: p
     for number in range(20):
         assert honest.call(send_sync(number)).sequence == number
     assert len(one.seen) == seen + 20
-    one.traffic.turns._clock = lambda: share.rest_until
-    one.traffic.turns.run_round()
+    one.traffic.slices._clock = lambda: share.rest_until
+    one.traffic.slices.run_round()
     assert sequence_of(hostile[0].read_frame()) == 7  # in the order in which they came
 
 
@@ -144,10 +144,10 @@ def test_large_and_pipelined_frames_wait_for_their_turn(one: Stage, monkeypatch:
     large.send(frame[1000:])
     many.send(send_sync(3) + send_sync(4))
     until(lambda: len(share.waiting) == 2, "both wait")
-    turns = one.traffic.turns
+    slices = one.traffic.slices
     for _ in range(4):
-        turns._clock = lambda: share.rest_until
-        turns.run_round()
+        slices._clock = lambda: share.rest_until
+        slices.run_round()
     assert sequence_of(large.read_frame()) == 9
     assert [sequence_of(many.read_frame()) for _ in range(2)] == [3, 4]
     assert len(one.traffic.partial) == 0
@@ -164,10 +164,10 @@ def test_a_waiting_connection_that_goes_is_passed_over(one: Stage, monkeypatch: 
     until(lambda: len(share.waiting) == 1, "it waits")
     for connection in list(share.members):
         connection.close()
-    turns = one.traffic.turns
-    turns._clock = lambda: share.rest_until
-    turns.run_round()
-    assert list(turns.shares) == [HONEST]
+    slices = one.traffic.slices
+    slices._clock = lambda: share.rest_until
+    slices.run_round()
+    assert list(slices.shares) == [HONEST]
 
 
 def test_many_clients_of_two_addresses_are_all_answered(one: Stage) -> None:

@@ -28,7 +28,7 @@ from thriftpy2.transport import TFramedTransportFactory
 from ddmq_client.idl import consumer, producer
 from ddmq_common.clock import SystemClock
 from ddmq_common.metrics.registry import Registry
-from ddmq_rpc.api import Call, Fault, Service, Wire
+from ddmq_rpc.api import Call, ErrorKind, Service, Wire
 from ddmq_rpc.client_side import ReplyError, decode_reply, encode_call
 from ddmq_rpc.codec import constant_result
 from ddmq_rpc.envelope import CALL, EXCEPTION, ONEWAY, REPLY, Envelope, read_header, sequence_bytes
@@ -119,8 +119,8 @@ def test_faults_of_the_request(one: Stage, wire: Wire) -> None:
             7,
             f"message type is {message_type}; allowed: 1 (call) or 4 (oneway)",
         )
-    assert one.faults("unknown_method") == 2
-    assert one.faults("protocol_error") == 5
+    assert one.errors("unknown_method") == 2
+    assert one.errors("protocol_error") == 5
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -168,7 +168,7 @@ def test_a_handler_that_raises_is_an_internal_error(one: Stage, caplog: Any) -> 
     client = one.client()
     frame = encode_call(producer, PRODUCER, "sendDelaySync", delayMessage=P.DelayMessage())
     assert fault_of(client, frame) == (6, "sendDelaySync: internal error")
-    assert one.faults("internal_error") == 1
+    assert one.errors("internal_error") == 1
     assert "the handler breaks" in caplog.text
 
 
@@ -177,7 +177,7 @@ def test_only_a_few_faults_are_logged_per_interval(one: Stage, caplog: Any) -> N
     frame = encode_call(producer, PRODUCER, "sendDelaySync", delayMessage=P.DelayMessage())
     for _ in range(15):
         fault_of(client, frame)
-    assert (one.faults("internal_error"), len(caplog.records)) == (15, 10)
+    assert (one.errors("internal_error"), len(caplog.records)) == (15, 10)
     one.clock.advance(10)
     fault_of(client, frame)
     assert len(caplog.records) == 11
@@ -199,7 +199,7 @@ def test_only_methods_with_a_declared_exception_throw(one: Stage) -> None:
     one.waits_for(1)
     with pytest.raises(TypeError, match="declares no exception"):
         one.calls[0].throw(P.Result())
-    one.calls[0].fault(Fault.INTERNAL_ERROR, "a fault ends it")
+    one.calls[0].reply_error(ErrorKind.INTERNAL_ERROR, "an error ends it")
     assert not one.calls[0].open
 
 
@@ -208,7 +208,10 @@ def test_a_second_answer_is_a_bug(one: Stage) -> None:
     client.send(send_async())
     one.waits_for(1)
     one.calls[0].reply(OK)
-    for again in (lambda: one.calls[0].reply(OK), lambda: one.calls[0].fault(Fault.INTERNAL_ERROR, "x")):
+    for again in (
+        lambda: one.calls[0].reply(OK),
+        lambda: one.calls[0].reply_error(ErrorKind.INTERNAL_ERROR, "x"),
+    ):
         with pytest.raises(RuntimeError, match="answered twice"):
             again()
     client.read_frame()
@@ -222,7 +225,7 @@ def test_oneway_calls_get_no_answer(one: Stage, caplog: Any) -> None:
     assert [call.args.message.topic for call in one.calls] == [b"a", b"b"]
     assert one.server.open_calls == 2
     one.calls[0].reply(None)
-    one.calls[1].fault(Fault.INTERNAL_ERROR, "nobody hears it")
+    one.calls[1].reply_error(ErrorKind.INTERNAL_ERROR, "nobody hears it")
     assert one.server.open_calls == 0
     assert client.call(send_sync(9)).sequence == 9
     assert caplog.text == ""
@@ -236,7 +239,7 @@ def test_bad_oneway_messages_are_counted_only(one: Stage, wire: Wire) -> None:
     client.send(Envelope(b"sendOneway", ONEWAY).build_frame(wire, zero, b"\x00"))
     client.send(Envelope(b"sendOneway", CALL).build_frame(wire, zero, b"\x00"))
     assert client.call(send_sync(9)).sequence == 9
-    assert (one.faults("unknown_method"), one.faults("protocol_error")) == (1, 2)
+    assert (one.errors("unknown_method"), one.errors("protocol_error")) == (1, 2)
 
 
 def test_a_two_way_method_sent_as_oneway_is_answered_all_the_same(one: Stage) -> None:

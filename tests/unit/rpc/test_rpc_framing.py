@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddmq_rpc.envelope import FrameRefusedError, Frames
+from ddmq_rpc.envelope import FrameLengthError, Frames
 
 LIMIT = 300
 payloads = st.lists(st.binary(max_size=LIMIT), max_size=12)
@@ -38,9 +38,9 @@ def test_any_cut_gives_the_same_frames(sent: list[bytes], cuts: list[int]) -> No
     taken: list[bytes] = []
     for piece in cut(stream, cuts):
         taken += take_all(frames, piece)
-        assert frames.held_bytes <= len(stream)
+        assert frames.buffered_bytes <= len(stream)
     assert taken == [framed(payload) for payload in sent]
-    assert frames.held_bytes == 0
+    assert frames.buffered_bytes == 0
     assert all(type(frame) is bytes for frame in taken)
 
 
@@ -50,16 +50,16 @@ def test_a_bad_length_is_refused_after_the_frames_before_it(sent: list[bytes], l
     frames.keep_bytes(b"".join(map(framed, sent)) + pack(">i", length))
     for payload in sent:
         assert frames.next_frame() == framed(payload)
-    with pytest.raises(FrameRefusedError, match=str(length)):
+    with pytest.raises(FrameLengthError, match=str(length)):
         frames.next_frame()
 
 
 def test_a_bad_length_is_refused_with_its_fourth_byte() -> None:
     frames = Frames(LIMIT)
     assert frames.feed_bytes(b"\x7f\xff\xff") is None
-    with pytest.raises(FrameRefusedError):
+    with pytest.raises(FrameLengthError):
         frames.feed_bytes(b"\xff")
-    assert frames.held_bytes == 4
+    assert frames.buffered_bytes == 4
 
 
 @pytest.mark.parametrize("length", [0, 1, LIMIT])
