@@ -2,9 +2,9 @@
 
 Readable: read once, take the frame, call the handler. Answered: send at once; what the socket does not
 take waits for a write watcher. While a call is open, an answer unsent, or the connection waits for its
-turn, it is `busy`: what arrives is kept (a little of it), which is also how a client that goes away is
-noticed. A connection handles a few frames per wake-up, works on the account of its address (time_slices.py), and
-one whose request took long rests for a multiple of that time, so that the others get theirs.
+slice, it is `busy`: it still reads a little ahead, and so notices that the client disconnects. A connection
+handles a few frames per wake-up and spends the time slices of its address (time_slices.py). After a request
+that took long it rests for a multiple of that time, so that the others get theirs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ddmq_rpc.envelope import (
     HeaderError,
     read_header,
 )
-from ddmq_rpc.traffic import Traffic
 from ddmq_rpc.time_slices import NOT_MEASURED, SLICE_S
+from ddmq_rpc.traffic import Traffic
 
 RECV_BYTES = 16 << 10  # when the size of what comes is not known
 RECV_BYTES_MAX = 256 << 10
@@ -48,8 +48,21 @@ class RpcConnection(AnswerSender):
     """One client connection of the server, on an accepted non-blocking socket. It closes itself."""
 
     __slots__ = (
-        "_called_at", "_call", "_frames", "_in_partial", "_oneway_open", "_reader", "_recv", "_recv_bytes",
-        "_serving", "_share", "_silent", "_timer", "_waiting_frame", "closed", "idle_since",
+        "_call",
+        "_called_at",
+        "_frames",
+        "_in_partial",
+        "_oneway_open",
+        "_reader",
+        "_recv",
+        "_recv_bytes",
+        "_serving",
+        "_share",
+        "_silent",
+        "_timer",
+        "_waiting_frame",
+        "closed",
+        "idle_since",
     )  # fmt: skip
 
     def __init__(self, traffic: Traffic, accepted: socket.socket, peer: str, address: str) -> None:

@@ -21,8 +21,8 @@ from ddmq_common.metrics.registry import Registry
 from ddmq_rpc.api import Service
 from ddmq_rpc.codec import methods
 from ddmq_rpc.connections import RpcConnection
-from ddmq_rpc.traffic import OpenMethod, RpcCounts, RpcLimits, Traffic, log
 from ddmq_rpc.time_slices import SLICE_S, Shared
+from ddmq_rpc.traffic import OpenMethod, RpcCounts, RpcLimits, Traffic, log
 
 __all__ = ["RpcLimits", "RpcServer"]
 

@@ -1,8 +1,8 @@
 """The processor time of one event loop, shared among the addresses of its clients. Pure.
 
-An address that has used SLICE_S, over all of its connections to one server, accepts included, goes on in the
-next round of the loop: an event of any other address waits for one slice of it, however many connections it
-has. Those of its connections that have to wait are served in the order in which they came.
+An address that has used SLICE_S, over all of its connections to one server, accepts included, continues in
+the next round of the loop: an event of any other address waits for one slice of it, however many connections
+it has. Those of its connections that have to wait are served in the order in which they came.
 
 A request cannot be cut short. So an address whose requests are costly (longer than COSTLY_S, and not
 explained by their bytes) also rests, REST_FACTOR times as long as they took, while other addresses are
@@ -10,14 +10,14 @@ about: they then find the server free most of the time. Alone, an address has al
 
 An answer may take more than the loop's own work: a send waits for the thread that writes the log, which has
 to get the interpreter, and gets it for certain only when the loop has nothing to do. So an address that used
-its slice also goes on only when no light address waits for an answer, or GIVE_WAY_S later. Light is one that
-uses less than LIGHT_CORE_SHARE (one slice may deceive, two do not); one whose answers take longer than PROMPT_S is
-not waited for: a pull may be held.
+its slice also continues only when no light address waits for an answer, or GIVE_WAY_S later. A light address
+uses less than LIGHT_CORE_SHARE (one slice may deceive, two do not). One whose answers take longer than
+PROMPT_S is not waited for: a pull may be held.
 
-Slices are measured with a clock that is cheap to read. It also runs while another process has the core, so nobody
-rests because of what it says: an address that looks costly has its processor time measured for its next
-MEASURED_EVENTS. How long it rests the clock does say, since that long the others waited; up to STRETCH_MAX
-times the processor time, or a process that was held up for a second would rest for four.
+Slices are measured with a clock that is cheap to read. It also runs while another process has the core, so it
+makes no address rest: an address that looks costly has its processor time measured for its next
+MEASURED_EVENTS. The length of a rest follows this clock, because that long the others waited. It is at most
+STRETCH_MAX times the processor time, or a process that was held up for a second would rest for four.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class AddressShare:
     """
 
     __slots__ = (
-        "address", "began", "exhausted", "light", "members", "prompt", "rest_until", "silent", "suspect", "used",
-        "used_little", "waiting",
+        "address", "began", "exhausted", "light", "members", "prompt", "rest_until", "silent", "suspect",
+        "used", "used_little", "waiting",
     )  # fmt: skip
 
     def __init__(self, address: str, now: float) -> None:
@@ -256,7 +256,7 @@ class TimeSlices:
             self._round_at = at
             self._arm(max(0.0, at - self._clock()))
 
-    # --- room for one more
+    # --- capacity for one more connection
 
     def silent_of(self, share: AddressShare) -> Member | None:
         """Return the oldest connection of an address that has not sent a frame yet, or None."""

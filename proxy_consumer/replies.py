@@ -298,7 +298,7 @@ class PendingAck:
         batch = CommitBatch(records=records, progress=(delta,))
         runtime.backend.commit(batch, runtime.commit_deadline(), into=into)
 
-    def refused(self, code: int, text: str) -> None:
+    def rejected(self, code: int, text: str) -> None:
         self._end_reservation()
         self._answer.reject_ack(code, text)
 
@@ -338,9 +338,9 @@ class PendingAck:
             self._release_message()
             self._answer.reject_ack(Code.TIMED_OUT, f"{text}; ask again to learn whether it is stored")
         elif isinstance(error, FencedError):
-            subscription.refence(self._queue, lambda: self.refused(Code.BUSY, f"{error}; {MOVES}"))
+            subscription.refence(self._queue, lambda: self.rejected(Code.BUSY, f"{error}; {MOVES}"))
         else:
-            self.refused(code, text)
+            self.rejected(code, text)
 
     # --- its end
 

@@ -132,12 +132,12 @@ class ProducerConfig:
                 f" ({self.batch_bytes_max})"
             )
         for name, spoken in self.delay.dialects.items():
-            if fault := find_topic_name_error(name):
-                raise ValueError(f"delay.dialects: {fault}")
+            if error := find_topic_name_error(name):
+                raise ValueError(f"delay.dialects: {error}")
             dialects(spoken)
         for name in self.topic_rates:
-            if fault := find_topic_name_error(name):
-                raise ValueError(f"topic_rates: {fault}")
+            if error := find_topic_name_error(name):
+                raise ValueError(f"topic_rates: {error}")
 
 
 LIVE_KEYS = frozenset(  # those that a reload puts in force; the others wait for the next start

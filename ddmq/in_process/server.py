@@ -180,7 +180,7 @@ class InProcessServer:
         with self.enter_loop():
             if call.open:
                 self.consumer.end_wait(call)
-                self.producer.transactions.polls.held.end_wait(call)
+                self.producer.transactions.polls.waiting.end_wait(call)
 
     def _run_until(self, condition: Callable[[], bool]) -> None:
         """Run the loop until the condition is true. If nothing else is ready, move the time to the next
@@ -289,7 +289,7 @@ class InProcessServer:
         """Return a text if a producer is answering a check of a transaction, else "". A client that has
         answered a check polls again, so a client that does not poll is still answering."""
         answering = any(each.pulls is None and not (each.closed or each.is_polling) for each in self._holding)
-        undecided = any(owned.held.core.open for owned in self.producer.transactions.ready())
+        undecided = any(owned.shard.core.open for owned in self.producer.transactions.ready())
         return "a producer's check is asked about a transaction" if answering and undecided else ""
 
     def waiting_for_retry(self, topic: str) -> str:

@@ -46,11 +46,11 @@ from proxy_producer.core.delay_requests import (
     DelayRequest,
     add_command,
     changing_command,
-    delay_fault,
-    id_fault,
+    check_delay_id,
+    check_delay_request,
+    check_timestamp,
     schedule_command,
     schedule_id,
-    timestamp_fault,
     uuid_of,
 )
 from proxy_producer.core.dialects import dialects, read_command
@@ -139,7 +139,7 @@ def of_request(random: Random) -> Accepted | None:
     uuid = uuid_of(random.randbytes(16))
     if request.kind == DelayType.SCHEDULE:
         return _scheduled(random, request, limits, uuid)
-    if delay_fault(request, limits, SHARDS, NOW) is not None:
+    if check_delay_request(request, limits, SHARDS, NOW) is not None:
         return None
     return Accepted(*add_command(request, "t", uuid, SHARDS))
 
@@ -153,7 +153,7 @@ def _scheduled(random: Random, request: DelayRequest, limits: ScheduleLimits, uu
         random.choice(("", "", "", *CRONS)), random.choice(ZONES) or "UTC",
         random.choice((0, number())), random.choice(WORDS),
     )  # fmt: skip
-    if request.due_ms is not None and timestamp_fault(request, limits, NOW) is not None:
+    if request.due_ms is not None and check_timestamp(request, limits, NOW) is not None:
         return None
     if find_schedule_error(schedule, limits, NOW) is not None:
         return None
@@ -259,7 +259,7 @@ def check(accepted: Accepted, random: Random) -> None:
     parsed = parse_delay_id(delay_id)
     assert parsed is not None, delay_id
     assert parsed.uuid == order.uuid
-    assert id_fault(delay_id, SHARDS, extended_client=True) is None
+    assert check_delay_id(delay_id, SHARDS, extended_client=True) is None
     shard, now = Shard(), NOW
     shard.take(order, now)
     for message in shard.store.scan(Scan(None, 0, layout.DUE_MS_MAX, 10)):

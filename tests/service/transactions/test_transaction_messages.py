@@ -198,9 +198,9 @@ def test_a_topic_that_is_gone_makes_dead_letters_of_all(rig: TransactionRig) -> 
     transaction = rig.begin(body(b"one"), body(b"two", topic=b"doomed"))
     rig.delete("doomed")
     call, other = rig.proxy.ending(transaction, COMMIT), rig.proxy.ending(transaction, COMMIT)
-    until(lambda: rig.proxy.held_back, "the owner has missed the topic")
+    until(lambda: rig.proxy.postponed, "the owner has missed the topic")
     rig.advance(1)
-    until(lambda: rig.proxy.held_back, "it is missed still")
+    until(lambda: rig.proxy.postponed, "it is missed still")
     assert not call.answers  # it may be new
     rig.advance(1)
     until(lambda: call.answers and other.answers, "both are answered for good")

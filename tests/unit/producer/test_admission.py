@@ -11,7 +11,7 @@ from backend.records import TopicInfo
 from ddmq_common.delivery import encode
 from ddmq_common.names import DELAY_TOPIC
 from proxy_producer.config import DelayLimits
-from proxy_producer.core.refusals import SendRefusal
+from proxy_producer.core.rejections import SendRejection
 from proxy_producer.wire import RequestKind, SendRequest, delay_request_of, request_of
 from tests.unit.producer.producer_delay_rig import ProducerDelayRig
 from tests.unit.producer.producer_rig import ProducerRig, delay_message, message
@@ -57,7 +57,7 @@ def reasons(rig: ProducerRig, *requests: SendRequest) -> list[str]:
     """Why each is refused, one after the other; "" where it is not."""
     found = []
     for request in requests:
-        fault = rig.proxy.admission.find_fault(request)
+        fault = rig.proxy.admission.check_request(request)
         found.append("" if fault is None else fault.reason)
     return found
 
@@ -187,12 +187,12 @@ def test_the_short_way_answers_as_the_table() -> None:
         if record is None:
             continue
         request = request_of(RequestKind.SINGLE, sent, NOW_MS, 200)
-        if isinstance(record, SendRefusal):
+        if isinstance(record, SendRejection):
             refused += 1
-            assert admission.find_fault(request) == record
+            assert admission.check_request(request) == record
             continue
         taken += 1
-        assert admission.find_fault(request) is None
+        assert admission.check_request(request) is None
         assert (request.level, request.command, request.delay) == (0, None, None)
         assert not request.chronos
         other = request.make_record(bytes(16))

@@ -3,7 +3,7 @@
 import pytest
 
 from ddmq_common.delays.schedules import ScheduleLimits
-from proxy_producer.core.delay_requests import DelayRequest, delay_fault, echoed_id
+from proxy_producer.core.delay_requests import DelayRequest, check_delay_request, echoed_id
 
 NOW_MS = 1_700_000_000_000
 NOW = NOW_MS // 1_000
@@ -17,7 +17,7 @@ CANCEL = DelayRequest(2, ID, None, None, None, None, None, b"", None)
 
 
 def code(request):
-    fault = delay_fault(request, LIMITS, SHARDS, NOW_MS)
+    fault = check_delay_request(request, LIMITS, SHARDS, NOW_MS)
     return 0 if fault is None else int(fault.code)
 
 
@@ -56,7 +56,7 @@ def code(request):
     ],
 )
 def test_each_code(request_, expected, words):
-    fault = delay_fault(request_, LIMITS, SHARDS, NOW_MS)
+    fault = check_delay_request(request_, LIMITS, SHARDS, NOW_MS)
     assert fault is not None
     assert fault.code == expected
     assert fault.text.startswith("FAILED: ")
@@ -81,7 +81,7 @@ def test_each_code(request_, expected, words):
     ],
 )
 def test_what_is_legal(request_):
-    assert delay_fault(request_, LIMITS, SHARDS, NOW_MS) is None
+    assert check_delay_request(request_, LIMITS, SHARDS, NOW_MS) is None
 
 
 def test_the_order_of_an_add():

@@ -9,7 +9,7 @@ from ddmq_common.delays.command import ADD, SCHEDULE, DelayCommand, Schedule
 from ddmq_common.delays.schedules import ScheduleLimits
 from ddmq_common.names import DELAY_DIALECTS
 from proxy_producer.core.dialects import dialects, drop_dialects, read_command
-from proxy_producer.core.refusals import SendRefusal
+from proxy_producer.core.rejections import SendRejection
 
 NOW = 1_795_289_273_456
 LIMITS = ScheduleLimits()
@@ -46,7 +46,7 @@ def test_names_of_a_dialect_are_never_delivered():
 
 def test_two_dialects_are_refused_by_name():
     refusal = read_command({b"x-delay": b"5", b"AMQ_SCHEDULED_DELAY": b"6"}, ALL, NOW, LIMITS)
-    assert isinstance(refusal, SendRefusal)
+    assert isinstance(refusal, SendRejection)
     assert (refusal.code, refusal.reason) == (Code.ILLEGAL_MESSAGE, "delay_dialects_mixed")
     assert "AMQ_SCHEDULED_DELAY x-delay" in refusal.text
     assert read_command({b"x-delay": b"5", b"AMQ_SCHEDULED_DELAY": b"6"}, dialects(["amq"]), NOW, LIMITS)
@@ -73,7 +73,7 @@ def test_a_dialect_beside_a_level_is_refused():
 )
 def test_limits_hold_for_every_dialect(properties, words):
     refusal = read_command(properties, ALL, NOW, LIMITS)
-    assert isinstance(refusal, SendRefusal)
+    assert isinstance(refusal, SendRejection)
     assert refusal.code == Code.ILLEGAL_MESSAGE
     assert refusal.text.startswith("FAILED: ")
     assert words in refusal.text
@@ -93,7 +93,7 @@ def test_an_unknown_dialect_is_named():
 def test_no_value_raises(properties):
     for name in DELAY_DIALECTS:
         found = read_command(properties, dialects([name]), NOW, LIMITS)
-        assert found is None or isinstance(found, DelayCommand | SendRefusal)
+        assert found is None or isinstance(found, DelayCommand | SendRejection)
 
 
 @given(

@@ -108,7 +108,7 @@ def test_each_message_of_a_batch_is_told_of() -> None:
 def test_a_topic_has_a_trace_as_long_as_it_is_traced() -> None:
     rig = TracedProducer()
     rig.send()
-    topic = rig.proxy.topics.known[b"orders"]
+    topic = rig.proxy.topics.cached[b"orders"]
     assert topic.trace is None
     rig.trace(100)
     assert topic.trace is not None

@@ -3,20 +3,20 @@
 import pytest
 
 from ddmq_client.idl.codes import RESERVED_PROPERTIES
-from proxy_producer.core.refusals import shown
+from proxy_producer.core.rejections import shown
 from proxy_producer.core.validation import (
     ContentLimits,
-    batch_fault,
-    content_fault,
+    check_batch_size,
+    check_content,
+    check_topic_name,
     delay_level,
-    topic_name_fault,
 )
 
 LIMITS = ContentLimits(body_bytes_max=100, properties_bytes_max=60)
 
 
 def fault(key=b"k", tags=b"t", body=b"body", properties=None, limits=LIMITS):
-    return content_fault(key, tags, body, properties, limits)
+    return check_content(key, tags, body, properties, limits)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_bytes_that_the_engine_keeps_for_itself():
     ],
 )
 def test_names_that_no_clients_topic_may_have(name, reason):
-    found = topic_name_fault(name)
+    found = check_topic_name(name)
     assert found is not None
     assert (found.code, found.reason) == (11, reason)
     assert "allowed" in found.text
@@ -133,7 +133,7 @@ def test_names_that_no_clients_topic_may_have(name, reason):
 
 @pytest.mark.parametrize("name", [b"orders", b"x" * 127, b"a-b_C9", b"a%b", b"a|b"])
 def test_names_that_topics_may_have(name):
-    assert topic_name_fault(name) is None
+    assert check_topic_name(name) is None
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_the_level_that_delay_asks_for(value, level):
 
 
 def test_batches_are_bounded_in_messages_and_bytes():
-    assert batch_fault(10, 1_000, 10, 1_000) is None
-    assert "11 messages" in batch_fault(11, 0, 10, 1_000).text
-    assert "1001 bytes" in batch_fault(1, 1_001, 10, 1_000).text
+    assert check_batch_size(10, 1_000, 10, 1_000) is None
+    assert "11 messages" in check_batch_size(11, 0, 10, 1_000).text
+    assert "1001 bytes" in check_batch_size(1, 1_001, 10, 1_000).text
 
 
 def test_a_clients_text_is_shown_on_one_short_line():

@@ -10,7 +10,12 @@ from backend.records import AppendResult, NewRecord, ProgressDelta, QueueRef, To
 from ddmq_common.clock import ManualClock
 from ddmq_common.delivery import encode
 from ddmq_common.errors import FencedError, RemoteError
-from proxy_producer.transactions.gathered import BYTES_MAX, CommitPart, GatheredCommits, merge_deltas
+from proxy_producer.transactions.combined_commits import (
+    BYTES_MAX,
+    CombinedCommits,
+    TransactionCommit,
+    merge_deltas,
+)
 from tests.played_memory import PlayedMemory
 from tests.support.waits import until
 
@@ -25,7 +30,7 @@ class Commits:
         self.clock = ManualClock()
         self.backend = PlayedMemory(self.clock)
         self.backend.put_topic(TopicInfo("q", 0, 2), self.clock.monotonic() + 9).wait(9)
-        self.gathered = GatheredCommits(self.backend, lambda: self.clock.monotonic() + 9)
+        self.gathered = CombinedCommits(self.backend, lambda: self.clock.monotonic() + 9)
         self.heard: Heard = []
         self.batches = 0
         commit = self.backend.commit
@@ -43,7 +48,7 @@ class Commits:
         def then(results: Sequence[AppendResult], error: Exception | None) -> None:
             self.heard.append(([result.offset for result in results], error))
 
-        self.gathered.add(CommitPart([record], delta, then))
+        self.gathered.add(TransactionCommit([record], delta, then))
 
     def all_heard(self, count: int) -> Heard:
         until(lambda: len(self.heard) == count)

@@ -6,7 +6,7 @@ import pytest
 
 from backend.progress.ack_map import AckMap
 from proxy_producer.transactions.core.clock import PAUSE_MS_MAX, SteadyClock
-from proxy_producer.transactions.core.ended import EndedTransactions
+from proxy_producer.transactions.core.decisions import DecisionHistory
 from proxy_producer.transactions.core.rules import TransactionRules
 from proxy_producer.transactions.core.shard import TOO_OLD, UNANSWERED, TransactionShard
 from proxy_producer.transactions.core.transaction import HalfFacts
@@ -22,9 +22,9 @@ def shard_with(age_ms: int = 0, checks: int = 0, check_after_ms: int = -1) -> Tr
     acks = AckMap()
     if checks:
         acks.record_attempts(0, checks)
-    shard = TransactionShard(RULES, acks, 0, EndedTransactions(1), NOW_MS)
+    shard = TransactionShard(RULES, acks, 0, DecisionHistory(1), NOW_MS)
     stored_ms = RULES.began_ms(NOW_MS - age_ms, NOW_MS, NOW_MS)
-    shard.raise_known_end(1)
+    shard.raise_observed_end(1)
     shard.add_read([HalfFacts(0, A, "g", stored_ms, 10, check_after_ms=check_after_ms)], 1)
     return shard
 
