@@ -17,8 +17,8 @@ CANCEL = DelayRequest(2, ID, None, None, None, None, None, b"", None)
 
 
 def code(request):
-    fault = check_delay_request(request, LIMITS, SHARDS, NOW_MS)
-    return 0 if fault is None else int(fault.code)
+    rejection = check_delay_request(request, LIMITS, SHARDS, NOW_MS)
+    return 0 if rejection is None else int(rejection.code)
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def code(request):
     ],
 )
 def test_each_code(request_, expected, words):
-    fault = check_delay_request(request_, LIMITS, SHARDS, NOW_MS)
-    assert fault is not None
-    assert fault.code == expected
-    assert fault.text.startswith("FAILED: ")
-    assert words in fault.text
+    rejection = check_delay_request(request_, LIMITS, SHARDS, NOW_MS)
+    assert rejection is not None
+    assert rejection.code == expected
+    assert rejection.text.startswith("FAILED: ")
+    assert words in rejection.text
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,12 @@ def test_what_is_legal(request_):
 
 
 def test_the_order_of_an_add():
-    wrong = ADD._replace(timestamp=0, kind=9, times=-1, expire=0, interval=0, uuid=b"x")
-    seen = [code(wrong)]
+    request = ADD._replace(timestamp=0, kind=9, times=-1, expire=0, interval=0, uuid=b"x")
+    codes = [code(request)]
     for fix in ({"timestamp": NOW}, {"kind": 3}, {"times": 2}, {"expire": NOW + 1}, {"interval": 3}):
-        wrong = wrong._replace(**fix)
-        seen.append(code(wrong))
-    assert seen == [33, 31, 35, 36, 37, 30]
+        request = request._replace(**fix)
+        codes.append(code(request))
+    assert codes == [33, 31, 35, 36, 37, 30]
 
 
 def test_the_order_of_a_cancel():

@@ -220,8 +220,8 @@ def test_sends_after_a_topics_change_follow_it(rig):
     deadline = rig.clock.monotonic() + 10
     rig.backend.put_topic(TopicInfo("orders", 0, 8, body_bytes_max=3), deadline).wait(10)
     # incarnation 0 gives an existing topic back unchanged; change it by its own incarnation
-    known = rig.backend.topic("orders")
-    changed = TopicInfo("orders", known.incarnation, 8, body_bytes_max=3)
+    before = rig.backend.topic("orders")
+    changed = TopicInfo("orders", before.incarnation, 8, body_bytes_max=3)
     rig.backend.put_topic(changed, deadline).wait(10)
     until(lambda: rig.proxy.topics.cached[b"orders"].queues == 8)
     rig.send(hashId=5, body=b"abc")

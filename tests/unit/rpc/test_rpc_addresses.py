@@ -17,8 +17,8 @@ HOSTILE, HONEST = "127.0.0.2", "127.0.0.3"
 
 @pytest.fixture
 def one() -> Any:
-    with stage() as made:
-        yield made
+    with stage() as running:
+        yield running
 
 
 def share_of(one: Stage, address: str) -> AddressShare:
@@ -55,13 +55,13 @@ def test_at_the_bound_an_idle_connection_of_the_address_with_most_gives_way() ->
 
 def test_connections_of_one_address_are_bounded() -> None:
     with stage(connections_max_per_address=2) as one:
-        kept = [one.client(HOSTILE) for _ in range(2)]
-        for client in kept:
+        clients = [one.client(HOSTILE) for _ in range(2)]
+        for client in clients:
             client.call(send_sync(1))
         assert one.client(HOSTILE).is_closed()
         assert one.rejected("connections_per_address") == 1
         assert one.client(HONEST).call(send_sync(2)).sequence == 2
-        kept[0].close()
+        clients[0].close()
         until(lambda: one.connections == 2, "one leaves")
         late = one.client(HOSTILE)
         until(lambda: one.connections == 3, "it is there")
@@ -93,11 +93,11 @@ def test_accepts_are_on_the_account_of_the_address(one: Stage, monkeypatch: pyte
     traffic, now = one.traffic, [0.0]
     used_up: list[str] = []
 
-    def room(address: str) -> bool:
+    def admit(address: str) -> bool:
         now[0] += 0.0003 if address == HOSTILE else 0.0
         return True
 
-    monkeypatch.setattr(traffic, "admit_connection", room)
+    monkeypatch.setattr(traffic, "admit_connection", admit)
     monkeypatch.setattr(traffic, "stopwatch", lambda: now[0])
     monkeypatch.setattr(TimeSlices, "end_slice", lambda _, share, *more: used_up.append(share.address))
     assert one.client(HONEST).call(send_sync(1)).sequence == 1
@@ -122,10 +122,10 @@ def test_a_costly_address_rests_and_others_are_served(one: Stage, monkeypatch: p
     for each in hostile:
         each.send(send_sync(7))
     until(lambda: len(share.waiting) == 5, "all of them wait")
-    seen = len(one.seen)
+    handled = len(one.received_args)
     for number in range(20):
         assert honest.call(send_sync(number)).sequence == number
-    assert len(one.seen) == seen + 20
+    assert len(one.received_args) == handled + 20
     one.traffic.slices._clock = lambda: share.rest_until
     one.traffic.slices.run_round()
     assert sequence_of(hostile[0].read_frame()) == 7  # in the order in which they came
@@ -173,9 +173,9 @@ def test_a_waiting_connection_that_goes_is_passed_over(one: Stage, monkeypatch: 
 def test_many_clients_of_two_addresses_are_all_answered(one: Stage) -> None:
     """Real clocks: nothing is lost or answered twice where turns are waited for."""
     clients: list[Client] = [one.client(each) for each in (HOSTILE, HONEST) for _ in range(20)]
-    for turn in range(30):
+    for number in range(30):
         for client in clients:
-            client.send(send_sync(turn) + send_sync(turn + 1))
+            client.send(send_sync(number) + send_sync(number + 1))
         for client in clients:
-            assert [sequence_of(client.read_frame()) for _ in range(2)] == [turn, turn + 1]
-    assert len(one.seen) == 40 * 30 * 2
+            assert [sequence_of(client.read_frame()) for _ in range(2)] == [number, number + 1]
+    assert len(one.received_args) == 40 * 30 * 2

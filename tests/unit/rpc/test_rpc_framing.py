@@ -17,31 +17,31 @@ def framed(payload: bytes) -> bytes:
     return pack(">i", len(payload)) + payload
 
 
-def cut(stream: bytes, cuts: list[int]) -> list[bytes]:
+def split(stream: bytes, cuts: list[int]) -> list[bytes]:
     edges = sorted({min(at, len(stream)) for at in cuts} | {0, len(stream)})
     return [stream[start:end] for start, end in pairwise(edges)]
 
 
 def take_all(frames: Frames, data: bytes) -> list[bytes]:
-    taken = []
+    received = []
     frame = frames.feed_bytes(data)
     while frame is not None:
-        taken.append(frame)
+        received.append(frame)
         frame = frames.next_frame()
-    return taken
+    return received
 
 
 @given(payloads, st.lists(st.integers(0, 4_000), max_size=40))
 def test_any_cut_gives_the_same_frames(sent: list[bytes], cuts: list[int]) -> None:
     frames = Frames(LIMIT)
     stream = b"".join(map(framed, sent))
-    taken: list[bytes] = []
-    for piece in cut(stream, cuts):
-        taken += take_all(frames, piece)
+    received: list[bytes] = []
+    for chunk in split(stream, cuts):
+        received += take_all(frames, chunk)
         assert frames.buffered_bytes <= len(stream)
-    assert taken == [framed(payload) for payload in sent]
+    assert received == [framed(payload) for payload in sent]
     assert frames.buffered_bytes == 0
-    assert all(type(frame) is bytes for frame in taken)
+    assert all(type(frame) is bytes for frame in received)
 
 
 @given(payloads, st.integers(-(1 << 31), (1 << 31) - 1).filter(lambda n: not 0 <= n <= LIMIT))

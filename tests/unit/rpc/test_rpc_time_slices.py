@@ -42,9 +42,9 @@ class Loop:
     def connect(
         self, address: str, cost_s: float, size: int = 100, every_s: float = 0.0, rounds: int = 0
     ) -> Connection:
-        made = Connection(self, address, cost_s, size, every_s, rounds)
-        self.members.append(made)
-        return made
+        connection = Connection(self, address, cost_s, size, every_s, rounds)
+        self.members.append(connection)
+        return connection
 
     def run(self, seconds: float) -> None:
         end = self.now + seconds
@@ -246,8 +246,8 @@ def test_busy_addresses_have_equal_parts(loop: Loop) -> None:
     few = [loop.connect("10.0.0.1", 0.0001) for _ in range(12)]
     many = [loop.connect("10.0.0.2", 0.0001) for _ in range(64)]
     loop.run(2.0)
-    parts = [sum(each.served for each in side) for side in (few, many)]
-    assert parts[0] == pytest.approx(parts[1], rel=0.1)
+    shares = [sum(each.served for each in side) for side in (few, many)]
+    assert shares[0] == pytest.approx(shares[1], rel=0.1)
 
 
 def test_long_requests_that_their_bytes_explain_do_not_rest(loop: Loop) -> None:
@@ -283,9 +283,9 @@ def test_a_rest_is_bounded_by_the_processor_time(loop: Loop) -> None:
 
 def test_what_has_left_is_forgotten(loop: Loop) -> None:
     loop.connect("10.0.0.1", 0.0001, every_s=0.01)
-    gone = [loop.connect(f"10.0.1.{number}", 0.01) for number in range(100)]
+    closed = [loop.connect(f"10.0.1.{number}", 0.01) for number in range(100)]
     loop.run(1.0)
-    for each in gone:
+    for each in closed:
         loop.members.remove(each)
         each.share.waiting.clear()
         loop.slices.leave(each.share, each)

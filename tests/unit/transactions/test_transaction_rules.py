@@ -72,11 +72,11 @@ def test_strays_copies_and_gaps_are_finished(shard: TransactionShard) -> None:
     assert shard.add_stored(half(1, identity="x")) is HalfVerdict.COPY
     assert shard.add_stored(half(2, group="other")) is HalfVerdict.FOREIGN
     shard.add_read([half(5)], 7)
-    loose = shard.take_orphans()
-    assert loose == [(1, 5), (6, 7)]
-    shard.restore_orphans(loose)
-    assert shard.take_orphans() == loose
-    shard.finish_orphans(loose)
+    orphans = shard.take_orphans()
+    assert orphans == [(1, 5), (6, 7)]
+    shard.restore_orphans(orphans)
+    assert shard.take_orphans() == orphans
+    shard.finish_orphans(orphans)
     end(shard, A)
     assert shard.position == 7
 
@@ -199,25 +199,25 @@ def test_one_that_is_too_large_takes_no_more(shard: TransactionShard) -> None:
 
 
 def test_ended_ones_are_remembered_within_their_bound() -> None:
-    ended = DecisionHistory(2)
+    history = DecisionHistory(2)
     for number, transaction in enumerate((A, B, C)):
-        ended.remember(transaction, Decision(COMMITTED, "g", 10 * number))
-    ended.remember(C, Decision(TransactionOutcome.ROLLED_BACK, "g", 99))
-    assert ended.get(A) is None
-    assert ended.get(C) == Decision(COMMITTED, "g", 20)
-    assert len(ended) == 2
-    assert not ended.covers(CLOCKS_APART_MS, CLOCKS_APART_MS)
-    assert ended.covers(CLOCKS_APART_MS + 1, CLOCKS_APART_MS)
+        history.remember(transaction, Decision(COMMITTED, "g", 10 * number))
+    history.remember(C, Decision(TransactionOutcome.ROLLED_BACK, "g", 99))
+    assert history.get(A) is None
+    assert history.get(C) == Decision(COMMITTED, "g", 20)
+    assert len(history) == 2
+    assert not history.covers(CLOCKS_APART_MS, CLOCKS_APART_MS)
+    assert history.covers(CLOCKS_APART_MS + 1, CLOCKS_APART_MS)
 
 
 def test_an_id_of_a_wrong_clock_is_not_taken_at_its_word() -> None:
-    ended = DecisionHistory(2)
-    assert ended.covers(0, 0)  # nothing was ever forgotten
+    history = DecisionHistory(2)
+    assert history.covers(0, 0)  # nothing was ever forgotten
     for number, transaction in enumerate((A, B, C)):
-        ended.remember(transaction, Decision(COMMITTED, "g", 1_000 + number))
+        history.remember(transaction, Decision(COMMITTED, "g", 1_000 + number))
     ahead_ms = 300_000  # its maker's clock, when A was committed
-    assert not ended.covers(1_000 + ahead_ms, 1_000 + ahead_ms)
-    assert not ended.covers(1 << 47, 1_000)
+    assert not history.covers(1_000 + ahead_ms, 1_000 + ahead_ms)
+    assert not history.covers(1 << 47, 1_000)
 
 
 def test_ranges() -> None:

@@ -25,10 +25,10 @@ def test_tiny_messages_are_not_kept_without_end() -> None:
 
 def test_what_was_dropped_makes_room() -> None:
     recent = RecentMessages()
-    whole = CACHE_BYTES_MAX - 2 * ENTRY_OVERHEAD_BYTES
+    body_bytes = CACHE_BYTES_MAX - 2 * ENTRY_OVERHEAD_BYTES
     for offset in range(5):
-        recent.put(half(offset, b"x" * whole))
-        recent.put(half(offset, b"x" * whole))
+        recent.put(half(offset, b"x" * body_bytes))
+        recent.put(half(offset, b"x" * body_bytes))
         assert recent.all_of([offset]) is not None
         recent.drop(offset)
         recent.drop(offset)
