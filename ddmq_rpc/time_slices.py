@@ -270,10 +270,10 @@ class TimeSlices:
         `address`.
         """
         own = self.shares.get(address)
-        mine = 0 if own is None else len(own.members)
-        others = [share for share in self.shares.values() if len(share.members) >= mine]
+        connections = 0 if own is None else len(own.members)
+        others = [share for share in self.shares.values() if len(share.members) >= connections]
         silent = self.silent_of(max(others, key=lambda share: len(share.silent)))
         largest = max(others, key=lambda share: len(share.members))
-        if silent is not None or len(largest.members) <= mine + 1:
+        if silent is not None or len(largest.members) <= connections + 1:
             return silent
         return next((member for member in largest.members if not member.busy), None)

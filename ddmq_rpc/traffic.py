@@ -221,8 +221,8 @@ class Traffic:
         """
         slices, limits = self.slices, self.limits
         own = slices.shares.get(address)
-        mine = 0 if own is None else len(own.members)
-        if own is not None and 0 < limits.connections_max_per_address <= mine:
+        connections = 0 if own is None else len(own.members)
+        if own is not None and 0 < limits.connections_max_per_address <= connections:
             reason, closed = "connections_per_address", slices.silent_of(own)
         elif len(self.connections) < limits.connections_max:
             return True

@@ -174,9 +174,10 @@ class Flow:
 
     def _expire_overdue(self, horizon: float) -> None:
         """Answer the requests whose deadline is at or before `horizon`, that is, before the next sweep."""
-        for request in [each for each in self.unanswered if each.deadline <= horizon]:
+        overdue = [request for request in self.unanswered if request.deadline <= horizon]
+        for request in overdue:
             request.expire()
-        self.earliest = min((each.deadline for each in self.unanswered), default=_NEVER)
+        self.earliest = min((request.deadline for request in self.unanswered), default=_NEVER)
 
     def _stop_idle(self) -> None:
         self.earliest = _NEVER

@@ -179,7 +179,8 @@ class TopicDialects:
     def _update_topic(self, name: str) -> None:
         """Update the cached dialects of a topic from its setting. Unknown dialect names are ignored."""
         info = self._backend.topic(name)
-        names = () if info is None else [each for each in info.delay_dialects if each in DELAY_DIALECTS]
+        stated = () if info is None else info.delay_dialects
+        names = [dialect for dialect in stated if dialect in DELAY_DIALECTS]
         spoken = dialects(names) if names else self._configured.get(name)
         if spoken is not None:
             self.spoken[name.encode()] = spoken

@@ -148,54 +148,54 @@ class CheckHandout:
         self._then = then
         self._transactions: list[tuple[OpenTransaction, list[HalfMessage]]] = []
         self._remaining = len(chosen)
-        for one in chosen:
-            self._fetch(one)
+        for transaction in chosen:
+            self._fetch(transaction)
 
-    def _fetch(self, one: OpenTransaction) -> None:
+    def _fetch(self, transaction: OpenTransaction) -> None:
         shard = self._shard
 
         def on_fetched(halves: list[HalfMessage], missing: int, error: Exception | None) -> None:
             self._remaining -= 1
             if error is not None or not shard.running:
-                shard.core.cancel_check(one, shard.context.now_ms())
+                shard.core.cancel_check(transaction, shard.context.now_ms())
             elif missing:
-                shard.core.cancel_check(one, shard.context.now_ms())
-                if one.deciding is None and shard.core.open.get(one.id) is one:
-                    self._deciding.end(one, TransactionOutcome.DEAD_LETTER, None, DAMAGED)
+                shard.core.cancel_check(transaction, shard.context.now_ms())
+                if transaction.deciding is None and shard.core.open.get(transaction.id) is transaction:
+                    self._deciding.end(transaction, TransactionOutcome.DEAD_LETTER, None, DAMAGED)
             else:
-                self._transactions.append((one, halves))
+                self._transactions.append((transaction, halves))
             if not self._remaining:
                 self._commit_attempts()
 
-        fetch_halves(shard.context.backend, shard.queue, shard.recent, list(one.offsets), on_fetched)
+        fetch_halves(shard.context.backend, shard.queue, shard.recent, list(transaction.offsets), on_fetched)
 
     def _commit_attempts(self) -> None:
         """Commit the incremented attempt counts of the transactions whose messages were read."""
         if not self._transactions:
             self._then([])
             return
-        attempts = [(one.offsets[0], one.checks + 1) for one, _ in self._transactions]
+        attempts = [(transaction.offsets[0], transaction.checks + 1) for transaction, _ in self._transactions]
         self._shard.commit((), (), self._on_attempts_committed, attempts)
 
     def _on_attempts_committed(self, _: Sequence[AppendResult], error: Exception | None) -> None:
         shard = self._shard
         now_ms, checks = shard.context.now_ms(), []
-        for one, halves in self._transactions:
+        for transaction, halves in self._transactions:
             if error is not None:
-                shard.core.cancel_check(one, now_ms)
-            elif shard.core.finish_check(one, now_ms):
-                checks.append(_check(one, halves))
+                shard.core.cancel_check(transaction, now_ms)
+            elif shard.core.finish_check(transaction, now_ms):
+                checks.append(_check(transaction, halves))
         shard.context.counts.checks.value += len(checks)
         self._then(checks)
 
 
-def _check(one: OpenTransaction, halves: list[HalfMessage]) -> Any:
+def _check(transaction: OpenTransaction, halves: list[HalfMessage]) -> Any:
     return IDL.TransactionCheck(
-        transactionId=one.id.hex(),
-        check=one.checks,
+        transactionId=transaction.id.hex(),
+        check=transaction.checks,
         messages=[_wire_message(half) for half in halves],
-        preparedMs=one.prepared_ms,
-        throughOffset=one.offsets[-1],
+        preparedMs=transaction.prepared_ms,
+        throughOffset=transaction.offsets[-1],
     )
 
 

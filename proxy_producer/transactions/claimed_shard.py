@@ -201,7 +201,9 @@ class ClaimedShard:
 
     def _add_batch(self, batch: ReadBatch) -> None:
         batch_content = half_batch(batch)
-        self._unreadable += [one for one in batch_content.unreadable if one.offset >= self.core.read_to]
+        self._unreadable += [
+            record for record in batch_content.unreadable if record.offset >= self.core.read_to
+        ]
         rules, wall_ms, now_ms = self.context.rules, self.context.backend.clock_ms(), self.context.now_ms()
         halves = [
             facts_of(half, bytes.fromhex(half.mark.id), rules.began_ms(at_ms, wall_ms, now_ms), at_ms)
@@ -307,7 +309,7 @@ class ClaimedShard:
                 for _ in unreadable:
                     self.context.counts.count_rejected("half message: unreadable")
 
-        self.commit([dead_unreadable(one, now_ms) for one in unreadable], (), on_done)
+        self.commit([dead_unreadable(record, now_ms) for record in unreadable], (), on_done)
 
 
 def is_claim_uncertain(error: Exception, regranted: bool) -> bool:

@@ -90,12 +90,15 @@ class TransactionShard:
     def oldest_ms(self) -> int | None:
         """Return when the oldest open transaction was prepared, on the store's clock; None if none is
         open."""
-        return next((one.prepared_ms for one in self.open.values()), None)
+        return next((transaction.prepared_ms for transaction in self.open.values()), None)
 
     @property
     def first_due_ms(self) -> int | None:
         """Return when the first open transaction is due to be asked about; None: none is open."""
-        return min([one.due_ms for one in self.open.values() if not one.deciding], default=None)
+        return min(
+            [transaction.due_ms for transaction in self.open.values() if not transaction.deciding],
+            default=None,
+        )
 
     @property
     def timers(self) -> int:
@@ -192,7 +195,7 @@ class TransactionShard:
             return HalfVerdict.MEMBER
         if half.offset in transaction.beyond:
             return HalfVerdict.LARGE
-        if any(one.offset == half.offset for one in transaction.late):
+        if any(late_half.offset == half.offset for late_half in transaction.late):
             return HalfVerdict.LATE
         return HalfVerdict.FOREIGN if transaction.group != half.group else transaction.compare_copy(half)
 
@@ -374,9 +377,10 @@ class TransactionShard:
     def overdue(self) -> Iterator[Overdue]:
         """Yield and remove the transactions that must become dead letters now."""
         while self._overdue:
-            one = self._overdue.popleft()
-            if self.open.get(one.transaction.id) is one.transaction and one.transaction.deciding is None:
-                yield one
+            overdue = self._overdue.popleft()
+            transaction = overdue.transaction
+            if self.open.get(transaction.id) is transaction and transaction.deciding is None:
+                yield overdue
 
     def offered(self, group: str) -> bool:
         """Return whether a transaction is offered to this group."""
@@ -422,7 +426,7 @@ class TransactionShard:
 
     def _set_timer(self, transaction: OpenTransaction, at_ms: int) -> None:
         if len(self._timers) > 4 * len(self.open) + TIMERS_MIN:  # most timers belong to decided transactions
-            self._timers = [one for one in self._timers if one[2] in self.open]
+            self._timers = [timer for timer in self._timers if timer[2] in self.open]
             heapify(self._timers)
         self._sequence += 1
         heappush(self._timers, (at_ms, self._sequence, transaction.id))
