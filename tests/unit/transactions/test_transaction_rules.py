@@ -35,9 +35,9 @@ def shard() -> TransactionShard:
 
 
 def end(shard: TransactionShard, transaction: bytes, at_ms: int = 200) -> None:
-    transaction = shard.open[transaction]
-    shard.begin(transaction, COMMITTED)
-    shard.remove_decided(transaction, Decision(COMMITTED, transaction.group, at_ms))
+    opened = shard.open[transaction]
+    shard.begin(opened, COMMITTED)
+    shard.remove_decided(opened, Decision(COMMITTED, opened.group, at_ms))
 
 
 def test_own_messages_are_taken_in_at_once_and_others_are_read_first(shard: TransactionShard) -> None:
