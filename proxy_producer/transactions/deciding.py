@@ -29,7 +29,7 @@ from proxy_producer.core.rejections import SendRejection, to_rejection
 from proxy_producer.delay.context import command_record
 from proxy_producer.transactions.claimed_shard import ClaimedShard
 from proxy_producer.transactions.codec import HalfMessage, Op, dead_half, op_record
-from proxy_producer.transactions.core.decisions import Decision
+from proxy_producer.transactions.core.decisions import TransactionDecision
 from proxy_producer.transactions.core.transaction import OpenTransaction
 from proxy_producer.transactions.left_overs import LARGE, LeftOvers
 from proxy_producer.transactions.reading import fetch_halves
@@ -132,7 +132,7 @@ class TransactionEnd(NamedTuple):
     that requested the commit.
     """
 
-    decision: Decision | None
+    decision: TransactionDecision | None
     reason: str = ""
     results: list[Any] | None = None
     rejection: SendRejection | None = None
@@ -318,7 +318,7 @@ class TransactionDecider:
         shard = self._shard
         at_ms = shard.context.backend.clock_ms()
         end = transaction.late[0].offset if transaction.late else shard.core.read_to
-        decision = Decision(outcome, transaction.group, at_ms, end)
+        decision = TransactionDecision(outcome, transaction.group, at_ms, end)
         messages = len(transaction.offsets) + len(transaction.beyond)
         op = Op(int(outcome), transaction.group, at_ms, messages, reason, end)
 

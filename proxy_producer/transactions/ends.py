@@ -22,7 +22,7 @@ from proxy_producer.core.rejections import SendRejection, build_rejection, illeg
 from proxy_producer.flow import Flow
 from proxy_producer.transactions.codec import began_ms, read_op, shard_of
 from proxy_producer.transactions.context import TransactionCounts
-from proxy_producer.transactions.core.decisions import Decision, began_after
+from proxy_producer.transactions.core.decisions import TransactionDecision, began_after
 from proxy_producer.transactions.core.transaction import HalfVerdict, OpenTransaction
 from proxy_producer.transactions.deciding import OwnedShard, TransactionEnd
 from proxy_producer.transactions.owners import OwnerAddresses, Owners
@@ -203,7 +203,7 @@ class PendingEnd:
     # --- the answer
 
     def _answer_decision(
-        self, decision: Decision, reason: str = "", results: list[Any] | None = None
+        self, decision: TransactionDecision, reason: str = "", results: list[Any] | None = None
     ) -> None:
         if decision.group != self.group:
             self._reject_end(build_foreign_group_rejection(self.group))
@@ -213,7 +213,7 @@ class PendingEnd:
         else:
             self._answer_outcome(decision.outcome, reason, results)
 
-    def _is_short(self, decision: Decision) -> bool:
+    def _is_short(self, decision: TransactionDecision) -> bool:
         """Return whether the transaction was committed without a message whose storage this caller was
         confirmed.
 
@@ -252,7 +252,7 @@ class PendingEnd:
 
     # --- answers of Lookup
 
-    def on_decision_read(self, decision: Decision, reason: str) -> None:
+    def on_decision_read(self, decision: TransactionDecision, reason: str) -> None:
         """Answer with the end that was found in an op record."""
         if not self.answered:
             self._answer_decision(decision, reason)
@@ -330,7 +330,7 @@ class Lookup:
             except DamagedError as error:
                 self._end.on_lookup_failed(error)
                 return
-            decision = Decision(TransactionOutcome(op.outcome), op.group, op.at_ms, op.end)
+            decision = TransactionDecision(TransactionOutcome(op.outcome), op.group, op.at_ms, op.end)
             self._end.on_decision_read(decision, op.reason)
             return
         assert self._queue is not None

@@ -18,7 +18,7 @@ from backend.records import Bounds, ProgressView, QueueRef, ReadBatch, StoredRec
 from ddmq_client.idl.codes import TransactionOutcome
 from ddmq_common.errors import DamagedError
 from proxy_producer.transactions.codec import HalfMessage, checksum_of, name_of, read_half, read_op
-from proxy_producer.transactions.core.decisions import Decision, DecisionHistory
+from proxy_producer.transactions.core.decisions import DecisionHistory, TransactionDecision
 from proxy_producer.transactions.core.transaction import HalfFacts
 
 log = logging.getLogger("ddmq.producer")
@@ -240,5 +240,5 @@ class OpReader:
             if self._first and self._partly:
                 self._decisions.covered_from_ms = max(self._decisions.covered_from_ms, op.at_ms)
             self._first = False
-            decision = Decision(TransactionOutcome(op.outcome), op.group, op.at_ms, op.end)
+            decision = TransactionDecision(TransactionOutcome(op.outcome), op.group, op.at_ms, op.end)
             self._decisions.remember(record.message_id, decision)

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from backend.progress.ack_map import AckMap
 from ddmq_client.idl.codes import TransactionOutcome
-from proxy_producer.transactions.core.decisions import Decision, DecisionHistory
+from proxy_producer.transactions.core.decisions import DecisionHistory, TransactionDecision
 from proxy_producer.transactions.core.rules import TransactionRules
 from proxy_producer.transactions.core.shard import TransactionShard
 from proxy_producer.transactions.core.transaction import HalfFacts, HalfVerdict
@@ -42,7 +42,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
         self.now_ms = 10_000
         self.queue: list[HalfFacts | None] = []  # None: a gap
         self.durable = AckMap()
-        self.ops: list[tuple[bytes, Decision]] = []
+        self.ops: list[tuple[bytes, TransactionDecision]] = []
         self.shard = self._restore_shard()
 
     def _restore_shard(self) -> TransactionShard:
@@ -149,7 +149,7 @@ class TransactionShardMachine(RuleBasedStateMachine):
         late = [half.offset for half in transaction.late]
         self.durable.finish([(offset, offset + 1) for offset in transaction.offsets])
         self.durable.finish(orphans)
-        self.ops.append((transaction.id, Decision(outcome, transaction.group, self.now_ms)))
+        self.ops.append((transaction.id, TransactionDecision(outcome, transaction.group, self.now_ms)))
         self.shard.finish_orphans(orphans)
         assert [half.offset for half in self.shard.remove_decided(transaction, self.ops[-1][1])] == late
         assert self.shard.decisions.get(transaction.id) is not None

@@ -14,7 +14,7 @@ from ddmq_client.idl.codes import TransactionOutcome
 CLOCKS_APART_MS = 3_600_000  # by which the clock of an id's maker may be wrong
 
 
-class Decision(NamedTuple):
+class TransactionDecision(NamedTuple):
     """The end of one transaction. `at_ms`: its time on the store's clock.
 
     `end`: half messages at or above this offset of the shard came too late for it; -1: unknown.
@@ -35,17 +35,17 @@ class DecisionHistory:
 
     def __init__(self, count_max: int, covered_from_ms: int = 0) -> None:
         self._count_max = count_max
-        self._by_id: OrderedDict[bytes, Decision] = OrderedDict()
+        self._by_id: OrderedDict[bytes, TransactionDecision] = OrderedDict()
         self.covered_from_ms = covered_from_ms
         self.damaged_ms = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def get(self, transaction: bytes) -> Decision | None:
+    def get(self, transaction: bytes) -> TransactionDecision | None:
         return self._by_id.get(transaction)
 
-    def remember(self, transaction: bytes, decision: Decision) -> None:
+    def remember(self, transaction: bytes, decision: TransactionDecision) -> None:
         """Add the decision of a transaction. If it has one already, the first one stays."""
         if transaction in self._by_id:
             return

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from backend.progress.ack_map import AckMap
 from ddmq_client.idl.codes import TransactionOutcome
-from proxy_producer.transactions.core.decisions import Decision, DecisionHistory
+from proxy_producer.transactions.core.decisions import DecisionHistory, TransactionDecision
 from proxy_producer.transactions.core.ranges import ranges_of
 from proxy_producer.transactions.core.reservations import PrepareVerdict, Reservations
 from proxy_producer.transactions.core.rules import TransactionRules
@@ -293,7 +293,7 @@ class TransactionShard:
         transaction.deciding = outcome
         self._withdraw_offer(transaction)
 
-    def remove_decided(self, transaction: OpenTransaction, decision: Decision) -> list[HalfFacts]:
+    def remove_decided(self, transaction: OpenTransaction, decision: TransactionDecision) -> list[HalfFacts]:
         """Remove a transaction whose end is durable; return its half messages that came too late."""
         del self.open[transaction.id]
         self._above -= self.by_group[transaction.group] > self._group_max

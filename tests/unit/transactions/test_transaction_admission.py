@@ -6,7 +6,7 @@ import pytest
 
 from backend.progress.ack_map import AckMap
 from ddmq_client.idl.codes import TransactionOutcome
-from proxy_producer.transactions.core.decisions import Decision, DecisionHistory
+from proxy_producer.transactions.core.decisions import DecisionHistory, TransactionDecision
 from proxy_producer.transactions.core.reservations import PrepareVerdict
 from proxy_producer.transactions.core.rules import TransactionRules
 from proxy_producer.transactions.core.shard import TransactionShard
@@ -74,7 +74,7 @@ def test_what_ends_or_has_ended_takes_no_more(shard: TransactionShard) -> None:
     shard.begin(opened, TransactionOutcome.COMMITTED)
     assert shard.admit_prepare(A, "g", 1, 10) is PrepareVerdict.DECIDING
     assert shard.admit_prepare(A, "thieves", 1, 10) is PrepareVerdict.FOREIGN
-    shard.remove_decided(opened, Decision(TransactionOutcome.COMMITTED, "g", 200))
+    shard.remove_decided(opened, TransactionDecision(TransactionOutcome.COMMITTED, "g", 200))
     assert shard.admit_prepare(A, "g", 1, 10) is PrepareVerdict.DECIDED
     assert shard.admit_prepare(A, "thieves", 1, 10) is PrepareVerdict.FOREIGN
 
@@ -86,7 +86,7 @@ def test_a_dead_letters_messages_without_room_are_left_over_until_they_are_finis
         shard.add_stored(HalfFacts(shard.read_to, A, "g", 100, 10))
     opened, dead = shard.open[A], TransactionOutcome.DEAD_LETTER
     shard.begin(opened, dead)
-    shard.remove_decided(opened, Decision(dead, "g", 200, end=8))
+    shard.remove_decided(opened, TransactionDecision(dead, "g", 200, end=8))
     assert (shard.left_over, shard.take_orphans(), shard.position) == ([6, 7], [], 6)
     following = TransactionShard(RULES, AckMap(6), 6, shard.decisions, 300)
     following.raise_observed_end(9)

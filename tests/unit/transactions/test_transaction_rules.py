@@ -7,7 +7,7 @@ import pytest
 
 from backend.progress.ack_map import AckMap
 from ddmq_client.idl.codes import TransactionOutcome
-from proxy_producer.transactions.core.decisions import CLOCKS_APART_MS, Decision, DecisionHistory
+from proxy_producer.transactions.core.decisions import CLOCKS_APART_MS, DecisionHistory, TransactionDecision
 from proxy_producer.transactions.core.ranges import ranges_of
 from proxy_producer.transactions.core.rules import TransactionRules
 from proxy_producer.transactions.core.shard import (
@@ -37,7 +37,7 @@ def shard() -> TransactionShard:
 def end(shard: TransactionShard, transaction: bytes, at_ms: int = 200) -> None:
     opened = shard.open[transaction]
     shard.begin(opened, COMMITTED)
-    shard.remove_decided(opened, Decision(COMMITTED, opened.group, at_ms))
+    shard.remove_decided(opened, TransactionDecision(COMMITTED, opened.group, at_ms))
 
 
 def test_own_messages_are_taken_in_at_once_and_others_are_read_first(shard: TransactionShard) -> None:
@@ -62,7 +62,9 @@ def test_what_arrives_while_it_is_decided(shard: TransactionShard) -> None:
     assert shard.open[A].offsets == [0, 1]
     shard.begin(shard.open[A], COMMITTED)
     shard.add_stored(half(2))
-    assert [one.offset for one in shard.remove_decided(shard.open[A], Decision(COMMITTED, "g", 200))] == [2]
+    assert [
+        one.offset for one in shard.remove_decided(shard.open[A], TransactionDecision(COMMITTED, "g", 200))
+    ] == [2]
     assert shard.take_orphans() == [(2, 3)]
     assert shard.add_stored(half(3)) is HalfVerdict.DECIDED
 
@@ -192,7 +194,7 @@ def test_one_that_is_too_large_takes_no_more(shard: TransactionShard) -> None:
     assert shard.open[A].beyond == [6]
     assert shard.take_orphans() == []
     shard.begin(shard.open[A], TransactionOutcome.ROLLED_BACK)
-    shard.remove_decided(shard.open[A], Decision(TransactionOutcome.ROLLED_BACK, "g", 200))
+    shard.remove_decided(shard.open[A], TransactionDecision(TransactionOutcome.ROLLED_BACK, "g", 200))
     assert shard.take_orphans() == [(6, 7)]
     shard.add_stored(half(7, B))
     assert shard.add_stored(half(8, B)._replace(size=991)) is HalfVerdict.LARGE
@@ -201,10 +203,10 @@ def test_one_that_is_too_large_takes_no_more(shard: TransactionShard) -> None:
 def test_ended_ones_are_remembered_within_their_bound() -> None:
     history = DecisionHistory(2)
     for number, transaction in enumerate((A, B, C)):
-        history.remember(transaction, Decision(COMMITTED, "g", 10 * number))
-    history.remember(C, Decision(TransactionOutcome.ROLLED_BACK, "g", 99))
+        history.remember(transaction, TransactionDecision(COMMITTED, "g", 10 * number))
+    history.remember(C, TransactionDecision(TransactionOutcome.ROLLED_BACK, "g", 99))
     assert history.get(A) is None
-    assert history.get(C) == Decision(COMMITTED, "g", 20)
+    assert history.get(C) == TransactionDecision(COMMITTED, "g", 20)
     assert len(history) == 2
     assert not history.covers(CLOCKS_APART_MS, CLOCKS_APART_MS)
     assert history.covers(CLOCKS_APART_MS + 1, CLOCKS_APART_MS)
@@ -214,7 +216,7 @@ def test_an_id_of_a_wrong_clock_is_not_taken_at_its_word() -> None:
     history = DecisionHistory(2)
     assert history.covers(0, 0)  # nothing was ever forgotten
     for number, transaction in enumerate((A, B, C)):
-        history.remember(transaction, Decision(COMMITTED, "g", 1_000 + number))
+        history.remember(transaction, TransactionDecision(COMMITTED, "g", 1_000 + number))
     ahead_ms = 300_000  # its maker's clock, when A was committed
     assert not history.covers(1_000 + ahead_ms, 1_000 + ahead_ms)
     assert not history.covers(1 << 47, 1_000)
