@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from ddmq_common.delays.command import ADD, SCHEDULE, DelayCommand, Schedule
 from ddmq_common.delays.levels import duration_text, parse_duration
-from ddmq_common.delays.schedules import ScheduleLimits, first_due_ms, find_schedule_error
+from ddmq_common.delays.schedules import ScheduleLimits, find_schedule_error, first_due_ms
 from ddmq_common.names import DELAY_DIALECTS
 from proxy_producer.core.delay_requests import TIMESTAMP_S_MIN
 from proxy_producer.core.rejections import SendRejection, illegal, shown

@@ -16,7 +16,7 @@ from ddmq_client.idl.codes import (
     PRESSURE_TRAFFIC,
     RESERVED_PROPERTIES,
 )
-from ddmq_common.names import HEARTBEAT_TOPIC, is_internal, find_topic_name_error
+from ddmq_common.names import HEARTBEAT_TOPIC, find_topic_name_error, is_internal
 from proxy_producer.core.rejections import SendRejection, illegal, shown
 
 KEY_CHARACTERS_MAX = 255
