@@ -15,8 +15,9 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
+from ddmq_client.application.order_keys import unambiguous_order_keys
 from ddmq_client.delays import epoch_ms, to_datetime
-from ddmq_client.errors import AdminError
+from ddmq_client.errors import AdminError, OptionError
 
 R = TypeVar("R")
 
@@ -477,7 +478,13 @@ def read_rows(kind: type[R], rows: Any) -> tuple[R, ...]:
 
 
 def settings_body(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert settings into a request body; a datetime becomes epoch milliseconds as text."""
+    """Convert settings into a request body; a datetime becomes epoch milliseconds as text.
+
+    Raises OptionError for a datetime without a time zone, and for KEY or QID in another case.
+    """
+    order_key = settings.get("order_key")
+    if allowed := unambiguous_order_keys(order_key):
+        raise OptionError(f"order_key={order_key!r}; {allowed}")
     return {
         name: str(epoch_ms(name, value)) if isinstance(value, datetime) else _as_json(value)
         for name, value in settings.items()

@@ -24,6 +24,7 @@ from typing import Any, Self
 
 from ddmq_client.aio.consumer import AsyncConsumer
 from ddmq_client.aio.producer import AsyncProducer
+from ddmq_client.application.order_keys import unambiguous_order_keys
 from ddmq_client.callables import function_kind
 from ddmq_client.core.settings import topic_names
 from ddmq_client.delays import duration_ms, to_datetime
@@ -218,6 +219,8 @@ class TestBroker(BrokerClients):
             self.server.set_group(group, topic, {"start": "first", **settings})
 
     def park(self, group: str, key: str) -> None:
+        if allowed := unambiguous_order_keys(settings.get("order_key")):
+            raise OptionError(f"order_key={settings['order_key']!r}; {allowed}")
         """Deliver nothing of an order key until it is replayed."""
         self._act_on_key(group, "park", key)
 

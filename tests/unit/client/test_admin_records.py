@@ -85,3 +85,16 @@ def test_times_are_sent_as_epoch_milliseconds() -> None:
     }
     with pytest.raises(OptionError, match="no time zone"):
         settings_body({"start": noon.replace(tzinfo=None)})
+
+
+@pytest.mark.parametrize("order_key", ["key", "Key", "qid"])
+def test_a_path_that_looks_like_the_key_is_no_setting(order_key: str) -> None:
+    with pytest.raises(
+        OptionError, match=rf"order_key='{order_key}'; allowed: .* \$\.{order_key} for the field"
+    ):
+        settings_body({"order_key": order_key})
+
+
+@pytest.mark.parametrize("order_key", ["", "KEY", "QID", "$.key", "order.key", "keys"])
+def test_any_other_order_key_is_left_to_the_server(order_key: str) -> None:
+    assert settings_body({"order_key": order_key}) == {"order_key": order_key}

@@ -43,6 +43,8 @@ def probe(**options: object) -> None:
         (["--max-timeout-redeliveries", "-1"], {"max_timeout_redeliveries": -1}),
         (["--in-flight-bytes-max", "2MiB"], {"in_flight_bytes_max": "2MiB"}),
         (["--order-key", "", "--order-scope", "topic"], {"order_key": "", "order_scope": "topic"}),
+        (["--order-key", "$.key", "--order-scope", "topic"], {"order_key": "$.key", "order_scope": "topic"}),
+        (["--order-key", "KEY"], {"order_key": "KEY"}),
         (
             ["--actions", "Json, PullServer", "--push", '{"http": {"urls": ["http://a/"]}}'],
             {"actions": ["Json", "PullServer"], "push": {"http": {"urls": ["http://a/"]}}},
@@ -66,12 +68,19 @@ def test_options_become_keys(arguments: list[str], expected: dict[str, object]) 
         (["--push", "{"], ("'{'", "JSON")),
         (["--push", "[]"], ("'[]'", "JSON object")),
         (["--start", "soon"], ("'soon'", "first, last", "-2h")),
+        (["--order-key", "key"], ("'key'", "KEY for the message key, $.key for the field")),
+        (["--order-key", "Qid"], ("'Qid'", "QID for the queue, $.Qid for the field")),
     ],
 )
 def test_what_cannot_be_a_value(arguments: list[str], texts: tuple[str, ...]) -> None:
     ran = CliRunner().invoke(probe, arguments)
     assert ran.exit_code == 2
     assert all(text in ran.output for text in texts), ran.output
+
+
+@pytest.mark.parametrize("order_key", ["key", "Qid"])
+def test_a_server_takes_for_a_path_what_commands_reject(order_key: str) -> None:
+    assert SubscriptionDefaults(order_key=order_key).order_key == order_key
 
 
 def test_keys_may_be_written_as_options() -> None:

@@ -210,6 +210,13 @@ def test_asyncio_clients_work_with_it() -> None:
             if failing:
                 raise RuntimeError(failing.pop())
             async with message.replies() as replies:
+def test_a_path_that_looks_like_the_key_is_rejected() -> None:
+    with TestBroker() as broker:
+        with pytest.raises(OptionError, match="allowed: KEY for the message key"):
+            broker.create_group("billing", "orders", order_key="key")
+        broker.create_group("billing", "orders", order_key="$.key")
+
+
                 replies.send("bills", b"bill")
             seen.append(message.text())
 
