@@ -52,6 +52,16 @@ def test_rows_inside_rows_become_records() -> None:
     assert group.clients == ()
 
 
+def test_a_nested_value_in_place_of_a_row_is_named_by_its_type() -> None:
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(AdminError, match="the answer has 'list' in place of a QueueRange"):
+        read_row(QueueRange, nested)
+    with pytest.raises(AdminError, match="the answer has 'dict' in place of a list"):
+        read_rows(QueueRange, {"rows": nested})
+
+
 def test_null_is_a_value_of_a_setting() -> None:
     change = read_row(SettingChange, {"key": "a", "before": None, "after": 1})
     assert (change.before, change.after) == (None, 1)

@@ -14,6 +14,7 @@ from ddmq.cli.operate.group_show import stall_text
 from ddmq.cli.operate.stats import LAG_COLUMNS, LAG_SPARE, build_view, lag_cells, print_lag
 from ddmq.cli.output import (
     cell,
+    count_queues,
     print_facts,
     print_table,
     reason,
@@ -278,3 +279,7 @@ def test_queues_that_stand_still_are_told_in_words(
 ) -> None:
     each = {"topic": "orders", "queues": queues, "seconds": 95.0, "held_up_by": held_up_by}
     assert text in stall_text(each)
+
+
+def test_one_queue_is_named_in_the_singular() -> None:
+    assert [count_queues(count) for count in (1, 2, 1_000)] == ["1 queue", "2 queues", "1000 queues"]
