@@ -57,6 +57,7 @@ def test_a_variable_with_the_default_changes_nothing_but_the_source(key: Setting
     [
         ("ddmq.beyond_loopback", "true", True),
         ("ddmq.data_dir", "/var/lib/ddmq: x", "/var/lib/ddmq: x"),
+        ("ddmq.data_dir", ".", "."),
         ("ddmq.process_name", "2024", "2024"),
         ("ddmq.admin_names", "[a.example, b.example]", ["a.example", "b.example"]),
         ("ddmq.backup_dir", "", None),
@@ -117,6 +118,7 @@ def test_a_key_inside_another_that_the_file_sets_joins_it(tmp_path: Path) -> Non
         ("DDMQ_PROXY_CONSUMER__TICK_MS", "x", "variable DDMQ_PROXY_CONSUMER__TICK_MS: unknown; did you mean"),
         ("DDMQ_XYZZY", "x", "unknown; DDMQ_ is for settings, whose names docs/configuration.md explains"),
         ("DDMQ_RPC__IDLE_S", "x", "variable DDMQ_RPC__IDLE_S: rpc.idle_s: is 'x'; a number is wanted"),
+        ("DDMQ__DATA_DIR", "", "variable DDMQ__DATA_DIR: ddmq.data_dir: is ''; a path is wanted, . for the"),
         ("DDMQ__DRAIN_MS", "-1", "variable DDMQ__DRAIN_MS: ddmq.drain_ms: is -1; allowed: 0 to 600000"),
         ("DDMQ_DELAY_SERVICE__LEVELS", "[1s", "variable DDMQ_DELAY_SERVICE__LEVELS: is not YAML"),
         ("DDMQ_TOPICS__TOPICS", "{a: {queues: 0}}", "topics.topics.a.queues: is 0; allowed: 1 to 1024"),
