@@ -236,7 +236,7 @@ def dead_fire(message: Pending, reason: str, now_ms: int, is_deferred: bool) -> 
         key = key_of(delivery)
         if command.partition >= BY_HASH or key:
             queue_hint = {
-                dead.PLACE: str(choose_queue(command.partition, command.hash_id, _HASH_END, 0, key))
+                dead.QUEUE_CHOICE: str(choose_queue(command.partition, command.hash_id, _HASH_END, 0, key))
             }
         if command.kind != SCHEDULE:
             delivery = with_key(delivery, occurrence_id(command, message.occurrence).encode())

@@ -273,7 +273,7 @@ class SubscriptionMembership(ClaimOwner):
             self._owner.suspend(queue)
             self.claims.reload(queue)
 
-    def trouble(self, doing: str, error: Exception) -> None:
+    def failed(self, doing: str, error: Exception) -> None:
         text = "cannot join" if doing == "join" else "progress not read"
         facts = {"group": self._owner.group_name, "topic": self.topic, "error": str(error)}
         log.warning(text, extra=facts)

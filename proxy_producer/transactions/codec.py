@@ -228,7 +228,7 @@ def dead_half(half: HalfMessage, reason: str, checks: int, error: str, now_ms: i
         dead.REASON: reason,
         dead.ERROR: error,
         dead.TOPIC: mark.topic,
-        dead.PLACE: str(mark.queue),
+        dead.QUEUE_CHOICE: str(mark.queue),
         dead.ATTEMPTS: str(checks),
         dead.TIME: str(now_ms),
         dead.DELAY: _delay_of(mark),

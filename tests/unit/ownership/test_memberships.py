@@ -18,7 +18,7 @@ from tests.support.recording_listener import RecordingListener
 class MembershipsRig:
     """An engine of nothing but its edges."""
 
-    def __init__(self, queues: int = 2, lines_max: int = 3) -> None:
+    def __init__(self, queues: int = 2, rows_max: int = 3) -> None:
         self.queues = {"t": [QueueRef("t", 1, n) for n in range(queues)]}
         self.now = 0.0
         self.watched = 0
@@ -34,7 +34,7 @@ class MembershipsRig:
             self.retries.append,
             lambda: self.now,
             self._watch,
-            lines_max,
+            rows_max,
         )
 
     def _watch(self) -> None:
@@ -138,7 +138,7 @@ def test_a_deadline_takes_what_was_not_released() -> None:
 
 
 def test_many_deadlines_at_once_are_taken_a_few_at_a_time() -> None:
-    rig, groups = MembershipsRig(lines_max=100), [f"g{n}" for n in range(LATE_MAX + 1)]
+    rig, groups = MembershipsRig(rows_max=100), [f"g{n}" for n in range(LATE_MAX + 1)]
     for address in "ab":
         for group in groups:
             rig.memberships.join(Join(group, "t", address=address), RecordingListener())
@@ -174,7 +174,7 @@ def test_a_deposed_group_holder_comes_last() -> None:
 
 
 def test_pairs_of_group_and_topic_are_bounded_and_given_back() -> None:
-    rig = MembershipsRig(lines_max=3)
+    rig = MembershipsRig(rows_max=3)
     members = [rig.memberships.join(Join(group, "none"), RecordingListener()) for group in "abc"]
     rig.memberships.join(Join("a", "none"), RecordingListener())
     with pytest.raises(BoundReachedError, match="3 groups"):

@@ -160,7 +160,7 @@ def test_what_was_held_goes_to_the_next_writer_in_one_pass(tmp_path: Path) -> No
     home, member = without_writer(tmp_path)
     waits = [member.wait(queue(), 0, soon()) for _ in range(50)]
     outstanding = member.link.outstanding
-    held = outstanding.held = PassedOver(outstanding.held)
+    held = outstanding.queued = PassedOver(outstanding.queued)
     home.serve_again(member)
     assert statuses(member.append([record()], soon())) == [AppendStatus.STORED]
     assert all(done(wait) for wait in waits)
@@ -219,7 +219,7 @@ def test_unanswered_progress_comes_before_the_new_epoch(home: SessionsRig) -> No
     until(lambda: not member.link.is_attached, "the session is lost")
     delta = ProgressDelta("g", queue(), listener.epochs[0], 0, [(0, 1)])
     finished = member.commit(CommitBatch(progress=[delta]), soon())
-    for request in list(member.link.outstanding.held):
+    for request in list(member.link.outstanding.queued):
         request.is_sent = True  # as if it had been sent to the writer that went
     home.serve_again(member)
     assert done(finished) == []
@@ -274,7 +274,7 @@ def test_what_a_draining_writer_refuses_goes_to_the_next_in_order(home: Sessions
     commit = member.commit(CommitBatch([record()]), soon())
     wait = member.wait(queue(), 5, soon())
     second = member.append([record()], soon())
-    until(lambda: len(member.link.outstanding.held) == 4, "everything is held again")
+    until(lambda: len(member.link.outstanding.queued) == 4, "everything is held again")
     server.close()
     until(lambda: not member.link.is_attached, "the session is over")
     held = member.append([record()], soon())

@@ -125,7 +125,7 @@ def test_a_dead_record_keeps_the_message_and_says_why() -> None:
         b"dead-letter-producer-group": b"bank",
     }
     letter = read_dead_letter(stored(dead))
-    assert (letter.transaction, letter.delay, letter.place) == (ID.decode(), "", 3)
+    assert (letter.transaction, letter.delay, letter.queue_choice) == (ID.decode(), "", 3)
     unreadable = stored(record(system={codec.TRANSACTION: "?"}))
     dead = codec.dead_unreadable(unreadable, 9_000)
     assert dead.delivery == DELIVERY
