@@ -47,12 +47,12 @@ class Running:
 
     def memory(self) -> dict[str, int]:
         """RssAnon and RssFile in bytes, as the kernel counts them now."""
-        sizes = {"RssAnon": 0, "RssFile": 0}
+        found = {"RssAnon": 0, "RssFile": 0}
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
             name, _, value = line.partition(":")
-            if name in sizes:
-                sizes[name] = int(value.split()[0]) * 1024
-        return sizes
+            if name in found:
+                found[name] = int(value.split()[0]) * 1024
+        return found
 
     def __enter__(self) -> Self:
         return self

@@ -44,20 +44,17 @@ def server(interpreted: bool) -> Iterator[Running]:
 
 def series(without: Running, compiled: Running) -> list[Series]:
     """Of each load: interpreted, which is the floor, then compiled."""
-    all_series = []
+    made = []
     for what, load in LOADS.items():
         floor = Series(f"{what}, interpreted", _round(without, load))
-        all_series += [
-            floor,
-            Series(f"{what}, compiled", _round(compiled, load), floor.name, REACH.get(what, "")),
-        ]
-    return all_series
+        made += [floor, Series(f"{what}, compiled", _round(compiled, load), floor.name, REACH.get(what, ""))]
+    return made
 
 
 def _round(running: Running, load: Callable[[Running], dict[str, float]]) -> Callable[[], dict[str, float]]:
     def measured() -> dict[str, float]:
-        figures = load(running)
-        return {"cpu_us": figures.pop("cpu_us")} | figures
+        found = load(running)
+        return {"cpu_us": found.pop("cpu_us")} | found
 
     return measured
 

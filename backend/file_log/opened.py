@@ -187,9 +187,7 @@ class OpenedDirectory:
 
     def _old_segments(self) -> list[OldSegment]:
         return [
-            OldSegment(
-                segment.start, segment.end, segment.disk_bytes(), segment.last_ms, segment.dead_letters_only
-            )
+            OldSegment(segment.start, segment.end, segment.disk_bytes(), segment.last_ms, segment.kept)
             for segment in self.segments.segments
         ]
 

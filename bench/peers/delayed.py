@@ -50,7 +50,7 @@ class Delays(System):
         """What a waiting client gets next, acknowledged; [] after a second without any."""
 
 
-class DdmqDelays(Delays):
+class Ours(Delays):
     name = "ours"
 
     def __init__(self, folder: Path) -> None:
@@ -115,8 +115,8 @@ class RedisSortedSet(RedisServer, Delays):
             pipeline.execute()
 
     def receive(self) -> list[bytes]:
-        popped = self._redis.blmpop(RECEIVE_S, 1, READY, direction="LEFT", count=BATCH)
-        return [] if popped is None else list(popped[1])
+        found = self._redis.blmpop(RECEIVE_S, 1, READY, direction="LEFT", count=BATCH)
+        return [] if found is None else list(found[1])
 
 
 class RabbitTtl(RabbitServer, Delays):
@@ -165,18 +165,16 @@ class Beanstalkd(BeanstalkServer, Delays):
 
     def send(self, dues: list[float], body: int) -> None:
         for start in range(0, len(dues), BATCH):
-            commands = []
+            parts = []
             now = time.time()
             for due in dues[start : start + BATCH]:
                 delay = max(round(due - now), 1)
-                commands.append(
-                    b"put 0 %d 600 %d\r\n%b\r\n" % (delay, body, stamped_exactly(now + delay, body))
-                )
-            self._sender.sendall(b"".join(commands))
+                parts.append(b"put 0 %d 600 %d\r\n%b\r\n" % (delay, body, stamped_exactly(now + delay, body)))
+            self._sender.sendall(b"".join(parts))
             answers = b""
-            while answers.count(b"\r\n") < len(commands):
+            while answers.count(b"\r\n") < len(parts):
                 answers += self._sender.recv(1 << 16)
-            if answers.count(b"INSERTED") != len(commands):
+            if answers.count(b"INSERTED") != len(parts):
                 raise AssertionError(f"beanstalkd answered {answers[:80]!r}")
 
     def receive(self) -> list[bytes]:
@@ -200,7 +198,7 @@ class Beanstalkd(BeanstalkServer, Delays):
         super().stop()
 
 
-ALL: tuple[type[Delays], ...] = (DdmqDelays, RedisSortedSet, RabbitTtl, Beanstalkd)
+ALL: tuple[type[Delays], ...] = (Ours, RedisSortedSet, RabbitTtl, Beanstalkd)
 
 
 def stamped_exactly(due_s: float, body: int) -> bytes:

@@ -17,7 +17,7 @@ from pathlib import Path
 from bench import frames, groups, load
 from bench.peers.system import System
 from bench.servers import start_ddmq
-from bench.t02_batch import request as ddmq_request
+from bench.t02_batch import request as ours_request
 
 BODY = bytes(1024)
 QUEUE, GROUP = "bench", "group"
@@ -51,7 +51,7 @@ class Taker(ABC):
 
     @abstractmethod
     def read(self) -> int:
-        """Read the complete answers in the buffer; return how many messages they hold."""
+        """Of the buffer, what is whole."""
 
 
 class Queued(System):
@@ -73,21 +73,21 @@ class Wired(Queued):
 
     def sends(self, connections: int, batch: int, calls: int) -> dict[str, float]:
         requests = [self.request(index, batch) for index in range(connections)]
-        figures = load.driven(
+        found = load.driven(
             self.senders(connections),
             load.answered_ok(requests, calls, bool),
             calls,
             self.cpu_us,
             partial(self.answer, batch),
         )
-        return figures | {"per_s": figures["per_s"] * batch, "cpu_us": figures["cpu_us"] / batch}
+        return found | {"per_s": found["per_s"] * batch, "cpu_us": found["cpu_us"] / batch}
 
     def pulls(self, count: int) -> dict[str, float]:
         takers = [self.taker(index) for index in range(TAKERS)]
-        began, last_at = time.perf_counter(), 0.0
+        began, ended = time.perf_counter(), 0.0
 
         def act() -> int:
-            nonlocal last_at
+            nonlocal ended
             came = 0
             for one in takers:
                 one.begin()
@@ -99,13 +99,13 @@ class Wired(Queued):
             if came > count:
                 raise AssertionError(f"{self.name}: {count} stored, {came} came")
             self._settle()
-            last_at = time.perf_counter()
+            ended = time.perf_counter()
             return count
 
         cost_us = self.cpu_us(act)
         for one in takers:
             one.socket.close()
-        return {"per_s": count / (last_at - began), "cpu_us": cost_us}
+        return {"per_s": count / (ended - began), "cpu_us": cost_us}
 
     def _settle(self) -> None:
         give_up = time.monotonic() + SETTLED_S
@@ -135,17 +135,17 @@ class Wired(Queued):
         """Messages not taken, or not acknowledged durably."""
 
 
-def stored(complete: bool, good: bool, data: bytes) -> bytes | None:
+def stored(whole: bool, good: bool, data: bytes) -> bytes | None:
     """For `Wired.answer`."""
     if not good:
         raise AssertionError(f"not stored: {data[:200]!r}")
-    return data if complete else None
+    return data if whole else None
 
 
 # --- ours
 
 
-class DdmqQueue(Wired):
+class Ours(Wired):
     name = "ours"
 
     def __init__(self, folder: Path) -> None:
@@ -155,14 +155,14 @@ class DdmqQueue(Wired):
         groups.establish(self._server, QUEUE.encode(), GROUP.encode())
 
     def request(self, index: int, batch: int) -> bytes:
-        return ddmq_request(QUEUE.encode(), index, batch, len(BODY))
+        return ours_request(QUEUE.encode(), index, batch, len(BODY))
 
     def answer(self, batch: int, data: bytes) -> bytes | None:
         payload = load.thrift_payload(data)
         return None if payload is None else stored(True, frames.reply_ok(payload), payload)
 
     def taker(self, index: int) -> Taker:
-        return DdmqTaker(load.connect(self._server.addresses["consumer"], 1)[0])
+        return OursTaker(load.connect(self._server.addresses["consumer"], 1)[0])
 
     def left(self) -> int:
         return groups.lag(self._server, GROUP.encode())
@@ -174,7 +174,7 @@ class DdmqQueue(Wired):
         self._server.stop()
 
 
-class DdmqTaker(Taker):
+class OursTaker(Taker):
     def begin(self) -> None:
         self._pull(None)
 

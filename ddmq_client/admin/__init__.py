@@ -2,6 +2,7 @@
 
 from ddmq_client.admin.records import (
     ClientDescription,
+    DeadLetterChoice,
     DeadLetterCount,
     DeadLetterDescription,
     DeadLettersResent,
@@ -9,6 +10,7 @@ from ddmq_client.admin.records import (
     DelayedMessage,
     DelayState,
     GroupDescription,
+    GroupSettings,
     KeyChange,
     KeyDescription,
     OffsetReset,
@@ -20,8 +22,8 @@ from ddmq_client.admin.records import (
     SettingsChange,
     SubscriptionDescription,
     TopicDescription,
+    TopicSettings,
 )
-from ddmq_client.admin.settings import DeadLetterChoice, GroupSettings, TopicSettings
 
 __all__ = [
     "ClientDescription",

@@ -92,13 +92,9 @@ class DdmqBroker(dramatiq.Broker):
     # --- declaring
 
     def declare_queue(self, queue_name: str) -> None:
-        """Declare the queue, once. There is no delay queue: the server keeps delayed messages.
-
-        Raises OptionError if the server cannot have a topic and group for this name.
-        """
+        """Declare the queue, once. There is no delay queue: the server keeps delayed messages."""
         name = q_name(queue_name)
         if name not in self.queues:
-            topic_name(self.namespace, name)  # raises for a name that no worker could consume
             self.emit_before("declare_queue", name)
             self.queues.add(name)
             self.emit_after("declare_queue", name)
@@ -116,8 +112,7 @@ class DdmqBroker(dramatiq.Broker):
 
         When it returns, the message is stored. Messages that middleware enqueues after an actor are stored
         with its acknowledgement instead. Raises ConnectionFailed if the message is not stored,
-        ConnectionClosed if that is not known, and the errors of `Producer.send` if the message is wrong, or
-        OptionError if its queue's name is.
+        ConnectionClosed if that is not known, and the errors of `Producer.send` if the message is wrong.
         """
         ended: DeliveredMessage | None = getattr(self._state, "ended", None)
         eta = {} if delay is None else {ETA_OPTION: current_millis() + delay}

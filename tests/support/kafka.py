@@ -30,9 +30,9 @@ _WATCH = (
 
 def broker() -> str:
     """HOST:PORT of the run's broker; started by whoever asks first."""
-    address = os.environ.get("DDMQ_KAFKA")
-    if address:
-        return address
+    given = os.environ.get("DDMQ_KAFKA")
+    if given:
+        return given
     try:
         java()
     except ConfigError as error:

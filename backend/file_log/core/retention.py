@@ -71,7 +71,7 @@ class OldSegment(NamedTuple):
     end: int
     bytes_on_disk: int
     newest_ms: int  # store time of its last record
-    dead_letters_only: bool = False  # retained for its dead letters alone
+    is_retained: bool = False  # retained for its dead letters alone
 
 
 class Hold(NamedTuple):
@@ -97,7 +97,7 @@ class Deletion(NamedTuple):
     keep: bool = False
 
 
-class BlockedSegment(NamedTuple):
+class HeldSegment(NamedTuple):
     """A segment that is due for deletion, and the hold that retains it."""
 
     segment: OldSegment
@@ -155,7 +155,7 @@ def plan_deletions(
     options: RetentionOptions,
     holds: Iterable[Hold],
     dead_letters: SegmentHold = lambda _: None,
-) -> tuple[list[Deletion], BlockedSegment | None]:
+) -> tuple[list[Deletion], HeldSegment | None]:
     """Return the deletions to perform now, oldest first, and the first segment that a hold retains.
 
     `segments` ascend; the last one is live and stays.
@@ -167,11 +167,11 @@ def plan_deletions(
     blocked = None
     for segment in segments[:-1]:
         reason = _deletion_reason(segment, moment, options, free, log_bytes)
-        if reason is None and not segment.dead_letters_only:
+        if reason is None and not segment.is_retained:
             break
         hold = lowest if lowest is not None and segment.end > lowest.position else dead_letters(segment)
         if hold is not None and reason is not None:
-            blocked = blocked or BlockedSegment(segment, reason, hold)
+            blocked = blocked or HeldSegment(segment, reason, hold)
         if hold is None:
             plan += [*passed, Deletion(segment, Reason.AGE if reason is None else reason)]
             passed = []
@@ -179,7 +179,7 @@ def plan_deletions(
             log_bytes -= segment.bytes_on_disk
         elif hold is lowest:
             break
-        elif not segment.dead_letters_only:
+        elif not segment.is_retained:
             passed.append(Deletion(segment, reason or Reason.AGE, keep=True))
     return plan, blocked
 
@@ -213,12 +213,8 @@ def _reopen_mark(mark: int, refused: bool) -> int:
     return int(mark * REOPEN_FACTOR) if refused else mark
 
 
-def describe_disk_shortage(
-    state: DiskAdmission,
-    disk: LogDisk,
-    options: RetentionOptions,
-    folder: str,
-    blocked: BlockedSegment | None,
+def refusal_text(
+    state: DiskAdmission, disk: LogDisk, options: RetentionOptions, folder: str, held: HeldSegment | None
 ) -> str:
     """Describe why sends are refused, with the numbers and the remedy."""
     _, refuse, reserve = apply_marks(options, disk.total)
@@ -227,7 +223,7 @@ def describe_disk_shortage(
         if state is DiskAdmission.ALL_REFUSED
         else ("client sends are refused", refuse)
     )
-    blocker = f"; segment {blocked.segment.start} cannot go: {blocked.hold.reason}" if blocked else ""
+    blocker = f"; segment {held.segment.start} cannot go: {held.hold.reason}" if held else ""
     return (
         f"the disk of {folder} has {show_bytes(disk.free)} free of {show_bytes(disk.total)}, less than the "
         f"{show_bytes(mark)} below which {refused}, until {show_bytes(_reopen_mark(mark, True))} are free: "

@@ -47,7 +47,7 @@ class FrameKind(IntEnum):
     READY = 65
     PONG = 66
     ANSWER = 67
-    ERROR = 68
+    FAULT = 68
     TOPICS = 69
     SETTINGS = 70
     ASSIGNED = 71

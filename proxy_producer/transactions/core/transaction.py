@@ -29,10 +29,10 @@ class HalfFacts(NamedTuple):
 class HalfVerdict(Enum):
     """The role of a half message in its transaction, or the reason why it has none."""
 
-    MEMBER = "part"
+    PART = "part"
     COPY = "copy"  # of one that is a part already
     CHANGED = "copy with another body"
-    DECIDED = "ended"  # its transaction has ended
+    ENDED = "ended"  # its transaction has ended
     FOREIGN = "foreign"  # its transaction is another group's
     LATE = "late"  # its transaction is being decided
     LARGE = "large"  # its transaction is full and can only be rolled back

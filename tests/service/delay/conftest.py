@@ -13,16 +13,16 @@ from tests.support.compacting_memory import CompactingMemory
 
 @pytest.fixture
 def rig() -> LevelsRig:
-    rig = LevelsRig()
-    rig.make("orders", 2)
-    return rig
+    made = LevelsRig()
+    made.make("orders", 2)
+    return made
 
 
 @pytest.fixture(params=["log", "rows"])
 def delay(request: pytest.FixtureRequest) -> DelayRig:
     """Over an engine that keeps commands for a time, and over one that keeps what waits."""
     clock = ManualClock()
-    rig = DelayRig(backend=CompactingMemory(clock) if request.param == "rows" else None, clock=clock)
-    rig.make("orders")
-    rig.make(OUTCOME_TOPIC)
-    return rig
+    made = DelayRig(backend=CompactingMemory(clock) if request.param == "rows" else None, clock=clock)
+    made.make("orders")
+    made.make(OUTCOME_TOPIC)
+    return made

@@ -107,15 +107,15 @@ class DeadLettersRig:
 
     def letters(self) -> int:
         (row,) = dlq.list_dead_letters(self.backend)
-        count: int = row["letters"]
-        return count
+        found: int = row["letters"]
+        return found
 
 
 @pytest.fixture
 def house() -> Iterator[DeadLettersRig]:
-    rig = DeadLettersRig()
-    yield rig
-    rig.backend.close()
+    made = DeadLettersRig()
+    yield made
+    made.backend.close()
 
 
 def test_many_who_resend_at_once_send_each_once(house: DeadLettersRig) -> None:

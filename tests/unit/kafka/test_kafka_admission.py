@@ -10,7 +10,7 @@ from backend.kafka.admission import TopicAdmission
 from backend.kafka.options import Names
 
 OTHER = "teamb.ns2"
-SYSTEM = [f"{OTHER}.{suffix}" for suffix in ("settings", "progress", "coordination")]
+SYSTEM = [f"{OTHER}.{part}" for part in ("settings", "progress", "coordination")]
 INNER = [f"{OTHER}.x.-25DELAY-2DWAITING", "teamb.SCHEDULE_TOPIC_XXXX"]
 
 
@@ -45,17 +45,11 @@ def test_our_inner_topics_are_visible_where_they_look_like_those_of_another_inst
     prefix: str, namespace: str
 ) -> None:
     names = Names(namespace, prefix)
-    kafka_name = names.to_kafka("%DELAY")
-    cluster = [
-        "ns2.coordination",
-        "ns2.settings",
-        "ns2.x.-25DELAY",
-        names.system_topic("settings"),
-        kafka_name,
-    ]
+    ours = names.to_kafka("%DELAY")
+    cluster = ["ns2.coordination", "ns2.settings", "ns2.x.-25DELAY", names.system_topic("settings"), ours]
     admission = TopicAdmission(names)
-    assert admission.select_topics(cluster, ()) == {kafka_name: "%DELAY"}
-    assert admission.owner_of_new(kafka_name, cluster) == ""
+    assert admission.select_topics(cluster, ()) == {ours: "%DELAY"}
+    assert admission.owner_of_new(ours, cluster) == ""
 
 
 def test_installations_with_prefixes_of_their_own_are_no_twins() -> None:
@@ -75,13 +69,13 @@ def test_recorded_topics_are_visible_whatever_the_patterns_say(patterns: tuple[s
 
 @given(
     root=st.sampled_from(["ns2", "teamb.ns2", "x", "a.x.b"]),
-    suffix=st.one_of(
+    part=st.one_of(
         st.sampled_from(["settings", "progress", "coordination"]),
         st.from_regex(r"x\.[A-Za-z0-9.\-]{1,20}", fullmatch=True),
     ),
 )
-def test_no_pattern_and_no_record_makes_a_system_topic_of_others_visible(root: str, suffix: str) -> None:
-    topic = f"{root}.{suffix}"
+def test_no_pattern_and_no_record_makes_a_system_topic_of_others_visible(root: str, part: str) -> None:
+    topic = f"{root}.{part}"
     cluster = {topic, f"{root}.coordination", f"{root}.progress"}
     admission = TopicAdmission(Names())
     name = topic.replace(".", "%2E")

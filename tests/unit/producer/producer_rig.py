@@ -15,7 +15,7 @@ from ddmq_client.idl import producer
 from ddmq_common.clock import ManualClock
 from ddmq_common.metrics import catalogue
 from ddmq_common.metrics.registry import Registry
-from ddmq_rpc.api import Call, ErrorKind, Wire
+from ddmq_rpc.api import Call, Fault, Wire
 from ddmq_rpc.codec import methods, structs
 from proxy_producer.config import ProducerConfig
 from proxy_producer.service import ProducerService
@@ -36,9 +36,8 @@ class SentRecords(NamedTuple):
 
     def answer(self, *statuses: AppendStatus, error: Exception | None = None) -> None:
         """One status for all records, or one each."""
-        states = list(statuses or (AppendStatus.STORED,))
-        if len(states) == 1:
-            states *= len(self.records)
+        given = statuses or (AppendStatus.STORED,)
+        each = list(given) * len(self.records) if len(given) == 1 else list(given)
         results = [
             AppendResult(
                 status,
@@ -46,12 +45,12 @@ class SentRecords(NamedTuple):
                 Durability.DURABLE,
                 None if status is AppendStatus.STORED else error,
             )
-            for index, status in enumerate(states)
+            for index, status in enumerate(each)
         ]
         self.completion.succeed(results)
 
 
-class ScriptedBackend(PlayedMemory):
+class HeldBackend(PlayedMemory):
     """Topics and settings as the memory engine; appends wait for the test."""
 
     def __init__(self, clock: ManualClock) -> None:
@@ -117,7 +116,7 @@ class FakeCall(Call):
     def throw(self, exception: Any) -> None:
         self._keep(exception)
 
-    def reply_error(self, kind: ErrorKind, text: str) -> None:
+    def fault(self, kind: Fault, text: str) -> None:
         self._keep((kind, text))
 
     def _keep(self, answer: Any) -> None:
@@ -133,9 +132,9 @@ class FakeCall(Call):
 def _decoded(method: str, wire: Wire, result: bytes) -> Any:
     from ddmq_rpc.codec import Codec
 
-    answer = Codec(1 << 20, 1 << 16, 1.0).decode(wire, result, 0, _METHODS[method].result)
-    answer.success.msg = answer.success.msg.decode()
-    return answer.success
+    found = Codec(1 << 20, 1 << 16, 1.0).decode(wire, result, 0, _METHODS[method].result)
+    found.success.msg = found.success.msg.decode()
+    return found.success
 
 
 class FakeTimer:
@@ -156,7 +155,7 @@ class ProducerRig:
 
     def __init__(self, topics: Sequence[TopicInfo] = (TopicInfo("orders", 0, 4),), **config: Any) -> None:
         self.clock = ManualClock()
-        self.backend = ScriptedBackend(self.clock)
+        self.backend = HeldBackend(self.clock)
         self.metrics = Registry()
         self.timer = FakeTimer()
         for info in topics:
@@ -202,7 +201,7 @@ class ProducerRig:
 
 def message(**fields: Any) -> Any:
     """A legal wire Message, changed by `fields`."""
-    field_values: dict[str, Any] = {
+    given: dict[str, Any] = {
         "topic": b"orders",
         "key": b"k",
         "tags": b"t",
@@ -210,13 +209,13 @@ def message(**fields: Any) -> Any:
         "partitionId": -1,
         "hashId": 0,
     }
-    field_values.update(fields)
-    return S.Message(**field_values)
+    given.update(fields)
+    return S.Message(**given)
 
 
 def delay_message(**fields: Any) -> Any:
     """A legal wire DelayMessage (an add of type 2), changed by `fields`."""
-    field_values: dict[str, Any] = {
+    given: dict[str, Any] = {
         "topic": b"orders",
         "tags": b"t",
         "body": b"body",
@@ -225,5 +224,5 @@ def delay_message(**fields: Any) -> Any:
         "dmsgtype": 2,
         "uuid": b"a4207970-e5e1-11f1-a4e0-02fc00000001",
     }
-    field_values.update(fields)
-    return S.DelayMessage(**field_values)
+    given.update(fields)
+    return S.DelayMessage(**given)
